@@ -20,7 +20,7 @@ import time
 import types
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,7 @@ from gradd.calls.slots import SlotSet
 from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
 from gradd.check.other_data import Data
+from gradd.check.reference import Reference, Task
 from gradd.check.selfcheck import Checks
 from gradd.export.identity import Same
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
@@ -548,6 +549,29 @@ class Bridge(ShortWay):
             else:
                 tensors.append(schema.as_tensor_leaf(leaves[spec.leaf]))
         return tensors
+
+    # ---- for self-checks ----
+
+    def reference(
+        self,
+        graph: CapturedGraph,
+        task: Task,
+        dtype: torch.dtype | None = None,
+        shaken: int | None = None,
+    ) -> Reference:
+        """PyTorch's side of a check."""
+        return Reference(self, graph, task, dtype, shaken)
+
+    def buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Those that a call may change."""
+        return self.module.named_buffers(remove_duplicate=False)
+
+    @staticmethod
+    def fits(graph: CapturedGraph) -> Callable[[Data], bool]:
+        """Whether a capture may serve a call with such data."""
+        from gradd.export import check_dynamic
+
+        return lambda data: check_dynamic(graph.cap, data.args, data.kwargs) is None
 
     # ---- for users and wrappers ----
 

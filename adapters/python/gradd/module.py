@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import forwarding, schema
+from gradd import forwarding, options, schema
 from gradd.bridge import Bridge
 from gradd.debug import DebugOptions
 
@@ -96,7 +96,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_strict"] = strict
         self.__dict__["_gradd_memory"] = memory_budget
         # A module with hooks runs in PyTorch, and there those of the root must run as well.
-        self.__dict__["_gradd_bridge"] = Bridge(
+        self.__dict__["_gradd_bridge"] = bridge_kind()(
             module,
             strict=strict,
             on_capture=debug.save,
@@ -222,6 +222,15 @@ class ORTModule(torch.nn.Module):
             "torch.nn.DataParallel around ORTModule is not supported: use "
             "DistributedDataParallel, one process per replica"
         )
+
+
+def bridge_kind() -> Any:
+    """What runs calls: a Bridge, or the function around Dynamo."""
+    if options.capture() == "own":
+        return Bridge
+    from gradd.dynamo.frontend import Compiled
+
+    return Compiled
 
 
 def _again(

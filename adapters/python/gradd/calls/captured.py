@@ -9,7 +9,7 @@ copies so that a replay after a restart reads the values of the first time.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,7 +94,16 @@ class CapturedGraph:
         cap: Capture,
         info: protocol.GraphInfo,
         memory: Memory | None = None,
+        place: Callable[[str], Place] | None = None,
     ) -> None:
+        """Args:
+        module: Whose parameters and buffers are bound, and whose mode is that of the calls.
+        cap: The capture.
+        info: What the daemon says of it.
+        memory: The most that its plans may take.
+        place: Where a name is to be found; the default is the module.
+        """
+        own = place or partial(Place, module)
         self.cap = cap
         self.memory = (memory or Memory()).fields(cap.checkpoints)
         self.info = info
@@ -112,14 +121,15 @@ class CapturedGraph:
         self.bound = [n for n in order if n in states and n not in changed]
         self.free = [n for n in order if n not in states or n in changed]
         self.specs = {s.name: s for s in cap.inputs}
-        self.places = [Place(module, n) for n in self.bound]
+        self.places = [own(n) for n in self.bound]
         is_param = set(cap.params)
         self.param_inputs = [i for i, n in enumerate(order) if n in is_param]
         self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
-        self.free_places: dict[str, Any] = {n: Place(module, n) for n in self.free if n in states}
-        self.changed_places = [Place(module, o.fqn) for o in self.changed]
+        self.free_places: dict[str, Any] = {n: own(n) for n in self.free if n in states}
+        self.changed_places = [own(o.fqn) for o in self.changed]
         returned = [s.source for s in cap.shared if s.kind == "state"]
-        self.chain = _owners(module, [*self.bound, *self.free_places, *returned])
+        named = [*self.bound, *self.free_places, *returned] if place is None else []
+        self.chain = _owners(module, named)
         self.free_places.update(cap.outside)  # read from where forward() found them
         self.ties = self._find_ties()
         self.homes: list[Home] = []

@@ -136,11 +136,12 @@ def _stays(tensor: torch.Tensor, others: int) -> bool:
 class State:
     """Homes of a module's parameters and buffers. The caller holds the client's lock."""
 
-    def __init__(self, client: Client, module: torch.nn.Module) -> None:
+    def __init__(self, client: Client, module: torch.nn.Module | None) -> None:
         self.client = client
         # Weakly: the finalizer of the bridge holds this object, and the module may lead to the
         # bridge.
-        self._module = weakref.ref(module)
+        self._module = weakref.ref(module) if module is not None else None
+        self._others: dict[int, weakref.ref] = {}  # tensors that belong to no module, by id
         self.generation = 0
         self.mirrored = 0
         self._homes: dict[tuple, Home] = {}  # identity() of the tensor -> home
@@ -153,11 +154,26 @@ class State:
         self._move(tensors)
 
     def _all(self) -> Iterable[torch.Tensor]:
-        module = self._module()
-        if module is None:
-            return ()
-        both = itertools.chain(module.parameters(), module.buffers())
-        return filter(is_dense, both)  # with others calls run in PyTorch
+        found: list[torch.Tensor] = []
+        module = self._module() if self._module is not None else None
+        if module is not None:
+            found = [*module.parameters(), *module.buffers()]
+        if self._others:
+            own = set(map(id, found))
+            others = [(i, ref()) for i, ref in list(self._others.items())]
+            for i, tensor in others:
+                if tensor is None:
+                    del self._others[i]
+                elif i not in own:
+                    found.append(tensor)
+        return filter(is_dense, found)  # with others calls run in PyTorch
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors that may belong to no module are looked after as well."""
+        for tensor in tensors:
+            known = self._others.get(id(tensor))
+            if known is None or known() is not tensor:
+                self._others[id(tensor)] = weakref.ref(tensor)
 
     def _tensors(self) -> Iterable[torch.Tensor]:
         seen: set[tuple] = set()

@@ -9,13 +9,12 @@ larger or smaller.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from gradd import schema
-from gradd.export import Capture, check_dynamic
 from gradd.export.identity import Same, like
 
 _SETS = 10  # of rows, at most
@@ -61,21 +60,21 @@ def rows(data: Data) -> tuple[int, list[int]]:
     return sizes[0], with_axes
 
 
-def cut(capture: Capture, data: Data, start: int = 0, most: int = 4) -> Data | None:
-    """A few rows of a batch, or None where there are no rows or the capture refuses so few."""
+def cut(fits: Callable[[Data], bool], data: Data, start: int = 0, most: int = 4) -> Data | None:
+    """A few rows of a batch, or None where there are no rows or so few do not fit."""
     n, leaves = rows(data)
     k = most if n >= 8 else 2
     if n <= k:
         return None
     start = start % (n - k + 1)
     less = data.replaced({i: data.leaves[i][start : start + k].clone() for i in leaves})
-    return less if check_dynamic(capture, less.args, less.kwargs) is None else None
+    return less if fits(less) else None
 
 
-def piece(capture: Capture, data: Data, start: int = 0) -> Data | None:
+def piece(fits: Callable[[Data], bool], data: Data, start: int = 0) -> Data | None:
     """Few positions of a few rows, or rows alone; None where neither is to be had."""
     n, _ = rows(data)
-    less = cut(capture, data, start, 2)
+    less = cut(fits, data, start, 2)
     kept = data if less is None else less
     tensors = [i for i in rows(kept)[1] if kept.leaves[i].dim() > 1]
     sizes = {kept.leaves[i].shape[1] for i in tensors}
@@ -87,7 +86,7 @@ def piece(capture: Capture, data: Data, start: int = 0) -> Data | None:
         return less
     at = _most_told([kept.leaves[i] for i in tensors], k, start)
     short = kept.replaced({i: kept.leaves[i][:, at : at + k].clone() for i in tensors})
-    return less if check_dynamic(capture, short.args, short.kwargs) is not None else short
+    return short if fits(short) else less
 
 
 def _most_told(tensors: list[torch.Tensor], k: int, start: int) -> int:

@@ -123,7 +123,7 @@ class Reference:
             contextlib.nullcontext() if self.shaken is None else Shaken(self.shaken),
             # not the trainer's hooks
             torch.autograd.graph.saved_tensors_hooks(
-                precise.pack if precise else _detached, precise.unpack if precise else _same
+                precise.pack if precise else detached, precise.unpack if precise else same
             ),
         ):
             outputs = self._forward(args, kwargs, take)
@@ -242,37 +242,58 @@ class Reference:
             if torch.is_tensor(leaf):
                 wanted.setdefault(id(leaf), (leaf, (INPUT, name)))
         wanted = {i: (t, key) for i, (t, key) in wanted.items() if t.requires_grad}
-        taken: set[int] = set()
+        backward(self.task, outputs, wanted, take, precise, self.dtype)
 
-        def arrived(leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
-            dense = grad.to_dense() if grad is not None and grad.is_sparse else grad
-            take(wanted[id(leaf)][1], dense)
-            taken.add(id(leaf))
 
-        def made(leaf: torch.Tensor) -> None:
-            grad, leaf.grad = leaf.grad, None
-            if precise is None or leaf.dtype == self.dtype:
-                arrived(leaf, grad)
+def backward(
+    task: Task,
+    outputs: dict[int, torch.Tensor],
+    wanted: dict[int, tuple[torch.Tensor, Key]],
+    take: Take,
+    precise: Precise | None,
+    dtype: torch.dtype | None,
+) -> None:
+    """Hands on gradients one by one, as they come.
 
-        seeded = ((outputs[i], s) for i, s in self.task.seeds.items() if i in outputs)
-        start = [(t, s) for t, s in seeded if t.shape == s.shape]  # else that is the finding
-        outputs.clear()
-        if start:
-            tensors, seeds = [t for t, _ in start], [s.to(t.dtype) for t, s in start]
-            start.clear()
+    Args:
+        task: What is computed.
+        outputs: From which a backward may start; given up here.
+        wanted: Leaves by id, with what they are called.
+        take: Gets each gradient; None where there is none.
+        precise: Of a run in higher precision.
+        dtype: That precision.
+    """
+    taken: set[int] = set()
+
+    def arrived(leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
+        dense = grad.to_dense() if grad is not None and grad.is_sparse else grad
+        take(wanted[id(leaf)][1], dense)
+        taken.add(id(leaf))
+
+    def made(leaf: torch.Tensor) -> None:
+        grad, leaf.grad = leaf.grad, None
+        if precise is None or leaf.dtype == dtype:
+            arrived(leaf, grad)
+
+    seeded = ((outputs[i], s) for i, s in task.seeds.items() if i in outputs)
+    start = [(t, s) for t, s in seeded if t.shape == s.shape]  # else that is the finding
+    outputs.clear()
+    if start:
+        tensors, seeds = [t for t, _ in start], [s.to(t.dtype) for t, s in start]
+        start.clear()
+        if precise:
+            precise.expect(tensors, arrived)
+        hooks = [t.register_post_accumulate_grad_hook(made) for t, _ in wanted.values()]
+        try:
+            _backward(tensors, seeds, set(wanted))
             if precise:
-                precise.expect(tensors, arrived)
-            hooks = [t.register_post_accumulate_grad_hook(made) for t, _ in wanted.values()]
-            try:
-                _backward(tensors, seeds, set(wanted))
-                if precise:
-                    precise.finish()
-            finally:
-                for hook in hooks:
-                    hook.remove()  # they know what knows their tensor
-        for i, (_, key) in wanted.items():
-            if i not in taken:
-                take(key, None)
+                precise.finish()
+        finally:
+            for hook in hooks:
+                hook.remove()  # they know what knows their tensor
+    for i, (_, key) in wanted.items():
+        if i not in taken:
+            take(key, None)
 
 
 def _backward(outputs: list[torch.Tensor], seeds: list[torch.Tensor], known: set[int]) -> None:
@@ -291,10 +312,11 @@ def _backward(outputs: list[torch.Tensor], seeds: list[torch.Tensor], known: set
             leaf.grad = grad
 
 
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """A result that its own node saves would keep itself alive if no gradient passes there."""
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its history: a result that its own node saves would keep itself alive."""
     return tensor.detach()
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
+def same(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor."""
     return tensor

@@ -39,7 +39,7 @@ from gradd.check.agreement import (
 )
 from gradd.check.checktimes import Kind, Times
 from gradd.check.other_data import Data, cut, others, piece
-from gradd.check.reference import Reference, Task, seed, shared_name
+from gradd.check.reference import Task, seed, shared_name
 from gradd.fallback import SelfCheckError
 from gradd.session import protocol
 from gradd.spec import CaptureError
@@ -116,7 +116,7 @@ class Checks:
             seconds = checktimes.clock() - start
             self.seconds += seconds
             self.last_step = kind.calls
-            shorter = check.whole and not again and cut(graph.cap, data) is not None
+            shorter = check.whole and not again and cut(bridge.fits(graph), data) is not None
             self.times.over(kind, seconds * _PART if shorter else seconds)
             bridge.client.ring.forget_peak()
             bridge.slots.drop_idle()
@@ -165,7 +165,7 @@ class _Check:
         would be the peak of the training's memory.
         """
         large = self._is_large(data)
-        less = (piece if large else cut)(self.graph.cap, data)
+        less = (piece if large else cut)(self.bridge.fits(self.graph), data)
         if large and less is not None and self._is_right(less):
             self.counts["few"] += 1
         else:
@@ -195,7 +195,7 @@ class _Check:
         less = None
         if kind.rows:
             part = piece if self._is_large(data) else cut
-            less = part(self.graph.cap, data, kind.calls)
+            less = part(self.bridge.fits(self.graph), data, kind.calls)
         if less is not None:
             self.counts["few"] += 1
             if self._agrees(less, self.wish):
@@ -293,7 +293,7 @@ class _Check:
 
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
             for draw in range(_DRAWS):
-                Reference(self.bridge, self.graph, task, torch.float64, draw).run(data, take)
+                self.bridge.reference(self.graph, task, torch.float64, draw).run(data, take)
         return noise
 
     def _against_f32(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
@@ -321,7 +321,7 @@ class _Check:
         prepared, inputs = prepared.live(inputs, quiet=True)
         run = Run(prepared, bound, inputs, bridge.counts, flags)
         values: dict[Key, torch.Tensor | None] = {}
-        for name, buffer in bridge.module.named_buffers(remove_duplicate=False):
+        for name, buffer in bridge.buffers():
             values[BUFFER, name] = buffer
         self.counts["forwards"] += 1
         try:
@@ -365,7 +365,7 @@ class _Check:
     def _in_torch(self, task: Task, data: Data, tally: Tally) -> None:
         """PyTorch's side; its failure is one of the check, not of training."""
         try:
-            Reference(self.bridge, self.graph, task).run(data, tally.add)
+            self.bridge.reference(self.graph, task).run(data, tally.add)
         except CaptureError:
             raise
         except Exception as error:  # whatever the module raises when it runs without chance
@@ -378,7 +378,7 @@ class _Check:
     def _in_higher(self, dtype: torch.dtype, task: Task, data: Data, tally: Tally) -> bool:
         """False if nothing exact is to be had: a module may insist on its own precision."""
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
-            Reference(self.bridge, self.graph, task, dtype).run(data, tally.add)
+            self.bridge.reference(self.graph, task, dtype).run(data, tally.add)
             unused_memory.trim()
             return True
         return False

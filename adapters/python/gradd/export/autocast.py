@@ -25,7 +25,7 @@ from gradd.spec import CaptureError
 _aten = torch.ops.aten
 _DEVICE = "cpu"
 _TYPES = (torch.bfloat16, torch.float16)
-_COMPOUND = (
+COMPOUND = (
     *(_aten.einsum.default, _aten.tensordot.default, _aten.inner.default, _aten.bilinear.default),
     *(_aten.linalg_matmul.default, _aten.linalg_multi_dot.default, _aten.chain_matmul.default),
     *(_aten.nll_loss_nd.default, _aten.concat.default, _aten.concatenate.default),
@@ -51,12 +51,13 @@ def ambient() -> torch.dtype | None:
     """
     found = None
     for device, dtype in state():
-        _check(device, dtype, "around the call")
+        check(device, dtype, "around the call")
         found = dtype
     return found
 
 
-def _check(device: str, dtype: torch.dtype, where: str) -> None:
+def check(device: str, dtype: torch.dtype, where: str) -> None:
+    """Raises CaptureError for an autocast that the daemon does not compute in."""
     if device != _DEVICE or dtype not in _TYPES:
         raise CaptureError(
             "autocast",
@@ -78,14 +79,14 @@ def entered(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 class _Compound(dict):
-    """A tracer's table of operators to take apart, with _COMPOUND wherever autocast is on."""
+    """A tracer's table of operators to take apart, with COMPOUND wherever autocast is on."""
 
     def __init__(self, table: Any) -> None:
         super().__init__(table)
-        self.update((op, op.decompose) for op in _COMPOUND if op not in table)
+        self.update((op, op.decompose) for op in COMPOUND if op not in table)
 
     def __contains__(self, op: object) -> bool:
-        return super().__contains__(op) and (op not in _COMPOUND or bool(state()))
+        return super().__contains__(op) and (op not in COMPOUND or bool(state()))
 
 
 def left() -> Any:
@@ -130,7 +131,7 @@ def lower(module: torch.fx.GraphModule) -> None:
             markers.append(node)
             active = [(n, d) for n, d in active if n is not node.args[0]]
         elif active and active[-1][1] is not None:
-            _make_explicit(module.graph, node, active[-1][1])
+            make_explicit(module.graph, node, active[-1][1])
     for node in reversed(markers):
         module.graph.erase_node(node)
     if markers:
@@ -145,11 +146,16 @@ def _entered_type(node: torch.fx.Node, active: list) -> torch.dtype | None:
     if not enabled:
         return None
     dtype = dtype or torch.get_autocast_dtype(_DEVICE)
-    _check(device, dtype, "inside forward()")
+    check(device, dtype, "inside forward()")
     return dtype
 
 
-def _make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
+def make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
+    """Inserts in front of a node the casts that autocast to `dtype` makes, in place.
+
+    Raises:
+        CaptureError: "autocast" for a compound operator that hides its casts.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return
     if _has_kernel(node.target, "AutocastCPU"):

@@ -151,6 +151,15 @@ def form(texts: tuple, values: dict[str, int]) -> tuple[tuple[int, ...], tuple[i
     return tuple(map(number, sizes)), tuple(map(number, strides)), number(offset)
 
 
+def evaluate(text: str, values: dict[str, int]) -> Any:
+    """A number that an expression over sizes is in a call.
+
+    Raises:
+        NameError: It depends on something else than these symbols.
+    """
+    return eval(_compiled(text), {"__builtins__": {}}, _scope(values))
+
+
 def _number(scope: dict[str, Any], text: int | str) -> int:
     if isinstance(text, int):
         return text

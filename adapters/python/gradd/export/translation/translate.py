@@ -148,6 +148,8 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
 
     _refuse_lost(program, apart)
     traced = _results(program)
+    if not isinstance(program, torch.export.ExportedProgram):
+        program = program.exported()
     program = _core._prepare_exported_program_for_export(program, registry=registry)
     _name_outputs(program)
     _check_signature(program.graph_signature)

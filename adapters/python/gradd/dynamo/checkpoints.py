@@ -1,0 +1,58 @@
+"""Activation checkpoints in a graph of Dynamo: their bodies take the place of their calls.
+
+The daemon decides itself what it keeps for a backward; that a forward has checkpoints tells it to
+compute again.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+_NAMES = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoint"})
+
+
+def inline(module: torch.fx.GraphModule) -> int:
+    """Inlines them, in place; returns how many there were."""
+    count = 0
+    while found := [n for n in module.graph.nodes if _is_checkpoint(n)]:
+        for node in found:
+            _inline_one(module, node, count)
+            count += 1
+    return count
+
+
+def _is_checkpoint(node: torch.fx.Node) -> bool:
+    kind = torch._ops.HigherOrderOperator
+    return isinstance(node.target, kind) and node.target.name() in _NAMES
+
+
+def _inline_one(module: torch.fx.GraphModule, node: torch.fx.Node, number: int) -> None:
+    body = getattr(module, node.args[0].target)  # type: ignore[union-attr]
+    operands = iter(node.args[1:])
+    known: dict[torch.fx.Node, Any] = {}
+    result: Any = None
+    with module.graph.inserting_before(node):
+        for inner in body.graph.nodes:
+            if inner.op == "placeholder":
+                known[inner] = next(operands)
+            elif inner.op == "output":
+                result = torch.fx.map_arg(inner.args[0], lambda n: known[n])
+            elif inner.op == "get_attr":
+                name = f"checkpoint_{number}_{inner.target}".replace(".", "_")
+                setattr(module, name, getattr(body, str(inner.target)))
+                known[inner] = module.graph.get_attr(name)
+                known[inner].meta = dict(inner.meta)
+            else:
+                known[inner] = module.graph.node_copy(inner, lambda n: known[n])
+    if isinstance(result, (tuple, list)):
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(result[user.args[1]])
+            module.graph.erase_node(user)
+    else:
+        node.replace_all_uses_with(result)
+    module.graph.erase_node(node)

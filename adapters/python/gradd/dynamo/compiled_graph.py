@@ -1,0 +1,315 @@
+"""A graph of Dynamo as gradd runs it: pieces in the daemon, the rest in PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd import errors
+from gradd.dynamo import checkpoints, lower, modes, partition, program
+from gradd.dynamo.owner import Owner
+from gradd.dynamo.piece import Piece
+from gradd.dynamo.sizes import Sizes, allowed, is_number, number
+from gradd.dynamo.steps import InTorch, Values
+from gradd.export.nodes import storages
+from gradd.export.places import place_of
+from gradd.spec import CaptureError
+
+logger = logging.getLogger("gradd")
+Node = torch.fx.Node
+
+
+class _Step:
+    """A part at run time.
+
+    Attributes:
+        part: Its nodes.
+        piece: In the daemon; None = in PyTorch.
+        torchs: What PyTorch runs: all of the part, or views of a piece's results.
+        over: Nodes whose values nobody needs behind it.
+    """
+
+    def __init__(self, part: partition.Part, piece: Piece | None, torchs: InTorch | None) -> None:
+        self.part, self.piece, self.torchs = part, piece, torchs
+        self.over: list[Node] = []
+
+
+class CompiledGraph:
+    """What Dynamo calls in place of its graph."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        module: torch.fx.GraphModule,
+        examples: Sequence[Any],
+        name_of: Callable[[torch.Tensor, Node], str],
+    ) -> None:
+        """Args:
+        owner: What graphs have in common.
+        module: Dynamo's graph.
+        examples: The arguments of the call that it was made for.
+        name_of: What a tensor of the user's module is called.
+
+        Raises:
+            GraddError: A refusal, where nothing may run in PyTorch.
+        """
+        self.owner = owner
+        self.module = module
+        self.examples: Sequence[Any] | None = examples
+        self.name_of = name_of
+        self.refusals: dict[Node, Exception] = {}
+        self.checkpoints = checkpoints.inline(module)
+        self.around = modes.now()
+        modes.mark(module.graph, self.around)
+        self.placeholders = list(module.graph.find_nodes(op="placeholder"))
+        self.sizes = Sizes(self.placeholders)
+        self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+        fake = (lower.value_of(n) for n in module.graph.nodes)
+        mode = next((v.fake_mode for v in fake if hasattr(v, "fake_mode")), None)
+        self.env = mode.shape_env if mode is not None else None
+        start = time.perf_counter()
+        self.steps = self._made()
+        self.seconds = time.perf_counter() - start
+        self.examples = None
+        self._find_ends()
+        self.whole = self._as_whole()
+
+    # ---- how it is made ----
+
+    def _made(self) -> list[_Step]:
+        torchs: dict[Node, Exception] = self.refusals
+        while True:
+            parts = partition.split(self.module.graph, torchs)
+            made = []
+            for part in parts:
+                if not part.daemon:
+                    made.append(_Step(part, None, InTorch(part.nodes, self.module, self.around)))
+                    continue
+                try:
+                    piece = self._piece(part)
+                except (CaptureError, errors.GraddError) as error:
+                    node = getattr(error, "node", None)
+                    if node is not None and node in part.nodes and node not in torchs:
+                        torchs[node] = error
+                    else:
+                        torchs.update(self._guilty(part, error))
+                    break
+                after = InTorch(part.after, self.module, self.around) if part.after else None
+                made.append(_Step(part, piece, after))
+            else:
+                return made
+
+    def _guilty(self, part: partition.Part, error: Exception) -> dict[Node, Exception]:
+        """The nodes of a piece that the daemon cannot run, each by itself."""
+        found: dict[Node, Exception] = {}
+        known: dict[Any, Exception | None] = {}
+        for node in part.nodes:
+            kind = _kind(node)
+            if kind not in known:
+                known[kind] = self._trial(node)
+            why = known[kind]
+            if why is not None:
+                found[node] = why
+        return found or dict.fromkeys(part.nodes, error)
+
+    def _trial(self, node: Node) -> Exception | None:
+        """Why a node alone cannot run in the daemon."""
+        part = partition.Part(True, [node])
+        partition.find_ends(part, {node})
+        try:
+            self._piece(part, trial=True)
+        except (CaptureError, errors.GraddError) as error:
+            return error
+        return None
+
+    def _piece(self, part: partition.Part, trial: bool = False) -> Piece | None:
+        nodes = part.nodes
+        attributes = [n for n in self.module.graph.nodes if n.op == "get_attr"]
+        used = {o for n in nodes for o in n.all_input_nodes}
+        nodes = [*(n for n in attributes if n in used), *nodes]
+        given = [n for n in part.inputs if isinstance(lower.value_of(n), torch.Tensor)]
+        if len(given) < len(part.inputs):
+            odd = next(n for n in part.inputs if n not in given)
+            raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
+        if not part.outputs:
+            raise CaptureError("export_failed", "nothing comes out")
+        done = lower.lower(nodes, given, part.outputs, self.module)
+        self._check_written(done, given)
+        inputs = self._inputs(done, given)
+        names = [self._output_name(n) for n in part.outputs]
+        cap = program.capture(done, inputs, names, bool(self.checkpoints))
+        if trial:
+            from gradd.calls.captured import check_supported
+
+            check_supported(self.owner.client.put_graph(cap.onnx, (), ()), cap)
+            return None
+        owner = self.owner
+        owner.counts["captures"] += 1
+        sizes = Sizes(given)
+        in_torch = InTorch(nodes, self.module, self.around)
+
+        def run(*args: Any) -> Sequence[Any]:
+            known: Values = dict(zip(given, args, strict=True))
+            values = sizes.values(args)
+            in_torch.run(known, lambda value: number(value, values))
+            return [known[n] for n in part.outputs]
+
+        env = self.env
+        piece = Piece(
+            owner,
+            cap,
+            inputs,
+            run,
+            lambda args: allowed(sizes, args, env),
+            owner.title,
+        )
+        if owner.on_capture is not None:
+            owner.on_capture(cap, owner.module())
+        part.inputs = given
+        return piece
+
+    def _check_written(self, done: lower.Lowered, given: Sequence[Node]) -> None:
+        """A write whose gradient would have to go on in PyTorch is PyTorch's."""
+        placeholders = done.placeholders()
+        memory = [storages(node) for node in placeholders]
+        for at in done.written:
+            source = done.inputs[at]
+            twice = sum(bool(memory[at] & other) for other in memory) > 1
+            if isinstance(source, Node) and (twice or lower.value_of(source).requires_grad):
+                writer = lower.writer_of(done, placeholders[at])
+                error = CaptureError(
+                    "input_mutation",
+                    f"{place_of(writer)}: forward() writes in place to an argument that has a "
+                    "gradient, or shares its memory with another one",
+                )
+                error.node = writer  # type: ignore[attr-defined]
+                raise error
+
+    def _inputs(self, done: lower.Lowered, given: Sequence[Node]) -> list[program.Input]:
+        examples = dict(zip(self.placeholders, self.examples or (), strict=True))
+        at = {node: i for i, node in enumerate(given)}
+        taken: set[str] = set()
+        inputs = []
+        for number_, source in enumerate(done.inputs):
+            if isinstance(source, torch.Tensor):
+                name = _fresh(f"constant_{number_}", taken)
+                inputs.append(program.Input(name, -1, False, source))
+                continue
+            real = examples.get(source)
+            bound = isinstance(real, torch.nn.Parameter) or "_buffers_" in source.name
+            bound = bound and real is not None
+            name = self.name_of(real, source) if real is not None else source.name
+            inputs.append(
+                program.Input(_fresh(name, taken), at[source], bound, real if bound else None)
+            )
+        return inputs
+
+    def _output_name(self, node: Node) -> str:
+        at = next((i for i, n in enumerate(self.results) if n is node), None)
+        return f"output_{at}" if at is not None else node.name
+
+    # ---- how it runs ----
+
+    def _find_ends(self) -> None:
+        """Values go with the last part that reads them."""
+        last: dict[Node, int] = {}
+        for i, step in enumerate(self.steps):
+            for node in (*step.part.nodes, *step.part.outputs):
+                for operand in (node, *node.all_input_nodes):
+                    last[operand] = i
+        kept = {n for n in self.results if isinstance(n, Node)}
+        for node, i in last.items():
+            if node not in kept:
+                self.steps[i].over.append(node)
+
+    def _as_whole(self) -> tuple[Piece, Any] | None:
+        """The one piece whose outputs are those of the graph, and its arguments."""
+        step = self.steps[0] if len(self.steps) == 1 else None
+        if step is None or step.piece is None or step.torchs is not None or step.part.same:
+            return None
+        part = self.steps[0].part
+        if part.outputs != self.results:
+            return None
+        places = [self.placeholders.index(n) for n in part.inputs]
+        if not places:
+            return self.steps[0].piece, lambda args: ()
+        if len(places) == 1:
+            return self.steps[0].piece, lambda args, at=places[0]: (args[at],)
+        return self.steps[0].piece, itemgetter(*places)
+
+    def __call__(self, *args: Any) -> Any:
+        self.owner.calls += 1
+        if self.whole is not None:
+            piece, places = self.whole
+            return tuple(piece(places(args)))
+        known: Values = dict(zip(self.placeholders, args, strict=True))
+        values: dict[str, int] | None = None
+
+        def numbers(value: Any) -> Any:
+            nonlocal values
+            if values is None:
+                values = self.sizes.values(args)
+            return number(value, values)
+
+        for step in self.steps:
+            self._run(step, known, numbers)
+        found = []
+        for result in self.results:
+            if not isinstance(result, Node):
+                found.append(result)
+            elif result in known:
+                found.append(known[result])
+            else:
+                found.append(numbers(lower.value_of(result)))
+        return tuple(found)
+
+    def _run(self, step: _Step, known: Values, numbers: Callable[[Any], Any]) -> None:
+        part = step.part
+        if step.piece is not None:
+            outputs = step.piece([known[n] for n in part.inputs])
+            known.update(zip(part.outputs, outputs, strict=True))
+            for node, source in reversed(part.same):
+                known[node] = known[source]
+        if step.torchs is not None:
+            step.torchs.run(known, numbers)
+        if step.piece is None:
+            self.owner.ran_in_torch("cut")
+        for node in step.over:
+            known.pop(node, None)
+
+    def close(self) -> None:
+        """Gives up what the daemon holds."""
+        for step in self.steps:
+            if step.piece is not None:
+                step.piece.close()
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _kind(node: Node) -> Any:
+    """Equal for nodes that are translated alike, as far as that can be seen from outside."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Node):
+            found = lower.value_of(value)
+            if isinstance(found, torch.Tensor):
+                return (found.dtype, tuple(map(str, found.shape)), found.requires_grad)
+            return str(found)
+        return repr(value)
+
+    operands = torch.fx.map_arg((node.args, tuple(sorted(node.kwargs.items()))), one)
+    return (str(node.target), repr(operands), modes.of(node))
+
+
+__all__ = ["CompiledGraph", "allowed", "is_number"]

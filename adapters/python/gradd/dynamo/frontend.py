@@ -1,0 +1,317 @@
+"""The function around a call: TorchDynamo captures, gradd runs its graphs.
+
+    call = Compiled(module)
+    outputs = call(*args, **kwargs)      # what module(*args, **kwargs) would return
+
+Dynamo compares what a call depends on and compiles when something has changed; its graphs come to
+the back end here. Before each call the function tells Dynamo which axes may vary, and compares what
+Dynamo does not guard (guards.py). After it, calls that reached no graph are counted, and what ran in
+PyTorch is said, or raised where nothing may.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from gradd import errors, interrupts, options, transforms, unused_memory
+from gradd.check import checktimes
+from gradd.check.selfcheck import Checks
+from gradd.dynamo import private
+from gradd.dynamo.compiled_graph import CompiledGraph
+from gradd.dynamo.owner import Owner
+from gradd.dynamo.settings import Applied
+from gradd.session.client import Client
+from gradd.spec import CaptureError
+
+if TYPE_CHECKING:
+    from gradd.explain import Explanation
+
+logger = logging.getLogger("gradd")
+_OPTIONS = inspect.signature(torch.compile).parameters
+_inside = threading.local()
+
+
+class Compiled:
+    """Runs calls of one module through Dynamo and the daemon. See the top of this file."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any] | None = None,
+        *,
+        strict: bool = False,
+        client: Client | None = None,
+        on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
+        in_torch: Callable[..., Any] | None = None,
+        memory_budget: int | str | None = None,
+    ) -> None:
+        """Args:
+        module: Owner of parameters and buffers, which move into shared memory here.
+        forward: What a call means (default: a call of the module).
+        strict: Raise instead of running anything in PyTorch.
+        client: Session to use (default: the one of the user's daemon, made when needed).
+        on_capture: Called with every new capture and the module (DebugOptions).
+        in_torch: What runs where PyTorch takes over (default: `forward`, else the module).
+        memory_budget: The most that a training run may take.
+        """
+        self.module = module
+        self.given_forward = forward
+        self._eager = next(f for f in (in_torch, forward, module) if f is not None)
+        self._disabled = bool(options.get("GRADD_DISABLE"))
+        self.graphs: list[CompiledGraph] = []
+        self.calls = 0
+        self._said: set[str] = set()
+        if self._disabled:
+            return
+        self.owner = Owner(
+            module,
+            type(module).__name__,
+            strict=strict,
+            client=client,
+            on_capture=on_capture,
+            memory_budget=memory_budget,
+        )
+        self._compile()
+
+    def _compile(self) -> None:
+        """A compiled function of our own, whose graphs nobody else has."""
+        this = weakref.ref(self)
+
+        def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            front = this()
+            return graph.forward if front is None else front._take(graph, examples)
+
+        target = self.given_forward
+        if target is None:
+            module = self.module
+
+            def target(*args: Any, **kwargs: Any) -> Any:
+                return module(*args, **kwargs)
+
+        extra = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
+        self._compiled = torch.compile(target, backend=backend, **extra)
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What a call means."""
+        return self.given_forward if self.given_forward is not None else self.module.forward
+
+    @property
+    def client(self) -> Client:
+        """The session."""
+        return self.owner.client
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Of captures and forwards."""
+        return self.owner.counts
+
+    # ---- the back end ----
+
+    def _take(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        """What runs a graph of Dynamo, which holds its lock."""
+        owner = self.owner
+        start = time.perf_counter()
+        title = type(self.module).__name__
+        with interrupts.held_for(f"the capture of {title}"), unused_memory.unkept():
+            try:
+                made = CompiledGraph(owner, graph, examples, self._name_of)
+            except (CaptureError, errors.GraddError) as error:
+                owner.fallback.decide(error)
+                return self._refused(graph, error)
+        self.graphs.append(made)
+        logger.info("captured %s in %.1f s", title, time.perf_counter() - start)
+        self._tell(made)
+        return made.__call__
+
+    def _refused(self, graph: torch.fx.GraphModule, error: Exception) -> Callable[..., Any]:
+        """A graph that runs in PyTorch as a whole."""
+        owner = self.owner
+        reason = owner.fallback.decide(error)
+
+        def run(*args: Any) -> Any:
+            owner.calls += 1
+            owner.ran_in_torch(reason)
+            return graph.forward(*args)
+
+        if owner.fallback.count(reason, str(error)):
+            owner.fallback.warn(reason, error, 0.0, 0.0)
+        return run
+
+    def _name_of(self, tensor: torch.Tensor, node: torch.fx.Node) -> str:
+        names = getattr(self, "_names", None)
+        if names is None or id(tensor) not in names:
+            both = (*self.module.named_parameters(), *self.module.named_buffers())
+            names = self._names = {id(t): name for name, t in both}
+        return names.get(id(tensor)) or _readable(node.name)
+
+    def _tell(self, made: CompiledGraph) -> None:
+        """One warning that names what is cut out."""
+        for error in made.refusals.values():
+            reason = self.owner.fallback.decide(error)
+            if self.owner.fallback.count(reason, str(error)):
+                self.owner.fallback.warn(reason, error, 0.0, 0.0)
+
+    # ---- the call ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What `forward(*args, **kwargs)` returns, computed by the daemon."""
+        self.calls += 1
+        if self._disabled or self.owner.failed is not None:
+            return self._eager(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return self._eager(*args, **kwargs)
+        owner = self.owner
+        try:
+            transforms.check()
+        except CaptureError as error:
+            return self._in_torch(error, args, kwargs)
+        _mark(args, kwargs)
+        before = owner.calls
+        owner.in_torch.clear()
+        with Applied():
+            try:
+                result = self._compiled(*args, **kwargs)
+            except private.TorchDynamoException as error:
+                failure: Exception | None = error
+                result = None
+            else:
+                failure = None
+        if failure is not None:
+            return self._in_torch(_as_refusal(failure), args, kwargs)
+        if owner.calls == before:
+            self._reached_nothing()
+        return result
+
+    def _in_torch(self, error: Exception, args: tuple, kwargs: dict) -> Any:
+        reason = self.owner.fallback.decide(error)
+        start = time.perf_counter()
+        result = self._eager(*args, **kwargs)
+        if self.owner.fallback.count(reason, str(error)):
+            self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
+        return result
+
+    def _reached_nothing(self) -> None:
+        """Dynamo has run a call in PyTorch as a whole, without a word."""
+        error = CaptureError(
+            "export_failed",
+            "torch.compile has run this call without a graph (its recompile limit is reached, it "
+            "skips the code, or torch.compile is disabled)",
+        )
+        reason = self.owner.fallback.decide(error)
+        if self.owner.fallback.count(reason, "no graph"):
+            self.owner.fallback.warn(reason, error, 0.0, 0.0)
+
+    # ---- for users and wrappers ----
+
+    def is_disabled(self) -> bool:
+        """True if all runs in PyTorch because somebody has said so."""
+        return self._disabled
+
+    def bypassed(self, seconds: float) -> None:
+        """A call has been computed around this function, in so many seconds of PyTorch."""
+        error = CaptureError(
+            "forward_replaced",
+            "the forward that was put on the ORTModule computes without the one before it: wrap "
+            "the part that it calls, as in `model.model = ORTModule(model.model)`",
+        )
+        reason = self.owner.fallback.decide(error)
+        if self.owner.fallback.count(reason):
+            self.owner.fallback.warn(reason, error, seconds, 0.0)
+
+    def signal_change(self) -> None:
+        """Nothing to do: Dynamo looks itself."""
+
+    def explain(self, args: tuple, kwargs: dict) -> Explanation:
+        """What the plan of the last call does."""
+        from gradd.explain import explain_plan
+
+        if args or kwargs:
+            with torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
+                self(*args, **kwargs)
+        graph, plan = (r() for r in self.owner.last) if self.owner.last else (None, None)
+        if plan is None:
+            raise ValueError(
+                "no call has run in the daemon yet, or its plan is gone: pass the arguments of a "
+                "call"
+            )
+        return explain_plan(self.client, plan, graph, title=type(self.module).__name__)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since construction: captures, forwards, fallbacks by reason, memory."""
+        if self._disabled:
+            return {"captures": 0, "forwards": 0, "fallbacks": {}}
+        owner = self.owner
+        graphs = list(owner.alive)
+        seen: Counter[str] = sum((g.live_rows for g in graphs), Counter())
+        return {
+            "captures": owner.counts["captures"],
+            "graphs": len(self.graphs),
+            "plans": sum(len(g.plans) for g in graphs),
+            "forwards": owner.counts["forwards"],
+            "repeated_forwards": owner.counts["repeated_forwards"],
+            **(owner.checks or Checks(checktimes.OFF)).stats(),
+            "fallbacks": dict(owner.fallback.counts),
+            "rows": seen["rows"],
+            "unlabelled_rows_left_out": seen["unlabelled"],
+            "padding_rows_left_out": seen["padding"],
+            "flops_left_out": 3 * seen["flops"],
+            "slots": len(owner.slots),
+            "mirrored": owner.state.mirrored,
+            "recoveries": owner.client.recoveries,
+            "shared_bytes": owner.client.segment_bytes(),
+        }
+
+    def close(self) -> None:
+        """Gives up everything that the daemon holds; parameters stay readable."""
+        if not self._disabled:
+            for graph in self.graphs:
+                graph.close()
+            self.owner.close()
+
+
+def _mark(args: tuple, kwargs: dict) -> None:
+    """Sizes above 1 may differ in the next call: one graph for all of them."""
+    for tensor in pytree.tree_leaves((args, kwargs)):
+        if isinstance(tensor, torch.Tensor) and type(tensor) is torch.Tensor:
+            if tensor.layout is torch.strided and not tensor.is_nested:
+                for axis in _varying(tensor):
+                    torch._dynamo.maybe_mark_dynamic(tensor, axis)
+
+
+def _varying(tensor: torch.Tensor) -> Sequence[int]:
+    """Of colour pictures only the batch: windows cut of symbolic heights take minutes to trace."""
+    sizes = tensor.shape
+    if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():
+        return [0] if sizes[0] > 1 else []
+    return [axis for axis, size in enumerate(sizes) if size > 1]
+
+
+def _readable(name: str) -> str:
+    """`l_kwargs_input_ids_` as the user knows it."""
+    for start in ("l_kwargs_", "l_args_", "l_"):
+        if name.startswith(start):
+            name = name[len(start) :]
+            break
+    return name.strip("_") or "input"
+
+
+def _as_refusal(error: Exception) -> Exception:
+    """What Dynamo could not do, by name."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (CaptureError, errors.GraddError)):
+            return cause  # type: ignore[return-value]
+        cause = cause.__cause__ or cause.__context__
+    text = " ".join(str(error).strip().splitlines()[:1])
+    return CaptureError("export_failed", f"{type(error).__name__}: {text}")

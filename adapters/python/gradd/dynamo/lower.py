@@ -1,0 +1,468 @@
+"""From a graph of TorchDynamo to a flat graph of aten operators, still before autograd.
+
+Dynamo's graph holds calls of torch's Python functions, each with the fake tensor that it gives. A
+call is made again here, under a dispatch mode that records the operators which the function calls.
+Most functions call one operator: that operator is not computed again, its result is the fake tensor
+that Dynamo knows. So a node costs a fraction of a millisecond, and not the ten that torch's own
+tracer needs to propagate symbolic sizes. A function that calls several operators runs on fake
+tensors.
+
+Sizes are expressions over the sizes of the inputs. Regions without gradients, detached aliases and
+autocast become marks of nodes, see export/nodes.py, and casts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from gradd.dynamo import modes, private
+from gradd.export import autocast
+from gradd.export.nodes import DATA, INFERENCE, OFF, is_mutable, storages
+from gradd.export.places import place_of
+from gradd.spec import CaptureError
+
+_aten = torch.ops.aten
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+ORIGIN = "gradd_origin"  # mark of nodes: the node of Dynamo's graph that they come from
+_CAST = "gradd_cast"  # mark of nodes: autocast to this type is on
+_UNKNOWN = object()
+# They change what a fake tensor is: what Dynamo knows of it is not what it was before.
+_RESHAPING = frozenset(
+    {
+        *("resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_"),
+        *("swapaxes_", "swapdims_", "as_strided_"),
+    }
+)
+
+
+class _SeveralError(Exception):
+    """A function calls more than one operator."""
+
+
+class Lowered:
+    """A flat graph.
+
+    Attributes:
+        graph: Placeholders (tensors alone), operators, and one output: a tuple.
+        inputs: Per placeholder the node of Dynamo's graph that it stands for, or a tensor: a
+            constant.
+        written: Positions in `inputs` of those that the graph writes to.
+    """
+
+    def __init__(self) -> None:
+        self.graph = torch.fx.Graph()
+        self.inputs: list[torch.fx.Node | torch.Tensor] = []
+        self.written: list[int] = []
+
+    def placeholders(self) -> list[torch.fx.Node]:
+        """In the order of `inputs`."""
+        return list(self.graph.find_nodes(op="placeholder"))
+
+
+def value_of(node: torch.fx.Node) -> Any:
+    """What Dynamo knows of a node's value: fake tensors, numbers, or lists of them."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def lower(
+    nodes: Sequence[torch.fx.Node],
+    inputs: Sequence[torch.fx.Node],
+    outputs: Sequence[torch.fx.Node],
+    owner: torch.fx.GraphModule,
+) -> Lowered:
+    """Lowers some nodes of a graph of Dynamo, whose modes are marked.
+
+    Args:
+        nodes: In the order of the graph.
+        inputs: Nodes whose tensors come from elsewhere.
+        outputs: Nodes whose tensors are wanted.
+        owner: The module of the graph.
+
+    Raises:
+        CaptureError: A node does what no graph of ours can hold.
+    """
+    done = Lowered()
+    recorder = _Recorder(done, inputs, owner)
+    fakes = (value_of(n) for n in (*inputs, *nodes))
+    mode = next((v.fake_mode for v in fakes if isinstance(v, private.FakeTensor)), None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(True))
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        if mode is not None:
+            stack.enter_context(mode)
+        stack.enter_context(private.enable_python_dispatcher())
+        stack.enter_context(recorder)
+        for node in nodes:
+            recorder.take(node)
+    recorder.finish(outputs)
+    return done
+
+
+class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch lets in here
+    """Records the operators that functions of torch call."""
+
+    def __init__(
+        self, done: Lowered, inputs: Sequence[torch.fx.Node], owner: torch.fx.GraphModule
+    ) -> None:
+        super().__init__(private.PythonKeyTracer(), "real", pre_dispatch=True)
+        self.done = done
+        self.flat = done.graph
+        self.owner = owner
+        self.known: dict[torch.fx.Node, Any] = {}  # values of Dynamo's nodes
+        self.nodes: dict[int, torch.fx.Node] = {}  # of tensors, by id: the last that wrote them
+        self.kept: list[Any] = []  # so that ids stay theirs
+        self.sizes: dict[sympy.Symbol, tuple[torch.fx.Node, int]] = {}
+        self.numbers: dict[Any, torch.fx.Node] = {}  # of expressions
+        self.last_input: torch.fx.Node | None = None
+        self.origin: torch.fx.Node | None = None
+        self.data = False
+        self.created: list[torch.fx.Node] = []  # by the call, out of nothing
+        self.expected: Any = _UNKNOWN
+        self.steps = 0
+        for node in inputs:
+            self._add_input(node)
+
+    # ---- values ----
+
+    def _add_input(self, node: torch.fx.Node) -> None:
+        value = value_of(node)
+        self.known[node] = value
+        if not isinstance(value, torch.Tensor):
+            return
+        placeholder = self._placeholder(node.name, node, value)
+        for axis, size in enumerate(value.shape):
+            expression = size.node.expr if isinstance(size, torch.SymInt) else None
+            if isinstance(expression, sympy.Symbol):
+                self.sizes.setdefault(expression, (placeholder, axis))
+
+    def _placeholder(
+        self, name: str, source: torch.fx.Node | torch.Tensor, value: torch.Tensor
+    ) -> torch.fx.Node:
+        if self.last_input is None:
+            made = self.flat.placeholder(name)
+        else:
+            with self.flat.inserting_after(self.last_input):
+                made = self.flat.placeholder(name)
+        self.last_input = made
+        self.done.inputs.append(source)
+        made.meta["val"] = value
+        self._track(value, made)
+        return made
+
+    def _track(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        self.nodes[id(tensor)] = node
+        self.kept.append(tensor)
+
+    def _operand(self, value: Any) -> Any:
+        """What stands for a value among the arguments of an operator."""
+        if isinstance(value, torch.Tensor):
+            node = self.nodes.get(id(value))
+            if node is None:
+                node = self._constant(value)
+            return node
+        if isinstance(value, _SYMBOLIC):
+            return self._number(value)
+        if isinstance(value, torch.Generator):
+            raise self._refusal("unsupported_operator", "draws from a generator of its own")
+        return value
+
+    def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
+        if isinstance(tensor, private.FakeTensor):
+            raise self._refusal("export_failed", "uses a tensor that the graph does not know")
+        fake = self._fake_mode().from_tensor(tensor, static_shapes=True)
+        return self._placeholder("constant", tensor, fake)
+
+    def _fake_mode(self) -> Any:
+        return next(v.fake_mode for v in self.kept if isinstance(v, private.FakeTensor))
+
+    def _number(self, value: Any) -> Any:
+        """A node for a size or a number made of sizes; itself where it is known by now."""
+        expression = value.node.expr
+        if expression.is_number:
+            return value.node.pytype(expression)
+        found = self.numbers.get(expression)
+        if found is not None:
+            return found
+        known = {}
+        for symbol in expression.free_symbols:
+            if symbol not in self.sizes:
+                raise self._refusal("data_dependent_control_flow", f"needs {symbol}, no size")
+            known[symbol] = torch.fx.Proxy(self._size(symbol), _Numbers(self.flat))
+        try:
+            made = private.sympy_interp(private.PythonReferenceAnalysis, known, expression).node
+        except Exception as error:
+            text = f"needs the size {expression}, which has no operator"
+            raise self._refusal("export_failed", text) from error
+        self.numbers[expression] = made
+        return made
+
+    def _size(self, symbol: sympy.Symbol) -> torch.fx.Node:
+        found = self.numbers.get(symbol)
+        if found is None:
+            source, axis = self.sizes[symbol]
+            found = self.flat.call_function(_aten.sym_size.int, (source, axis))
+            found.meta["val"] = source.meta["val"].shape[axis]
+            self.numbers[symbol] = found
+        return found
+
+    # ---- calls ----
+
+    def take(self, node: torch.fx.Node) -> None:
+        """Records what a node of Dynamo's graph calls."""
+        self.origin = node
+        if node.op == "get_attr":
+            self._take_attribute(node)
+        elif not modes.changes(node):
+            self._check(node)
+            if not self._take_one(node):
+                self._take_several(node)
+
+    def _take_attribute(self, node: torch.fx.Node) -> None:
+        value: Any = self.owner
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.Tensor):
+            made, fake = self._constant(value), value_of(node)
+            if isinstance(fake, torch.Tensor):
+                made.meta["val"] = value = fake
+                self._track(fake, made)
+        self.known[node] = value
+
+    def _check(self, node: torch.fx.Node) -> None:
+        target = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            custom = target.name() == "autograd_function_apply"
+            reason = "autograd_function" if custom else "unsupported_operator"
+            raise self._refusal(reason, f"calls {target.name()}")
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if name in _RESHAPING:
+            raise self._refusal("unsupported_operator", f"calls {name}(), which lays memory anew")
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._known_value)
+        name = getattr(node.target, "__name__", "")
+        self.data = name == "_get_data_attr"
+        self._enter(modes.of(node))
+        if self.data:
+            return args[0].detach()
+        self.created = []
+        if node.op == "call_method":
+            result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            result = node.target(*args, **kwargs)  # type: ignore[operator]
+        return self._as_created(result)
+
+    def _known_value(self, node: torch.fx.Node) -> Any:
+        return self.known[node] if node in self.known else value_of(node)  # a number
+
+    def _as_created(self, result: Any) -> Any:
+        """A tensor out of nothing comes back as another object, if somebody holds the first one."""
+        if isinstance(result, torch.Tensor) and id(result) not in self.nodes and self.created:
+            value = self.created[-1].meta["val"]
+            if value.shape == result.shape and value.dtype == result.dtype:
+                return value
+        return result
+
+    @staticmethod
+    def _enter(wanted: modes.Modes) -> None:
+        if torch.is_grad_enabled() is not wanted.grad:
+            private._set_grad_enabled(wanted.grad)
+        if torch.is_autocast_enabled("cpu") is not (wanted.cast is not None):
+            torch.set_autocast_enabled("cpu", wanted.cast is not None)
+        if wanted.cast is not None and torch.get_autocast_dtype("cpu") is not wanted.cast:
+            torch.set_autocast_dtype("cpu", wanted.cast)
+
+    def _take_one(self, node: torch.fx.Node) -> bool:
+        """Tries a node as a call of one operator, or of none."""
+        expected = value_of(node)
+        n = len(self.flat.nodes)
+        self.expected, self.steps = expected, 0
+        try:
+            result = self._call(node)
+        except _SeveralError:
+            result = _UNKNOWN
+        except CaptureError:
+            raise
+        except Exception as error:
+            self._undo(n)
+            raise self._explained(error) from error
+        finally:
+            self.expected = _UNKNOWN
+        if result is _UNKNOWN or not self._is_known(result):
+            self._undo(n)
+            return False
+        self.known[node] = result
+        return True
+
+    def _undo(self, n: int) -> None:
+        """Takes back what was recorded; numbers and constants may stay."""
+        for made in list(self.flat.nodes)[n:][::-1]:
+            if made.meta.get(ORIGIN) is self.origin and not made.users:
+                for key, known in list(self.nodes.items()):
+                    if known is made:
+                        del self.nodes[key]
+                self.flat.erase_node(made)
+
+    def _is_known(self, result: Any) -> bool:
+        leaves = pytree.tree_leaves(result)
+        return all(id(x) in self.nodes for x in leaves if isinstance(x, torch.Tensor))
+
+    def _take_several(self, node: torch.fx.Node) -> None:
+        """Runs a node's function on fake tensors; its results are then those that Dynamo knows."""
+        try:
+            result = self._call(node)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise self._explained(error) from error
+        if not self._is_known(result):
+            raise self._refusal(
+                "export_failed", f"{node.format_node()}: gives a tensor that no operator has made"
+            )
+        expected = value_of(node)
+        found, wanted = pytree.tree_leaves(result), pytree.tree_leaves(expected)
+        if len(found) != len(wanted):
+            self.known[node] = result
+            return
+        for tensor, fake in zip(found, wanted, strict=True):
+            if isinstance(tensor, torch.Tensor) and tensor is not fake:
+                made = self.nodes[id(tensor)]
+                if made.op != "placeholder":
+                    made.meta["val"] = fake
+                self._track(fake, made)
+        self.known[node] = expected
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_autocast_enabled("cpu") and func in autocast.COMPOUND:
+            with self:
+                return func.decompose(*args, **kwargs)
+        if torch.Tag.data_dependent_output in func.tags:
+            text = f"{func} takes a value out of the graph; keep it a tensor"
+            raise self._refusal("data_dependent_control_flow", text)
+        if func is _aten.lift_fresh.default:
+            func = _aten.clone.default
+        if self.expected is _UNKNOWN:
+            node = self._emit(func, args, kwargs)
+            with torch.no_grad():
+                result = func(*args, **kwargs)
+        elif self.steps:
+            raise _SeveralError
+        else:
+            self.steps += 1
+            node = self._emit(func, args, kwargs)
+            result = self.expected
+            if is_mutable(func):
+                with torch.no_grad():
+                    result = func(*args, **kwargs)
+        return self._keep(func, node, result)
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: tuple, kwargs: dict | None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+    def _emit(self, func: Any, args: tuple, kwargs: dict) -> torch.fx.Node:
+        operands = pytree.tree_map(self._operand, (args, kwargs))
+        node = self.flat.call_function(func, *operands)
+        assert self.origin is not None
+        known = self.origin.meta
+        node.meta = {k: known[k] for k in ("nn_module_stack", "stack_trace") if k in known}
+        node.meta[ORIGIN] = self.origin
+        node.meta[OFF] = not torch.is_grad_enabled()
+        if modes.of(self.origin).inference:
+            node.meta[INFERENCE] = True
+        if self.data:
+            node.meta[DATA] = True
+        return node
+
+    def _keep(self, func: Any, node: torch.fx.Node, result: Any) -> Any:
+        node.meta["val"] = result
+        if isinstance(result, torch.Tensor):
+            self._refuse_unbacked(result)
+            self._track(result, node)
+            if not any(isinstance(n.meta["val"], torch.Tensor) for n in node.all_input_nodes):
+                self.created.append(node)
+            cast = modes.of(self.origin).cast  # type: ignore[arg-type]
+            if cast is not None and torch.is_autocast_enabled("cpu"):
+                node.meta[_CAST] = cast
+            return result
+        if isinstance(result, (list, tuple)):
+            for i, item in enumerate(result):
+                if isinstance(item, torch.Tensor):
+                    self._refuse_unbacked(item)
+                    part = self.flat.call_function(operator.getitem, (node, i))
+                    part.meta = {**node.meta, "val": item}
+                    self._track(item, part)
+        return result
+
+    def _refuse_unbacked(self, tensor: torch.Tensor) -> None:
+        if free_unbacked_symbols(tensor.shape):
+            text = "the number of results depends on data that is not known before the run"
+            raise self._refusal("unsupported_operator", text)
+
+    def _refusal(self, reason: str, text: str) -> CaptureError:
+        where = "forward()" if self.origin is None else place_of(self.origin)
+        error = CaptureError(reason, f"{where}: {text}")
+        error.node = self.origin  # type: ignore[attr-defined]
+        return error
+
+    def _explained(self, error: Exception) -> CaptureError:
+        text = str(error).strip().splitlines()
+        return self._refusal("export_failed", f"{type(error).__name__}: {' '.join(text[:1])[:300]}")
+
+    # ---- end ----
+
+    def finish(self, outputs: Sequence[torch.fx.Node]) -> None:
+        """Adds the output, the casts of autocast, and says which inputs are written."""
+        wanted = [self.nodes[id(self.known[node])] for node in outputs]
+        self.flat.output(tuple(wanted))
+        for node in list(self.flat.nodes):
+            cast = node.meta.pop(_CAST, None)
+            if cast is not None:
+                self.origin = node.meta[ORIGIN]
+                autocast.make_explicit(self.flat, node, cast)
+        written = {s for n in self.flat.nodes for t in _targets(n) for s in storages(t)}
+        self.done.written = [
+            i for i, node in enumerate(self.done.placeholders()) if storages(node) & written
+        ]
+
+
+def writer_of(done: Lowered, placeholder: torch.fx.Node) -> torch.fx.Node:
+    """The node of Dynamo's graph that writes to an input."""
+    own = storages(placeholder)
+    for node in done.graph.nodes:
+        if any(storages(target) & own for target in _targets(node)):
+            return node.meta[ORIGIN]
+    raise KeyError(placeholder.name)
+
+
+def _targets(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The operands that a node writes to."""
+    if node.op != "call_function" or not is_mutable(node.target):
+        return
+    if node.target is _aten.detach_.default:
+        return
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.kwargs.get(argument.name, node.args[i] if i < len(node.args) else None)
+            yield from (v for v in pytree.tree_leaves(value) if isinstance(v, torch.fx.Node))
+
+
+class _Numbers(torch.fx.proxy.GraphAppendingTracer):
+    """Appends arithmetic of sizes to a graph, and what it gives."""
+
+    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = super().create_node(*args, **kwargs)
+        operands = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        node.meta["val"] = node.target(*operands[0], **operands[1])  # type: ignore[operator]
+        return node

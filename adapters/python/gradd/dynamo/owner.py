@@ -1,0 +1,127 @@
+"""What the graphs of one compiled function have in common: session, parameters, slots, counts."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradd import errors, options, unused_memory
+from gradd.calls import tables
+from gradd.calls.captured import CapturedGraph
+from gradd.calls.parameter_changes import watch_optimizers
+from gradd.calls.parameters import State
+from gradd.calls.slots import SlotSet
+from gradd.check import checktimes
+from gradd.check.selfcheck import Checks
+from gradd.fallback import Fallback
+from gradd.memory import Memory
+from gradd.session.client import Client, get_client
+
+logger = logging.getLogger("gradd")
+
+
+class Owner:
+    """See the top of this file.
+
+    Attributes:
+        title: For messages.
+        failed: Why there is no daemon, where the policy lets PyTorch run then.
+        last: Graph and plan that ran last.
+        calls: Of graphs, in the daemon or not.
+        in_torch: Reasons for which parts of the present call ran in PyTorch.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | None,
+        title: str,
+        *,
+        strict: bool = False,
+        client: Client | None = None,
+        on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
+        memory_budget: int | str | None = None,
+    ) -> None:
+        """Args:
+        module: Whose parameters move into shared memory now; None = those that graphs read, later.
+        title: For messages.
+        strict: Raise where something runs in PyTorch.
+        client: Session to use (default: the one of the user's daemon).
+        on_capture: Called with every new capture and the module.
+        memory_budget: The most that a training run may take.
+
+        Raises:
+            ValueError: A budget, or another option, that cannot be read.
+            SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
+        """
+        self._module = weakref.ref(module) if module is not None else None
+        self.title = title
+        self.counts: Counter[str] = Counter()
+        self.fallback = Fallback(title, strict)
+        self.memory = Memory.of(memory_budget)
+        mode = options.self_check()
+        self.checks = None if mode == checktimes.OFF else Checks(mode)
+        self.lazy = bool(options.get("GRADD_LAZY"))
+        self.on_capture = on_capture
+        self.alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+        self.last: tuple[weakref.ref, weakref.ref] | None = None
+        self.calls = 0
+        self.in_torch: list[str] = []
+        self.failed: Exception | None = None
+        self._asked_again = False
+        options.warn_ineffective()
+        if module is not None:
+            tables.note(module)
+        watch_optimizers()
+        self.client = client or get_client()
+        self.state = State(self.client, module)
+        self.slots = SlotSet(self.client)
+        weakref.finalize(self, _finish, self.state, self.slots, self.alive)
+        try:
+            with self.client.lock:
+                self.client.connect()
+                self.state.rehome_all()
+                unused_memory.trim()  # what the parameters have left
+        except errors.GraddError as error:
+            self.fallback.decide(error)
+            self.failed = error
+
+    def module(self) -> torch.nn.Module | None:
+        """The user's module, if there is one."""
+        return self._module() if self._module is not None else None
+
+    @property
+    def training(self) -> bool:
+        """Whether outputs that only the loss has needed may be left out."""
+        module = self.module()
+        return module is None or module.training
+
+    def ran_in_torch(self, reason: str) -> None:
+        """A part of the present call has run in PyTorch."""
+        self.in_torch.append(reason)
+
+    def warn_asks_again(self, title: str) -> None:
+        """Outputs that are read beside the loss do not fit the budget."""
+        if not self._asked_again:
+            self._asked_again = True
+            logger.warning(
+                "outputs of %s that are read beside the loss do not fit its memory budget in a "
+                "step: whoever reads them runs another forward (repeated_forwards)",
+                title,
+            )
+
+    def close(self) -> None:
+        """Gives up everything that the daemon holds; parameters stay readable."""
+        _finish(self.state, self.slots, self.alive)
+
+
+def _finish(state: State, slots: SlotSet, alive: weakref.WeakSet[CapturedGraph]) -> None:
+    """Queues only: it may run in a finalizer."""
+    for graph in list(alive):
+        graph.drop()
+    slots.drop_all()
+    state.drop_all()

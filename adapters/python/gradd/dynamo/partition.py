@@ -1,0 +1,150 @@
+"""Which nodes of a graph of Dynamo run in the daemon, and in which pieces.
+
+A node that the daemon cannot run is cut out and runs in PyTorch. What lies between such nodes makes
+pieces, in the order of the graph. A result that shares memory with an argument or another result is
+no output of a piece: PyTorch makes it from its base, so that histories, version counters and the
+rules for writing in place are PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from gradd.dynamo import modes
+from gradd.dynamo.lower import value_of
+from gradd.dynamo.sizes import is_number
+
+Node = torch.fx.Node
+
+
+@dataclass
+class Part:
+    """Some nodes that run one after the other in one place.
+
+    Attributes:
+        daemon: They run in the daemon.
+        nodes: In order.
+        inputs: What they read of others.
+        outputs: What others read of them; for a piece its bases alone.
+        after: Nodes that PyTorch runs behind a piece: views of its bases.
+        same: Nodes that write in place, with the node whose tensor they give back.
+    """
+
+    daemon: bool
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    after: list[Node] = field(default_factory=list)
+    same: list[tuple[Node, Node]] = field(default_factory=list)
+
+
+def computes(node: Node) -> bool:
+    """Whether a node is one of those that parts are made of."""
+    if node.op in ("placeholder", "output", "get_attr") or modes.changes(node):
+        return False
+    return not is_number(node)
+
+
+def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
+    """Parts in the order in which they run.
+
+    Args:
+        graph: Of Dynamo.
+        torchs: Nodes that PyTorch runs.
+    """
+    parts: list[Part] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if not computes(node):
+            continue
+        daemon = node not in torchs
+        if not parts or parts[-1].daemon is not daemon:
+            parts.append(Part(daemon))
+        parts[-1].nodes.append(node)
+    results = list(pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n)))
+    wanted = {n for n in results if isinstance(n, Node)}
+    for part in parts:
+        find_ends(part, wanted)
+    return parts
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _storages(node: Node) -> set[int]:
+    return {_storage(t) for t in _tensors(node)}
+
+
+def find_ends(part: Part, wanted: Collection[Node]) -> None:
+    """Finds what a part reads, and what others read of it: `wanted`, or nodes outside."""
+    own = set(part.nodes)
+    inputs: dict[Node, None] = {}
+    for node in part.nodes:
+        for operand in node.all_input_nodes:
+            if operand not in own and not is_number(operand) and not modes.changes(operand):
+                if operand.op != "get_attr" or not part.daemon:
+                    inputs.setdefault(operand)
+    part.inputs = list(inputs)
+    read = [n for n in part.nodes if n in wanted or any(u not in own for u in n.users)]
+    read = [n for n in read if _tensors(n)]
+    if part.daemon:
+        part.outputs, part.after = _bases(part, read)
+    else:
+        part.outputs = read
+
+
+def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Outputs of a piece, and what PyTorch makes of them and of its inputs."""
+    given = {_storage(t) for n in part.inputs for t in _tensors(n)}
+    count: dict[int, set[int]] = {}
+    for node in read:
+        for tensor in _tensors(node):
+            count.setdefault(_storage(tensor), set()).add(id(tensor))
+    bases: dict[Node, None] = {}
+    after: set[Node] = set()
+    for node in read:
+        several = not isinstance(value_of(node), torch.Tensor)  # a list of tensors
+        shared = any(s in given or len(count[s]) > 1 for s in _storages(node))
+        if not shared and not several:
+            bases.setdefault(node)
+            continue
+        _follow(node, part, bases, after)
+    return list(bases), [n for n in part.nodes if n in after]
+
+
+def _follow(node: Node, part: Part, bases: dict[Node, None], after: set[Node]) -> None:
+    """Finds the base of a view, and what lies between."""
+    own = set(part.nodes)
+    at = node
+    while True:
+        source = _aliased(at)
+        if source is None:
+            bases.setdefault(at)
+            return
+        if value_of(source) is value_of(at):
+            part.same.append((at, source))
+        else:
+            after.add(at)
+        if source not in own:
+            return  # an argument
+        at = source
+
+
+def _aliased(node: Node) -> Node | None:
+    """The operand whose memory a node's value is a part of."""
+    mine = _storages(node)
+    for operand in node.all_input_nodes:
+        if mine & _storages(operand):
+            return operand
+    return None

@@ -1,0 +1,375 @@
+"""One graph of the daemon as part of a compiled function: its calls, and its reference in PyTorch.
+
+Dynamo has compared everything that a call may depend on but where its tensors lie, so a call that is
+like an earlier one only compares addresses. Everything else is as in `calls`: plans per sizes, lazy
+outputs, live rows, runs as steps of autograd.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from os import getpid
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from gradd import errors, interrupts, unused_memory
+from gradd.calls import run as runs
+from gradd.calls import watch
+from gradd.calls.captured import CapturedGraph, check_supported, type_of
+from gradd.calls.parameters import Binding
+from gradd.calls.prepared import Prepared
+from gradd.calls.watch import data_ptr
+from gradd.calls.wish import Wish, wish_of
+from gradd.check import checktimes
+from gradd.check.checktimes import SHARE
+from gradd.check.other_data import Data
+from gradd.check.selfcheck import Checks
+from gradd.dynamo.reference import Reference
+from gradd.fallback import DeviceError
+from gradd.spec import Capture, CaptureError
+
+if TYPE_CHECKING:
+    from gradd.check.reference import Task
+    from gradd.dynamo.owner import Owner
+    from gradd.dynamo.program import Input
+
+_KEPT = 64  # calls of a piece that are known
+_facts = operator.attrgetter("shape", "requires_grad")
+_requires_grad = operator.attrgetter("requires_grad")
+
+
+class _Argument:
+    """Where a name is to be found: in the arguments of the present call."""
+
+    __slots__ = ("key", "name", "table")
+
+    def __init__(self, table: list[Any], key: int, name: str) -> None:
+        self.table, self.key, self.name = table, key, name
+
+    def get(self) -> torch.Tensor:
+        """The tensor of the present call."""
+        return self.table[self.key]
+
+
+class _Same:
+    """No argument of a piece is another one: Dynamo hands each tensor over once."""
+
+    def fill(self, leaves: list, own: Any) -> None:
+        """Nothing to do."""
+
+    def follow(self, leaves: list) -> None:
+        """Nothing to do."""
+
+    def own(self) -> frozenset[int]:
+        """No leaf belongs to the module."""
+        return frozenset()
+
+
+class _Known:
+    """A call by its form: a plan bound to places.
+
+    Attributes:
+        prepared: The plan, its binding, and the places of tensors.
+        pointers: Addresses of the bound tensors.
+        requires: Whether each wants a gradient.
+        kind: Of its self-checks; None = there are none.
+    """
+
+    __slots__ = ("asked_for", "grad_inputs", "kind", "params", "pointers", "prepared", "requires")
+
+    def __init__(self, prepared: Prepared, bound: list[torch.Tensor], kind: Any) -> None:
+        self.prepared = prepared
+        self.pointers = list(map(data_ptr, bound))
+        self.requires = list(map(_requires_grad, bound))
+        self.kind = kind
+        self.params = prepared.wish.params
+        self.grad_inputs = prepared.grad_inputs
+        self.asked_for = len(prepared.graph.asked_for)
+
+
+class Piece:
+    """A graph of the daemon. See the top of this file.
+
+    Attributes:
+        inputs: What its arguments are.
+        in_torch: The same computed by PyTorch: arguments to outputs.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        cap: Capture,
+        inputs: Sequence[Input],
+        in_torch: Callable[..., Sequence[Any]],
+        fits: Callable[[Sequence[Any]], bool],
+        title: str,
+    ) -> None:
+        """Args:
+        owner: What pieces of one compiled function have in common.
+        cap: The graph.
+        inputs: Of its arguments; constants are not among them.
+        in_torch: The same in PyTorch.
+        fits: Whether it may take arguments of other sizes.
+        title: For messages.
+        """
+        self.owner = owner
+        self.client, self.state, self.slots = owner.client, owner.state, owner.slots
+        self.inputs_ = [i for i in inputs if i.place >= 0]
+        self.in_torch = in_torch
+        self.title = title
+        self._fits = fits
+        self._tensors: list[Any] = []
+        self.counts, self.fallback = owner.counts, owner.fallback
+        at = {i.name: i.place for i in self.inputs_}
+        info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
+        check_supported(info, cap)
+        self.graph = CapturedGraph(
+            owner,  # type: ignore[arg-type]  # of a module only the mode is asked
+            cap,
+            info,
+            owner.memory,
+            place=lambda name: _Argument(self._tensors, at[name], name),  # type: ignore[arg-type]
+        )
+        owner.alive.add(self.graph)
+        self._bound_at = [p.key for p in self.graph.places]
+        self._free_at = [at[n] if n in at else self.graph.specs[n].leaf for n in self.graph.free]
+        self._known: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._refused: dict[Hashable, str] = {}
+        self.module = owner  # what self-checks call by its name
+        self.clock = 0
+
+    # ---- the call ----
+
+    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, in the order of the graph."""
+        run = None
+        with self.client.lock:
+            try:
+                run, tensors = self._look_up(args) or (None, None)
+            except Exception:  # the slow path says what is wrong
+                run = None
+            finally:
+                if run is None or not self.graph.changed:
+                    self._tensors.clear()
+        if run is None:
+            return self._slow(args)
+        return self._finish(run, tensors)
+
+    def _finish(self, run: runs.Run, tensors: Any) -> Sequence[Any]:
+        try:
+            return run.differentiated(tensors)
+        finally:
+            self._tensors.clear()
+
+    def _overlap(self, args: Sequence[Any]) -> bool:
+        """Whether a tensor that the graph writes shares its memory with another argument."""
+        if not self.graph.changed:
+            return False
+        where = [watch.untyped_storage(args[i.place]).data_ptr() for i in self.inputs_]
+        written = {p.key for p in self.graph.changed_places}
+        return any(
+            where.count(where[n]) > 1 for n, i in enumerate(self.inputs_) if i.place in written
+        )
+
+    def _form(self, args: Sequence[Any]) -> Hashable:
+        return (
+            *[_facts(args[i]) for i in self._free_at],
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+        )
+
+    def _look_up(self, args: Sequence[Any]) -> tuple[runs.Run, list[torch.Tensor]] | None:
+        client, graph = self.client, self.graph
+        if client.closed or client.pid != getpid() or self.state.mirrored or self._overlap(args):
+            return None
+        known = self._known.get(self._form(args))
+        if known is None or self.state.generation != graph.generation:
+            return None
+        if len(graph.asked_for) != known.asked_for or self._is_checked(known.kind):
+            return None
+        if list(map(watch.on_class, watch.NAMES)) != watch.found:
+            return None
+        bound = [args[i] for i in self._bound_at]
+        if list(map(data_ptr, bound)) != known.pointers:
+            return None
+        if list(map(_requires_grad, bound)) != known.requires:
+            return None
+        prepared = known.prepared
+        graph.plans.move_to_end(prepared.plan.key)  # KeyError: it was given up
+        if known.kind is not None:
+            known.kind.calls += 1
+        graph.uses.calls += 1
+        inputs = [args[i] for i in self._free_at]
+        live = prepared.plan.live
+        if live is not None and live.waits:
+            live.waits -= 1
+        elif live is not None:
+            prepared, inputs = prepared.live(inputs)
+        if graph.changed:
+            self._tensors.extend(args)
+        self.owner.last = prepared.last
+        run = runs.Run(prepared, bound, inputs, self.counts)
+        tensors = [bound[i] for i in known.params]
+        return run, tensors + [inputs[i] for i in known.grad_inputs]
+
+    def _is_checked(self, kind: Any) -> bool:
+        """Whether the next call of this kind of plan is compared with PyTorch."""
+        if kind is None or not (kind.failed or kind.calls + 1 >= kind.due):
+            return False
+        if not (kind.done or kind.waits) or kind.failed:
+            return True
+        times = self.owner.checks.times  # type: ignore[union-attr]
+        return checktimes.clock() - times.last >= kind.seconds / SHARE
+
+    def _slow(self, args: Sequence[Any]) -> Sequence[Any]:
+        form = self._form(args)
+        start = time.perf_counter()
+        failure: Exception | None = None
+        reason = None if self.fallback.retry else self._refused.get(form)
+        if reason is None:
+            try:
+                self.client.check_process()
+                with self.client.lock, watch.ours:
+                    self._tensors[:] = args
+                    run, tensors = self._prepare(args, form)
+            except Exception as error:
+                self._tensors.clear()
+                failure = error
+            if failure is None:
+                return self._finish(run, tensors)
+        try:
+            return self._by_torch(args, form, failure, reason, time.perf_counter() - start)
+        finally:
+            failure = None  # it holds this frame
+
+    def _by_torch(
+        self,
+        args: Sequence[Any],
+        form: Hashable,
+        failure: Exception | None,
+        reason: Any,
+        tried: Any,
+    ) -> Sequence[Any]:
+        reason = self.fallback.decide(failure) if failure is not None else reason
+        start = time.perf_counter()
+        result = self.in_torch(*args)
+        self.owner.ran_in_torch(reason)
+        if failure is not None:
+            self._refused[form] = reason
+            self._known.clear()
+            if self.fallback.count(reason, str(failure) if reason == "self_check" else ""):
+                self.fallback.warn(reason, failure, time.perf_counter() - start, tried)
+        else:
+            self.fallback.count(reason)
+        return result
+
+    def _prepare(self, args: Sequence[Any], form: Hashable) -> tuple[runs.Run, list[torch.Tensor]]:
+        self._check_devices(args)
+        if self._overlap(args):
+            raise CaptureError(
+                "input_mutation",
+                "forward() writes in place to an argument that shares its memory with another one; "
+                "clone it first",
+            )
+        graph = self.graph
+        graph.uses.calls += 1
+        self.state.watch(args[i] for i in self._bound_at)
+        binding, bound = graph.bind(self.state)
+        inputs = [args[i] for i in self._free_at]
+        wish = self._affordable(binding, bound, inputs)
+        kind = None
+        checks = self.owner.checks
+        if checks is not None:
+            kind, due = checks.due(graph, wish)
+            if due:
+                checks.run(self, graph, wish, kind, Data((), {}, inputs, _Same()))  # type: ignore
+                self._tensors[:] = args
+                binding, bound = graph.bind(self.state)
+        prepared = self.prepared(graph, binding, inputs, wish)
+        if not self.state.mirrored:
+            self._known[form] = _Known(prepared, bound, kind)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        own, inputs = prepared.live(inputs)
+        self.owner.last = own.last
+        run = runs.Run(own, bound, inputs, self.counts)
+        tensors = [bound[i] for i in wish.params]
+        return run, tensors + [inputs[i] for i in prepared.grad_inputs]
+
+    def _affordable(self, binding: Binding, bound: list, inputs: list[torch.Tensor]) -> Wish:
+        """What a call wants; not outputs that do not fit the memory budget beside the step."""
+        graph, lazy = self.graph, self.owner.lazy
+        wish = wish_of(graph, bound, inputs, lazy)
+        if not self.owner.memory.budget or graph.asks_again or not graph.asked_for:
+            return wish
+        try:
+            self.prepared(graph, binding, inputs, wish).live(inputs)
+            return wish
+        except errors.OutOfMemoryError:
+            graph.asks_again = True
+            less = wish_of(graph, bound, inputs, lazy)
+            if less.real == wish.real:
+                raise
+            self.owner.warn_asks_again(self.title)
+            return less
+
+    def prepared(
+        self, graph: CapturedGraph, binding: Binding, inputs: list[torch.Tensor], wish: Wish
+    ) -> Prepared:
+        """What runs with such inputs have in common; compiles the plan if need be."""
+        types = tuple(type_of(t) for t in inputs)
+        plan = graph.plan(self.client, types, *wish.of_plan())
+        kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
+        return Prepared(self.client, self.slots, graph, plan, binding, kinds, wish=wish)
+
+    def _check_devices(self, args: Sequence[Any]) -> None:
+        for i in self.inputs_:
+            tensor = args[i.place]
+            if tensor.device.type != "cpu":
+                raise DeviceError(
+                    f"{i.name} is on {tensor.device}; this daemon computes on the CPU"
+                )
+
+    # ---- self-checks ----
+
+    def inputs(self, graph: CapturedGraph, leaves: list) -> list[torch.Tensor]:
+        """The free inputs: the leaves of the data of a check."""
+        return list(leaves)
+
+    def reference(
+        self, graph: CapturedGraph, task: Task, dtype: Any = None, shaken: int | None = None
+    ) -> Reference:
+        """PyTorch's side of a check."""
+        return Reference(self, self._arguments, task, dtype, shaken)
+
+    def _arguments(self, leaves: Sequence[torch.Tensor]) -> list[Any]:
+        args = list(self._tensors)
+        for i, leaf in zip(self._free_at, leaves, strict=True):
+            args[i] = leaf
+        return args
+
+    def buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Those that a call may change."""
+        return [(p.name, p.get()) for p in self.graph.changed_places]
+
+    def fits(self, graph: CapturedGraph) -> Callable[[Data], bool]:
+        """Whether the graph may take data of other sizes."""
+        return lambda data: self._fits(self._arguments(data.leaves))
+
+    def close(self) -> None:
+        """Gives up what the daemon holds."""
+        self.graph.drop()
+        self._known.clear()
+
+
+def capture_held(title: str) -> Any:
+    """Context of a capture: Ctrl-C comes at its end, and what it leaves goes back."""
+    return interrupts.held_for(f"the capture of {title}"), unused_memory.unkept()
+
+
+__all__ = ["Checks", "Piece", "capture_held"]

@@ -1,0 +1,287 @@
+"""A lowered graph as the translation to ONNX takes it, and the capture that comes of it.
+
+The translation is that of torch's exporter with our own operators (export/translation). It wants a
+graph whose inputs and outputs have a signature as those of torch.export have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+import torch.fx
+from torch.export import graph_signature as signatures
+
+from gradd.dynamo import lower
+from gradd.export import fx, outputs, sources
+from gradd.export.trace import silence
+from gradd.export.translation import decompositions, model_bytes, translate
+from gradd.session.shm import DTYPE_CODES
+from gradd.spec import ONNX_DTYPES, Capture, CaptureError, InputSpec, OutputSpec
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a placeholder of a lowered graph takes.
+
+    Attributes:
+        name: For messages, and in the ONNX graph.
+        place: Position among the arguments of the graph; -1: it is a constant.
+        bound: A parameter or a buffer, which lives in shared memory.
+        tensor: The tensor of the first call (or the constant).
+    """
+
+    name: str
+    place: int
+    bound: bool
+    tensor: torch.Tensor | None
+
+
+class Program:
+    """What the translation reads of an exported program."""
+
+    def __init__(self, done: lower.Lowered, inputs: Sequence[Input]) -> None:
+        """Args:
+        done: The lowered graph.
+        inputs: Of its placeholders, in their order.
+        """
+        self.inputs = inputs
+        self.graph_module = torch.fx.GraphModule(torch.nn.Module(), done.graph)
+        self.range_constraints: dict[Any, Any] = {}
+        self.states: dict[str, torch.Tensor] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        written = set(done.written)
+        specs = []
+        for i, (node, given) in enumerate(zip(done.placeholders(), inputs, strict=True)):
+            kind, target = self._kind(given, i in written)
+            argument = signatures.TensorArgument(node.name)
+            specs.append(signatures.InputSpec(kind, argument, target, persistent=True))
+            value = given.tensor if given.tensor is not None else node.meta["val"]
+            if kind is signatures.InputKind.CONSTANT_TENSOR:
+                self.constants[str(target)] = value
+            elif target is not None:
+                self.states[target] = value
+        (results,) = done.graph.output_node().args
+        self.graph_signature = signatures.ExportGraphSignature(
+            specs,
+            [
+                signatures.OutputSpec(
+                    signatures.OutputKind.USER_OUTPUT, signatures.TensorArgument(node.name), None
+                )
+                for node in results
+            ],
+        )
+
+    @staticmethod
+    def _kind(given: Input, written: bool) -> tuple[Any, str | None]:
+        if given.place < 0:
+            return signatures.InputKind.CONSTANT_TENSOR, given.name
+        if given.bound and isinstance(given.tensor, torch.nn.Parameter):
+            return signatures.InputKind.PARAMETER, given.name
+        if given.bound or written:
+            return signatures.InputKind.BUFFER, given.name
+        return signatures.InputKind.USER_INPUT, None
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The graph."""
+        return self.graph_module.graph
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Parameters by name."""
+        names = self.graph_signature.parameters
+        return [(name, self.states[name]) for name in names]
+
+    def named_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Buffers by name, and inputs that the graph writes."""
+        names = self.graph_signature.buffers
+        return [(name, self.states[name]) for name in names]
+
+    def exported(self) -> Any:
+        """The same as torch's own program, which knows how to take operators apart."""
+        graph = _ordered(self.graph, self.graph_signature)
+        return torch.export.ExportedProgram(
+            self.graph_module,
+            graph,
+            self.graph_signature,
+            dict(self.states),
+            {},
+            _call_graph(self.graph_signature),
+            constants=dict(self.constants),
+        )
+
+
+_ORDER = {
+    signatures.InputKind.PARAMETER: 0,
+    signatures.InputKind.BUFFER: 1,
+    signatures.InputKind.CONSTANT_TENSOR: 2,
+    signatures.InputKind.USER_INPUT: 3,
+}
+
+
+def _ordered(graph: torch.fx.Graph, signature: Any) -> torch.fx.Graph:
+    """States first, as torch's programs have them."""
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    signature.input_specs.sort(key=lambda spec: _ORDER[spec.kind])
+    first = next(iter(graph.nodes))
+    anchor = None
+    for spec in signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if anchor is not None:
+            anchor.append(node)
+        elif node is not first:
+            first.prepend(node)
+        anchor = node
+    return graph
+
+
+def _call_graph(signature: Any) -> list[Any]:
+    from torch.export import ModuleCallEntry, ModuleCallSignature
+    from torch.utils import _pytree as pytree
+
+    kind = signatures.InputKind.USER_INPUT
+    taken = [s.arg for s in signature.input_specs if s.kind is kind]
+    given = [s.arg for s in signature.output_specs]
+    in_spec = pytree.tree_flatten((tuple(taken), {}))[1]
+    out_spec = pytree.tree_flatten(tuple(given))[1]
+    return [ModuleCallEntry("", ModuleCallSignature(taken, given, in_spec, out_spec))]
+
+
+def capture(
+    done: lower.Lowered, inputs: Sequence[Input], names: Sequence[str], checkpoints: bool = False
+) -> Capture:
+    """Translates a lowered graph.
+
+    Args:
+        done: The graph.
+        inputs: Of its placeholders; their names are different.
+        names: Of its outputs; the first scalar among them is the loss.
+        checkpoints: It was made of a forward with activation checkpoints.
+
+    Raises:
+        CaptureError: It cannot be translated.
+    """
+    start = time.perf_counter()
+    program = Program(done, inputs)
+    _check_states(done, inputs)
+    with silence(), decompositions.sound():
+        fx.prepare(program)
+        prepared = time.perf_counter()
+        model, used = translate.to_onnx(program)
+        translated = time.perf_counter()
+        cleaned = model_bytes.clean(model, used)
+    optimized = time.perf_counter()
+    named = _Named(program, used, cleaned, names)
+    found = outputs.find_loss([(n,) for n in names], cleaned.user_outputs)
+    below = outputs.dependencies(cleaned.model.graph, cleaned.user_outputs)
+    model_bytes.rename(cleaned.model.graph, named.fixed)
+    lines = sources.sources_of(cleaned.model.graph)
+    data = model_bytes.serialize(cleaned.model)
+    return Capture(
+        onnx=data,
+        inputs=tuple(named.inputs),
+        params=tuple(named.parameters),
+        buffers=tuple(named.buffers),
+        aliases=(),
+        outputs=tuple(named.outputs),
+        unflatten=list,
+        loss_leaf=found,
+        depends={i: leaves for i, leaves in enumerate(below) if leaves},
+        sources=lines,
+        seconds={
+            "prepare": prepared - start,
+            "translate": translated - prepared,
+            "optimize": optimized - translated,
+            "serialize": time.perf_counter() - optimized,
+        },
+        checkpoints=checkpoints,
+    )
+
+
+def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
+    from gradd.export.places import place_of
+
+    for node, given in zip(done.placeholders(), inputs, strict=True):
+        if node.users and node.meta["val"].dtype not in DTYPE_CODES:
+            reader = place_of(next(iter(node.users)))
+            raise CaptureError(
+                "unsupported_parameter" if given.bound else "unsupported_input_type",
+                f"{reader}: forward() reads {given.name!r}, of {node.meta['val'].dtype}, which the "
+                "daemon does not have",
+            )
+
+
+class _Named:
+    """Names of the inputs and outputs of a cleaned graph.
+
+    Attributes:
+        fixed: Of all of them.
+        inputs: Those that come with each call; a spec's leaf is a place among the arguments.
+        parameters: Names of parameters in use.
+        buffers: Names of buffers in use, and of inputs that are written.
+        outputs: In the order of the graph.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        used: Any,
+        cleaned: model_bytes.Cleaned,
+        names: Sequence[str],
+    ) -> None:
+        graph = cleaned.model.graph
+        self.fixed: dict[ir.Value, str] = {}
+        self._names = model_bytes.Names({given.name for given in program.inputs})
+        read = {v for node in graph for v in node.inputs if v is not None}
+        kinds = signatures.InputKind
+        user = [s.arg.name for s in used.graph_signature.input_specs if s.kind is kinds.USER_INPUT]
+        given = [
+            i
+            for i, spec in zip(program.inputs, program.graph_signature.input_specs, strict=True)
+            if spec.kind is kinds.USER_INPUT
+        ]
+        values = [(i, cleaned.user_inputs.get(name)) for i, name in zip(given, user, strict=True)]
+        self.inputs = []
+        for one, value in values:
+            if value is not None and value in read:
+                self.fixed[value] = one.name
+                self.inputs.append(InputSpec(one.name, one.place, _dtype(value)))
+        states = {name: value for name, value in cleaned.states.items() if value in read}
+        self.fixed.update({value: name for name, value in states.items()})
+        own = set(program.graph_signature.parameters)
+        order = [i.name for i in program.inputs if i.name in states]
+        self.parameters = [n for n in order if n in own]
+        self.buffers = [n for n in order if n not in own]
+        by_name: Mapping[str, ir.Value] = {name: value for value, name in self.fixed.items()}
+        graph.inputs.clear()
+        graph.inputs.extend(
+            [by_name[n] for n in (*(s.name for s in self.inputs), *self.parameters, *self.buffers)]
+        )
+        self.outputs = list(self._outputs(cleaned, names, states))
+
+    def _outputs(
+        self, cleaned: model_bytes.Cleaned, names: Sequence[str], states: Mapping[str, Any]
+    ) -> Iterable[OutputSpec]:
+        for leaf, (name, value) in enumerate(zip(names, cleaned.user_outputs, strict=True)):
+            name = self.fixed[value] = self._names.fresh(name, "_out")
+            yield OutputSpec(name, "user", None, leaf, _dtype(value))
+        for state, value in cleaned.buffer_outputs.items():
+            name = self.fixed[value] = self._names.fresh(f"{state}:new")
+            yield OutputSpec(name, "buffer", state, None, _dtype(value))
+        for state, value, padding in cleaned.lookups:
+            if state in cleaned.read_densely or state not in states:
+                cleaned.model.graph.outputs.remove(value)
+                continue
+            name = self.fixed[value] = self._names.fresh(f"{state}:rows")
+            yield OutputSpec(name, "rows", state, None, _dtype(value), padding)
+
+
+def _dtype(value: ir.Value) -> str:
+    code = int(value.dtype)
+    if code not in ONNX_DTYPES:
+        raise CaptureError("unsupported_operator", f"{value.name} has the type {value.dtype}")
+    return ONNX_DTYPES[code]

@@ -1,0 +1,52 @@
+"""Settings of Dynamo that hold while it compiles for gradd, and no longer.
+
+They are those of the process outside: other uses of torch.compile keep theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from gradd.dynamo import private
+
+RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
+_WANTED: dict[str, Any] = {
+    # Hooks that are put on a submodule, or taken off, are another graph.
+    "skip_nnmodule_hook_guards": False,
+    # A float of Python is a constant of its graph.
+    "specialize_float": True,
+    # DDP would split graphs by its buckets, and their losses from their heads.
+    "optimize_ddp": False,
+    "recompile_limit": RECOMPILES,
+    "accumulated_recompile_limit": 16 * RECOMPILES,
+}
+
+
+def _quiet() -> set[Any]:
+    """Functions of loggers that break no graph: what they say is said while one is made."""
+    found: set[Any] = {logging.Logger.warning, logging.Logger.info, logging.Logger.debug}
+    once = getattr(logging.Logger, "warning_once", None)  # transformers puts it there
+    if once is not None:
+        found |= (
+            {once, logging.Logger.info_once} if hasattr(logging.Logger, "info_once") else {once}
+        )
+    return found
+
+
+class Applied:
+    """Context in which Dynamo has our settings."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        config = private.dynamo_config
+        self._before = {name: getattr(config, name) for name in _WANTED}
+        for name, value in _WANTED.items():
+            setattr(config, name, value)
+        self._before["ignore_logging_functions"] = config.ignore_logging_functions
+        config.ignore_logging_functions = config.ignore_logging_functions | _quiet()
+
+    def __exit__(self, *exc: object) -> None:
+        for name, value in self._before.items():
+            setattr(private.dynamo_config, name, value)

@@ -1,0 +1,99 @@
+"""Sizes of a call: the symbols of a graph, where they stand in its arguments, and what they make.
+
+Dynamo knows a size of an argument as a symbol, and numbers that a forward makes of sizes as
+expressions. What a call needs of them in Python, for an output that is a number or for a node that
+PyTorch computes, is evaluated from the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from gradd.dynamo.lower import value_of
+from gradd.export.dims import evaluate
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_number(node: torch.fx.Node) -> bool:
+    """Whether a node gives sizes, or what is made of them, and no tensor."""
+    leaves = pytree.tree_leaves(value_of(node))
+    return bool(leaves) and not any(isinstance(x, torch.Tensor) or x is None for x in leaves)
+
+
+class Sizes:
+    """The symbols of one graph."""
+
+    def __init__(self, placeholders: Sequence[torch.fx.Node]) -> None:
+        self._numbers: list[tuple[str, int]] = []  # symbol, position of an argument that is one
+        self._axes: list[tuple[str, int, int]] = []  # symbol, position of a tensor, axis
+        self.shapes: dict[int, tuple[Any, ...]] = {}  # per tensor: numbers and expressions
+        known: set[str] = set()
+        for at, node in enumerate(placeholders):
+            value = value_of(node)
+            if isinstance(value, torch.Tensor):
+                self.shapes[at] = tuple(map(_expression, value.shape))
+                for axis, size in enumerate(self.shapes[at]):
+                    if isinstance(size, sympy.Symbol) and size.name not in known:
+                        known.add(size.name)
+                        self._axes.append((size.name, at, axis))
+        for at, node in enumerate(placeholders):
+            value = value_of(node)
+            expression = _expression(value) if isinstance(value, torch.SymInt) else None
+            if isinstance(expression, sympy.Symbol) and expression.name not in known:
+                known.add(expression.name)
+                self._numbers.append((expression.name, at))
+
+    def values(self, args: Sequence[Any]) -> dict[str, int]:
+        """What the symbols are in a call."""
+        found = {name: args[at].shape[axis] for name, at, axis in self._axes}
+        found.update({name: args[at] for name, at in self._numbers})
+        return found
+
+
+def _expression(value: Any) -> Any:
+    return value.node.expr if isinstance(value, SYMBOLIC) else value
+
+
+def number(value: Any, values: dict[str, int]) -> Any:
+    """A number (or a list of them) of the trace as it is in a call."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, SYMBOLIC):
+            return leaf
+        expression = leaf.node.expr
+        if expression.is_number:
+            return leaf.node.pytype(expression)
+        return leaf.node.pytype(evaluate(str(expression), values))
+
+    return pytree.tree_map(one, value)
+
+
+def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
+    """Whether a graph that was made with other sizes may take these arguments.
+
+    Args:
+        sizes: Of the graph.
+        args: Of the call.
+        env: torch's shape environment, whose guards must hold; None = there are no symbols.
+    """
+    values = sizes.values(args)
+    for at, shape in sizes.shapes.items():
+        for want, have in zip(shape, args[at].shape, strict=True):
+            if isinstance(want, int):
+                if want != have:
+                    return False
+            elif have < 2 or evaluate(str(want), values) != have:
+                return False
+    for guard in env.guards if env is not None else ():
+        expression = env.replace(guard.expr)
+        known = {s: values[s.name] for s in expression.free_symbols if s.name in values}
+        if expression.xreplace({s: sympy.Integer(n) for s, n in known.items()}) != sympy.true:
+            return False
+    return True

@@ -1,0 +1,80 @@
+"""Running nodes of a graph of Dynamo in PyTorch, with the modes that each has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd.dynamo import modes
+from gradd.dynamo.lower import value_of
+from gradd.dynamo.sizes import Sizes, is_number, number
+
+Values = dict[torch.fx.Node, Any]
+
+
+class InTorch:
+    """Some nodes of a graph, to be run in order."""
+
+    def __init__(
+        self, nodes: Iterable[torch.fx.Node], owner: torch.fx.GraphModule, around: modes.Modes
+    ) -> None:
+        """Args:
+        nodes: In the order of the graph; modes are marked.
+        owner: The module of the graph.
+        around: Modes of the call, which are on already.
+        """
+        self._around = around
+        self._owner = owner
+        self.nodes = [n for n in nodes if not modes.changes(n)]
+        self._groups = [(m, list(group)) for m, group in groupby(self.nodes, modes.of)]
+
+    def run(self, known: Values, numbers: Callable[[Any], Any]) -> None:
+        """Adds the values of the nodes.
+
+        Args:
+            known: Values so far, by node.
+            numbers: What a number of the trace is in this call.
+        """
+
+        def operand(node: torch.fx.Node) -> Any:
+            if node not in known and is_number(node):
+                known[node] = numbers(value_of(node))
+            return known[node]
+
+        for wanted, nodes in self._groups:
+            if wanted == self._around:
+                self._run(nodes, known, operand)
+            else:
+                with wanted.entered():
+                    self._run(nodes, known, operand)
+
+    def _run(self, nodes: list[torch.fx.Node], known: Values, operand: Callable) -> None:
+        for node in nodes:
+            if node.op == "get_attr":
+                value: Any = self._owner
+                for part in str(node.target).split("."):
+                    value = getattr(value, part)
+                known[node] = value
+                continue
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
+            if node.op == "call_method":
+                known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def numbers_of(sizes: Sizes, args: Sequence[Any]) -> Callable[[Any], Any]:
+    """What numbers of the trace are in a call with these arguments."""
+    values: dict[str, int] | None = None
+
+    def numbers(value: Any) -> Any:
+        nonlocal values
+        if values is None:
+            values = sizes.values(args)
+        return number(value, values)
+
+    return numbers
