@@ -4,8 +4,8 @@
     outputs = call(*args, **kwargs)      # what module(*args, **kwargs) would return
 
 Dynamo compares what a call depends on and compiles when something has changed; its graphs come to
-the back end here. Before each call the function tells Dynamo which axes may vary, and compares what
-Dynamo does not guard (guards.py). After it, calls that reached no graph are counted, and what ran in
+the back end here. Before each call the function tells Dynamo which axes may vary, and compares
+what Dynamo does not guard. After it, calls that reached no graph are counted, and what ran in
 PyTorch is said, or raised where nothing may.
 """
 

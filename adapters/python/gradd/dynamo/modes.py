@@ -1,8 +1,8 @@
 """Modes under which each node of a graph of Dynamo runs: gradients, inference, autocast.
 
 Dynamo writes a change of mode into its graph as a node. Pieces of a graph, and nodes that PyTorch
-computes, begin anywhere, so each node is told the modes in which it runs; the nodes that change them
-are not computed.
+computes, begin anywhere, so each node is told the modes in which it runs; the nodes that change
+them are not computed.
 """
 
 from __future__ import annotations

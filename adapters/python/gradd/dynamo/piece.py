@@ -1,8 +1,8 @@
-"""One graph of the daemon as part of a compiled function: its calls, and its reference in PyTorch.
+"""One graph of the daemon as part of a compiled function: its calls, and its reference.
 
-Dynamo has compared everything that a call may depend on but where its tensors lie, so a call that is
-like an earlier one only compares addresses. Everything else is as in `calls`: plans per sizes, lazy
-outputs, live rows, runs as steps of autograd.
+Dynamo has compared everything that a call may depend on but where its tensors lie, so a call that
+is like an earlier one only compares addresses. Everything else is as in `calls`: plans per sizes,
+lazy outputs, live rows, runs as steps of autograd.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names of torch that its documentation does not show: each with what it is for.
 
-Nothing else in gradd.dynamo imports such a name. A test imports each by itself, so that a version of
-torch without it says which one is missing.
+Nothing else in gradd.dynamo imports such a name. A test imports each by itself, so that a version
+of torch without it says which one is missing.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch.export import graph_signature as signatures
 
 from gradd.dynamo import lower
 from gradd.export import fx, outputs, sources
-from gradd.export.trace import silence
+from gradd.export.silence import silence
 from gradd.export.translation import decompositions, model_bytes, translate
 from gradd.session.shm import DTYPE_CODES
 from gradd.spec import ONNX_DTYPES, Capture, CaptureError, InputSpec, OutputSpec

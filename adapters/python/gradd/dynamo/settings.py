@@ -6,6 +6,7 @@ They are those of the process outside: other uses of torch.compile keep theirs.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from gradd.dynamo import private
@@ -23,15 +24,21 @@ _WANTED: dict[str, Any] = {
 }
 
 
-def _quiet() -> set[Any]:
-    """Functions of loggers that break no graph: what they say is said while one is made."""
-    found: set[Any] = {logging.Logger.warning, logging.Logger.info, logging.Logger.debug}
-    once = getattr(logging.Logger, "warning_once", None)  # transformers puts it there
-    if once is not None:
-        found |= (
-            {once, logging.Logger.info_once} if hasattr(logging.Logger, "info_once") else {once}
-        )
-    return found
+class _Loggers(list):
+    """Functions of loggers that break no graph: what they say is said while one is made.
+
+    A list, and an empty one, for torch 2.11 writes its settings into a log, as JSON.
+    """
+
+    def __init__(self, more: Collection[Any]) -> None:
+        super().__init__()
+        kind = logging.Logger
+        names = ("debug", "info", "warning", "error", "warning_once", "info_once")
+        own = {getattr(kind, name) for name in names if hasattr(kind, name)}  # transformers' too
+        self._functions = own.union(more)
+
+    def __contains__(self, function: object) -> bool:
+        return function in self._functions
 
 
 class Applied:
@@ -45,7 +52,7 @@ class Applied:
         for name, value in _WANTED.items():
             setattr(config, name, value)
         self._before["ignore_logging_functions"] = config.ignore_logging_functions
-        config.ignore_logging_functions = config.ignore_logging_functions | _quiet()
+        config.ignore_logging_functions = _Loggers(config.ignore_logging_functions)
 
     def __exit__(self, *exc: object) -> None:
         for name, value in self._before.items():

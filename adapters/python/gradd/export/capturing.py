@@ -34,6 +34,7 @@ from gradd.export import (
 )
 from gradd.export.guards.arguments import layouts
 from gradd.export.guards.contexts import Trial
+from gradd.export.silence import silence
 from gradd.export.translation import decompositions, masks, model_bytes, translate
 from gradd.spec import Capture, CaptureError, SharedSpec
 
@@ -102,7 +103,7 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     specs = _shared(call, seen, traced)
     _prepare(fx.prepare, traced.program)
     refuse.check_states(call.module, traced.program)
-    with trace.silence(), decompositions.sound():
+    with silence(), decompositions.sound():
         model, program = translate.to_onnx(traced.program)
         traced.close()
         clock.lap("translate")

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +21,7 @@ from gradd import schema
 from gradd.export import answers, assigned, autocast, dims, places, refuse, regions, results
 from gradd.export.identity import Originals, Same, like, standing
 from gradd.export.naming import Call
+from gradd.export.silence import silence
 from gradd.spec import CaptureError, DimRules
 
 
@@ -252,37 +251,6 @@ def _no_stale_gradients() -> Iterator[None]:
         yield
     finally:
         meta_utils.safe_grad = read
-
-
-def silence() -> Any:
-    """Silences the exporter's warnings and log lines; failures are raised, not logged."""
-    return _Silence()
-
-
-class _Silence:
-    LOGGERS = (
-        "onnxscript",
-        "onnx_ir",
-        "torch.onnx",
-        "torch.fx",
-        "torch.export",
-        "torch._export",
-        "torch._dynamo",
-        "torch._subclasses",
-    )
-
-    def __enter__(self) -> None:
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
-        warnings.simplefilter("ignore")
-        self._levels = [(logging.getLogger(n), logging.getLogger(n).level) for n in self.LOGGERS]
-        for logger, _ in self._levels:
-            logger.setLevel(logging.CRITICAL)
-
-    def __exit__(self, *exc: object) -> None:
-        for logger, level in self._levels:
-            logger.setLevel(level)
-        self._warnings.__exit__(*exc)
 
 
 def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
