@@ -12,7 +12,7 @@ import torch
 import torch.fx
 
 from gradd import errors
-from gradd.dynamo import checkpoints, lower, modes, partition, program
+from gradd.dynamo import cache, checkpoints, lower, modes, partition, program
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, is_number, number
@@ -137,20 +137,22 @@ class CompiledGraph:
         if len(given) < len(part.inputs):
             odd = next(n for n in part.inputs if n not in given)
             raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
-        if not part.outputs:
-            raise CaptureError("export_failed", "nothing comes out")
         done = lower.lower(nodes, given, part.outputs, self.module)
         self._check_written(done, given)
         inputs = self._inputs(done, given)
         names = [self._output_name(n) for n in part.outputs]
-        cap = program.capture(done, inputs, names, bool(self.checkpoints))
+        key = cache.key_of(done, inputs, names, self.checkpoints)
+        cap, _ = cache.find(
+            key, lambda: program.capture(done, inputs, names, bool(self.checkpoints))
+        )
         if trial:
             from gradd.calls.captured import check_supported
 
             check_supported(self.owner.client.put_graph(cap.onnx, (), ()), cap)
             return None
         owner = self.owner
-        owner.counts["captures"] += 1
+        owner.counts["captures"] += key not in owner.keys
+        owner.keys.add(key)
         sizes = Sizes(given)
         in_torch = InTorch(nodes, self.module, self.around)
 

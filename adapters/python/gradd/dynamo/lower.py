@@ -31,7 +31,7 @@ from gradd.export.places import place_of
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 ORIGIN = "gradd_origin"  # mark of nodes: the node of Dynamo's graph that they come from
 _CAST = "gradd_cast"  # mark of nodes: autocast to this type is on
 _UNKNOWN = object()
@@ -42,6 +42,16 @@ _RESHAPING = frozenset(
         *("swapaxes_", "swapdims_", "as_strided_"),
     }
 )
+
+
+def _may_give(func: Any, value: Any) -> bool:
+    """Whether a value has the form of what an operator gives."""
+    returns = func._schema.returns
+    if len(returns) == 1 and str(returns[0].type) == "Tensor":
+        return isinstance(value, torch.Tensor)
+    if not isinstance(value, (list, tuple)):
+        return False
+    return len(returns) == 1 or len(returns) == len(value)
 
 
 class _SeveralError(Exception):
@@ -169,7 +179,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             if node is None:
                 node = self._constant(value)
             return node
-        if isinstance(value, _SYMBOLIC):
+        if isinstance(value, SYMBOLIC):
             return self._number(value)
         if isinstance(value, torch.Generator):
             raise self._refusal("unsupported_operator", "draws from a generator of its own")
@@ -357,7 +367,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             node = self._emit(func, args, kwargs)
             with torch.no_grad():
                 result = func(*args, **kwargs)
-        elif self.steps:
+        elif self.steps or not _may_give(func, self.expected):
             raise _SeveralError
         else:
             self.steps += 1
@@ -387,9 +397,11 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
 
     def _keep(self, func: Any, node: torch.fx.Node, result: Any) -> Any:
         node.meta["val"] = result
+        writes = is_mutable(func)
         if isinstance(result, torch.Tensor):
             self._refuse_unbacked(result)
-            self._track(result, node)
+            if writes or id(result) not in self.nodes:  # it may give back what it was given
+                self._track(result, node)
             if not any(isinstance(n.meta["val"], torch.Tensor) for n in node.all_input_nodes):
                 self.created.append(node)
             cast = modes.of(self.origin).cast  # type: ignore[arg-type]
@@ -398,7 +410,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             return result
         if isinstance(result, (list, tuple)):
             for i, item in enumerate(result):
-                if isinstance(item, torch.Tensor):
+                if isinstance(item, torch.Tensor) and (writes or id(item) not in self.nodes):
                     self._refuse_unbacked(item)
                     part = self.flat.call_function(operator.getitem, (node, i))
                     part.meta = {**node.meta, "val": item}

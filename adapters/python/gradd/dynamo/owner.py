@@ -33,6 +33,7 @@ class Owner:
         failed: Why there is no daemon, where the policy lets PyTorch run then.
         last: Graph and plan that ran last.
         calls: Of graphs, in the daemon or not.
+        keys: Of the captures.
         in_torch: Reasons for which parts of the present call ran in PyTorch.
     """
 
@@ -70,6 +71,7 @@ class Owner:
         self.alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         self.last: tuple[weakref.ref, weakref.ref] | None = None
         self.calls = 0
+        self.keys: set[bytes] = set()
         self.in_torch: list[str] = []
         self.failed: Exception | None = None
         self._asked_again = False

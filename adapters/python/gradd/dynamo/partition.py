@@ -71,7 +71,21 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     wanted = {n for n in results if isinstance(n, Node)}
     for part in parts:
         find_ends(part, wanted)
-    return parts
+    return [part for part in parts if not part.daemon or part.outputs or _writes(part)]
+
+
+def _writes(part: Part) -> bool:
+    """Whether a part writes to what it was given: its nodes need not give anything."""
+    return any(is_write(node) for node in part.nodes)
+
+
+def is_write(node: Node) -> bool:
+    """Whether a node may write in place."""
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if name in ("setitem", "__setitem__") or bool(node.kwargs.get("inplace")):
+        return True
+    return name.endswith("_") and not name.endswith("__") or "out" in node.kwargs
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:

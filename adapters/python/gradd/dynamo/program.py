@@ -16,7 +16,7 @@ import torch
 import torch.fx
 from torch.export import graph_signature as signatures
 
-from gradd.dynamo import lower
+from gradd.dynamo import lower, private
 from gradd.export import fx, outputs, sources
 from gradd.export.silence import silence
 from gradd.export.translation import decompositions, model_bytes, translate
@@ -54,6 +54,7 @@ class Program:
         self.range_constraints: dict[Any, Any] = {}
         self.states: dict[str, torch.Tensor] = {}
         self.constants: dict[str, torch.Tensor] = {}
+        self.taken: list[Input] = []  # those that come with each call, in order
         written = set(done.written)
         specs = []
         for i, (node, given) in enumerate(zip(done.placeholders(), inputs, strict=True)):
@@ -65,6 +66,8 @@ class Program:
                 self.constants[str(target)] = value
             elif target is not None:
                 self.states[target] = value
+            else:
+                self.taken.append(given)
         (results,) = done.graph.output_node().args
         self.graph_signature = signatures.ExportGraphSignature(
             specs,
@@ -168,7 +171,8 @@ def capture(
     start = time.perf_counter()
     program = Program(done, inputs)
     _check_states(done, inputs)
-    with silence(), decompositions.sound():
+    # Dynamo has a mode of its own for back ends, which is not that of the graph's tensors.
+    with private.tracing(None), silence(), decompositions.sound():
         fx.prepare(program)
         prepared = time.perf_counter()
         model, used = translate.to_onnx(program)
@@ -239,12 +243,8 @@ class _Named:
         read = {v for node in graph for v in node.inputs if v is not None}
         kinds = signatures.InputKind
         user = [s.arg.name for s in used.graph_signature.input_specs if s.kind is kinds.USER_INPUT]
-        given = [
-            i
-            for i, spec in zip(program.inputs, program.graph_signature.input_specs, strict=True)
-            if spec.kind is kinds.USER_INPUT
-        ]
-        values = [(i, cleaned.user_inputs.get(name)) for i, name in zip(given, user, strict=True)]
+        pairs = zip(program.taken, user, strict=True)
+        values = [(i, cleaned.user_inputs.get(name)) for i, name in pairs]
         self.inputs = []
         for one, value in values:
             if value is not None and value in read:

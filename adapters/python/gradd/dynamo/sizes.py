@@ -15,10 +15,8 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from gradd.dynamo.lower import value_of
+from gradd.dynamo.lower import SYMBOLIC, value_of
 from gradd.export.dims import evaluate
-
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def is_number(node: torch.fx.Node) -> bool:

@@ -1,0 +1,99 @@
+"""Captures by the graphs that they were made of: an equal graph is translated once per process.
+
+Dynamo compiles anew where a guard fails, though the operators are often the same (a config field
+was filled in, parameters were frozen, another instance of the class). Symbols are numbered in the
+order in which they come, for each compilation has its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd.dynamo import lower
+from gradd.export.nodes import DATA, INFERENCE, OFF
+from gradd.export.places import place_of
+from gradd.spec import Capture
+
+_KEPT = 256
+_MARKS = (OFF, DATA, INFERENCE)
+_captures: OrderedDict[bytes, Capture] = OrderedDict()
+_lock = threading.Lock()
+
+
+def find(key: bytes, make: Callable[[], Capture]) -> tuple[Capture, bool]:
+    """The capture under a key, made if there is none; and whether it was there."""
+    with _lock:
+        known = _captures.get(key)
+        if known is not None:
+            _captures.move_to_end(key)
+            return known, True
+    made = make()
+    with _lock:
+        _captures[key] = made
+        if len(_captures) > _KEPT:
+            _captures.popitem(last=False)
+    return made, False
+
+
+def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], more: Any) -> bytes:
+    """Equal for graphs that are translated to the same.
+
+    Args:
+        done: The graph, before anything is rewritten.
+        inputs: Of its placeholders: names, places, and what they are.
+        names: Of its outputs.
+        more: Whatever else the capture depends on.
+    """
+    digest = hashlib.sha256()
+    describe = _Describe()
+    for node in done.graph.nodes:
+        digest.update(describe.node(node).encode())
+    for given, source in zip(inputs, done.inputs, strict=True):
+        kind = isinstance(given.tensor, torch.nn.Parameter)
+        digest.update(repr((given.name, given.place, given.bound, kind)).encode())
+        if isinstance(source, torch.Tensor):
+            digest.update(source.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    digest.update(repr((list(names), done.written, more)).encode())
+    return digest.digest()
+
+
+class _Describe:
+    """Text for the nodes of one graph."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[torch.fx.Node, int] = {}
+        self._symbols: dict[str, str] = {}
+
+    def node(self, node: torch.fx.Node) -> str:
+        """All that a translation reads of a node."""
+        self._numbers[node] = len(self._numbers)
+        operands = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{self._numbers[n]}")
+        marks = [m for m in _MARKS if node.meta.get(m)]
+        value = self._value(node.meta.get("val"))
+        place = place_of(node) if node.op == "call_function" else node.name
+        return f"{node.op}|{node.target}|{operands!r}|{marks}|{value}|{place}\n"
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            sizes = [self._number(n) for n in (*value.shape, *value.stride())]
+            return f"{value.dtype}{sizes}{value.requires_grad}"
+        if isinstance(value, (list, tuple)):
+            return str([self._value(v) for v in value])
+        return self._number(value)
+
+    def _number(self, value: Any) -> str:
+        if not isinstance(value, lower.SYMBOLIC):
+            return repr(value)
+        expression = value.node.expr
+        known = {}
+        for symbol in sorted(expression.free_symbols, key=lambda s: s.name):
+            name = self._symbols.setdefault(symbol.name, f"d{len(self._symbols)}")
+            known[symbol] = type(symbol)(name, **symbol.assumptions0)
+        return str(expression.xreplace(known))
