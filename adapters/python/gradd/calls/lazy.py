@@ -191,7 +191,7 @@ class LazyTensor(torch.Tensor):
                 return func(*args, **kwargs)
         if func is torch.Tensor.__repr__ and args[0]._is_lost():
             return args[0]._describe()
-        read = _plain if func is torch.Tensor.detach else _connected
+        read = _plain if func is torch.Tensor.detach else connected
         args = tree_map_only(LazyTensor, read, args)
         kwargs = tree_map_only(LazyTensor, read, kwargs)
         return func(*args, **kwargs)
@@ -276,7 +276,7 @@ def _plain(tensor: LazyTensor) -> torch.Tensor:
     return tensor.gradd_value()
 
 
-def _connected(tensor: LazyTensor) -> torch.Tensor:
+def connected(tensor: LazyTensor) -> torch.Tensor:
     """The value with its history: always the same tensor, so that it may be changed in place."""
     if tensor._read is None and torch.is_grad_enabled() and tensor.requires_grad:
         tensor._read = _Read.apply(tensor)

@@ -15,7 +15,7 @@ from gradd import errors
 from gradd.dynamo import cache, checkpoints, lower, modes, partition, program
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
-from gradd.dynamo.sizes import Sizes, allowed, is_number, number
+from gradd.dynamo.sizes import Sizes, allowed, number
 from gradd.dynamo.steps import InTorch, Values
 from gradd.export.nodes import storages
 from gradd.export.places import place_of
@@ -63,6 +63,8 @@ class CompiledGraph:
         self.module = module
         self.examples: Sequence[Any] | None = examples
         self.name_of = name_of
+        # What comes behind a break of the graph reads what this one gives.
+        self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
         self.refusals: dict[Node, Exception] = {}
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
@@ -169,7 +171,7 @@ class CompiledGraph:
             inputs,
             run,
             lambda args: allowed(sizes, args, env),
-            owner.title,
+            lazy=self.returns and all(n in self.results for n in part.outputs),
         )
         if owner.on_capture is not None:
             owner.on_capture(cap, owner.module())
@@ -312,6 +314,3 @@ def _kind(node: Node) -> Any:
 
     operands = torch.fx.map_arg((node.args, tuple(sorted(node.kwargs.items()))), one)
     return (str(node.target), repr(operands), modes.of(node))
-
-
-__all__ = ["CompiledGraph", "allowed", "is_number"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 import time
 import weakref
 from collections import Counter
@@ -23,11 +22,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gradd import errors, interrupts, options, transforms, unused_memory
+from gradd import errors, options, transforms
+from gradd.calls import watch
+from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
 from gradd.dynamo import private
-from gradd.dynamo.compiled_graph import CompiledGraph
+from gradd.dynamo.backend import compiled, source_name
+from gradd.dynamo.guards import Supplement
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.settings import Applied
 from gradd.session.client import Client
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _OPTIONS = inspect.signature(torch.compile).parameters
-_inside = threading.local()
+_VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
 
 class Compiled:
@@ -68,9 +70,8 @@ class Compiled:
         self.given_forward = forward
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self._disabled = bool(options.get("GRADD_DISABLE"))
-        self.graphs: list[CompiledGraph] = []
         self.calls = 0
-        self._said: set[str] = set()
+        self._names: dict[int, str] | None = None
         if self._disabled:
             return
         self.owner = Owner(
@@ -81,15 +82,37 @@ class Compiled:
             on_capture=on_capture,
             memory_budget=memory_budget,
         )
-        self._compile()
+        self._versions: list[tuple[Supplement, Callable[..., Any]]] = []
 
-    def _compile(self) -> None:
+    def _compiled(self) -> Callable[..., Any]:
+        """The compiled function whose graphs apply as things are now."""
+        versions = self._versions
+        for i, (state, function) in enumerate(versions):
+            if state.holds():
+                if i:
+                    versions.insert(0, versions.pop(i))
+                return function
+        if versions:
+            logger.info(
+                "%s is compiled again: the environment, or a method of a class, is another one",
+                type(self.module).__name__,
+            )
+        # torch.Tensor gets attributes of ours, which are part of the state.
+        watch.install()
+        roots = (self.module, self.given_forward)
+        versions.insert(0, (Supplement(roots), self._made()))
+        del versions[_VERSIONS:]
+        return versions[0][1]
+
+    def _made(self) -> Callable[..., Any]:
         """A compiled function of our own, whose graphs nobody else has."""
         this = weakref.ref(self)
 
         def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             front = this()
-            return graph.forward if front is None else front._take(graph, examples)
+            if front is None:
+                return graph.forward
+            return compiled(front.owner, graph, examples, front._name_of)
 
         target = self.given_forward
         if target is None:
@@ -99,7 +122,7 @@ class Compiled:
                 return module(*args, **kwargs)
 
         extra = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
-        self._compiled = torch.compile(target, backend=backend, **extra)
+        return torch.compile(target, backend=backend, **extra)
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -116,51 +139,11 @@ class Compiled:
         """Of captures and forwards."""
         return self.owner.counts
 
-    # ---- the back end ----
-
-    def _take(self, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        """What runs a graph of Dynamo, which holds its lock."""
-        owner = self.owner
-        start = time.perf_counter()
-        title = type(self.module).__name__
-        with interrupts.held_for(f"the capture of {title}"), unused_memory.unkept():
-            try:
-                made = CompiledGraph(owner, graph, examples, self._name_of)
-            except (CaptureError, errors.GraddError) as error:
-                owner.fallback.decide(error)
-                return self._refused(graph, error)
-        self.graphs.append(made)
-        logger.info("captured %s in %.1f s", title, time.perf_counter() - start)
-        self._tell(made)
-        return made.__call__
-
-    def _refused(self, graph: torch.fx.GraphModule, error: Exception) -> Callable[..., Any]:
-        """A graph that runs in PyTorch as a whole."""
-        owner = self.owner
-        reason = owner.fallback.decide(error)
-
-        def run(*args: Any) -> Any:
-            owner.calls += 1
-            owner.ran_in_torch(reason)
-            return graph.forward(*args)
-
-        if owner.fallback.count(reason, str(error)):
-            owner.fallback.warn(reason, error, 0.0, 0.0)
-        return run
-
     def _name_of(self, tensor: torch.Tensor, node: torch.fx.Node) -> str:
-        names = getattr(self, "_names", None)
-        if names is None or id(tensor) not in names:
+        if self._names is None or id(tensor) not in self._names:
             both = (*self.module.named_parameters(), *self.module.named_buffers())
-            names = self._names = {id(t): name for name, t in both}
-        return names.get(id(tensor)) or _readable(node.name)
-
-    def _tell(self, made: CompiledGraph) -> None:
-        """One warning that names what is cut out."""
-        for error in made.refusals.values():
-            reason = self.owner.fallback.decide(error)
-            if self.owner.fallback.count(reason, str(error)):
-                self.owner.fallback.warn(reason, error, 0.0, 0.0)
+            self._names = {id(t): name for name, t in both}
+        return self._names.get(id(tensor)) or source_name(tensor, node)
 
     # ---- the call ----
 
@@ -176,12 +159,13 @@ class Compiled:
             transforms.check()
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
+        args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         _mark(args, kwargs)
         before = owner.calls
         owner.in_torch.clear()
         with Applied():
             try:
-                result = self._compiled(*args, **kwargs)
+                result = self._compiled()(*args, **kwargs)
             except private.TorchDynamoException as error:
                 failure: Exception | None = error
                 result = None
@@ -256,7 +240,7 @@ class Compiled:
         seen: Counter[str] = sum((g.live_rows for g in graphs), Counter())
         return {
             "captures": owner.counts["captures"],
-            "graphs": len(self.graphs),
+            "graphs": len(owner.graphs),
             "plans": sum(len(g.plans) for g in graphs),
             "forwards": owner.counts["forwards"],
             "repeated_forwards": owner.counts["repeated_forwards"],
@@ -275,7 +259,7 @@ class Compiled:
     def close(self) -> None:
         """Gives up everything that the daemon holds; parameters stay readable."""
         if not self._disabled:
-            for graph in self.graphs:
+            for graph in self.owner.graphs:
                 graph.close()
             self.owner.close()
 
@@ -295,15 +279,6 @@ def _varying(tensor: torch.Tensor) -> Sequence[int]:
     if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():
         return [0] if sizes[0] > 1 else []
     return [axis for axis, size in enumerate(sizes) if size > 1]
-
-
-def _readable(name: str) -> str:
-    """`l_kwargs_input_ids_` as the user knows it."""
-    for start in ("l_kwargs_", "l_args_", "l_"):
-        if name.startswith(start):
-            name = name[len(start) :]
-            break
-    return name.strip("_") or "input"
 
 
 def _as_refusal(error: Exception) -> Exception:

@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ from gradd.check.selfcheck import Checks
 from gradd.fallback import Fallback
 from gradd.memory import Memory
 from gradd.session.client import Client, get_client
+
+if TYPE_CHECKING:
+    from gradd.dynamo.compiled_graph import CompiledGraph
 
 logger = logging.getLogger("gradd")
 
@@ -72,6 +75,7 @@ class Owner:
         self.last: tuple[weakref.ref, weakref.ref] | None = None
         self.calls = 0
         self.keys: set[bytes] = set()
+        self._graphs: list[weakref.ref] = []
         self.in_torch: list[str] = []
         self.failed: Exception | None = None
         self._asked_again = False
@@ -92,6 +96,16 @@ class Owner:
             self.fallback.decide(error)
             self.failed = error
 
+    def made(self, graph: CompiledGraph) -> None:
+        """A graph that Dynamo holds from now on."""
+        self._graphs = [ref for ref in self._graphs if ref() is not None]
+        self._graphs.append(weakref.ref(graph))
+
+    @property
+    def graphs(self) -> list[CompiledGraph]:
+        """Those that Dynamo holds."""
+        return [g for g in (ref() for ref in self._graphs) if g is not None]
+
     def module(self) -> torch.nn.Module | None:
         """The user's module, if there is one."""
         return self._module() if self._module is not None else None
@@ -106,14 +120,14 @@ class Owner:
         """A part of the present call has run in PyTorch."""
         self.in_torch.append(reason)
 
-    def warn_asks_again(self, title: str) -> None:
+    def warn_asks_again(self) -> None:
         """Outputs that are read beside the loss do not fit the budget."""
         if not self._asked_again:
             self._asked_again = True
             logger.warning(
                 "outputs of %s that are read beside the loss do not fit its memory budget in a "
                 "step: whoever reads them runs another forward (repeated_forwards)",
-                title,
+                self.title,
             )
 
     def close(self) -> None:

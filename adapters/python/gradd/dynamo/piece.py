@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
-from gradd import errors, interrupts, unused_memory
+from gradd import errors
 from gradd.calls import run as runs
 from gradd.calls import watch
 from gradd.calls.captured import CapturedGraph, check_supported, type_of
@@ -28,7 +28,6 @@ from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
 from gradd.check.other_data import Data
-from gradd.check.selfcheck import Checks
 from gradd.dynamo.reference import Reference
 from gradd.fallback import DeviceError
 from gradd.spec import Capture, CaptureError
@@ -107,7 +106,8 @@ class Piece:
         inputs: Sequence[Input],
         in_torch: Callable[..., Sequence[Any]],
         fits: Callable[[Sequence[Any]], bool],
-        title: str,
+        *,
+        lazy: bool,
     ) -> None:
         """Args:
         owner: What pieces of one compiled function have in common.
@@ -115,13 +115,13 @@ class Piece:
         inputs: Of its arguments; constants are not among them.
         in_torch: The same in PyTorch.
         fits: Whether it may take arguments of other sizes.
-        title: For messages.
+        lazy: Outputs that only the loss needs may be left out.
         """
         self.owner = owner
         self.client, self.state, self.slots = owner.client, owner.state, owner.slots
         self.inputs_ = [i for i in inputs if i.place >= 0]
         self.in_torch = in_torch
-        self.title = title
+        self.lazy = lazy and owner.lazy
         self._fits = fits
         self._tensors: list[Any] = []
         self.counts, self.fallback = owner.counts, owner.fallback
@@ -147,24 +147,26 @@ class Piece:
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
         """The outputs, in the order of the graph."""
-        run = None
-        with self.client.lock:
-            try:
-                run, tensors = self._look_up(args) or (None, None)
-            except Exception:  # the slow path says what is wrong
-                run = None
-            finally:
-                if run is None or not self.graph.changed:
-                    self._tensors.clear()
-        if run is None:
-            return self._slow(args)
-        return self._finish(run, tensors)
+        if not self.graph.changed:
+            return self._call(args)
+        with self.client.lock:  # what is written is looked up when it has been computed
+            return self._call(args)
 
-    def _finish(self, run: runs.Run, tensors: Any) -> Sequence[Any]:
+    def _call(self, args: Sequence[Any]) -> Sequence[Any]:
+        found = None
         try:
+            with self.client.lock:
+                try:
+                    found = self._look_up(args)
+                except Exception:  # the slow path says what is wrong
+                    found = None
+            if found is None:
+                return self._slow(args)
+            run, tensors = found
             return run.differentiated(tensors)
         finally:
-            self._tensors.clear()
+            if self.graph.changed:
+                self._tensors.clear()
 
     def _overlap(self, args: Sequence[Any]) -> bool:
         """Whether a tensor that the graph writes shares its memory with another argument."""
@@ -236,12 +238,15 @@ class Piece:
                 self.client.check_process()
                 with self.client.lock, watch.ours:
                     self._tensors[:] = args
-                    run, tensors = self._prepare(args, form)
+                    try:
+                        run, tensors = self._prepare(args, form)
+                    finally:
+                        if not self.graph.changed:
+                            self._tensors.clear()
             except Exception as error:
-                self._tensors.clear()
                 failure = error
             if failure is None:
-                return self._finish(run, tensors)
+                return run.differentiated(tensors)
         try:
             return self._by_torch(args, form, failure, reason, time.perf_counter() - start)
         finally:
@@ -303,7 +308,7 @@ class Piece:
 
     def _affordable(self, binding: Binding, bound: list, inputs: list[torch.Tensor]) -> Wish:
         """What a call wants; not outputs that do not fit the memory budget beside the step."""
-        graph, lazy = self.graph, self.owner.lazy
+        graph, lazy = self.graph, self.lazy
         wish = wish_of(graph, bound, inputs, lazy)
         if not self.owner.memory.budget or graph.asks_again or not graph.asked_for:
             return wish
@@ -315,7 +320,7 @@ class Piece:
             less = wish_of(graph, bound, inputs, lazy)
             if less.real == wish.real:
                 raise
-            self.owner.warn_asks_again(self.title)
+            self.owner.warn_asks_again()
             return less
 
     def prepared(
@@ -365,11 +370,3 @@ class Piece:
         """Gives up what the daemon holds."""
         self.graph.drop()
         self._known.clear()
-
-
-def capture_held(title: str) -> Any:
-    """Context of a capture: Ctrl-C comes at its end, and what it leaves goes back."""
-    return interrupts.held_for(f"the capture of {title}"), unused_memory.unkept()
-
-
-__all__ = ["Checks", "Piece", "capture_held"]

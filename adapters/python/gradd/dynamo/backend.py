@@ -1,0 +1,133 @@
+"""The back end that Dynamo calls: `torch.compile(model, backend="gradd")`, `model.compile(...)`.
+
+    model.compile(backend="gradd")
+    step = torch.compile(step, backend="gradd", options={"memory_budget": "2GiB"})
+
+Such a function has the contract of torch.compile: what Dynamo does not guard is not seen, calls
+that reach no graph run in PyTorch without a word, and nothing is moved before the first call.
+Options are those of ORTModule: `strict` and `memory_budget`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd import errors, interrupts, unused_memory
+from gradd.dynamo.compiled_graph import CompiledGraph
+from gradd.dynamo.owner import Owner
+from gradd.session.client import get_client
+from gradd.spec import CaptureError
+
+logger = logging.getLogger("gradd")
+_OPTIONS = ("memory_budget", "strict")
+_owners: dict[tuple, Owner] = {}
+_lock = threading.Lock()
+_PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
+
+
+def gradd(
+    graph: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """What runs a graph of Dynamo.
+
+    Args:
+        graph: Dynamo's.
+        examples: The arguments of the call that it is made for.
+        options: "strict" and "memory_budget", as ORTModule takes them.
+
+    Raises:
+        ValueError: An option that there is not, or a budget that is none.
+        SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
+    """
+    return compiled(_owner(options or {}), graph, examples, source_name)
+
+
+def _owner(options: dict[str, Any]) -> Owner:
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise ValueError(
+            f"backend='gradd' has no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}"
+        )
+    with _lock:
+        client = get_client()
+        key = (id(client), *sorted(options.items()))
+        known = _owners.get(key)
+        if known is None or known.client is not client:
+            known = _owners[key] = Owner(
+                None,
+                "a compiled function",
+                client=client,
+                strict=bool(options.get("strict")),
+                memory_budget=options.get("memory_budget"),
+            )
+        return known
+
+
+def compiled(
+    owner: Owner,
+    graph: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    name_of: Callable[[torch.Tensor, torch.fx.Node], str],
+) -> Callable[..., Any]:
+    """What Dynamo calls in place of a graph; it holds its lock.
+
+    Args:
+        owner: What graphs have in common.
+        graph: Dynamo's.
+        examples: Arguments of the call that it is made for.
+        name_of: What a tensor is called.
+    """
+    if owner.failed is not None:
+        return graph.forward
+    start = time.perf_counter()
+    with interrupts.held_for(f"the capture of {owner.title}"), unused_memory.unkept():
+        try:
+            made = CompiledGraph(owner, graph, examples, name_of)
+        except (CaptureError, errors.GraddError) as error:
+            return _refused(owner, graph, error)
+    owner.made(made)
+    logger.info("captured %s in %.1f s", owner.title, time.perf_counter() - start)
+    for error in made.refusals.values():
+        reason = owner.fallback.decide(error)
+        if owner.fallback.count(reason, str(error)):
+            owner.fallback.warn(reason, error, 0.0, 0.0)
+    return made.__call__
+
+
+def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Callable[..., Any]:
+    """A graph that runs in PyTorch as a whole."""
+    reason = owner.fallback.decide(error)
+    if owner.fallback.count(reason, str(error)):
+        owner.fallback.warn(reason, error, 0.0, 0.0)
+
+    def run(*args: Any) -> Any:
+        owner.calls += 1
+        owner.ran_in_torch(reason)
+        return graph.forward(*args)
+
+    return run
+
+
+def source_name(tensor: torch.Tensor, node: torch.fx.Node) -> str:
+    """A name from where Dynamo has found a tensor: `layers.0.weight`, `input_ids`."""
+    source = getattr(node, "_dynamo_source", None)
+    parts = _PART.findall(str(source.name)) if source is not None else []
+    if parts:
+        return ".".join(parts)
+    name = node.name
+    for start in ("l_kwargs_", "l_args_", "l_"):
+        if name.startswith(start):
+            name = name[len(start) :]
+            break
+    return name.strip("_") or "input"
