@@ -134,6 +134,7 @@ class CapturedGraph:
         self.ties = self._find_ties()
         self.homes: list[Home] = []
         self.pointers: list[tuple] = []
+        self.kinds_bound: list[tuple[torch.dtype, tuple[int, ...]]] = []  # when they were bound
         self.binding: Binding | None = None
         self.filled: list[tuple[dict, str, object]] = []  # settings that forward() filled in
         self.generation = -1
@@ -230,7 +231,9 @@ class CapturedGraph:
             if self.binding is None or homes != self.homes:
                 self.binding = Binding(state.client, homes)
             self.homes = homes
-            self.pointers = [_where(p.get()) for p in self.places]
+            tensors = [p.get() for p in self.places]
+            self.pointers = list(map(_where, tensors))
+            self.kinds_bound = list(map(_kind, tensors))
             self.generation = state.generation
 
     def plan(
@@ -261,8 +264,9 @@ class CapturedGraph:
             self.keep(plan)
             return plan
         types = dict(zip(self.free, free_types, strict=True))
-        for name, place in zip(self.bound, self.places, strict=True):
-            types[name] = type_of(place.get())
+        known = self.kinds_bound or [_kind(place.get()) for place in self.places]
+        for name, (dtype, shape) in zip(self.bound, known, strict=True):
+            types[name] = (DTYPE_CODES[dtype], shape)
         names = tuple(self.bound[i] for i in params)
         fields = protocol.plan_fields(
             self.info.id,
@@ -279,7 +283,7 @@ class CapturedGraph:
         if grad_outputs:
             fields |= self.memory
         info, over = self._planned(client, fields, any(live))
-        kinds = [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
+        kinds = [known[i] for i in params]
         early = tuple(i for i in range(len(kinds)) if i < len(info.early) and info.early[i])
         plan = Plan(
             client,
@@ -367,6 +371,10 @@ class CapturedGraph:
 def _where(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     """Where a tensor lies and how; its type is part of what makes two captures different."""
     return data_ptr(tensor), tensor.stride()
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    return tensor.dtype, tuple(tensor.shape)
 
 
 def type_of(tensor: torch.Tensor) -> protocol.Type:

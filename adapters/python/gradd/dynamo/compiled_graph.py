@@ -61,7 +61,7 @@ class CompiledGraph:
         """
         self.owner = owner
         self.module = module
-        self.examples: Sequence[Any] | None = examples
+        self.examples = examples
         self.name_of = name_of
         # What comes behind a break of the graph reads what this one gives.
         self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ class CompiledGraph:
         start = time.perf_counter()
         self.steps = self._made()
         self.seconds = time.perf_counter() - start
-        self.examples = None
+        del self.examples, self.name_of  # what is made may outlive the module
         self._find_ends()
         self.whole = self._as_whole()
 
@@ -158,10 +158,10 @@ class CompiledGraph:
         sizes = Sizes(given)
         in_torch = InTorch(nodes, self.module, self.around)
 
-        def run(*args: Any) -> Sequence[Any]:
+        def run(args: Sequence[Any], exact: bool = False) -> Sequence[Any]:
             known: Values = dict(zip(given, args, strict=True))
             values = sizes.values(args)
-            in_torch.run(known, lambda value: number(value, values))
+            in_torch.run(known, lambda value: number(value, values), exact=exact)
             return [known[n] for n in part.outputs]
 
         env = self.env
@@ -196,7 +196,7 @@ class CompiledGraph:
                 raise error
 
     def _inputs(self, done: lower.Lowered, given: Sequence[Node]) -> list[program.Input]:
-        examples = dict(zip(self.placeholders, self.examples or (), strict=True))
+        examples = dict(zip(self.placeholders, self.examples, strict=True))
         at = {node: i for i, node in enumerate(given)}
         taken: set[str] = set()
         inputs = []

@@ -12,6 +12,7 @@ PyTorch is said, or raised where nothing may.
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import time
 import weakref
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _OPTIONS = inspect.signature(torch.compile).parameters
+_numbers = itertools.count()
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
 
@@ -82,6 +84,8 @@ class Compiled:
             on_capture=on_capture,
             memory_budget=memory_budget,
         )
+        # Dynamo may keep graphs, and the owner with them.
+        weakref.finalize(self, self.owner.finish())
         self._versions: list[tuple[Supplement, Callable[..., Any]]] = []
 
     def _compiled(self) -> Callable[..., Any]:
@@ -120,6 +124,9 @@ class Compiled:
 
             def target(*args: Any, **kwargs: Any) -> Any:
                 return module(*args, **kwargs)
+
+            # Dynamo's cache goes with the code: it must not be that of all modules.
+            target.__code__ = target.__code__.replace(co_name=f"call_{next(_numbers)}")
 
         extra = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
         return torch.compile(target, backend=backend, **extra)
@@ -261,7 +268,7 @@ class Compiled:
         if not self._disabled:
             for graph in self.owner.graphs:
                 graph.close()
-            self.owner.close()
+            self.owner.finish()()
 
 
 def _mark(args: tuple, kwargs: dict) -> None:

@@ -44,6 +44,12 @@ _RESHAPING = frozenset(
 )
 
 
+def _indexes(node: torch.fx.Node) -> bool:
+    """Whether a node is an index of several parts: C++ code that looks at what lies between."""
+    index = node.target in (operator.getitem, operator.setitem)
+    return index and isinstance(node.args[1], (tuple, list))
+
+
 def _may_give(func: Any, value: Any) -> bool:
     """Whether a value has the form of what an operator gives."""
     returns = func._schema.returns
@@ -135,7 +141,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         self.last_input: torch.fx.Node | None = None
         self.origin: torch.fx.Node | None = None
         self.data = False
-        self.created: list[torch.fx.Node] = []  # by the call, out of nothing
+        self.last: torch.fx.Node | None = None  # of the call, with one result
         self.expected: Any = _UNKNOWN
         self.steps = 0
         for node in inputs:
@@ -233,7 +239,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             self._take_attribute(node)
         elif not modes.changes(node):
             self._check(node)
-            if not self._take_one(node):
+            if _indexes(node) or not self._take_one(node):
                 self._take_several(node)
 
     def _take_attribute(self, node: torch.fx.Node) -> None:
@@ -264,20 +270,20 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         self._enter(modes.of(node))
         if self.data:
             return args[0].detach()
-        self.created = []
+        self.last = None
         if node.op == "call_method":
             result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             result = node.target(*args, **kwargs)  # type: ignore[operator]
-        return self._as_created(result)
+        return self._as_recorded(result)
 
     def _known_value(self, node: torch.fx.Node) -> Any:
         return self.known[node] if node in self.known else value_of(node)  # a number
 
-    def _as_created(self, result: Any) -> Any:
-        """A tensor out of nothing comes back as another object, if somebody holds the first one."""
-        if isinstance(result, torch.Tensor) and id(result) not in self.nodes and self.created:
-            value = self.created[-1].meta["val"]
+    def _as_recorded(self, result: Any) -> Any:
+        """A fresh tensor may come back as another object, where somebody holds the first one."""
+        if isinstance(result, torch.Tensor) and id(result) not in self.nodes and self.last:
+            value = self.last.meta["val"]
             if value.shape == result.shape and value.dtype == result.dtype:
                 return value
         return result
@@ -298,13 +304,8 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         self.expected, self.steps = expected, 0
         try:
             result = self._call(node)
-        except _SeveralError:
+        except Exception:  # the second try says what is wrong
             result = _UNKNOWN
-        except CaptureError:
-            raise
-        except Exception as error:
-            self._undo(n)
-            raise self._explained(error) from error
         finally:
             self.expected = _UNKNOWN
         if result is _UNKNOWN or not self._is_known(result):
@@ -363,8 +364,10 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             raise self._refusal("data_dependent_control_flow", text)
         if func is _aten.lift_fresh.default:
             func = _aten.clone.default
-        if self.expected is _UNKNOWN:
+        if self.expected is _UNKNOWN or is_mutable(func):
             node = self._emit(func, args, kwargs)
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
+            self.steps += 1
             with torch.no_grad():
                 result = func(*args, **kwargs)
         elif self.steps or not _may_give(func, self.expected):
@@ -373,13 +376,15 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             self.steps += 1
             node = self._emit(func, args, kwargs)
             result = self.expected
-            if is_mutable(func):
-                with torch.no_grad():
-                    result = func(*args, **kwargs)
         return self._keep(func, node, result)
 
     def __sym_dispatch__(self, func: Any, types: Any, args: tuple, kwargs: dict | None) -> Any:
         return func(*args, **(kwargs or {}))
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, private.FakeTensor):
+            return tensor
+        return self.nodes[id(tensor)].meta["val"]  # a constant
 
     def _emit(self, func: Any, args: tuple, kwargs: dict) -> torch.fx.Node:
         operands = pytree.tree_map(self._operand, (args, kwargs))
@@ -402,8 +407,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             self._refuse_unbacked(result)
             if writes or id(result) not in self.nodes:  # it may give back what it was given
                 self._track(result, node)
-            if not any(isinstance(n.meta["val"], torch.Tensor) for n in node.all_input_nodes):
-                self.created.append(node)
+            self.last = node
             cast = modes.of(self.origin).cast  # type: ignore[arg-type]
             if cast is not None and torch.is_autocast_enabled("cpu"):
                 node.meta[_CAST] = cast

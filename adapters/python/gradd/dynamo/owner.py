@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,7 +87,7 @@ class Owner:
         self.client = client or get_client()
         self.state = State(self.client, module)
         self.slots = SlotSet(self.client)
-        weakref.finalize(self, _finish, self.state, self.slots, self.alive)
+        weakref.finalize(self, self.finish())
         try:
             with self.client.lock:
                 self.client.connect()
@@ -130,9 +131,9 @@ class Owner:
                 self.title,
             )
 
-    def close(self) -> None:
-        """Gives up everything that the daemon holds; parameters stay readable."""
-        _finish(self.state, self.slots, self.alive)
+    def finish(self) -> Callable[[], None]:
+        """What gives up all that the daemon holds; it does not hold this object."""
+        return partial(_finish, self.state, self.slots, self.alive)
 
 
 def _finish(state: State, slots: SlotSet, alive: weakref.WeakSet[CapturedGraph]) -> None:

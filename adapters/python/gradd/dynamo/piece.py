@@ -11,6 +11,7 @@ import operator
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ class Piece:
 
     Attributes:
         inputs: What its arguments are.
-        in_torch: The same computed by PyTorch: arguments to outputs.
+        in_torch: The same computed by PyTorch.
     """
 
     def __init__(
@@ -113,13 +114,14 @@ class Piece:
         owner: What pieces of one compiled function have in common.
         cap: The graph.
         inputs: Of its arguments; constants are not among them.
-        in_torch: The same in PyTorch.
+        in_torch: The same in PyTorch; with a second argument True, without autocast.
         fits: Whether it may take arguments of other sizes.
         lazy: Outputs that only the loss needs may be left out.
         """
         self.owner = owner
         self.client, self.state, self.slots = owner.client, owner.state, owner.slots
-        self.inputs_ = [i for i in inputs if i.place >= 0]
+        # Without their tensors: Dynamo may keep a graph longer than its parameters live.
+        self.inputs_ = [replace(i, tensor=None) for i in inputs if i.place >= 0]
         self.in_torch = in_torch
         self.lazy = lazy and owner.lazy
         self._fits = fits
@@ -262,7 +264,7 @@ class Piece:
     ) -> Sequence[Any]:
         reason = self.fallback.decide(failure) if failure is not None else reason
         start = time.perf_counter()
-        result = self.in_torch(*args)
+        result = self.in_torch(args)
         self.owner.ran_in_torch(reason)
         if failure is not None:
             self._refused[form] = reason

@@ -11,6 +11,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import TorchDynamoException
+from torch._export.verifier import TrainingIRVerifier
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
@@ -25,6 +26,7 @@ __all__ = [
     "PythonKeyTracer",
     "PythonReferenceAnalysis",
     "TorchDynamoException",
+    "TrainingIRVerifier",
     "_enter_autocast",
     "_enter_inference_mode",
     "_exit_autocast",

@@ -115,6 +115,7 @@ class Program:
             {},
             _call_graph(self.graph_signature),
             constants=dict(self.constants),
+            verifiers=[private.TrainingIRVerifier],
         )
 
 

@@ -80,7 +80,7 @@ class Reference:
                 precise.unpack if precise else reference.same,
             ),
         ):
-            found = self.piece.in_torch(*args)
+            found = self.piece.in_torch(args, self.dtype is not None)
             outputs = dict(enumerate(found))
             for i in self.task.outputs:
                 take((OUTPUT, str(i)), outputs[i])

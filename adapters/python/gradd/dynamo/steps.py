@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch.fx
 
 from gradd.dynamo import modes
 from gradd.dynamo.lower import value_of
-from gradd.dynamo.sizes import Sizes, is_number, number
+from gradd.dynamo.sizes import is_number
 
 Values = dict[torch.fx.Node, Any]
 
@@ -32,12 +32,13 @@ class InTorch:
         self.nodes = [n for n in nodes if not modes.changes(n)]
         self._groups = [(m, list(group)) for m, group in groupby(self.nodes, modes.of)]
 
-    def run(self, known: Values, numbers: Callable[[Any], Any]) -> None:
+    def run(self, known: Values, numbers: Callable[[Any], Any], *, exact: bool = False) -> None:
         """Adds the values of the nodes.
 
         Args:
             known: Values so far, by node.
             numbers: What a number of the trace is in this call.
+            exact: Without autocast.
         """
 
         def operand(node: torch.fx.Node) -> Any:
@@ -46,6 +47,8 @@ class InTorch:
             return known[node]
 
         for wanted, nodes in self._groups:
+            if exact:
+                wanted = wanted._replace(cast=None)
             if wanted == self._around:
                 self._run(nodes, known, operand)
             else:
@@ -65,16 +68,3 @@ class InTorch:
                 known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def numbers_of(sizes: Sizes, args: Sequence[Any]) -> Callable[[Any], Any]:
-    """What numbers of the trace are in a call with these arguments."""
-    values: dict[str, int] | None = None
-
-    def numbers(value: Any) -> Any:
-        nonlocal values
-        if values is None:
-            values = sizes.values(args)
-        return number(value, values)
-
-    return numbers

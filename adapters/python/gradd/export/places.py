@@ -17,6 +17,8 @@ from typing import Any
 import sympy
 import torch
 
+_LOCAL = re.compile(r"^[LG]\['[^']*'\]")
+_TABLE = re.compile(r"(?:\._modules|\['_modules'\])?\[['\"]?([^'\"\]]+)['\"]?\]")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
 
 
@@ -74,10 +76,18 @@ def translated(node: Any) -> tuple[str, str]:
     return source_of(node) or f"node {node.name}", name
 
 
+@functools.lru_cache(maxsize=4096)
+def _plain(path: str) -> str:
+    """`layers.0` of what Dynamo writes: "L['self'].layers.0", "L['m']._modules['layers'][0]"."""
+    path = _LOCAL.sub("", path)
+    return _TABLE.sub(r".\1", path).replace(".__dict__", "").strip(".")
+
+
 def place_of(fx_node: torch.fx.Node) -> str:
     """ "module.path @ file:line" of the Python line that made an FX node."""
     stack = fx_node.meta.get("nn_module_stack") or {}
     path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""
+    path = _plain(path)
     line = ""
     for text in (fx_node.meta.get("stack_trace") or "").splitlines():
         match = _FRAME.match(text)
