@@ -98,11 +98,23 @@ def compiled(
             return _refused(owner, graph, error)
     owner.made(made)
     logger.info("captured %s in %.1f s", owner.title, time.perf_counter() - start)
-    for error in made.refusals.values():
-        reason = owner.fallback.decide(error)
-        if owner.fallback.count(reason, str(error)):
-            owner.fallback.warn(reason, error, 0.0, 0.0)
+    if made.refusals:
+        _tell(owner, made)
     return made.__call__
+
+
+def _tell(owner: Owner, made: CompiledGraph) -> None:
+    """One warning that names every cut."""
+    for error in made.refusals.values():
+        owner.fallback.decide(error)
+    text = made.cuts()
+    if owner.is_new(text):
+        logger.warning(
+            "%s: parts of a graph run in PyTorch, between parts in the daemon: %s; strict=True or "
+            "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
+            owner.title,
+            text,
+        )
 
 
 def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Callable[..., Any]:

@@ -12,13 +12,14 @@ import torch
 import torch.fx
 
 from gradd import errors
-from gradd.dynamo import cache, checkpoints, lower, modes, partition, program
+from gradd.dynamo import cache, checkpoints, lower, modes, partition, program, work
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
 from gradd.dynamo.steps import InTorch, Values
 from gradd.export.nodes import storages
 from gradd.export.places import place_of
+from gradd.fallback import classify
 from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
@@ -38,6 +39,7 @@ class _Step:
     def __init__(self, part: partition.Part, piece: Piece | None, torchs: InTorch | None) -> None:
         self.part, self.piece, self.torchs = part, piece, torchs
         self.over: list[Node] = []
+        self.reason = ""
 
 
 class CompiledGraph:
@@ -88,10 +90,17 @@ class CompiledGraph:
         torchs: dict[Node, Exception] = self.refusals
         while True:
             parts = partition.split(self.module.graph, torchs)
+            glue = [p for p in parts if p.daemon and len(parts) > 1 and work.is_glue(p.nodes)]
+            if glue:
+                parts = partition.split(
+                    self.module.graph, {*torchs, *(n for p in glue for n in p.nodes)}
+                )
             made = []
             for part in parts:
                 if not part.daemon:
-                    made.append(_Step(part, None, InTorch(part.nodes, self.module, self.around)))
+                    step = _Step(part, None, InTorch(part.nodes, self.module, self.around))
+                    step.reason = self._reason(part)
+                    made.append(step)
                     continue
                 try:
                     piece = self._piece(part)
@@ -106,6 +115,11 @@ class CompiledGraph:
                 made.append(_Step(part, piece, after))
             else:
                 return made
+
+    def _reason(self, part: partition.Part) -> str:
+        """The first of the reasons for which a part runs in PyTorch; "" of glue between others."""
+        found = (self.refusals[n] for n in part.nodes if n in self.refusals)
+        return next((classify(error)[1] for error in found), "")
 
     def _guilty(self, part: partition.Part, error: Exception) -> dict[Node, Exception]:
         """The nodes of a piece that the daemon cannot run, each by itself."""
@@ -124,6 +138,8 @@ class CompiledGraph:
         """Why a node alone cannot run in the daemon."""
         part = partition.Part(True, [node])
         partition.find_ends(part, {node})
+        if not part.outputs and not part.same:
+            return None  # a view
         try:
             self._piece(part, trial=True)
         except (CaptureError, errors.GraddError) as error:
@@ -218,6 +234,24 @@ class CompiledGraph:
         at = next((i for i, n in enumerate(self.results) if n is node), None)
         return f"output_{at}" if at is not None else node.name
 
+    def cuts(self) -> str:
+        """What runs in PyTorch and why, and the share of the work in the daemon, for a message."""
+        kinds: dict[str, list[str]] = {}
+        for node, error in self.refusals.items():
+            kinds.setdefault(work.name_of(node), []).append(getattr(error, "message", str(error)))
+        texts = []
+        for name, reasons in kinds.items():
+            count = f" ({len(reasons)} of them)" if len(reasons) > 1 else ""
+            texts.append(f"{name}{count}: {reasons[0].rstrip('.')}")
+        return f"{'; '.join(texts)}. {100 * self.share():.0f} % of its work is in the daemon"
+
+    def share(self) -> float:
+        """Part of the operations of a forward that the daemon computes."""
+        amounts = [0, 0]
+        for step in self.steps:
+            amounts[step.piece is not None] += sum(map(work.work, step.part.nodes))
+        return amounts[1] / max(sum(amounts), 1)
+
     # ---- how it runs ----
 
     def _find_ends(self) -> None:
@@ -283,7 +317,7 @@ class CompiledGraph:
         if step.torchs is not None:
             step.torchs.run(known, numbers)
         if step.piece is None:
-            self.owner.ran_in_torch("cut")
+            self.owner.ran_in_torch(step.reason)
         for node in step.over:
             known.pop(node, None)
 

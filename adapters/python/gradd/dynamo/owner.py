@@ -80,6 +80,7 @@ class Owner:
         self.in_torch: list[str] = []
         self.failed: Exception | None = None
         self._asked_again = False
+        self._said: set[str] = set()
         options.warn_ineffective()
         if module is not None:
             tables.note(module)
@@ -96,6 +97,12 @@ class Owner:
         except errors.GraddError as error:
             self.fallback.decide(error)
             self.failed = error
+
+    def is_new(self, text: str) -> bool:
+        """Whether something has not been said yet."""
+        new = text not in self._said
+        self._said.add(text)
+        return new
 
     def made(self, graph: CompiledGraph) -> None:
         """A graph that Dynamo holds from now on."""
@@ -118,8 +125,9 @@ class Owner:
         return module is None or module.training
 
     def ran_in_torch(self, reason: str) -> None:
-        """A part of the present call has run in PyTorch."""
-        self.in_torch.append(reason)
+        """A part of the present call runs in PyTorch; "" = nothing that counts."""
+        if reason:
+            self.in_torch.append(reason)
 
     def warn_asks_again(self) -> None:
         """Outputs that are read beside the loss do not fit the budget."""

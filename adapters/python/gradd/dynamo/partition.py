@@ -8,6 +8,7 @@ rules for writing in place are PyTorch's.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -58,20 +59,27 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
         torchs: Nodes that PyTorch runs.
     """
     parts: list[Part] = []
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if not computes(node):
-            continue
-        daemon = node not in torchs
-        if not parts or parts[-1].daemon is not daemon:
-            parts.append(Part(daemon))
-        parts[-1].nodes.append(node)
+    of: dict[Node, Part] = {}
+    for node in filter(computes, graph.nodes):
+        source = of.get(node.args[0]) if _takes_one(node) else None  # type: ignore[arg-type]
+        if source is None:
+            daemon = node not in torchs
+            if not parts or parts[-1].daemon is not daemon:
+                parts.append(Part(daemon))
+            source = parts[-1]
+        source.nodes.append(node)
+        of[node] = source
     results = list(pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n)))
     wanted = {n for n in results if isinstance(n, Node)}
     for part in parts:
         find_ends(part, wanted)
     return [part for part in parts if not part.daemon or part.outputs or _writes(part)]
+
+
+def _takes_one(node: Node) -> bool:
+    """Whether a node takes one tensor of a list that another node gives."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and not isinstance(value_of(source), torch.Tensor)
 
 
 def _writes(part: Part) -> bool:
@@ -112,6 +120,8 @@ def find_ends(part: Part, wanted: Collection[Node]) -> None:
     part.inputs = list(inputs)
     read = [n for n in part.nodes if n in wanted or any(u not in own for u in n.users)]
     read = [n for n in read if _tensors(n)]
+    if part.daemon:  # of a list the elements
+        read = [n for n in read if isinstance(value_of(n), torch.Tensor) or n in wanted]
     if part.daemon:
         part.outputs, part.after = _bases(part, read)
     else:

@@ -42,8 +42,14 @@ class InTorch:
         """
 
         def operand(node: torch.fx.Node) -> Any:
-            if node not in known and is_number(node):
-                known[node] = numbers(value_of(node))
+            if node not in known:
+                if node.op == "get_attr":  # the body of an operator, or a constant
+                    known[node] = attribute(self._owner, node)
+                elif is_number(node):
+                    try:
+                        known[node] = numbers(value_of(node))
+                    except NameError:  # no size: the value of a tensor
+                        self._run([node], known, operand)
             return known[node]
 
         for wanted, nodes in self._groups:
@@ -58,13 +64,18 @@ class InTorch:
     def _run(self, nodes: list[torch.fx.Node], known: Values, operand: Callable) -> None:
         for node in nodes:
             if node.op == "get_attr":
-                value: Any = self._owner
-                for part in str(node.target).split("."):
-                    value = getattr(value, part)
-                known[node] = value
+                known[node] = attribute(self._owner, node)
                 continue
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
             if node.op == "call_method":
                 known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def attribute(owner: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    """What a get_attr node gives."""
+    value: Any = owner
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
