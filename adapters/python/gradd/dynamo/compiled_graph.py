@@ -13,6 +13,7 @@ import torch.fx
 
 from gradd import errors
 from gradd.dynamo import cache, checkpoints, lower, modes, partition, program, work
+from gradd.dynamo import sizes as sizes_of
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
@@ -20,6 +21,7 @@ from gradd.dynamo.steps import InTorch, Values
 from gradd.export.nodes import storages
 from gradd.export.places import place_of
 from gradd.fallback import classify
+from gradd.schema import as_tensor_leaf
 from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
@@ -175,8 +177,11 @@ class CompiledGraph:
         in_torch = InTorch(nodes, self.module, self.around)
 
         def run(args: Sequence[Any], exact: bool = False) -> Sequence[Any]:
-            known: Values = dict(zip(given, args, strict=True))
-            values = sizes.values(args)
+            known: Values = {
+                n: x.item() if sizes_of.is_number(n) else x
+                for n, x in zip(given, args, strict=True)
+            }
+            values = sizes.values(list(known.values()))
             in_torch.run(known, lambda value: number(value, values), exact=exact)
             return [known[n] for n in part.outputs]
 
@@ -197,7 +202,7 @@ class CompiledGraph:
     def _check_written(self, done: lower.Lowered, given: Sequence[Node]) -> None:
         """A write whose gradient would have to go on in PyTorch is PyTorch's."""
         placeholders = done.placeholders()
-        memory = [storages(node) for node in placeholders]
+        memory = [storages(node) for node in placeholders]  # none of a number
         for at in done.written:
             source = done.inputs[at]
             twice = sum(bool(memory[at] & other) for other in memory) > 1
@@ -211,8 +216,10 @@ class CompiledGraph:
                 error.node = writer  # type: ignore[attr-defined]
                 raise error
 
-    def _inputs(self, done: lower.Lowered, given: Sequence[Node]) -> list[program.Input]:
+    def _inputs(self, done: lower.Lowered, given: list[Node]) -> list[program.Input]:
         examples = dict(zip(self.placeholders, self.examples, strict=True))
+        numbers = [n for n in done.inputs if isinstance(n, Node) and n not in given]
+        given.extend(numbers)
         at = {node: i for i, node in enumerate(given)}
         taken: set[str] = set()
         inputs = []
@@ -222,6 +229,8 @@ class CompiledGraph:
                 inputs.append(program.Input(name, -1, False, source))
                 continue
             real = examples.get(source)
+            if not isinstance(real, torch.Tensor):
+                real = None
             bound = isinstance(real, torch.nn.Parameter) or "_buffers_" in source.name
             bound = bound and real is not None
             name = self.name_of(real, source) if real is not None else source.name
@@ -238,7 +247,7 @@ class CompiledGraph:
         """What runs in PyTorch and why, and the share of the work in the daemon, for a message."""
         kinds: dict[str, list[str]] = {}
         for node, error in self.refusals.items():
-            kinds.setdefault(work.name_of(node), []).append(getattr(error, "message", str(error)))
+            kinds.setdefault(lower.name_of(node), []).append(getattr(error, "message", str(error)))
         texts = []
         for name, reasons in kinds.items():
             count = f" ({len(reasons)} of them)" if len(reasons) > 1 else ""
@@ -273,6 +282,8 @@ class CompiledGraph:
             return None
         part = self.steps[0].part
         if part.outputs != self.results:
+            return None
+        if not all(isinstance(lower.value_of(n), torch.Tensor) for n in part.inputs):
             return None
         places = [self.placeholders.index(n) for n in part.inputs]
         if not places:
@@ -310,7 +321,7 @@ class CompiledGraph:
     def _run(self, step: _Step, known: Values, numbers: Callable[[Any], Any]) -> None:
         part = step.part
         if step.piece is not None:
-            outputs = step.piece([known[n] for n in part.inputs])
+            outputs = step.piece([_tensor(known[n]) for n in part.inputs])
             known.update(zip(part.outputs, outputs, strict=True))
             for node, source in reversed(part.same):
                 known[node] = known[source]
@@ -326,6 +337,11 @@ class CompiledGraph:
         for step in self.steps:
             if step.piece is not None:
                 step.piece.close()
+
+
+def _tensor(value: Any) -> Any:
+    """A number of Python as the tensor that a graph takes."""
+    return value if isinstance(value, torch.Tensor) else as_tensor_leaf(value)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -84,6 +84,12 @@ class Lowered:
         return list(self.graph.find_nodes(op="placeholder"))
 
 
+def name_of(node: torch.fx.Node) -> str:
+    """`linear`, `add`: what a node calls."""
+    target = node.target
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
 def value_of(node: torch.fx.Node) -> Any:
     """What Dynamo knows of a node's value: fake tensors, numbers, or lists of them."""
     return node.meta.get("example_value", node.meta.get("val"))
@@ -161,7 +167,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
                 self.sizes.setdefault(expression, (placeholder, axis))
 
     def _placeholder(
-        self, name: str, source: torch.fx.Node | torch.Tensor, value: torch.Tensor
+        self, name: str, source: torch.fx.Node | torch.Tensor, value: Any
     ) -> torch.fx.Node:
         if self.last_input is None:
             made = self.flat.placeholder(name)
@@ -171,7 +177,8 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         self.last_input = made
         self.done.inputs.append(source)
         made.meta["val"] = value
-        self._track(value, made)
+        if isinstance(value, torch.Tensor):
+            self._track(value, made)
         return made
 
     def _track(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
@@ -210,9 +217,8 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             return found
         known = {}
         for symbol in expression.free_symbols:
-            if symbol not in self.sizes:
-                raise self._refusal("data_dependent_control_flow", f"needs {symbol}, no size")
-            known[symbol] = torch.fx.Proxy(self._size(symbol), _Numbers(self.flat))
+            node = self._size(symbol) if symbol in self.sizes else self._given(symbol)
+            known[symbol] = torch.fx.Proxy(node, _Numbers(self.flat))
         try:
             made = private.sympy_interp(private.PythonReferenceAnalysis, known, expression).node
         except Exception as error:
@@ -229,6 +235,33 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             found.meta["val"] = source.meta["val"].shape[axis]
             self.numbers[symbol] = found
         return found
+
+    def _given(self, symbol: sympy.Symbol) -> torch.fx.Node:
+        """A number that a call brings: an argument, or what item() takes out of one."""
+        found = self.numbers.get(symbol)
+        if found is not None:
+            return found
+        for node in self.owner.graph.nodes:
+            value = value_of(node)
+            if not isinstance(value, SYMBOLIC) or value.node.expr != symbol:
+                continue
+            if node.op == "placeholder":
+                found = self._placeholder(node.name, node, value)
+            elif name_of(node) == "item" and isinstance(value, torch.SymFloat):
+                given = node.args[0]
+                tensor = self._known_value(given)  # type: ignore[arg-type]
+                source = self.nodes.get(id(tensor))
+                if source is None and given.op == "placeholder":  # type: ignore[union-attr]
+                    source = self._placeholder(given.name, given, tensor)  # type: ignore
+                if source is None:
+                    continue
+                found = self.flat.call_function(_aten._local_scalar_dense.default, (source,))
+                found.meta["val"] = value
+            else:
+                continue
+            self.numbers[symbol] = found
+            return found
+        raise self._refusal("data_dependent_control_flow", f"needs the number {symbol}")
 
     # ---- calls ----
 

@@ -17,7 +17,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from gradd.dynamo import modes
-from gradd.dynamo.lower import value_of
+from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.sizes import is_number
 
 Node = torch.fx.Node
@@ -89,8 +89,7 @@ def _writes(part: Part) -> bool:
 
 def is_write(node: Node) -> bool:
     """Whether a node may write in place."""
-    target = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = name_of(node)
     if name in ("setitem", "__setitem__") or bool(node.kwargs.get("inplace")):
         return True
     return name.endswith("_") and not name.endswith("__") or "out" in node.kwargs

@@ -59,7 +59,9 @@ class Program:
         specs = []
         for i, (node, given) in enumerate(zip(done.placeholders(), inputs, strict=True)):
             kind, target = self._kind(given, i in written)
-            argument = signatures.TensorArgument(node.name)
+            number = isinstance(node.meta["val"], torch.SymInt)
+            form = signatures.SymIntArgument if number else signatures.TensorArgument
+            argument = form(node.name)
             specs.append(signatures.InputSpec(kind, argument, target, persistent=True))
             value = given.tensor if given.tensor is not None else node.meta["val"]
             if kind is signatures.InputKind.CONSTANT_TENSOR:
@@ -211,6 +213,8 @@ def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
     from gradd.export.places import place_of
 
     for node, given in zip(done.placeholders(), inputs, strict=True):
+        if not isinstance(node.meta["val"], torch.Tensor):
+            continue
         if node.users and node.meta["val"].dtype not in DTYPE_CODES:
             reader = place_of(next(iter(node.users)))
             raise CaptureError(

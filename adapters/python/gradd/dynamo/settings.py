@@ -15,8 +15,6 @@ RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
     # Hooks that are put on a submodule, or taken off, are another graph.
     "skip_nnmodule_hook_guards": False,
-    # A float of Python is a constant of its graph.
-    "specialize_float": True,
     # DDP would split graphs by its buckets, and their losses from their heads.
     "optimize_ddp": False,
     "recompile_limit": RECOMPILES,

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from gradd.dynamo.lower import value_of
+from gradd.dynamo.lower import name_of, value_of
 
 _PRODUCTS = frozenset({"matmul", "bmm", "mm", "addmm", "baddbmm", "addbmm", "mv", "einsum", "dot"})
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
@@ -27,12 +27,6 @@ _HEAVY = frozenset(
     }
 )
 _GLUE = 1 << 16  # operations
-
-
-def name_of(node: torch.fx.Node) -> str:
-    """`linear`, `add`: what a node calls."""
-    target = node.target
-    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
 def _size(tensor: Any) -> int:
