@@ -21,7 +21,7 @@ import torch
 import torch.fx
 
 from gradd import errors, interrupts, unused_memory
-from gradd.dynamo.compiled_graph import CompiledGraph
+from gradd.dynamo.compiled_graph import CompiledGraph, bare
 from gradd.dynamo.owner import Owner
 from gradd.session.client import get_client
 from gradd.spec import CaptureError
@@ -95,18 +95,31 @@ def compiled(
         try:
             made = CompiledGraph(owner, graph, examples, name_of)
         except (CaptureError, errors.GraddError) as error:
-            return _refused(owner, graph, error)
+            return _refused(owner, graph, bare(error))
     owner.made(made)
     logger.info("captured %s in %.1f s", owner.title, time.perf_counter() - start)
+    for error in made.refusals.values():
+        try:
+            owner.fallback.decide(error)
+        except type(error):  # where nothing may run in PyTorch
+            return _raising(owner, error)
     if made.refusals:
         _tell(owner, made)
     return made.__call__
 
 
+def _raising(owner: Owner, error: Exception) -> Callable[..., Any]:
+    """A graph that may not run. Raised at once, Dynamo would take the error for one of its own."""
+
+    def run(*args: Any) -> Any:
+        owner.calls += 1
+        raise error.with_traceback(None)
+
+    return run
+
+
 def _tell(owner: Owner, made: CompiledGraph) -> None:
     """One warning that names every cut."""
-    for error in made.refusals.values():
-        owner.fallback.decide(error)
     text = made.cuts()
     if owner.is_new(text):
         logger.warning(
@@ -119,13 +132,17 @@ def _tell(owner: Owner, made: CompiledGraph) -> None:
 
 def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Callable[..., Any]:
     """A graph that runs in PyTorch as a whole."""
-    reason = owner.fallback.decide(error)
-    if owner.fallback.count(reason, str(error)):
+    try:
+        reason = owner.fallback.decide(error)
+    except type(error):
+        return _raising(owner, error)
+    if owner.is_new(str(error)):
         owner.fallback.warn(reason, error, 0.0, 0.0)
 
     def run(*args: Any) -> Any:
         owner.calls += 1
         owner.ran_in_torch(reason)
+        owner.fallback.count(reason)
         return graph.forward(*args)
 
     return run

@@ -106,14 +106,17 @@ class CompiledGraph:
                     continue
                 try:
                     piece = self._piece(part)
-                except (CaptureError, errors.GraddError) as error:
+                except (CaptureError, errors.GraddError) as raised:
+                    error = bare(raised)
                     node = getattr(error, "node", None)
                     if node is not None and node in part.nodes and node not in torchs:
                         torchs[node] = error
                     else:
                         torchs.update(self._guilty(part, error))
                     break
-                after = InTorch(part.after, self.module, self.around) if part.after else None
+                after = None
+                if part.after:
+                    after = InTorch(part.after, self.module, self.around, part.same)
                 made.append(_Step(part, piece, after))
             else:
                 return made
@@ -140,12 +143,12 @@ class CompiledGraph:
         """Why a node alone cannot run in the daemon."""
         part = partition.Part(True, [node])
         partition.find_ends(part, {node})
-        if not part.outputs and not part.same:
+        if not part.outputs and not partition.is_write(node):
             return None  # a view
         try:
             self._piece(part, trial=True)
         except (CaptureError, errors.GraddError) as error:
-            return error
+            return bare(error)
         return None
 
     def _piece(self, part: partition.Part, trial: bool = False) -> Piece | None:
@@ -278,7 +281,7 @@ class CompiledGraph:
     def _as_whole(self) -> tuple[Piece, Any] | None:
         """The one piece whose outputs are those of the graph, and its arguments."""
         step = self.steps[0] if len(self.steps) == 1 else None
-        if step is None or step.piece is None or step.torchs is not None or step.part.same:
+        if step is None or step.piece is None or step.torchs is not None:
             return None
         part = self.steps[0].part
         if part.outputs != self.results:
@@ -323,8 +326,6 @@ class CompiledGraph:
         if step.piece is not None:
             outputs = step.piece([_tensor(known[n]) for n in part.inputs])
             known.update(zip(part.outputs, outputs, strict=True))
-            for node, source in reversed(part.same):
-                known[node] = known[source]
         if step.torchs is not None:
             step.torchs.run(known, numbers)
         if step.piece is None:
@@ -337,6 +338,12 @@ class CompiledGraph:
         for step in self.steps:
             if step.piece is not None:
                 step.piece.close()
+
+
+def bare(error: Exception) -> Exception:
+    """An error without what it came from, whose frames hold tensors."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _tensor(value: Any) -> Any:

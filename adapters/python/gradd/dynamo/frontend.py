@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gradd import errors, options, transforms
+from gradd import options, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import private
 from gradd.dynamo.backend import compiled, source_name
 from gradd.dynamo.guards import Supplement
 from gradd.dynamo.owner import Owner
@@ -171,15 +170,7 @@ class Compiled:
         before = owner.calls
         owner.in_torch.clear()
         with Applied():
-            try:
-                result = self._compiled()(*args, **kwargs)
-            except private.TorchDynamoException as error:
-                failure: Exception | None = error
-                result = None
-            else:
-                failure = None
-        if failure is not None:
-            return self._in_torch(_as_refusal(failure), args, kwargs)
+            result = self._compiled()(*args, **kwargs)
         if owner.calls == before:
             self._reached_nothing()
         return result
@@ -286,14 +277,3 @@ def _varying(tensor: torch.Tensor) -> Sequence[int]:
     if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():
         return [0] if sizes[0] > 1 else []
     return [axis for axis, size in enumerate(sizes) if size > 1]
-
-
-def _as_refusal(error: Exception) -> Exception:
-    """What Dynamo could not do, by name."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, (CaptureError, errors.GraddError)):
-            return cause  # type: ignore[return-value]
-        cause = cause.__cause__ or cause.__context__
-    text = " ".join(str(error).strip().splitlines()[:1])
-    return CaptureError("export_failed", f"{type(error).__name__}: {text}")

@@ -202,7 +202,9 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         if isinstance(tensor, private.FakeTensor):
             raise self._refusal("export_failed", "uses a tensor that the graph does not know")
         fake = self._fake_mode().from_tensor(tensor, static_shapes=True)
-        return self._placeholder("constant", tensor, fake)
+        made = self._placeholder("constant", tensor, fake)
+        self._track(tensor, made)
+        return made
 
     def _fake_mode(self) -> Any:
         return next(v.fake_mode for v in self.kept if isinstance(v, private.FakeTensor))

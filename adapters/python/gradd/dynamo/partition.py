@@ -21,6 +21,9 @@ from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.sizes import is_number
 
 Node = torch.fx.Node
+_CONVERSIONS = ("contiguous", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu")
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+_DROPOUTS += ("feature_alpha_dropout", "feature_dropout")
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Part:
         inputs: What they read of others.
         outputs: What others read of them; for a piece its bases alone.
         after: Nodes that PyTorch runs behind a piece: views of its bases.
-        same: Nodes that write in place, with the node whose tensor they give back.
+        same: Of these, what has written in place, with the node whose tensor it gives back.
     """
 
     daemon: bool
@@ -41,7 +44,7 @@ class Part:
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
     after: list[Node] = field(default_factory=list)
-    same: list[tuple[Node, Node]] = field(default_factory=list)
+    same: dict[Node, Node] = field(default_factory=dict)
 
 
 def computes(node: Node) -> bool:
@@ -103,8 +106,41 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _storages(node: Node) -> set[int]:
-    return {_storage(t) for t in _tensors(node)}
+class _Memory:
+    """Which memory the values of nodes are in, one number for each."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._same: dict[int, int] = {}
+        for node in nodes:
+            if _does_nothing(node):
+                (own,), (source,) = self.of(node), self.of(node.args[0])  # type: ignore[arg-type]
+                if own != source:
+                    self._same[own] = source
+
+    def of(self, node: Node) -> set[int]:
+        """The memory of a node's tensors."""
+        found = set()
+        for tensor in _tensors(node):
+            storage = _storage(tensor)
+            while storage in self._same:
+                storage = self._same[storage]
+            found.add(storage)
+        return found
+
+
+def _does_nothing(node: Node) -> bool:
+    """Whether PyTorch gives the operand back, where a fake tensor may be another one."""
+    source = node.args[0] if node.args else None
+    name = name_of(node)
+    if not isinstance(source, Node) or name not in (*_CONVERSIONS, *_DROPOUTS):
+        return False
+    a, b = value_of(source), value_of(node)
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype is b.dtype):
+        return False
+    if name in _DROPOUTS:
+        given = [*node.args[1:], *node.kwargs.values()]
+        return any(x is False for x in given[:2]) or 0.0 in [x for x in given if type(x) is float]
+    return not node.kwargs.get("copy") and a.stride() == b.stride()
 
 
 def find_ends(part: Part, wanted: Collection[Node]) -> None:
@@ -129,45 +165,47 @@ def find_ends(part: Part, wanted: Collection[Node]) -> None:
 
 def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     """Outputs of a piece, and what PyTorch makes of them and of its inputs."""
-    given = {_storage(t) for n in part.inputs for t in _tensors(n)}
+    memory = _Memory(part.nodes)
+    given = {s for n in part.inputs for s in memory.of(n)}
     count: dict[int, set[int]] = {}
     for node in read:
-        for tensor in _tensors(node):
-            count.setdefault(_storage(tensor), set()).add(id(tensor))
+        for storage in memory.of(node):
+            count.setdefault(storage, set()).update(map(id, _tensors(node)))
     bases: dict[Node, None] = {}
     after: set[Node] = set()
     for node in read:
         several = not isinstance(value_of(node), torch.Tensor)  # a list of tensors
-        shared = any(s in given or len(count[s]) > 1 for s in _storages(node))
+        shared = any(s in given or len(count[s]) > 1 for s in memory.of(node))
         if not shared and not several:
             bases.setdefault(node)
             continue
-        _follow(node, part, bases, after)
+        _follow(node, part, memory, bases, after)
     return list(bases), [n for n in part.nodes if n in after]
 
 
-def _follow(node: Node, part: Part, bases: dict[Node, None], after: set[Node]) -> None:
+def _follow(
+    node: Node, part: Part, memory: _Memory, bases: dict[Node, None], after: set[Node]
+) -> None:
     """Finds the base of a view, and what lies between."""
     own = set(part.nodes)
     at = node
     while True:
-        source = _aliased(at)
+        source = _aliased(at, memory)
         if source is None:
             bases.setdefault(at)
             return
-        if value_of(source) is value_of(at):
-            part.same.append((at, source))
-        else:
-            after.add(at)
+        if value_of(source) is value_of(at) and is_write(at):
+            part.same[at] = source
+        after.add(at)
         if source not in own:
             return  # an argument
         at = source
 
 
-def _aliased(node: Node) -> Node | None:
+def _aliased(node: Node, memory: _Memory) -> Node | None:
     """The operand whose memory a node's value is a part of."""
-    mine = _storages(node)
+    mine = memory.of(node)
     for operand in node.all_input_nodes:
-        if mine & _storages(operand):
+        if mine & memory.of(operand):
             return operand
     return None

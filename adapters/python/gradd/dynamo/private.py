@@ -9,8 +9,6 @@ from __future__ import annotations
 from torch._C import _set_grad_enabled
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
-from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import TorchDynamoException
 from torch._export.verifier import TrainingIRVerifier
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,14 +23,12 @@ __all__ = [
     "ProxyTorchDispatchMode",
     "PythonKeyTracer",
     "PythonReferenceAnalysis",
-    "TorchDynamoException",
     "TrainingIRVerifier",
     "_enter_autocast",
     "_enter_inference_mode",
     "_exit_autocast",
     "_exit_inference_mode",
     "_set_grad_enabled",
-    "compile_lock",
     "dynamo_config",
     "enable_python_dispatcher",
     "sympy_interp",

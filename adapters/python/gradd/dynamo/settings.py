@@ -17,6 +17,8 @@ _WANTED: dict[str, Any] = {
     "skip_nnmodule_hook_guards": False,
     # DDP would split graphs by its buckets, and their losses from their heads.
     "optimize_ddp": False,
+    # A frame that Dynamo fails at runs in PyTorch; what has run before it is not run again.
+    "suppress_errors": True,
     "recompile_limit": RECOMPILES,
     "accumulated_recompile_limit": 16 * RECOMPILES,
 }

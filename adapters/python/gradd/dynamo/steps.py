@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -20,13 +20,19 @@ class InTorch:
     """Some nodes of a graph, to be run in order."""
 
     def __init__(
-        self, nodes: Iterable[torch.fx.Node], owner: torch.fx.GraphModule, around: modes.Modes
+        self,
+        nodes: Iterable[torch.fx.Node],
+        owner: torch.fx.GraphModule,
+        around: modes.Modes,
+        same: Mapping[torch.fx.Node, torch.fx.Node] | None = None,
     ) -> None:
         """Args:
         nodes: In the order of the graph; modes are marked.
         owner: The module of the graph.
         around: Modes of the call, which are on already.
+        same: Nodes that have run, and whose value is another node's.
         """
+        self._same = same or {}
         self._around = around
         self._owner = owner
         self.nodes = [n for n in nodes if not modes.changes(n)]
@@ -65,6 +71,9 @@ class InTorch:
         for node in nodes:
             if node.op == "get_attr":
                 known[node] = attribute(self._owner, node)
+                continue
+            if node in self._same:
+                known[node] = known[self._same[node]]
                 continue
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operand)
             if node.op == "call_method":
