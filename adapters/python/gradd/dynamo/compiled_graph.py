@@ -36,10 +36,13 @@ class _Step:
         piece: In the daemon; None = in PyTorch.
         torchs: What PyTorch runs: all of the part, or views of a piece's results.
         over: Nodes whose values nobody needs behind it.
+        grad: Some of it records gradients, whatever the modes around the call are.
+        reason: Why it runs in PyTorch.
     """
 
     def __init__(self, part: partition.Part, piece: Piece | None, torchs: InTorch | None) -> None:
         self.part, self.piece, self.torchs = part, piece, torchs
+        self.grad = any(modes.of(n).grad for n in part.nodes)
         self.over: list[Node] = []
         self.reason = ""
 
@@ -106,8 +109,8 @@ class CompiledGraph:
                     continue
                 try:
                     piece = self._piece(part)
-                except (CaptureError, errors.GraddError) as raised:
-                    error = bare(raised)
+                except Exception as raised:  # whatever torch, or the exporter, does not expect
+                    error = _refusal(raised)
                     node = getattr(error, "node", None)
                     if node is not None and node in part.nodes and node not in torchs:
                         torchs[node] = error
@@ -147,8 +150,8 @@ class CompiledGraph:
             return None  # a view
         try:
             self._piece(part, trial=True)
-        except (CaptureError, errors.GraddError) as error:
-            return bare(error)
+        except Exception as error:  # the same
+            return _refusal(error)
         return None
 
     def _piece(self, part: partition.Part, trial: bool = False) -> Piece | None:
@@ -283,6 +286,8 @@ class CompiledGraph:
         step = self.steps[0] if len(self.steps) == 1 else None
         if step is None or step.piece is None or step.torchs is not None:
             return None
+        if step.grad is not self.around.grad:
+            return None
         part = self.steps[0].part
         if part.outputs != self.results:
             return None
@@ -324,7 +329,9 @@ class CompiledGraph:
     def _run(self, step: _Step, known: Values, numbers: Callable[[Any], Any]) -> None:
         part = step.part
         if step.piece is not None:
-            outputs = step.piece([_tensor(known[n]) for n in part.inputs])
+            args = [_tensor(known[n]) for n in part.inputs]
+            with torch.set_grad_enabled(step.grad):
+                outputs = step.piece(args)
             known.update(zip(part.outputs, outputs, strict=True))
         if step.torchs is not None:
             step.torchs.run(known, numbers)
@@ -338,6 +345,20 @@ class CompiledGraph:
         for step in self.steps:
             if step.piece is not None:
                 step.piece.close()
+
+
+def _refusal(error: Exception) -> Exception:
+    """An error as a reason to run something in PyTorch.
+
+    Raises:
+        Exception: The error, if it is about the session and not about a graph.
+    """
+    if isinstance(error, errors.SessionError):
+        raise error
+    if not isinstance(error, (CaptureError, errors.GraddError)):
+        text = " ".join(str(error).strip().splitlines()[:1])[:300]
+        error = CaptureError("export_failed", f"{type(error).__name__}: {text}")
+    return bare(error)
 
 
 def bare(error: Exception) -> Exception:

@@ -475,7 +475,13 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
 
     def finish(self, outputs: Sequence[torch.fx.Node]) -> None:
         """Adds the output, the casts of autocast, and says which inputs are written."""
-        wanted = [self.nodes[id(self.known[node])] for node in outputs]
+        wanted = []
+        for node in outputs:
+            self.origin = node
+            made = self.nodes.get(id(self._known_value(node)))
+            if made is None:
+                raise self._refusal("export_failed", "gives a tensor that no operator has made")
+            wanted.append(made)
         self.flat.output(tuple(wanted))
         for node in list(self.flat.nodes):
             cast = node.meta.pop(_CAST, None)

@@ -1,0 +1,294 @@
+"""Models with a part that the daemon cannot run: the rest stays there, gradients are PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradd import ORTModule
+from gradd.spec import CaptureError
+
+
+@pytest.fixture(autouse=True)
+def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
+    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+
+
+class _Clamped(torch.autograd.Function):
+    """A backward that no formula gives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * (x > 0) * 2
+
+
+def convolution(net: Net, h: torch.Tensor) -> torch.Tensor:
+    return net.convolution(h[:, None]).mean(1)
+
+
+def batch_norm(net: Net, h: torch.Tensor) -> torch.Tensor:
+    return net.norm(h)
+
+
+def function(net: Net, h: torch.Tensor) -> torch.Tensor:
+    return _Clamped.apply(h)
+
+
+def lstm(net: Net, h: torch.Tensor) -> torch.Tensor:
+    return net.lstm(h[:, None])[0][:, 0]
+
+
+def branch(net: Net, h: torch.Tensor) -> torch.Tensor:
+    return h * 2 if h.sum() > 0 else h * 3
+
+
+def printing(net: Net, h: torch.Tensor) -> torch.Tensor:
+    print("here")
+    return h
+
+
+def item(net: Net, h: torch.Tensor) -> torch.Tensor:
+    return h * float(h.detach().abs().max().item())
+
+
+def counter(net: Net, h: torch.Tensor) -> torch.Tensor:
+    net.calls += 1
+    return h * net.calls
+
+
+FOREIGN = (convolution, batch_norm, function, lstm, branch, printing, item, counter)
+CUT = (convolution, batch_norm, function)  # not between two graphs, but inside of one
+
+
+class Net(nn.Module):
+    """Two products, and something between them."""
+
+    def __init__(self, between: Callable) -> None:
+        super().__init__()
+        self.between = between
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 5)
+        self.convolution = nn.Conv1d(1, 3, 3, padding=1)
+        self.norm = nn.BatchNorm1d(32)
+        self.lstm = nn.LSTM(32, 32, batch_first=True)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.between(self, torch.tanh(self.first(x)))))
+
+
+def compare(ours: nn.Module, called: Callable, theirs: nn.Module, sizes: tuple = (4, 4, 6)) -> None:
+    """Steps on both sides: results, gradients, and buffers."""
+    for n in sizes:
+        x = torch.randn(n, 16)
+        for net in (ours, theirs):
+            net.zero_grad()
+        a, b = called(x), theirs(x)
+        torch.testing.assert_close(a, b)
+        for result in (a, b):
+            result.square().sum().backward()
+        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            assert (p.grad is None) is (q.grad is None), name
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad, msg=name)
+        for p, q in zip(ours.buffers(), theirs.buffers(), strict=True):
+            torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("between", FOREIGN, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("how", ["wrapped", "compiled"])
+def test_the_rest_stays_in_the_daemon(between: Callable, how: str) -> None:
+    torch.manual_seed(3)
+    ours = Net(between)
+    theirs = copy.deepcopy(ours)
+    if how == "compiled":
+        ours.compile(backend="gradd")
+        compare(ours, ours, theirs)
+        return
+    wrapped = ORTModule(ours)
+    compare(ours, wrapped, theirs)
+    assert wrapped.gradd_stats()["forwards"] >= 6  # two parts in each step
+
+
+@pytest.mark.parametrize("between", CUT, ids=lambda f: f.__name__)
+def test_a_cut_is_said_once_and_refused_in_strict_mode(
+    between: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "gradd"):
+        wrapped = ORTModule(Net(between))
+        for _ in range(3):
+            wrapped(torch.randn(4, 16))
+    texts = [r.getMessage() for r in caplog.records if "run in PyTorch" in r.getMessage()]
+    assert len(texts) == 1 and "% of its work is in the daemon" in texts[0]
+    assert "test_dynamo_parts.py" in texts[0]
+    with pytest.raises(Exception, match=r"not in the daemon|autograd_function"):
+        ORTModule(Net(between), strict=True)(torch.randn(4, 16))
+
+
+def test_a_kill_between_parts_costs_no_bit(shared_daemon: Any) -> None:
+    """The daemon dies between the forward and the backward of a model that is cut."""
+    torch.manual_seed(3)
+    net = Net(function)
+    twin = copy.deepcopy(net)
+    results = []
+    for model, killed in ((net, False), (twin, True)):
+        wrapped = ORTModule(model)
+        torch.manual_seed(4)
+        x = torch.randn(4, 16)
+        for _ in range(2):
+            model.zero_grad()
+            loss = wrapped(x).square().sum()
+            if killed:
+                shared_daemon.kill()
+            loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+SHARED: dict[str, Callable] = {
+    "one twice": lambda h, x: (h, h),
+    "views": lambda h, x: (h, h[:, :3], h.t()),
+    "parts": lambda h, x: h.chunk(2, 1),
+    "detached": lambda h, x: (h, h.detach()),
+    "argument": lambda h, x: (h, x[:, 1:]),
+    "no work": lambda h, x: (h, F.dropout(h, 0.5, False), h.contiguous()[:, 1:]),
+    "written": lambda h, x: (h.add_(1), h[0]),
+}
+
+
+class Shared(nn.Module):
+    """Results that share memory."""
+
+    def __init__(self, results: Callable) -> None:
+        super().__init__()
+        self.linear, self.results = nn.Linear(6, 4), results
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        return tuple(self.results(self.linear(x) * 2, x))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_results_share_memory_as_in_pytorch(name: str) -> None:
+    nets = [Shared(SHARED[name]) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    wrapped = ORTModule(nets[0], strict=True)
+    for n in (3, 5):
+        x = torch.randn(n, 6)
+        sides = [net(x.clone()) for net in (wrapped, nets[1])]
+        facts = []
+        for results in sides:
+            starts = [r.untyped_storage().data_ptr() for r in results]
+            facts.append([(starts.index(s), r.requires_grad) for s, r in zip(starts, results)])
+        assert facts[0] == facts[1]
+        for a, b in zip(*sides, strict=True):
+            torch.testing.assert_close(a, b)
+    assert wrapped.gradd_stats()["fallbacks"] == {}
+
+
+def test_an_option_that_there_is_not() -> None:
+    compiled = torch.compile(nn.Linear(3, 3), backend="gradd", options={"speed": 11})
+    with pytest.raises(Exception, match="has no option 'speed'"):
+        compiled(torch.randn(2, 3))
+
+
+def test_settings_of_the_process_stay() -> None:
+    before = torch._dynamo.config.get_config_copy()
+    ORTModule(nn.Linear(3, 3))(torch.randn(2, 3))
+    assert torch._dynamo.config.get_config_copy() == before
+
+
+def test_a_method_of_a_class_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Dynamo does not compare."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def middle(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.middle(self.linear(x))
+
+    net = Odd()
+    wrapped = ORTModule(net, strict=True)
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(wrapped(x), net.linear(x) * 2)
+    monkeypatch.setattr(Odd, "middle", lambda self, x: x * 5)
+    torch.testing.assert_close(wrapped(x), net.linear(x) * 5)
+
+
+def test_a_hook_is_put_on_and_taken_off() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    wrapped = ORTModule(net)
+    x = torch.randn(2, 3)
+    plain = net(x)
+    torch.testing.assert_close(wrapped(x), plain)
+    handle = net[0].register_forward_hook(lambda module, args, out: out * 2)
+    torch.testing.assert_close(wrapped(x), net(x))
+    handle.remove()
+    torch.testing.assert_close(wrapped(x), plain)
+
+
+def test_no_forward_is_lost_behind_an_error() -> None:
+    """An error of the user's comes through; what has run before is not run again."""
+
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(3, 3), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if x.shape[0] == 3:
+                raise KeyError("three")
+            return self.linear(x)
+
+    net = Fails()
+    wrapped = ORTModule(net)
+    wrapped(torch.randn(2, 3))
+    with pytest.raises(KeyError, match="three"):
+        wrapped(torch.randn(3, 3))
+    assert net.calls == 2
+
+
+def test_a_write_to_an_argument_that_is_another_one() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            a.mul_(2)
+            return self.linear(a + b)
+
+    net = Writes()
+    twin = copy.deepcopy(net)
+    wrapped = ORTModule(net)
+    for same in (False, True, False):
+        sides = []
+        for model in (wrapped, twin):
+            a = torch.arange(8.0).reshape(2, 4)
+            b = a if same else a.clone()
+            sides.append((model(a, b), a))
+        for x, y in zip(*sides, strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_strict_mode_raises_by_name() -> None:
+    with pytest.raises((CaptureError, Exception), match="autograd_function"):
+        ORTModule(Net(function), strict=True)(torch.randn(4, 16))
