@@ -55,6 +55,9 @@ class CaptureError(Exception):
         self.reason = reason
         self.message = message
 
+    def __reduce__(self) -> tuple:
+        return (type(self), (self.reason, self.message))
+
 
 @dataclass(frozen=True)
 class InputSpec:

@@ -10,6 +10,7 @@ Options are those of ORTModule: `strict` and `memory_budget`.
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import threading
@@ -111,9 +112,11 @@ def compiled(
 def _raising(owner: Owner, error: Exception) -> Callable[..., Any]:
     """A graph that may not run. Raised at once, Dynamo would take the error for one of its own."""
 
+    error = copy.copy(bare(error))  # one that knows no node, and no frames
+
     def run(*args: Any) -> Any:
         owner.calls += 1
-        raise error.with_traceback(None)
+        raise copy.copy(error)  # another one each time: its frames hold tensors
 
     return run
 
