@@ -26,6 +26,7 @@ from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
 Node = torch.fx.Node
+_LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 
 
 class _Step:
@@ -85,6 +86,7 @@ class CompiledGraph:
         start = time.perf_counter()
         self.steps = self._made()
         self.seconds = time.perf_counter() - start
+        self.asks_layout = self._asks_layout()
         del self.examples, self.name_of  # what is made may outlive the module
         self._find_ends()
         self.whole = self._as_whole()
@@ -123,6 +125,11 @@ class CompiledGraph:
                 made.append(_Step(part, piece, after))
             else:
                 return made
+
+    def _asks_layout(self) -> bool:
+        """Whether PyTorch runs something that depends on how a tensor lies in memory."""
+        steps = (s.torchs for s in self.steps if s.torchs is not None)
+        return any(lower.name_of(n) in _LAYOUT for t in steps for n in t.nodes)
 
     def _reason(self, part: partition.Part) -> str:
         """The first of the reasons for which a part runs in PyTorch; "" of glue between others."""
@@ -332,6 +339,9 @@ class CompiledGraph:
             args = [_tensor(known[n]) for n in part.inputs]
             with torch.set_grad_enabled(step.grad):
                 outputs = step.piece(args)
+                if self.asks_layout:
+                    pairs = zip(outputs, part.outputs, strict=True)
+                    outputs = [_laid_out(x, numbers(lower.value_of(n).stride())) for x, n in pairs]
             known.update(zip(part.outputs, outputs, strict=True))
         if step.torchs is not None:
             step.torchs.run(known, numbers)
@@ -365,6 +375,13 @@ def bare(error: Exception) -> Exception:
     """An error without what it came from, whose frames hold tensors."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
+
+
+def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A result of a piece as PyTorch would have laid it out in memory."""
+    if tensor.stride() == tuple(strides):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _tensor(value: Any) -> Any:

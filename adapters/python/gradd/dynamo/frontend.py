@@ -168,11 +168,11 @@ class Compiled:
         args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         _mark(args, kwargs)
         before = owner.calls
-        owner.in_torch.clear()
         with Applied():
             result = self._compiled()(*args, **kwargs)
         if owner.calls == before:
             self._reached_nothing()
+        owner.counts["breaks"] += max(owner.calls - before - 1, 0)
         return result
 
     def _in_torch(self, error: Exception, args: tuple, kwargs: dict) -> Any:
@@ -230,7 +230,11 @@ class Compiled:
         return explain_plan(self.client, plan, graph, title=type(self.module).__name__)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since construction: captures, forwards, fallbacks by reason, memory."""
+        """Counts since construction, as those of a Bridge, and of graphs.
+
+        `graphs` are those that Dynamo holds, `breaks` how often a call went on in another one, and
+        `parts_in_torch` counts, by reason, what was cut out of them.
+        """
         if self._disabled:
             return {"captures": 0, "forwards": 0, "fallbacks": {}}
         owner = self.owner
@@ -244,6 +248,8 @@ class Compiled:
             "repeated_forwards": owner.counts["repeated_forwards"],
             **(owner.checks or Checks(checktimes.OFF)).stats(),
             "fallbacks": dict(owner.fallback.counts),
+            "parts_in_torch": dict(owner.parts),
+            "breaks": owner.counts["breaks"],
             "rows": seen["rows"],
             "unlabelled_rows_left_out": seen["unlabelled"],
             "padding_rows_left_out": seen["padding"],

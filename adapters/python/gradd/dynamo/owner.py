@@ -38,7 +38,7 @@ class Owner:
         last: Graph and plan that ran last.
         calls: Of graphs, in the daemon or not.
         keys: Of the captures.
-        in_torch: Reasons for which parts of the present call ran in PyTorch.
+        parts: How often parts of graphs have run in PyTorch, by reason.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Owner:
         self.calls = 0
         self.keys: set[bytes] = set()
         self._graphs: list[weakref.ref] = []
-        self.in_torch: list[str] = []
+        self.parts: Counter[str] = Counter()
         self.failed: Exception | None = None
         self._asked_again = False
         self._said: set[str] = set()
@@ -125,9 +125,9 @@ class Owner:
         return module is None or module.training
 
     def ran_in_torch(self, reason: str) -> None:
-        """A part of the present call runs in PyTorch; "" = nothing that counts."""
+        """A part of a graph has run in PyTorch; "" = nothing that counts."""
         if reason:
-            self.in_torch.append(reason)
+            self.parts[reason] += 1
 
     def warn_asks_again(self) -> None:
         """Outputs that are read beside the loss do not fit the budget."""

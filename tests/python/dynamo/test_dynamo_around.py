@@ -1,0 +1,148 @@
+"""What is around a call: other uses of torch.compile, threads, copies, exchanged memory."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gradd import ORTModule
+
+
+@pytest.fixture(autouse=True)
+def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
+    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+
+
+def pair() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(7)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    return net, copy.deepcopy(net)
+
+
+X = torch.linspace(-1, 1, 24).reshape(3, 8)
+
+
+def ran(wrapped: ORTModule) -> int:
+    return wrapped.gradd_stats()["forwards"]
+
+
+def test_inside_of_an_outer_compile() -> None:
+    net, twin = pair()
+    wrapped = ORTModule(net)
+    outer = torch.compile(lambda x: wrapped(x) * 2, backend="eager")
+    torch.testing.assert_close(outer(X), twin(X) * 2)
+    assert ran(wrapped) > 0 and wrapped.gradd_stats()["fallbacks"] == {}
+
+
+def test_after_a_reset() -> None:
+    net, twin = pair()
+    wrapped = ORTModule(net, strict=True)
+    wrapped(X)
+    before = ran(wrapped)
+    torch.compiler.reset()
+    torch.testing.assert_close(wrapped(X), twin(X))
+    assert ran(wrapped) > before
+
+
+def test_a_call_that_reaches_no_graph_is_said_and_counted() -> None:
+    net, twin = pair()
+    wrapped = ORTModule(net)
+    with torch.compiler.set_stance("force_eager"):
+        torch.testing.assert_close(wrapped(X), twin(X))
+    assert sum(wrapped.gradd_stats()["fallbacks"].values()) == 1
+    strict = ORTModule(pair()[0], strict=True)
+    with (
+        torch.compiler.set_stance("force_eager"),
+        pytest.raises(Exception, match="without a graph"),
+    ):
+        strict(X)
+
+
+def test_a_copy_runs_by_itself() -> None:
+    net, twin = pair()
+    wrapped = ORTModule(net)
+    wrapped(X)
+    other = copy.deepcopy(wrapped)
+    torch.testing.assert_close(other(X), twin(X))
+    assert ran(other) > 0
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_threads(one: bool) -> None:
+    net, twin = pair()
+    wrapped = ORTModule(net)
+    failed: list[str] = []
+
+    def work() -> None:
+        try:
+            model = wrapped if one else ORTModule(pair()[0])
+            for n in range(2, 6):
+                x = torch.full((n, 8), 0.1 * n)
+                result = model(x)
+                torch.testing.assert_close(result, twin(x))
+                result.sum().backward()
+        except Exception as error:
+            failed.append(repr(error))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_a_wrapper_in_a_wrapped_module() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(8, 8), ORTModule(pair()[0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(torch.tanh(self.first(x))).sum()
+
+    outer = ORTModule(Outer())
+    outer(X).backward()
+    assert ran(outer) > 0 and ran(outer.module.inner) > 0
+    assert outer.module.first.weight.grad is not None
+
+
+def test_memory_and_layers_that_are_exchanged() -> None:
+    net, twin = pair()
+    wrapped = ORTModule(net, strict=True)
+    wrapped(X)
+    net.load_state_dict({k: v.clone() for k, v in twin.state_dict().items()}, assign=True)
+    torch.testing.assert_close(wrapped(X), twin(X))
+    for side in (net, twin):
+        side[0].weight.data = torch.full((16, 8), 0.3)
+    torch.testing.assert_close(wrapped(X), twin(X))
+    net[2] = nn.Linear(16, 7)
+    torch.testing.assert_close(wrapped(X), net(X))
+    assert wrapped(X).shape == (3, 7)
+
+
+def test_lazy_logits_go_into_another_wrapped_module() -> None:
+    class Headed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = self.linear(x)
+            return (h - y).square().mean(), h
+
+    net, twin = Headed(), pair()[1]
+    first, second = ORTModule(net), ORTModule(pair()[0])
+    loss, logits = first(X, X * 2)
+    result = second(logits)
+    torch.testing.assert_close(result, twin(net.linear(X)))
+    (loss + result.sum()).backward()
+    expected = torch.autograd.grad(
+        (net.linear(X) - X * 2).square().mean() + twin(net.linear(X)).sum(), net.linear.weight
+    )[0]
+    torch.testing.assert_close(net.linear.weight.grad, expected)
