@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
-from gradd.check import other_data, selfcheck
+from gradd.check import other_data, reference, selfcheck
 from gradd.check.other_data import Data
 from gradd.export.identity import Same
 from gradd.fallback import SelfCheckError
@@ -48,13 +48,13 @@ def small_limit(monkeypatch):
 def references(monkeypatch):
     """The shapes of the arguments of every run in PyTorch."""
     shapes: list[tuple] = []
-    run = selfcheck.Reference.run
+    run = reference.Reference.run
 
     def noted(self, data, take):
         shapes.append(tuple(x.shape for x in data.leaves))
         run(self, data, take)
 
-    monkeypatch.setattr(selfcheck.Reference, "run", noted)
+    monkeypatch.setattr(reference.Reference, "run", noted)
     return shapes
 
 
@@ -98,7 +98,7 @@ def test_a_piece_has_labels(small_limit) -> None:
     graph = next(iter(model._gradd_bridge._alive))
     data = Data((ids, labels), {}, [ids, labels], Same(model, [ids, labels]))
     for start in range(4):
-        part = other_data.piece(graph.cap, data, start)
+        part = other_data.piece(model._gradd_bridge.fits(graph), data, start)
         assert part.leaves[0].shape == (2, 256)
         assert bool((part.leaves[1] != -100).any())
 
