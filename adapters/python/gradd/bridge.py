@@ -533,10 +533,7 @@ class Bridge(ShortWay):
         self, graph: CapturedGraph, binding: Binding, inputs: list[torch.Tensor], wish: Wish
     ) -> Prepared:
         """What runs with such inputs have in common; compiles the plan if need be."""
-        types = tuple(type_of(t) for t in inputs)
-        plan = graph.plan(self.client, types, *wish.of_plan())
-        kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
-        return Prepared(self.client, self.slots, graph, plan, binding, kinds, wish=wish)
+        return Prepared.of(self.client, self.slots, graph, binding, inputs, wish)
 
     @staticmethod
     def inputs(graph: CapturedGraph, leaves: list) -> list[torch.Tensor]:

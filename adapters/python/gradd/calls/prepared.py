@@ -126,6 +126,22 @@ class Prepared:
         self.watches_readers = bool(graph.cap.depends)
         self.prints_memory = bool(options.get("ORTMODULE_PRINT_MEMORY_STATS"))
 
+    @classmethod
+    def of(
+        cls,
+        client: Client,
+        slots: SlotSet,
+        graph: CapturedGraph,
+        binding: Binding,
+        inputs: Sequence[torch.Tensor],
+        wish: Wish,
+    ) -> Prepared:
+        """What runs with such free inputs have in common; compiles the plan if need be."""
+        kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
+        types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in kinds)
+        plan = graph.plan(client, types, *wish.of_plan())
+        return cls(client, slots, graph, plan, binding, kinds, wish=wish)
+
     def for_plan(self, plan: Plan) -> Prepared:
         """The same call by another plan."""
         return self.with_lists(plan, ())

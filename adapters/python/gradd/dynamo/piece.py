@@ -21,7 +21,7 @@ import torch.fx
 from gradd import errors
 from gradd.calls import run as runs
 from gradd.calls import watch
-from gradd.calls.captured import CapturedGraph, check_supported, type_of
+from gradd.calls.captured import CapturedGraph, check_supported
 from gradd.calls.parameters import Binding
 from gradd.calls.prepared import Prepared
 from gradd.calls.watch import data_ptr
@@ -209,11 +209,7 @@ class Piece:
             known.kind.calls += 1
         graph.uses.calls += 1
         inputs = [args[i] for i in self._free_at]
-        live = prepared.plan.live
-        if live is not None and live.waits:
-            live.waits -= 1
-        elif live is not None:
-            prepared, inputs = prepared.live(inputs)
+        prepared, inputs = prepared.live(inputs)
         if graph.changed:
             self._tensors.extend(args)
         self.owner.last = prepared.last
@@ -329,10 +325,7 @@ class Piece:
         self, graph: CapturedGraph, binding: Binding, inputs: list[torch.Tensor], wish: Wish
     ) -> Prepared:
         """What runs with such inputs have in common; compiles the plan if need be."""
-        types = tuple(type_of(t) for t in inputs)
-        plan = graph.plan(self.client, types, *wish.of_plan())
-        kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
-        return Prepared(self.client, self.slots, graph, plan, binding, kinds, wish=wish)
+        return Prepared.of(self.client, self.slots, graph, binding, inputs, wish)
 
     def _check_devices(self, args: Sequence[Any]) -> None:
         for i in self.inputs_:
