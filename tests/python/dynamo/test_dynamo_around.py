@@ -146,3 +146,20 @@ def test_lazy_logits_go_into_another_wrapped_module() -> None:
         (net.linear(X) - X * 2).square().mean() + twin(net.linear(X)).sum(), net.linear.weight
     )[0]
     torch.testing.assert_close(net.linear.weight.grad, expected)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "compiled"])
+def test_no_daemon_is_said_and_counted(
+    how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GRADD_DIR", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("GRADD_AUTOSTART", "0")
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_BAD_INITIALIZATION")
+    net, twin = pair()
+    called = ORTModule(net) if how == "wrapped" else torch.compile(net, backend="gradd")
+    with caplog.at_level("WARNING", "gradd"):
+        for _ in range(2):
+            torch.testing.assert_close(called(X), twin(X))
+    assert sum("no daemon" in r.getMessage() for r in caplog.records) == 1
+    if how == "wrapped":
+        assert called.gradd_stats()["fallbacks"] == {"session": 2}

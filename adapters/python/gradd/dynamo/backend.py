@@ -90,7 +90,7 @@ def compiled(
         name_of: What a tensor is called.
     """
     if owner.failed is not None:
-        return graph.forward
+        return _refused(owner, graph, owner.failed)
     start = time.perf_counter()
     with interrupts.held_for(f"the capture of {owner.title}"), unused_memory.unkept():
         try:

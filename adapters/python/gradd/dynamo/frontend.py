@@ -156,11 +156,11 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What `forward(*args, **kwargs)` returns, computed by the daemon."""
         self.calls += 1
-        if self._disabled or self.owner.failed is not None:
-            return self._eager(*args, **kwargs)
-        if torch.compiler.is_compiling():
+        if self._disabled or torch.compiler.is_compiling():
             return self._eager(*args, **kwargs)
         owner = self.owner
+        if owner.failed is not None:
+            return self._in_torch(owner.failed, args, kwargs)
         try:
             transforms.check()
         except CaptureError as error:
