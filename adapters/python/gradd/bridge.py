@@ -130,6 +130,11 @@ class Bridge(ShortWay):
             self._failed = error
 
     @property
+    def title(self) -> str:
+        """What messages call the module."""
+        return type(self.module).__name__
+
+    @property
     def forward(self) -> Callable[..., Any]:
         """What a call means: that of the module's class, if it was that; it may be replaced."""
         if self.given_forward is None:

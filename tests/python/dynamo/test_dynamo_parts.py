@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
+from gradd.check.agreement import Finding
+from gradd.fallback import SelfCheckError
 
 
 @pytest.fixture(autouse=True)
@@ -302,3 +304,13 @@ def test_a_write_to_an_argument_that_is_another_one() -> None:
             sides.append((model(a, b), a))
         for x, y in zip(*sides, strict=True):
             torch.testing.assert_close(x, y)
+
+
+def test_a_failed_check_names_the_users_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = F.tanh
+    wrapped = ORTModule(Net(lambda net, h: plain(h)), strict=True)
+    monkeypatch.setattr(
+        "gradd.check.agreement.Tally.findings", lambda *_: [Finding(("output", "0"), "is odd")]
+    )
+    with pytest.raises(SelfCheckError, match="training step of Net differs from PyTorch: is odd"):
+        wrapped(torch.randn(4, 16))

@@ -136,7 +136,7 @@ class Checks:
 
 
 def _sentence(bridge: Bridge, kind: Kind, text: str) -> str:
-    name = type(bridge.module).__name__
+    name = bridge.title
     if kind.calls > 1:
         return f"step {kind.calls} of {name} {text}. {_OFF}"
     what = "training step" if torch.is_grad_enabled() else "call without gradients"

@@ -142,8 +142,7 @@ class Piece:
         self._free_at = [at[n] if n in at else self.graph.specs[n].leaf for n in self.graph.free]
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._refused: dict[Hashable, str] = {}
-        self.module = owner  # what self-checks call by its name
-        self.clock = 0
+        self.title = owner.title
 
     # ---- the call ----
 
