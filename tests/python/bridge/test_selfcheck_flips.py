@@ -201,11 +201,19 @@ def test_an_overflow_convicts_nobody(rows: int) -> None:
 
 
 def test_an_overflow_hides_nothing_else() -> None:
-    """Entries that PyTorch has in range are compared as ever."""
+    """What is in range is compared as ever, and all of it where PyTorch stays in range."""
     key = (GRADIENT, "weight")
     exact = torch.tensor([1e39, 1.0, 2.0], dtype=torch.float64)
-    theirs = torch.tensor([float("nan"), 1.0, 2.0])
-    for ours, right in (([float("inf"), 1.0, 2.0], True), ([float("inf"), 1.0, 2.1], False)):
+    inf, nan = float("inf"), float("nan")
+    cases = [
+        ([nan, 1.0, 2.0], [inf, 1.0, 2.0], True),
+        ([nan, 1.0, 2.0], [inf, 1.0, 2.1], False),
+        ([nan, 1.0, 2.0], [inf, inf, 2.0], True),  # another order of additions
+        ([1e38, 1.0, 2.0], [1e38, inf, 2.0], False),
+    ]
+    for given, ours, right in cases:
+        theirs = torch.tensor(given)
+        exact[0] = 1e38 if given[0] == 1e38 else 1e39
         tally = Tally({key: torch.tensor(ours)}, False, {key: theirs})
         tally.add(key, exact)
         assert (not tally.findings()) is right

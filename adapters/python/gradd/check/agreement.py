@@ -104,15 +104,17 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
 def _within_range(
     ours: torch.Tensor, other: torch.Tensor, exact: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All three, with zeros wherever PyTorch's own result has left the range of its type.
+    """All three, with zeros wherever a result has left the range of its type, as PyTorch's has.
 
-    What an overflow gives, an infinity of either sign or NaN, is up to the order of additions.
+    What an overflow gives, an infinity of either sign or NaN, is up to the order of additions, and
+    so is where it comes: in a value that leaves the range in PyTorch, ours may do so elsewhere.
     """
     if ours.shape != other.shape or not other.is_floating_point():
         return ours, other, exact
     lost = ~other.isfinite() & exact.isfinite()
     if not lost.any():
         return ours, other, exact
+    lost |= ~ours.isfinite() & exact.isfinite()
     return ours.masked_fill(lost, 0), other.masked_fill(lost, 0), exact.masked_fill(lost, 0)
 
 
