@@ -16,6 +16,13 @@ from gradd import ORTModule
 MIB = 1 << 20
 SHARE, LEAST = 0.03, 8 * MIB
 PASSING = 4 * MIB  # more for moments of a run in bf16: see docs/status.md
+PACKED = 16 * MIB  # what oneDNN takes for products of f32 in two threads: the same page
+
+
+def packs_by_itself() -> bool:
+    """Whether oneDNN's products of f32 pack their operands in memory of their own."""
+    with open("/proc/cpuinfo") as cpu:
+        return "avx512f" not in cpu.read()
 
 
 def anonymous(pid: int) -> int:
@@ -82,5 +89,5 @@ def test_planned_is_measured(daemon: Any, monkeypatch: Any, build: Any, dtype: A
     one = gradd.estimate(model, batch, optimizer="sgd")
     planned = one.activations + one.constants
     print(f"planned {planned / MIB:.1f} MiB, grown by {grown / MIB:.1f} MiB")
-    least = LEAST + (PASSING if dtype == torch.bfloat16 else 0)
+    least = LEAST + (PASSING if dtype == torch.bfloat16 else PACKED * packs_by_itself())
     assert abs(grown - planned) <= max(SHARE * planned, least)
