@@ -80,7 +80,7 @@ def test_threads(one: bool) -> None:
 
     def work() -> None:
         try:
-            model = wrapped if one else ORTModule(pair()[0])
+            model = wrapped if one else ORTModule(copy.deepcopy(twin))
             for n in range(2, 6):
                 x = torch.full((n, 8), 0.1 * n)
                 result = model(x)

@@ -1,6 +1,6 @@
 """Captures by the graphs that they were made of: an equal graph is translated once per process.
 
-Dynamo compiles anew where a guard fails, though the operators are often the same (a config field
+A failed guard makes Dynamo compile again, though the operators are often the same (a config field
 was filled in, parameters were frozen, another instance of the class). Symbols are numbered in the
 order in which they come, for each compilation has its own.
 """

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from gradd.dynamo import private
+
 _NAMES = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoint"})
 
 
@@ -26,8 +28,8 @@ def inline(module: torch.fx.GraphModule) -> int:
 
 
 def _is_checkpoint(node: torch.fx.Node) -> bool:
-    kind = torch._ops.HigherOrderOperator
-    return isinstance(node.target, kind) and node.target.name() in _NAMES
+    operator_of_graphs = isinstance(node.target, private.HigherOrderOperator)
+    return operator_of_graphs and node.target.name() in _NAMES
 
 
 def _inline_one(module: torch.fx.GraphModule, node: torch.fx.Node, number: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -24,7 +22,6 @@ from gradd.fallback import classify
 from gradd.schema import as_tensor_leaf
 from gradd.spec import CaptureError
 
-logger = logging.getLogger("gradd")
 Node = torch.fx.Node
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 
@@ -36,7 +33,7 @@ class _Step:
         part: Its nodes.
         piece: In the daemon; None = in PyTorch.
         torchs: What PyTorch runs: all of the part, or views of a piece's results.
-        over: Nodes whose values nobody needs behind it.
+        over: Nodes that no later step reads.
         grad: Some of it records gradients, whatever the modes around the call are.
         reason: Why it runs in PyTorch.
     """
@@ -83,9 +80,7 @@ class CompiledGraph:
         fake = (lower.value_of(n) for n in module.graph.nodes)
         mode = next((v.fake_mode for v in fake if hasattr(v, "fake_mode")), None)
         self.env = mode.shape_env if mode is not None else None
-        start = time.perf_counter()
         self.steps = self._made()
-        self.seconds = time.perf_counter() - start
         self.asks_layout = self._asks_layout()
         del self.examples, self.name_of  # what is made may outlive the module
         self._find_ends()

@@ -11,7 +11,6 @@ PyTorch is said, or raised where nothing may.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 import time
@@ -23,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gradd import options, transforms
+from gradd import options, schema, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
+from gradd.dynamo import private, settings
 from gradd.dynamo.backend import compiled, source_name
 from gradd.dynamo.guards import Supplement
 from gradd.dynamo.owner import Owner
-from gradd.dynamo.settings import Applied
 from gradd.session.client import Client
 from gradd.spec import CaptureError
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from gradd.explain import Explanation
 
 logger = logging.getLogger("gradd")
-_OPTIONS = inspect.signature(torch.compile).parameters
 _numbers = itertools.count()
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
@@ -108,7 +106,7 @@ class Compiled:
         return versions[0][1]
 
     def _made(self) -> Callable[..., Any]:
-        """A compiled function of our own, whose graphs nobody else has."""
+        """A compiled function with a cache of its own."""
         this = weakref.ref(self)
 
         def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -127,8 +125,7 @@ class Compiled:
             # Dynamo's cache goes with the code: it must not be that of all modules.
             target.__code__ = target.__code__.replace(co_name=f"call_{next(_numbers)}")
 
-        extra = {"isolate_recompiles": True} if "isolate_recompiles" in _OPTIONS else {}
-        return torch.compile(target, backend=backend, **extra)
+        return torch.compile(target, backend=backend, **settings.of_function())
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -165,10 +162,12 @@ class Compiled:
             transforms.check()
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
-        args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
-        _mark(args, kwargs)
+        leaves, _, _ = schema.flatten_inputs(args, kwargs)
+        if any(type(leaf) is LazyTensor for leaf in leaves):
+            args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
+        _mark(leaves)
         before = owner.calls
-        with Applied():
+        with settings.Applied():
             result = self._compiled()(*args, **kwargs)
         if owner.calls == before:
             self._reached_nothing()
@@ -197,7 +196,7 @@ class Compiled:
     # ---- for users and wrappers ----
 
     def is_disabled(self) -> bool:
-        """True if all runs in PyTorch because somebody has said so."""
+        """Whether GRADD_DISABLE makes all calls run in PyTorch."""
         return self._disabled
 
     def bypassed(self, seconds: float) -> None:
@@ -219,8 +218,7 @@ class Compiled:
         from gradd.explain import explain_plan
 
         if args or kwargs:
-            with torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
-                self(*args, **kwargs)
+            self(*args, **kwargs)
         graph, plan = (r() for r in self.owner.last) if self.owner.last else (None, None)
         if plan is None:
             raise ValueError(
@@ -268,16 +266,15 @@ class Compiled:
             self.owner.finish()()
 
 
-def _mark(args: tuple, kwargs: dict) -> None:
+def _mark(leaves: Sequence[Any]) -> None:
     """Sizes above 1 may differ in the next call: one graph for all of them."""
-    for tensor in pytree.tree_leaves((args, kwargs)):
-        if isinstance(tensor, torch.Tensor) and type(tensor) is torch.Tensor:
-            if tensor.layout is torch.strided and not tensor.is_nested:
-                for axis in _varying(tensor):
-                    torch._dynamo.maybe_mark_dynamic(tensor, axis)
+    for tensor in leaves:
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+            if not tensor.is_nested and (axes := _varying(tensor)):
+                private.maybe_mark_dynamic(tensor, axes)
 
 
-def _varying(tensor: torch.Tensor) -> Sequence[int]:
+def _varying(tensor: torch.Tensor) -> list[int]:
     """Of colour pictures only the batch: windows cut of symbolic heights take minutes to trace."""
     sizes = tensor.shape
     if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():

@@ -30,7 +30,6 @@ class Supplement:
         kinds = dict.fromkeys(k for root in roots for k in _kinds(root))
         self._tables = [vars(k) for k in (*kinds, torch.Tensor)]
         self._values = [list(table.values()) for table in self._tables]
-        self._environment = os.environ.copy()
         self._data = getattr(os.environ, "_data", os.environ)
         self._known = dict(self._data)
 

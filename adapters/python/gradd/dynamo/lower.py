@@ -84,6 +84,14 @@ class Lowered:
         return list(self.graph.find_nodes(op="placeholder"))
 
 
+def attribute(owner: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    """What a get_attr node gives."""
+    value: Any = owner
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
 def name_of(node: torch.fx.Node) -> str:
     """`linear`, `add`: what a node calls."""
     target = node.target
@@ -278,9 +286,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
                 self._take_several(node)
 
     def _take_attribute(self, node: torch.fx.Node) -> None:
-        value: Any = self.owner
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = attribute(self.owner, node)
         if isinstance(value, torch.Tensor):
             made, fake = self._constant(value), value_of(node)
             if isinstance(fake, torch.Tensor):
@@ -290,18 +296,20 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
 
     def _check(self, node: torch.fx.Node) -> None:
         target = node.target
-        if isinstance(target, torch._ops.HigherOrderOperator):
+        if isinstance(target, private.HigherOrderOperator):
             custom = target.name() == "autograd_function_apply"
             reason = "autograd_function" if custom else "unsupported_operator"
             raise self._refusal(reason, f"calls {target.name()}")
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name in _RESHAPING:
-            raise self._refusal("unsupported_operator", f"calls {name}(), which lays memory anew")
+            raise self._refusal(
+                "unsupported_operator",
+                f"calls {name}(), which changes sizes or strides of a tensor in place",
+            )
 
     def _call(self, node: torch.fx.Node) -> Any:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._known_value)
-        name = getattr(node.target, "__name__", "")
-        self.data = name == "_get_data_attr"
+        self.data = name_of(node) == "_get_data_attr"
         self._enter(modes.of(node))
         if self.data:
             return args[0].detach()

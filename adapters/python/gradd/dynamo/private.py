@@ -1,25 +1,43 @@
-"""Names of torch that its documentation does not show: each with what it is for.
+"""Names of torch that its documentation does not show: what each is for, and what goes without it.
 
 Nothing else in gradd.dynamo imports such a name. A test imports each by itself, so that a version
-of torch without it says which one is missing.
+of torch without it says which one is missing. Attributes that Dynamo leaves on its graphs
+(`_dynamo_source`, `compile_subgraph_reason`) and sizes (`SymInt.node`) have no name to import.
 """
 
 from __future__ import annotations
 
+# Modes that Dynamo writes into its graphs as calls: without them, regions have no marks.
 from torch._C import _set_grad_enabled
+
+# Recording operators before autograd and autocast: without these three, torch's own tracer, which
+# takes ten times as long.
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo import config as dynamo_config
+
+# Sizes above 1 as symbols from the first call on; without it, a second size compiles again.
+from torch._dynamo import config as dynamo_config  # settings.py: hooks would not be guarded
+from torch._dynamo import maybe_mark_dynamic
+
+# Graphs with writes in place, taken apart by torch.export: without it they run in PyTorch.
 from torch._export.verifier import TrainingIRVerifier
-from torch._guards import tracing
+from torch._guards import tracing  # the same: Dynamo has another fake mode for back ends
+
+# Operators whose arguments are graphs (checkpoints, custom Functions): they would not be told.
+from torch._ops import HigherOrderOperator
+
+# Tells tensors without values from constants.
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
+
+# Arithmetic of sizes as nodes: without it, sizes that are computed from others run in PyTorch.
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
     "FakeTensor",
+    "HigherOrderOperator",
     "ProxyTorchDispatchMode",
     "PythonKeyTracer",
     "PythonReferenceAnalysis",
@@ -31,6 +49,7 @@ __all__ = [
     "_set_grad_enabled",
     "dynamo_config",
     "enable_python_dispatcher",
+    "maybe_mark_dynamic",
     "sympy_interp",
     "tracing",
 ]

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from gradd.dynamo import modes
-from gradd.dynamo.lower import value_of
+from gradd.dynamo.lower import attribute, value_of
 from gradd.dynamo.sizes import is_number
 
 Values = dict[torch.fx.Node, Any]
@@ -80,11 +80,3 @@ class InTorch:
                 known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def attribute(owner: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    """What a get_attr node gives."""
-    value: Any = owner
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
