@@ -38,7 +38,7 @@ PYTHONPATH = os.pathsep.join(
 for _folder in ("adapters/python", "adapters/optimum"):
     if str(ROOT / _folder) not in sys.path:
         sys.path.insert(0, str(ROOT / _folder))
-logging.getLogger("torch.__trace").propagate = False  # megabytes for each compilation
+logging.getLogger("torch.__trace").addFilter(lambda record: False)  # megabytes per compilation
 torch.set_num_threads(1)  # there is a worker for each core (tests/machine.py)
 
 from gradd import export as gradd_export  # noqa: E402

@@ -105,6 +105,7 @@ class CompiledGraph:
                     made.append(step)
                     continue
                 try:
+                    self._check_again(part)
                     piece = self._piece(part)
                 except Exception as raised:  # whatever torch, or the exporter, does not expect
                     error = _refusal(raised)
@@ -120,6 +121,17 @@ class CompiledGraph:
                 made.append(_Step(part, piece, after))
             else:
                 return made
+
+    def _check_again(self, part: partition.Part) -> None:
+        """PyTorch does not write once more what a piece has written."""
+        for node in part.after:
+            if partition.is_write(node) and node not in part.same:
+                error = CaptureError(
+                    "input_mutation",
+                    f"{place_of(node)}: writes in place, and gives another view of what it wrote",
+                )
+                error.node = node  # type: ignore[attr-defined]
+                raise error
 
     def _asks_layout(self) -> bool:
         """Whether PyTorch runs something that depends on how a tensor lies in memory."""

@@ -8,9 +8,12 @@ rules for writing in place are PyTorch's.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import torch
 import torch.fx
@@ -19,8 +22,14 @@ from torch.utils import _pytree as pytree
 from gradd.dynamo import modes
 from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.sizes import is_number
+from gradd.export.nodes import is_mutable
 
 Node = torch.fx.Node
+_WRITING = frozenset(
+    getattr(operator, f"i{name}")
+    for name in ("add", "and", "concat", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow")
+    + ("rshift", "sub", "truediv", "xor")
+)
 _CONVERSIONS = ("contiguous", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 _DROPOUTS += ("feature_alpha_dropout", "feature_dropout")
@@ -36,7 +45,7 @@ class Part:
         inputs: What they read of others.
         outputs: What others read of them; for a piece its bases alone.
         after: Nodes that PyTorch runs behind a piece: views of its bases.
-        same: Of these, what has written in place, with the node whose tensor it gives back.
+        same: Of these, what gives back the tensor of another node, often one that it has written.
     """
 
     daemon: bool
@@ -93,9 +102,31 @@ def _writes(part: Part) -> bool:
 def is_write(node: Node) -> bool:
     """Whether a node may write in place."""
     name = name_of(node)
-    if name in ("setitem", "__setitem__") or bool(node.kwargs.get("inplace")):
+    if node.target in _WRITING or name in ("setitem", "__setitem__") or "out" in node.kwargs:
         return True
-    return name.endswith("_") and not name.endswith("__") or "out" in node.kwargs
+    if name.endswith("_") and not name.endswith("__") or _is_inplace(node):
+        return True
+    overloads = getattr(node.target, "overloads", None)  # of an operator of torch.ops
+    names = [n for n in overloads() if "out" not in n] if overloads else []
+    found = [getattr(node.target, n) for n in names] if overloads else [node.target]
+    return any(map(is_mutable, found))
+
+
+def _is_inplace(node: Node) -> bool:
+    """Whether a function of torch.nn gets a true `inplace`, as F.relu(x, True) does."""
+    if "inplace" in node.kwargs:
+        return bool(node.kwargs["inplace"])
+    at = _place_of_inplace(node.target)
+    return at is not None and len(node.args) > at and bool(node.args[at])
+
+
+@cache
+def _place_of_inplace(function: Any) -> int | None:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # one of C, or a method's name
+        return None
+    return names.index("inplace") if "inplace" in names else None
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
@@ -194,7 +225,7 @@ def _follow(
         if source is None:
             bases.setdefault(at)
             return
-        if value_of(source) is value_of(at) and is_write(at):
+        if value_of(source) is value_of(at):
             part.same[at] = source
         after.add(at)
         if source not in own:

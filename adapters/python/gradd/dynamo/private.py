@@ -7,6 +7,9 @@ of torch without it says which one is missing. Attributes that Dynamo leaves on 
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+from typing import Any
+
 # Modes that Dynamo writes into its graphs as calls: without them, regions have no marks.
 from torch._C import _set_grad_enabled
 
@@ -52,4 +55,12 @@ __all__ = [
     "maybe_mark_dynamic",
     "sympy_interp",
     "tracing",
+    "variable_of",
 ]
+
+
+def variable_of(name: str) -> ContextVar[Any] | None:
+    """What holds a setting of Dynamo in a thread; None = only its attribute does (torch 2.11)."""
+    entry = getattr(dynamo_config, "_config", {}).get(name)
+    found = getattr(entry, "user_override", None)
+    return found if isinstance(found, ContextVar) else None
