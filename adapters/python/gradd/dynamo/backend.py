@@ -91,6 +91,7 @@ def compiled(
     """
     if owner.failed is not None:
         return _refused(owner, graph, owner.failed)
+    graph = _copied(graph)
     start = time.perf_counter()
     with interrupts.held_for(f"the capture of {owner.title}"), unused_memory.unkept():
         try:
@@ -107,6 +108,19 @@ def compiled(
     if made.refusals:
         _tell(owner, made)
     return made.__call__
+
+
+def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph of our own: that of Dynamo holds all nodes that it has ever had, and their module."""
+    graph = torch.fx.Graph()
+    values: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(module.graph, values))
+    for node, made in values.items():
+        if hasattr(node, "_dynamo_source"):
+            made._dynamo_source = node._dynamo_source
+    made = torch.fx.GraphModule(module, graph)
+    made.compile_subgraph_reason = module.compile_subgraph_reason
+    return made
 
 
 def _raising(owner: Owner, error: Exception) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from gradd.schema import as_tensor_leaf
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
+_KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 
 
@@ -83,6 +84,7 @@ class CompiledGraph:
         self.steps = self._made()
         self.asks_layout = self._asks_layout()
         del self.examples, self.name_of  # what is made may outlive the module
+        self._forget()
         self._find_ends()
         self.whole = self._as_whole()
 
@@ -280,6 +282,11 @@ class CompiledGraph:
         for step in self.steps:
             amounts[step.piece is not None] += sum(map(work.work, step.part.nodes))
         return amounts[1] / max(sum(amounts), 1)
+
+    def _forget(self) -> None:
+        """What Dynamo knows of nodes may hold the module, as a class with a property does."""
+        for node in self.module.graph.nodes:
+            node.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}
 
     # ---- how it runs ----
 

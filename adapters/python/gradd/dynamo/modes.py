@@ -17,7 +17,7 @@ import torch.fx
 from gradd.dynamo import private
 from gradd.export import autocast
 
-_KEY = "gradd_modes"
+KEY = "gradd_modes"
 _DEVICE = "cpu"
 
 
@@ -53,7 +53,7 @@ def now() -> Modes:
 
 def of(node: torch.fx.Node) -> Modes:
     """Those of a node, after `mark`."""
-    return node.meta[_KEY]
+    return node.meta[KEY]
 
 
 def changes(node: torch.fx.Node) -> bool:
@@ -92,7 +92,7 @@ def mark(graph: torch.fx.Graph, around: Modes) -> None:
         else:
             before = next(m for begin, m in inferences if begin is node.args[0])
             modes = modes._replace(inference=before.inference, grad=before.grad)
-        node.meta[_KEY] = modes
+        node.meta[KEY] = modes
 
 
 _CHANGES = frozenset(
