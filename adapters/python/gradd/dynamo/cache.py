@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from gradd.dynamo import lower
-from gradd.export.nodes import DATA, INFERENCE, OFF
+from gradd.export.nodes import DATA, INFERENCE, OFF, is_mutable
 from gradd.export.places import place_of
 from gradd.spec import Capture
 
@@ -52,7 +52,8 @@ def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], mor
         more: Whatever else the capture depends on.
     """
     digest = hashlib.sha256()
-    describe = _Describe()
+    # Which parameters are frozen is a matter of plans, but for what may be written.
+    describe = _Describe(any(is_mutable(node.target) for node in done.graph.nodes))
     for node in done.graph.nodes:
         digest.update(describe.node(node).encode())
     for given, source in zip(inputs, done.inputs, strict=True):
@@ -67,7 +68,8 @@ def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], mor
 class _Describe:
     """Text for the nodes of one graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, grads: bool) -> None:
+        self._grads = grads
         self._numbers: dict[torch.fx.Node, int] = {}
         self._symbols: dict[str, str] = {}
 
@@ -83,7 +85,7 @@ class _Describe:
     def _value(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             sizes = [self._number(n) for n in (*value.shape, *value.stride())]
-            return f"{value.dtype}{sizes}{value.requires_grad}"
+            return f"{value.dtype}{sizes}{self._grads and value.requires_grad}"
         if isinstance(value, (list, tuple)):
             return str([self._value(v) for v in value])
         return self._number(value)

@@ -157,6 +157,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         self.data = False
         self.last: torch.fx.Node | None = None  # of the call, with one result
         self.expected: Any = _UNKNOWN
+        self.before: list[tuple[int, torch.fx.Node | None]] = []  # what a try has changed in nodes
         self.steps = 0
         for node in inputs:
             self._add_input(node)
@@ -190,6 +191,8 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         return made
 
     def _track(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        if self.expected is not _UNKNOWN:  # may be taken back
+            self.before.append((id(tensor), self.nodes.get(id(tensor))))
         self.nodes[id(tensor)] = node
         self.kept.append(tensor)
 
@@ -345,6 +348,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         expected = value_of(node)
         n = len(self.flat.nodes)
         self.expected, self.steps = expected, 0
+        self.before.clear()
         try:
             result = self._call(node)
         except Exception:  # the second try says what is wrong
@@ -359,11 +363,13 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
 
     def _undo(self, n: int) -> None:
         """Takes back what was recorded; numbers and constants may stay."""
+        for key, known in reversed(self.before):
+            if known is not None:
+                self.nodes[key] = known
+            elif self.nodes[key].meta.get(ORIGIN) is self.origin:
+                del self.nodes[key]
         for made in list(self.flat.nodes)[n:][::-1]:
             if made.meta.get(ORIGIN) is self.origin and not made.users:
-                for key, known in list(self.nodes.items()):
-                    if known is made:
-                        del self.nodes[key]
                 self.flat.erase_node(made)
 
     def _is_known(self, result: Any) -> bool:
