@@ -1,23 +1,38 @@
 """What gradd compares before a call in addition to Dynamo's guards.
 
 Dynamo takes a method of a class as it was when it traced a call, and reads the environment once.
-Compared here, by identity, are the functions and descriptors of the classes of a module, of its
-submodules and of the objects that they hold, those of torch.Tensor, and the environment. A class's
-data is Dynamo's to compare: a counter on a class would be another version in every call.
+Compared here are the functions and descriptors of the classes that a call can reach, their bases,
+functions of torch, hooks of all modules, the type of autocast, the process and the
+environment. A class's data is Dynamo's to compare: a counter on a class would be another version
+in every call.
 """
 
 from __future__ import annotations
 
-import operator
+import itertools
 import os
+import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-_NOT_USERS = ("torch.", "builtins.", "abc.", "typing.", "collections.", "enum.", "numpy.")
+from gradd.dynamo import private
+
+_NOT_USERS = {"torch", "numpy", "gradd", *sys.stdlib_module_names} - {"__main__"}
 _FUNCTIONS = (types.FunctionType, classmethod, staticmethod, property)
+_CLASSES = 128  # whose dictionaries are compared in each call
+_VISITED = 20_000  # objects that are looked at to find them
+_ELEMENTS = 100  # of one container
+# Of type itself: a metaclass may answer for its classes.
+_MRO = vars(type)["__mro__"].__get__
+_TABLE = vars(type)["__dict__"].__get__
+_DEVICES = ("cpu", "cuda")
+_OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
 
 
 class Supplement:
@@ -25,41 +40,204 @@ class Supplement:
 
     def __init__(self, roots: Iterable[Any]) -> None:
         """Args:
-        roots: Modules, and functions whose closure holds some.
+        roots: What a call begins with: modules, and functions.
         """
-        kinds = dict.fromkeys(k for root in roots for k in _kinds(root))
-        self._tables = [vars(k) for k in (*kinds, torch.Tensor)]
-        self._values = [list(table.values()) for table in self._tables]
+        found = _Reached(roots)
+        self._names = found.names
+        self._classes = (*found.classes, *_OF_TORCH)
+        self._tables = [*map(_TABLE, self._classes), vars(functional)]
+        self._listed = [table.values for table in self._tables]
+        self._values = self._now()
+        self._seen = self._of_tables()
         self._data = getattr(os.environ, "_data", os.environ)
         self._known = dict(self._data)
+        self._around = _around()
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
-        if self._data != self._known:
+        if self._data != self._known or self._around != _around():
             return False
-        for i, table in enumerate(self._tables):
-            known = self._values[i]
-            if len(table) == len(known) and all(map(operator.is_, table.values(), known)):
-                continue
-            if _functions(table.values()) != _functions(known):
+        now = self._now()
+        if not _same(now, self._values):
+            if self._of_tables() != self._seen:
                 return False
-            self._values[i] = list(table.values())
+            self._values = now
         return True
 
+    def _now(self) -> list[Any]:
+        """All values, to be compared at once: that takes a microsecond for a hundred of them."""
+        return [
+            *map(_MRO, self._classes),
+            *itertools.chain.from_iterable([values() for values in self._listed]),
+        ]
 
-def _functions(values: Iterable[Any]) -> list[int]:
-    return [id(v) for v in values if isinstance(v, _FUNCTIONS) or hasattr(type(v), "__get__")]
+    def _of_tables(self) -> list[Any]:
+        return [*map(_MRO, self._classes), *map(self._of, self._tables)]
+
+    def _of(self, table: Mapping[str, Any]) -> dict[str, int]:
+        """What counts in the dictionary of a class: its functions, and which names it has."""
+        return {
+            name: id(value) if _is_function(value) else 0
+            for name, value in table.items()
+            if name in self._names or _is_function(value)
+        }
 
 
-def _kinds(root: Any) -> Iterator[type]:
-    if not isinstance(root, torch.nn.Module):
-        return
-    for module in root.modules():
-        yield from filter(_is_users, type(module).__mro__)
-        for value in vars(module).values():
-            if not isinstance(value, (torch.Tensor, torch.nn.Module)):
-                yield from filter(_is_users, type(value).__mro__)
+def _is_function(value: Any) -> bool:
+    return isinstance(value, _FUNCTIONS) or hasattr(type(value), "__get__")
 
 
-def _is_users(kind: type) -> bool:
-    return not f"{kind.__module__}.".startswith(_NOT_USERS)
+def _same(now: Any, before: Any) -> bool:
+    """Whether all elements are the same objects, or equal ones."""
+    try:
+        return bool(now == before)
+    except Exception:  # what cannot be compared is another object
+        return False
+
+
+# Functions of torch.nn.functional call others of torch by their names, behind Dynamo's back.
+_CALLED = itemgetter(
+    *sorted(
+        {
+            n
+            for f in vars(functional).values()
+            if hasattr(f, "__code__")
+            for n in f.__code__.co_names
+        }
+        & {n for n, f in vars(torch).items() if callable(f) and not isinstance(f, type)}
+    )
+)
+
+
+def _around() -> tuple[Any, ...]:
+    """What torch has of its own, hooks of all modules, and what else a call may ask for."""
+    return (
+        *_CALLED(vars(torch)),
+        *itertools.chain.from_iterable(private.HOOKS_OF_ALL),
+        *map(torch.get_autocast_dtype, _DEVICES),
+        os.getpid(),
+    )
+
+
+class _Reached:
+    """Classes of users that a call can get at, the next ones first.
+
+    Attributes:
+        classes: In the order in which they were found.
+        names: All that stand in the code that was found.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.classes: dict[type, None] = {}
+        self.names: set[str] = set()
+        self._kept: list[Any] = []  # so that ids stay theirs
+        self._queue: deque[Any] = deque(roots)
+        seen: set[int] = set()
+        while self._queue and len(seen) < _VISITED and len(self.classes) < _CLASSES:
+            value = self._queue.popleft()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            self._kept.append(value)
+            try:
+                if not isinstance(value, _PLAIN):
+                    self._queue.extend(self._next(value))
+            except Exception:  # it answers questions with errors, as proxies do: a dead end
+                continue
+        del self._kept, self._queue
+
+    def _next(self, value: Any) -> Iterator[Any]:
+        """What an object leads to."""
+        if isinstance(value, types.FunctionType):
+            if _is_users(value) and not _is_installed(value):
+                yield from self._of_function(value)
+        elif isinstance(value, type):
+            yield from self._of_class(value)
+        elif isinstance(value, types.MethodType):
+            yield from (value.__func__, value.__self__)
+        elif isinstance(value, (classmethod, staticmethod)):
+            yield value.__func__
+        elif isinstance(value, property):
+            yield from (value.fget, value.fset)
+        elif isinstance(value, dict):
+            yield from itertools.islice(dict.values(value), _ELEMENTS)
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            yield from itertools.islice(iter(value), _ELEMENTS)
+        if not isinstance(value, (type, types.FunctionType)):
+            yield type(value)
+            yield from _attributes(value)
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
+        names = set(_names_in(function.__code__))
+        self.names |= names
+        given = function.__globals__
+        for name in names & given.keys():
+            value = given[name]
+            if not isinstance(value, types.ModuleType):
+                yield value
+            elif _is_users(value):
+                yield from (vars(value)[n] for n in names & vars(value).keys())
+        for cell in function.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # an empty one
+                pass
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
+        yield getattr(function, "__wrapped__", None)
+
+    def _of_class(self, kind: type) -> Iterator[Any]:
+        if kind in self.classes or not _is_users(kind):
+            return
+        self.classes[kind] = None
+        yield from _MRO(kind)
+        yield type(kind)
+        if not _is_installed(kind):
+            yield from _TABLE(kind).values()
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device)
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """What an object holds, whatever its class says about attributes."""
+    try:
+        table = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        table = {}
+    if isinstance(table, dict):
+        yield from list(table.values())
+    for kind in type(value).__mro__:
+        for name in _slots(kind):
+            member = vars(kind).get(name)
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    yield member.__get__(value)
+                except AttributeError:
+                    pass
+
+
+def _slots(kind: type) -> Collection[str]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Names in code and in the code within: of globals, attributes, and texts that may be some."""
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield from _names_in(value)
+        elif isinstance(value, str):
+            yield value
+
+
+def _is_users(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return not isinstance(name, str) or name.partition(".")[0] not in _NOT_USERS
+
+
+def _is_installed(value: Any) -> bool:
+    """Whether a library's folder holds its source: code of libraries does not change by itself."""
+    file = getattr(sys.modules.get(value.__module__), "__file__", None) or ""
+    return "site-packages" in file

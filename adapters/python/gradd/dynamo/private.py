@@ -34,11 +34,21 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 
+# Hooks of all modules, which Dynamo does not guard: one that comes late would not run.
+from torch.nn.modules import module as _modules
+
 # Arithmetic of sizes as nodes: without it, sizes that are computed from others run in PyTorch.
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+HOOKS_OF_ALL = tuple(
+    table
+    for name, table in vars(_modules).items()
+    if name.startswith("_global_") and name.endswith("_hooks")
+)
+
 __all__ = [
+    "HOOKS_OF_ALL",
     "FakeTensor",
     "HigherOrderOperator",
     "ProxyTorchDispatchMode",
