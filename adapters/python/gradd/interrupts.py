@@ -11,6 +11,10 @@ A capture holds it back as well, in held_for(): below it lies code in C++ that e
 Python raises something, and imports that must not stop halfway. It is delivered between two parts
 of a capture, by deliver(), and the third Ctrl-C is delivered at once, come what may.
 
+A call through Dynamo holds it back, with Traced, where Dynamo or gradd itself is at work: what
+raises in a guard is cleared by C++, and the guard taken for one that fails. Code of the user's
+below such a call is interrupted at once.
+
 Signal handlers of Python run in the main thread only; in other threads all of this does nothing.
 """
 
@@ -23,6 +27,7 @@ import os
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
@@ -30,6 +35,9 @@ from typing import Any
 logger = logging.getLogger("gradd")
 GRACE_SECONDS = 2.0
 _FORCED = 3  # Ctrl-C during a capture
+_OWN = os.path.dirname(__file__) + os.sep
+_DYNAMO = os.sep + os.path.join("torch", "_dynamo", "")
+_COMPILER = os.path.join(_DYNAMO, "convert_frame.py")
 _SIGINT = int(signal.SIGINT)
 
 _depth = 0  # of held in the main thread
@@ -37,6 +45,8 @@ _handler: Callable[[int, Any], Any] | None = None  # whose call is held back
 noted = 0  # Ctrl-C that wait
 _first = 0.0
 _work = ""  # what is in progress; "" within a request
+_work_depth = 0  # of held, where it has begun
+_traced = ""  # what a call of Dynamo may have to do first
 
 
 def _note(signum: int, frame: Any) -> None:
@@ -44,10 +54,33 @@ def _note(signum: int, frame: Any) -> None:
     noted += 1
     if noted == 1:
         _first = time.monotonic()
-    if _work and _depth == 1:
+    work = ""
+    if _work and _depth == _work_depth:
+        work = _work
+    elif _traced and _depth == 1:
+        if compiles(frame):
+            work = _traced
+        elif not _is_ours(frame):
+            _deliver(_handler)  # type: ignore[arg-type]
+    if work:
         if noted >= _FORCED:
             _deliver(_handler)  # type: ignore[arg-type]
-        logger.warning("Ctrl-C waits for %s; the third one does not", _work)
+        logger.warning("Ctrl-C waits for %s; the third one does not", work)
+
+
+def compiles(frame: types.FrameType | None) -> bool:
+    """Whether Dynamo makes a graph in a frame."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_COMPILER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    """Whether a frame, not one that it calls, is gradd's or Dynamo's; guards are strings."""
+    name = frame.f_code.co_filename
+    return name == "<string>" or name.startswith(_OWN) or _DYNAMO in name
 
 
 class _Held:
@@ -97,13 +130,38 @@ os.register_at_fork(after_in_child=_after_fork)
 @contextlib.contextmanager
 def held_for(work: str) -> Iterator[None]:
     """held, around work that takes seconds; `work` names it in a message."""
-    global _work
+    global _work, _work_depth
     with held:
-        before, _work = _work, work
+        before = _work, _work_depth
+        _work, _work_depth = work, _depth
         try:
             yield
         finally:
-            _work = before
+            _work, _work_depth = before
+
+
+class Traced(_Held):
+    """held, where Dynamo or gradd is at work in a call; one object for all calls of a function."""
+
+    def __init__(self, work: str) -> None:
+        """Args:
+        work: What Dynamo may have to do first, for a message.
+        """
+        self._work = work
+        self._before: list[str] = []
+
+    def __enter__(self) -> None:
+        global _traced
+        super().__enter__()
+        if get_ident() == _main:
+            self._before.append(_traced)
+            _traced = self._work
+
+    def __exit__(self, *_: object) -> None:
+        global _traced
+        if get_ident() == _main:
+            _traced = self._before.pop()
+        super().__exit__()
 
 
 def deliver() -> None:

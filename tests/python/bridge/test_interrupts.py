@@ -236,7 +236,8 @@ def test_no_interrupt_is_lost_in_what_python_frees(
     random.seed(0)
     caught = 0
     monkeypatch.setattr(interrupts, "GRACE_SECONDS", 30.0)
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # As Ctrl-C would call it, with the frame that is interrupted.
+    signal.signal(signal.SIGALRM, lambda _, frame: signal.getsignal(signal.SIGINT)(2, frame))
     for _ in range(300):
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 4e-3))
@@ -324,6 +325,8 @@ class Stuck(nn.Module):
 def _is_captured() -> bool:
     """The main thread is in Stuck.forward, below a capture."""
     frame = sys._current_frames()[threading.main_thread().ident or 0]
+    if interrupts.compiles(frame):  # Dynamo reads the bytecode, in no frame of the forward
+        return bool(interrupts._traced)
     while frame is not None:
         if (frame.f_code.co_name, frame.f_code.co_filename) == ("forward", __file__):
             return bool(interrupts._work)

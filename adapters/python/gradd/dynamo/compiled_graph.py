@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd import errors
+from gradd import errors, interrupts
 from gradd.dynamo import cache, checkpoints, lower, modes, partition, program, work
 from gradd.dynamo import sizes as sizes_of
 from gradd.dynamo.owner import Owner
@@ -323,6 +323,8 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         self.owner.calls += 1
+        if interrupts.noted:
+            interrupts.deliver()
         if self.whole is not None:
             piece, places = self.whole
             return tuple(piece(places(args)))
@@ -337,6 +339,8 @@ class CompiledGraph:
 
         for step in self.steps:
             self._run(step, known, numbers)
+            if interrupts.noted:
+                interrupts.deliver()
         found = []
         for result in self.results:
             if not isinstance(result, Node):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gradd import options, schema, transforms
+from gradd import interrupts, options, schema, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
@@ -83,6 +83,7 @@ class Compiled:
         )
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.finish())
+        self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
         self._versions: list[tuple[Supplement, Callable[..., Any]]] = []
 
     def _compiled(self) -> Callable[..., Any]:
@@ -167,7 +168,7 @@ class Compiled:
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         _mark(leaves)
         before = owner.calls
-        with settings.Applied():
+        with self._held, settings.Applied():
             result = self._compiled()(*args, **kwargs)
         if owner.calls == before:
             self._reached_nothing()
