@@ -32,6 +32,7 @@ from gradd.check.other_data import Data
 from gradd.dynamo.reference import Reference
 from gradd.fallback import DeviceError
 from gradd.spec import Capture, CaptureError
+from gradd.tensor_kinds import is_plain, refusal
 
 if TYPE_CHECKING:
     from gradd.check.reference import Task
@@ -329,6 +330,8 @@ class Piece:
     def _check_devices(self, args: Sequence[Any]) -> None:
         for i in self.inputs_:
             tensor = args[i.place]
+            if not is_plain(type(tensor)):
+                raise refusal(i.name, type(tensor))
             if tensor.device.type != "cpu":
                 raise DeviceError(
                     f"{i.name} is on {tensor.device}; this daemon computes on the CPU"
