@@ -25,6 +25,7 @@ from gradd.session.client import Client, get_client
 
 if TYPE_CHECKING:
     from gradd.dynamo.compiled_graph import CompiledGraph
+    from gradd.dynamo.piece import Piece
 
 logger = logging.getLogger("gradd")
 
@@ -73,6 +74,7 @@ class Owner:
         self.lazy = bool(options.get("GRADD_LAZY"))
         self.on_capture = on_capture
         self.alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+        self.pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
         self.last: tuple[weakref.ref, weakref.ref] | None = None
         self.calls = 0
         self.keys: set[bytes] = set()
@@ -141,11 +143,18 @@ class Owner:
 
     def finish(self) -> Callable[[], None]:
         """What gives up all that the daemon holds; it does not hold this object."""
-        return partial(_finish, self.state, self.slots, self.alive)
+        return partial(_finish, self.state, self.slots, self.alive, self.pieces)
 
 
-def _finish(state: State, slots: SlotSet, alive: weakref.WeakSet[CapturedGraph]) -> None:
-    """Queues only: it may run in a finalizer."""
+def _finish(
+    state: State,
+    slots: SlotSet,
+    alive: weakref.WeakSet[CapturedGraph],
+    pieces: weakref.WeakSet[Piece],
+) -> None:
+    """Queues only: it may run in a finalizer. Dynamo may keep pieces, and they hold plans."""
+    for piece in list(pieces):
+        piece.close()
     for graph in list(alive):
         graph.drop()
     slots.drop_all()

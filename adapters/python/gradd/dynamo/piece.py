@@ -139,6 +139,7 @@ class Piece:
             place=lambda name: _Argument(self._tensors, at[name], name),  # type: ignore[arg-type]
         )
         owner.alive.add(self.graph)
+        owner.pieces.add(self)
         self._bound_at = [p.key for p in self.graph.places]
         self._free_at = [at[n] if n in at else self.graph.specs[n].leaf for n in self.graph.free]
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
