@@ -12,8 +12,8 @@ Python raises something, and imports that must not stop halfway. It is delivered
 of a capture, by deliver(), and the third Ctrl-C is delivered at once, come what may.
 
 A call through Dynamo holds it back, with Traced, where Dynamo or gradd itself is at work: what
-raises in a guard is cleared by C++, and the guard taken for one that fails. Code of the user's
-below such a call is interrupted at once.
+raises in a guard is cleared by C++, and the guard taken for one that fails. It is delivered at the
+next graph, or when the call is over; the second one interrupts code of the user's below it at once.
 
 Signal handlers of Python run in the main thread only; in other threads all of this does nothing.
 """
@@ -60,7 +60,7 @@ def _note(signum: int, frame: Any) -> None:
     elif _traced and _depth == 1:
         if compiles(frame):
             work = _traced
-        elif not _is_ours(frame):
+        elif noted > 1 and not _is_ours(frame):
             _deliver(_handler)  # type: ignore[arg-type]
     if work:
         if noted >= _FORCED:

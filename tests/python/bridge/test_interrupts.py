@@ -236,8 +236,7 @@ def test_no_interrupt_is_lost_in_what_python_frees(
     random.seed(0)
     caught = 0
     monkeypatch.setattr(interrupts, "GRACE_SECONDS", 30.0)
-    # As Ctrl-C would call it, with the frame that is interrupted.
-    signal.signal(signal.SIGALRM, lambda _, frame: signal.getsignal(signal.SIGINT)(2, frame))
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     for _ in range(300):
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 4e-3))
