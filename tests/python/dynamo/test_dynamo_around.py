@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import threading
 from typing import Any
 
@@ -163,3 +164,45 @@ def test_no_daemon_is_said_and_counted(
     assert sum("no daemon" in r.getMessage() for r in caplog.records) == 1
     if how == "wrapped":
         assert called.gradd_stats()["fallbacks"] == {"session": 2}
+
+
+class _Drawing(torch.nn.Module):
+    """Noise between two products."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if self.how == "seed":
+            torch.manual_seed(7)
+            noise = torch.randn(6)
+        elif self.how == "state":
+            before = torch.get_rng_state()
+            torch.manual_seed(7)
+            noise = torch.nn.functional.dropout(hidden.detach(), 0.5)
+            torch.set_rng_state(before)
+        else:
+            noise = hidden.detach() * random.random()
+        return self.second(hidden * noise)
+
+
+@pytest.mark.parametrize("how", ["seed", "state", "python"])
+def test_a_forward_that_seeds_has_the_numbers_of_pytorch(how: str) -> None:
+    theirs = _Drawing(how)
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = torch.randn(4, 6)
+    for step in range(3):
+        found = []
+        for model in (ours, theirs):
+            random.seed(step)
+            model.zero_grad()
+            result = model(x)
+            result.square().sum().backward()
+            found.append([result.detach(), model.first.weight.grad.clone()])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert sum(ours.gradd_stats()["fallbacks"].values()) >= 3, "and that is said"

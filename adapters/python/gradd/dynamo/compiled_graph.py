@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from gradd import errors, interrupts
-from gradd.dynamo import cache, checkpoints, lower, modes, partition, program, work
+from gradd.dynamo import cache, chance, checkpoints, lower, modes, partition, program, work
 from gradd.dynamo import sizes as sizes_of
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
@@ -72,10 +72,12 @@ class CompiledGraph:
         # What comes behind a break of the graph reads what this one gives.
         self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
         self.refusals: dict[Node, Exception] = {}
+        self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
+        self._check_random()
         self.sizes = Sizes(self.placeholders)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         fake = (lower.value_of(n) for n in module.graph.nodes)
@@ -123,6 +125,15 @@ class CompiledGraph:
                 made.append(_Step(part, piece, after))
             else:
                 return made
+
+    def _check_random(self) -> None:
+        """Numbers of Python's `random` come as tensors of another type than Dynamo's graph says."""
+        found = next((n for n in self.placeholders if n.name.startswith("random_value")), None)
+        if found is not None:
+            raise CaptureError(
+                "python_random",
+                "forward() draws from Python's random; draw with torch, or outside of forward()",
+            )
 
     def _check_again(self, part: partition.Part) -> None:
         """PyTorch does not write once more what a piece has written."""
@@ -192,6 +203,7 @@ class CompiledGraph:
 
             check_supported(self.owner.client.put_graph(cap.onnx, (), ()), cap)
             return None
+        self.draws = self.draws or chance.draws(done.graph)
         owner = self.owner
         owner.counts["captures"] += key not in owner.keys
         owner.keys.add(key)
@@ -325,9 +337,30 @@ class CompiledGraph:
         self.owner.calls += 1
         if interrupts.noted:
             interrupts.deliver()
+        if self.draws and self.owner.chance.is_moved():
+            return self._seeded(args)
         if self.whole is not None:
             piece, places = self.whole
-            return tuple(piece(places(args)))
+            result = tuple(piece(places(args)))
+        else:
+            result = self._in_steps(args, self.steps)
+        self.owner.chance.go_on()
+        return result
+
+    def _seeded(self, args: Sequence[Any]) -> Any:
+        """All of the graph in PyTorch, with its random numbers."""
+        error = chance.refusal()
+        fallback = self.owner.fallback
+        reason = fallback.decide(error)
+        if fallback.count(reason, str(error)):
+            fallback.warn(reason, error, 0.0, 0.0)
+        nodes = list(filter(partition.computes, self.module.graph.nodes))
+        part = partition.Part(False, nodes)
+        step = _Step(part, None, InTorch(nodes, self.module, self.around))
+        step.reason = reason
+        return self._in_steps(args, [step])
+
+    def _in_steps(self, args: Sequence[Any], steps: Sequence[_Step]) -> Any:
         known: Values = dict(zip(self.placeholders, args, strict=True))
         values: dict[str, int] | None = None
 
@@ -337,7 +370,7 @@ class CompiledGraph:
                 values = self.sizes.values(args)
             return number(value, values)
 
-        for step in self.steps:
+        for step in steps:
             self._run(step, known, numbers)
             if interrupts.noted:
                 interrupts.deliver()

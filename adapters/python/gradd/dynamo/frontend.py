@@ -168,8 +168,12 @@ class Compiled:
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         _mark(leaves)
         before = owner.calls
-        with self._held, settings.Applied():
-            result = self._compiled()(*args, **kwargs)
+        owner.chance.note()
+        try:
+            with self._held, settings.Applied():
+                result = self._compiled()(*args, **kwargs)
+        finally:
+            owner.chance.forget()
         if owner.calls == before:
             self._reached_nothing()
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)

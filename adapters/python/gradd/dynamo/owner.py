@@ -19,6 +19,7 @@ from gradd.calls.parameters import State
 from gradd.calls.slots import SlotSet
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
+from gradd.dynamo.chance import Chance
 from gradd.fallback import Fallback
 from gradd.memory import Memory
 from gradd.session.client import Client, get_client
@@ -40,6 +41,7 @@ class Owner:
         calls: Of graphs, in the daemon or not.
         keys: Of the captures.
         parts: How often parts of graphs have run in PyTorch, by reason.
+        chance: Where the generator of random numbers stands in a call.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Owner:
         self.keys: set[bytes] = set()
         self._graphs: list[weakref.ref] = []
         self.parts: Counter[str] = Counter()
+        self.chance = Chance()
         self.failed: Exception | None = None
         self._asked_again = False
         self._said: set[str] = set()

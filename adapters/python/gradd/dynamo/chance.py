@@ -1,0 +1,54 @@
+"""Draws of a forward that seeds the generator itself.
+
+The daemon's random numbers are others than PyTorch's for the same seed. Whoever seeds inside of a
+forward wants numbers that are always the same, and those of PyTorch: graphs that draw behind such
+a line run in PyTorch. It shows as a generator that stands elsewhere than the last graph, or the
+beginning of the call, has left it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from gradd.spec import CaptureError
+
+
+class Chance(threading.local):
+    """Where the generator of the CPU stood, in a call of this thread."""
+
+    def __init__(self) -> None:
+        self._state: torch.Tensor | None = None
+
+    def note(self) -> None:
+        """A call begins."""
+        self._state = torch.get_rng_state()
+
+    def go_on(self) -> None:
+        """A graph has run, and may have drawn."""
+        if self._state is not None:
+            self._state = torch.get_rng_state()
+
+    def forget(self) -> None:
+        """The call is over."""
+        self._state = None
+
+    def is_moved(self) -> bool:
+        """Whether something else than a graph has drawn, or seeded, in this call."""
+        return self._state is not None and not torch.equal(self._state, torch.get_rng_state())
+
+
+def refusal() -> CaptureError:
+    """For a graph that draws behind such a line."""
+    return CaptureError(
+        "python_random",
+        "forward() seeds the generator of random numbers, or draws outside of a graph, before one "
+        "that draws; seed outside of forward()",
+    )
+
+
+def draws(graph: torch.fx.Graph) -> bool:
+    """Whether a graph of aten operators draws random numbers."""
+    tags = (getattr(node.target, "tags", ()) for node in graph.nodes)
+    return any(torch.Tag.nondeterministic_seeded in found for found in tags)
