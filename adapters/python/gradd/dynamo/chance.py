@@ -1,9 +1,9 @@
 """Draws of a forward that seeds the generator itself.
 
-The daemon's random numbers are others than PyTorch's for the same seed. Whoever seeds inside of a
-forward wants numbers that are always the same, and those of PyTorch: graphs that draw behind such
-a line run in PyTorch. It shows as a generator that stands elsewhere than the last graph, or the
-beginning of the call, has left it.
+The daemon's random numbers are others than PyTorch's for the same seed. A seed inside of a forward
+is for numbers that are always the same, those of PyTorch: graphs that draw behind it run in
+PyTorch. It shows as a generator that stands elsewhere than the last graph, or the beginning of the
+call, has left it.
 """
 
 from __future__ import annotations
