@@ -344,7 +344,8 @@ class CompiledGraph:
             result = tuple(piece(places(args)))
         else:
             result = self._in_steps(args, self.steps)
-        self.owner.chance.go_on()
+        if self.draws or self.whole is None:  # what PyTorch runs may draw as well
+            self.owner.chance.go_on()
         return result
 
     def _seeded(self, args: Sequence[Any]) -> Any:
