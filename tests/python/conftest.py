@@ -333,6 +333,15 @@ def pytest_collection_finish() -> None:
     _keep_from_collections()
 
 
+@pytest.fixture(autouse=True)
+def _own_capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front end of tests of what goes with gradd's own capture, unless one is asked for."""
+    folder = request.path.parent.name in ("capture", "outside")
+    asked = "GRADD_CAPTURE" in os.environ
+    if not asked and (folder or request.node.get_closest_marker("own_capture")):
+        monkeypatch.setenv("GRADD_CAPTURE", "own")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _lighten_collections() -> Iterator[None]:
     yield
