@@ -1,6 +1,7 @@
 /* The parts of an estimate and how they are added up. See estimate.h. */
 #include "server/explain/estimate.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -88,8 +89,42 @@ void estimate_add_plan(estimate_t *e, const gradd_plan_info_t *info, const int32
         add(&e->ring, gradd_type_bytes(&info->outputs[j]));
     for (int k = 0; k < n_arriving; k++)
         add(&e->ring, gradd_type_bytes(&info->outputs[arriving[k]]));
-    e->activations = info->arena_bytes;
-    e->constants = info->constant_bytes;
+    add(&e->activations, info->arena_bytes);
+    add(&e->constants, info->constant_bytes);
+}
+
+void estimate_set_trained(estimate_t *e, int64_t bytes, int64_t elements,
+                          const optimizer_t *optimizer) {
+    e->parameters = e->gradients = bytes;
+    e->state = times(bytes, optimizer->per_byte);
+    add(&e->state, times(elements, optimizer->per_element));
+}
+
+/* Modelled time per byte that the step behind a point saves; the last point has none. */
+static double price(const gradd_curve_t *curve, int point) {
+    if (point + 1 >= curve->n) return INFINITY;
+    const gradd_curve_point_t *p = &curve->points[point];
+    return (p[1].extra_us - p[0].extra_us) / (double)(p[0].arena_bytes - p[1].arena_bytes);
+}
+
+void estimate_merge_curves(gradd_curve_t *curve, const gradd_curve_t *other) {
+    gradd_curve_point_t found[2 * GRADD_CURVE_POINTS];
+    int i = 0, j = 0, n = 0;
+    for (;;) {
+        const gradd_curve_point_t *a = &curve->points[i], *b = &other->points[j];
+        found[n++] = (gradd_curve_point_t){a->arena_bytes + b->arena_bytes,
+                                           a->recomputed_bytes + b->recomputed_bytes,
+                                           a->extra_us + b->extra_us};
+        if (i + 1 >= curve->n && j + 1 >= other->n) break;
+        if (price(curve, i) <= price(other, j))
+            i++;
+        else
+            j++;
+    }
+    curve->model_us += other->model_us;
+    curve->n = n < GRADD_CURVE_POINTS ? n : GRADD_CURVE_POINTS;
+    for (int k = 0; k < curve->n; k++) /* the first and the last one, and some between */
+        curve->points[k] = found[curve->n > 1 ? k * (n - 1) / (curve->n - 1) : 0];
 }
 
 void estimate_finish(estimate_t *e, bool accumulate) {

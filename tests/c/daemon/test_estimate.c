@@ -43,6 +43,44 @@ TEST(parts_add_up) {
     CHECK_EQ_INT(e.total, 40 + 40 + 40 + 80 + 1000 + 500 + 160);
 }
 
+TEST(plans_of_one_step_add_up) {
+    const gradd_plan_info_t info = {.arena_bytes = 1000, .constant_bytes = 500};
+    estimate_t e = {0};
+    estimate_add_plan(&e, &info, NULL, 0);
+    estimate_add_plan(&e, &info, NULL, 0);
+    estimate_set_trained(&e, 40, 10, optimizer("fused-adam"));
+    estimate_finish(&e, false);
+    CHECK_EQ_INT(e.activations, 2000);
+    CHECK_EQ_INT(e.state, 80);
+    CHECK_EQ_INT(e.total, 2000 + 1000 + 40 + 40 + 80);
+}
+
+TEST(the_cheapest_saving_of_several_plans_comes_first) {
+    gradd_curve_t a = {.points = {{100, 0, 0}, {50, 50, 5}, {10, 90, 100}}, .n = 3, .model_us = 10};
+    const gradd_curve_t b = {.points = {{30, 0, 0}, {20, 10, 8}}, .n = 2, .model_us = 20};
+    estimate_merge_curves(&a, &b);
+    const gradd_curve_point_t expected[] = {
+        {130,  0,   0},
+        { 80, 50,   5},
+        { 70, 60,  13},
+        { 30, 100, 108}
+    };
+    CHECK_EQ_INT(a.n, 4);
+    CHECK(a.model_us == 30);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ_INT(a.points[i].arena_bytes, expected[i].arena_bytes);
+        CHECK_EQ_INT(a.points[i].recomputed_bytes, expected[i].recomputed_bytes);
+        CHECK(a.points[i].extra_us == expected[i].extra_us);
+    }
+    gradd_curve_t fine = {.n = GRADD_CURVE_POINTS}, other = fine;
+    for (int i = 0; i < fine.n; i++)
+        fine.points[i] = other.points[i] = (gradd_curve_point_t){100 - i, i, i};
+    estimate_merge_curves(&fine, &other);
+    CHECK_EQ_INT(fine.n, GRADD_CURVE_POINTS);
+    CHECK_EQ_INT(fine.points[0].arena_bytes, 200);
+    CHECK_EQ_INT(fine.points[GRADD_CURVE_POINTS - 1].arena_bytes, 186);
+}
+
 /* A plan takes types without memory behind them, so sizes may be any. */
 TEST(sums_stay_at_the_largest_number) {
     const gradd_type_t huge = {
