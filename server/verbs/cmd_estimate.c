@@ -77,6 +77,8 @@ static void put_curve(wire_out_t *out, const gradd_curve_t *curve) {
         wire_put_text(out, "line");
         wire_put_text(out, estimate_curve_line(curve, i, line));
     }
+    wire_key(out, "model_us");
+    wire_put_f64(out, curve->model_us);
     wire_key(out, "curve_head");
     wire_put_text(out, ESTIMATE_CURVE_HEAD);
 }

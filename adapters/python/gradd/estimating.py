@@ -10,15 +10,18 @@ model on the meta device will do.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from gradd import errors, picture, schema
-from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
+from gradd import errors, options, picture, schema
+from gradd.calls.captured import CapturedGraph, check_supported
+from gradd.calls.planned import Planned
+from gradd.dynamo import planning
 from gradd.memory import Memory, parse_bytes
 from gradd.session.client import Client, get_client
 from gradd.session.shm import available_bytes
@@ -180,7 +183,15 @@ def estimate(
         GraddError: The daemon cannot plan it.
     """
     sizes = _checked(model, batch, optimizer, batches, fits_gib)
-    planner = _Planner(model, batch, optimizer, accumulate, client or get_client())
+    with contextlib.closing(
+        _Planner(model, batch, optimizer, accumulate, client or get_client())
+    ) as planner:
+        return _estimated(planner, sizes, batches, fits_gib, memory_budget)
+
+
+def _estimated(
+    planner: _Planner, sizes: Any, batches: Any, fits_gib: Any, memory_budget: Any
+) -> Any:
     if memory_budget is not None:
         planner.memory = Memory(parse_bytes(memory_budget, "memory_budget"))
     if batches is None and fits_gib is None:
@@ -235,13 +246,11 @@ def _largest(planner: _Planner, limit: int) -> Estimate:
 
 
 class _Planner:
-    """A captured model and what stays the same for all batch sizes."""
+    """A model, and what stays the same for all batch sizes."""
 
     def __init__(
         self, model: torch.nn.Module, batch: Any, optimizer: str, accumulate: bool, client: Client
     ) -> None:
-        from gradd import export
-
         self.module = getattr(model, "_gradd_module", model)
         self.client = client
         self.accumulate = accumulate
@@ -251,16 +260,22 @@ class _Planner:
             self.args, self.kwargs = _mapped(self.args, self.kwargs, _on_meta)
         leaves = _tensors(self.args, self.kwargs)
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
-        self.graphs: list[CapturedGraph] = []
         own = getattr(model, "_gradd_memory", None)
         self.memory = Memory() if own is None else Memory(parse_bytes(own, "memory_budget"))
-        self._export = export
+        kind = _OfBridge if options.capture() == "own" else planning.Planner
+        self.front = kind(self.module, client)
+
+    def close(self) -> None:
+        """Gives up what the daemon holds."""
+        self.front.close()
 
     def of(self, size: int) -> Estimate:
         """The estimate for one batch size."""
         args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
         with self.client.lock:
-            return replace(self._plan(self._graph(args, kwargs), args, kwargs), batch=size)
+            given = size == self.size
+            found, in_torch = self.front.plans(args, kwargs, given, self.memory.budget)
+            return replace(self._add_up(found, in_torch), batch=size)
 
     def within(self, size: int, limit: int) -> Estimate | None:
         """The same, if its total is at most the limit and its plan meets the budget."""
@@ -276,85 +291,101 @@ class _Planner:
         if not tensor.dim() or tensor.shape[0] != self.size or size == self.size:
             return tensor
         shape = (size, *tensor.shape[1:])
-        empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        empty = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
         return empty.requires_grad_(tensor.requires_grad)
+
+    def _add_up(self, found: Sequence[Planned], in_torch: Collection[str]) -> Estimate:
+        counted = [p.used if p.plan.over is not None else p.plan for p in found]
+        for plan in counted:
+            if plan.over is not None:
+                raise errors.OutOfMemoryError(plan.over)
+        held = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
+        trained = {at: t for planned in found for at, t in planned.trained.items()}
+        asked = {
+            "plan": counted[0].info.id,
+            "more": [plan.info.id for plan in counted[1:]],
+            "optimizer": self.optimizer,
+            "accumulate": int(self.accumulate),
+            "held": sum(map(_bytes, held.values())),
+            "curve": 1,
+        }
+        if len(found) > 1:
+            asked["trained"] = sum(map(_bytes, trained.values()))
+            asked["elements"] = sum(t.numel() for t in trained.values())
+        try:
+            reply = self.client.request("plan.estimate", asked)
+        except errors.UnsupportedError as error:
+            raise ValueError(error.what) from None
+        known = {f.name for f in fields(Estimate)}
+        foot = reply["foot"]
+        if in_torch:
+            foot += f"\n(what {', '.join(sorted(in_torch))} keep in PyTorch is not counted)"
+        return Estimate(
+            batch=self.size,
+            optimizer=self.optimizer,
+            **{p["key"]: p["bytes"] for p in reply["parts"] if p["key"] in known},
+            _lines=tuple((p["heading"], p["amount"]) for p in reply["parts"]),
+            _foot=foot,
+            curve=tuple(
+                CurvePoint(p["bytes"], p["recomputed"], p["percent"]) for p in reply["curve"]
+            ),
+            live=_live(found),
+            _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
+            _machine=available_bytes(),
+        )
+
+
+def _live(found: Sequence[Planned]) -> LiveSaving | None:
+    """What leaving rows out saves, by the graph that does."""
+    for planned in found:
+        live = planned.plan.live
+        if planned.less is not None and live is not None:
+            activations = sum(p.used.info.peak for p in found)
+            saved = 100 * live.saved(planned.rows)
+            return LiveSaving(live.rows, *planned.rows, activations, saved)
+    return None
+
+
+class _OfBridge:
+    """Plans of the graph that gradd's own capture makes of a module."""
+
+    def __init__(self, module: torch.nn.Module, client: Client) -> None:
+        from gradd import export
+
+        self.module, self.client = module, client
+        self.graphs: list[CapturedGraph] = []
+        self._export = export
+
+    def plans(
+        self, args: tuple, kwargs: dict, values: bool, budget: int
+    ) -> tuple[list[Planned], Collection[str]]:
+        """Of a call: of its one graph."""
+        graph = self._graph(args, kwargs)
+        leaves, _, _ = schema.flatten_inputs(args, kwargs)
+        inputs = []
+        for name in graph.free:
+            spec = graph.specs.get(name)
+            tensor = leaves[spec.leaf] if spec else graph.free_places[name].get()
+            inputs.append(schema.as_tensor_leaf(tensor))
+        bound = [place.get() for place in graph.places]
+        planned = Planned.of(self.client, graph, bound, inputs, lazy=True, values=values)
+        planned = planned.within(budget)
+        graph.plans.clear()  # and dropped in the daemon once it has been read
+        return [planned], ()
+
+    def close(self) -> None:
+        """Nothing to do: graphs go with this object."""
 
     def _graph(self, args: tuple, kwargs: dict) -> CapturedGraph:
         """A capture that holds for these sizes."""
         for graph in self.graphs:
             if self._export.check_dynamic(graph.cap, args, kwargs) is None:
                 return graph
-        real = any(p.is_meta for p in self.module.parameters())
-        if not real:  # sizes are all that a capture looks at, but devices must agree
-            args, kwargs = _mapped(args, kwargs, _on_cpu)
         cap = self._export.capture(self.module, args, kwargs, observed=False)
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
         check_supported(info, cap)
-        self.graphs.append(CapturedGraph(self.module, cap, info, self.memory))
+        self.graphs.append(CapturedGraph(self.module, cap, info, Memory()))
         return self.graphs[-1]
-
-    def _plan(self, graph: CapturedGraph, args: tuple, kwargs: dict) -> Estimate:
-        leaves, _, _ = schema.flatten_inputs(args, kwargs)
-        free, wanted, tensors = [], [], []
-        for name in graph.free:
-            spec = graph.specs.get(name)
-            tensor = leaves[spec.leaf] if spec else graph.free_places[name].get()
-            tensor = schema.as_tensor_leaf(tensor)
-            free.append(type_of(tensor))
-            tensors.append(tensor)
-            if tensor.requires_grad:
-                wanted.append(name)
-        trained = tuple(i for i in graph.param_at if graph.places[i].get().requires_grad)
-        flags, params, inputs = graph.differentiable(trained, tuple(wanted))
-        lazy = graph.left_out() if any(flags) else set()
-        real = [i for i in range(len(graph.user)) if i not in lazy]
-        outputs = tuple(graph.user[i].name for i in real) + graph.hidden
-        gmask = tuple(k for k, i in enumerate(real) if flags[i])
-        asked = (tuple(free), params, inputs, outputs, gmask)
-        plan = graph.plan(self.client, *asked)
-        less, live = self._live(graph, plan, tensors, asked)
-        if plan.over is not None and less is None:
-            raise errors.OutOfMemoryError(plan.over)
-        graph.plans.clear()  # and dropped in the daemon once it has been read
-        return self._add_up(plan if plan.over is None else less, live)
-
-    def _live(
-        self, graph: CapturedGraph, plan: Plan, tensors: list[torch.Tensor], asked: tuple
-    ) -> tuple[Plan | None, LiveSaving | None]:
-        live = plan.live
-        sizes = (0, 0, 0) if live is None else live.sizes(tensors)
-        if live is None or not any(sizes):
-            return None, None
-        less = graph.plan(self.client, *asked, live=sizes)
-        return less, LiveSaving(live.rows, *sizes, less.info.peak, 100 * live.saved(sizes))
-
-    def _add_up(self, plan: Plan, live: LiveSaving | None) -> Estimate:
-        held = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
-        asked = {
-            "plan": plan.info.id,
-            "optimizer": self.optimizer,
-            "accumulate": int(self.accumulate),
-            "held": sum(map(_bytes, held.values())),
-            "curve": 1,
-        }
-        try:
-            reply = self.client.request("plan.estimate", asked)
-        except errors.UnsupportedError as error:
-            raise ValueError(error.what) from None
-        known = {f.name for f in fields(Estimate)}
-        return Estimate(
-            batch=self.size,
-            optimizer=self.optimizer,
-            **{p["key"]: p["bytes"] for p in reply["parts"] if p["key"] in known},
-            _lines=tuple((p["heading"], p["amount"]) for p in reply["parts"]),
-            _foot=reply["foot"],
-            curve=tuple(
-                CurvePoint(p["bytes"], p["recomputed"], p["percent"]) for p in reply["curve"]
-            ),
-            live=live,
-            _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
-            _machine=available_bytes(),
-        )
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -390,9 +421,3 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_meta:
         return tensor
     return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_meta:
-        return tensor
-    return torch.zeros_like(tensor, device="cpu").requires_grad_(tensor.requires_grad)

@@ -14,7 +14,8 @@ import json
 import os
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ class Explanation:
     rows: tuple[Row, ...]
     _data: dict[str, Any] = field(repr=False)
     _text: str = field(repr=False)
-    _graph: tuple[bytes, tuple, list] | None = field(repr=False)
+    _graphs: tuple[tuple[bytes, tuple, list], ...] = field(repr=False)
 
     def counts(self, phase: str = "forward") -> dict[str, int]:
         """Operators that are carried out in a phase, with their counts."""
@@ -134,12 +135,17 @@ class Explanation:
     def save_onnx(self, path: str | Path) -> None:
         """Writes the graph that was sent, annotated with what became of every node.
 
+        Of several graphs the first one has this name, `net.onnx`, and the next `net-2.onnx`.
+
         Raises:
             ValueError: This explanation has no graph with it.
         """
-        if self._graph is None:
+        if not self._graphs:
             raise ValueError("this explanation was made without the graph")
-        Path(path).write_bytes(annotate(*self._graph))
+        path = Path(path)
+        for number, graph in enumerate(self._graphs, 1):
+            name = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+            name.write_bytes(annotate(*graph))
 
 
 def explain_plan(
@@ -156,15 +162,56 @@ def explain_plan(
     data = json.loads(_said(client, plan, "json"))
     first, _, table = _said(client, plan, "text").rstrip("\n").partition("\n")
     data["title"] = title or data["title"]
-    notes = None
+    graphs: tuple = ()
     if graph is not None:
-        notes = (graph.cap.onnx, graph.cap.sources, json.loads(_said(client, plan, "notes")))
+        notes = json.loads(_said(client, plan, "notes"))
+        graphs = ((graph.cap.onnx, graph.cap.sources, notes),)
     same = {f.name: data[f.name] for f in fields(Explanation) if f.name in data}
     return Explanation(
         **{**same, "rows": tuple(map(_row, data["rows"]))},
         _data=data,
         _text=f"{title or first}\n{table}",
-        _graph=notes,
+        _graphs=graphs,
+    )
+
+
+_SUMS = tuple(f.name for f in fields(Explanation) if f.name.endswith(("_bytes", "_ms")))
+_ROWS = ("batch_rows", "label_rows", "real_rows")
+
+
+def explain_plans(
+    client: Client, found: Sequence[tuple[CapturedGraph, Plan]], title: str
+) -> Explanation:
+    """What the plans of one call do; their sums, and the rows of all, where there are several.
+
+    Args:
+        client: The client.
+        found: Graphs and plans, in the order of the call.
+        title: First line of the table.
+    """
+    if len(found) == 1:
+        return explain_plan(client, found[0][1], found[0][0], title)
+    parts = [
+        explain_plan(client, plan, graph, f"{title}, graph {i} of {len(found)}")
+        for i, (graph, plan) in enumerate(found, 1)
+    ]
+    sums = {name: sum(getattr(p, name) for p in parts) for name in _SUMS}
+    sums |= {name: max(getattr(p, name) for p in parts) for name in _ROWS}
+    counts: dict[str, Counter[str]] = {}
+    for part in parts:
+        for fate, names in part.nodes.items():
+            counts.setdefault(fate, Counter()).update(names)
+    sums["nodes"] = {fate: dict(names) for fate, names in counts.items()}
+    data = [p.as_dict() for p in parts]
+    rows = [row for d in data for row in d["rows"]]
+    return replace(
+        parts[0],
+        **sums,
+        title=title,
+        rows=tuple(row for p in parts for row in p.rows),
+        _data={**data[0], **sums, "title": title, "rows": rows, "graphs": data},
+        _text="\n\n".join(map(str, parts)),
+        _graphs=tuple(g for p in parts for g in p._graphs),
     )
 
 

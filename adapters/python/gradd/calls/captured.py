@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -105,7 +105,9 @@ class CapturedGraph:
         """
         own = place or partial(Place, module)
         self.cap = cap
-        self.memory = (memory or Memory()).fields(cap.checkpoints)
+        memory = memory or Memory()
+        without = replace(memory, budget=0)
+        self._memory = (without.fields(cap.checkpoints), memory.fields(cap.checkpoints))
         self.info = info
         self.module = module
         self.plain = not options.get("GRADD_FUSE")
@@ -244,6 +246,7 @@ class CapturedGraph:
         input_grads: tuple[str, ...],
         outputs: tuple[str, ...],
         grad_outputs: tuple[int, ...],
+        budget: int | None = None,
         *,
         live: Sizes = (0, 0, 0),
     ) -> Plan:
@@ -256,9 +259,10 @@ class CapturedGraph:
             input_grads: Names of the free inputs that need one.
             outputs: Names of the wanted outputs.
             grad_outputs: Positions in `outputs` whose gradient may arrive.
+            budget: Share of the memory budget; 0 = without one, None = all of it.
             live: Sizes of its lists of live rows.
         """
-        key = (free_types, params, input_grads, outputs, grad_outputs, live)
+        key = (free_types, params, input_grads, outputs, grad_outputs, budget, live)
         plan = self.plans.get(key)
         if plan is not None:
             self.keep(plan)
@@ -281,7 +285,7 @@ class CapturedGraph:
             live=live,
         )
         if grad_outputs:
-            fields |= self.memory
+            fields |= {"memory_budget": budget} if budget else self._memory[budget is None]
         info, over = self._planned(client, fields, any(live))
         kinds = [known[i] for i in params]
         early = tuple(i for i in range(len(kinds)) if i < len(info.early) and info.early[i])

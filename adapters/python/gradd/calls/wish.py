@@ -22,6 +22,7 @@ class Wish:
         differentiable: Per user output.
         asked: What requires a gradient, in reach or not (parameters by position, inputs by name),
             and whether gradients are on.
+        budget: Share of the memory budget, in bytes; 0 = without one, None = all of it.
     """
 
     params: tuple[int, ...]
@@ -31,15 +32,16 @@ class Wish:
     real: list[int]
     differentiable: list[bool]
     asked: tuple[tuple[int, ...], tuple[str, ...], bool]
+    budget: int | None = None
 
     @property
     def grad(self) -> bool:
         """Whether gradients are on."""
         return self.asked[2]
 
-    def of_plan(self) -> tuple[tuple, tuple, tuple, tuple]:
+    def of_plan(self) -> tuple[tuple, tuple, tuple, tuple, int | None]:
         """What identifies the plan, with the shapes."""
-        return self.params, self.input_grads, self.outputs, self.gmask
+        return self.params, self.input_grads, self.outputs, self.gmask, self.budget
 
 
 def wish_of(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,6 @@ logger = logging.getLogger("gradd")
 _OPTIONS = ("memory_budget", "strict")
 _owners: dict[tuple, Owner] = {}
 _lock = threading.Lock()
-_PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
 
 
 def gradd(
@@ -51,7 +49,7 @@ def gradd(
         ValueError: An option that there is not, or a budget that is none.
         SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
     """
-    return compiled(_owner(options or {}), graph, examples, source_name)
+    return compiled(_owner(options or {}), graph, examples)
 
 
 def _owner(options: dict[str, Any]) -> Owner:
@@ -79,7 +77,6 @@ def compiled(
     owner: Owner,
     graph: torch.fx.GraphModule,
     examples: Sequence[Any],
-    name_of: Callable[[torch.Tensor, torch.fx.Node], str],
 ) -> Callable[..., Any]:
     """What Dynamo calls in place of a graph; it holds its lock.
 
@@ -87,7 +84,6 @@ def compiled(
         owner: What graphs have in common.
         graph: Dynamo's.
         examples: Arguments of the call that it is made for.
-        name_of: What a tensor is called.
     """
     if owner.failed is not None:
         return _refused(owner, graph, owner.failed)
@@ -95,7 +91,7 @@ def compiled(
     start = time.perf_counter()
     with interrupts.held_for(f"the capture of {owner.title}"), unused_memory.unkept():
         try:
-            made = CompiledGraph(owner, graph, examples, name_of)
+            made = CompiledGraph(owner, graph, examples)
         except (CaptureError, errors.GraddError) as error:
             return _refused(owner, graph, bare(error))
     owner.made(made)
@@ -149,6 +145,7 @@ def _tell(owner: Owner, made: CompiledGraph) -> None:
 
 def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Callable[..., Any]:
     """A graph that runs in PyTorch as a whole."""
+    owner.refused = error
     try:
         reason = owner.fallback.decide(error)
     except type(error):
@@ -163,17 +160,3 @@ def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Cal
         return graph.forward(*args)
 
     return run
-
-
-def source_name(tensor: torch.Tensor, node: torch.fx.Node) -> str:
-    """A name from where Dynamo has found a tensor: `layers.0.weight`, `input_ids`."""
-    source = getattr(node, "_dynamo_source", None)
-    parts = _PART.findall(str(source.name)) if source is not None else []
-    if parts:
-        return ".".join(parts)
-    name = node.name
-    for start in ("l_kwargs_", "l_args_", "l_"):
-        if name.startswith(start):
-            name = name[len(start) :]
-            break
-    return name.strip("_") or "input"

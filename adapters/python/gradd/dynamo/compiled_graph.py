@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -10,7 +11,18 @@ import torch
 import torch.fx
 
 from gradd import errors, interrupts
-from gradd.dynamo import cache, chance, checkpoints, lower, modes, partition, program, work
+from gradd.dynamo import (
+    budget,
+    cache,
+    chance,
+    checkpoints,
+    lower,
+    modes,
+    partition,
+    planning,
+    program,
+    work,
+)
 from gradd.dynamo import sizes as sizes_of
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
@@ -19,11 +31,11 @@ from gradd.dynamo.steps import InTorch, Values
 from gradd.export.nodes import storages
 from gradd.export.places import place_of
 from gradd.fallback import classify
-from gradd.schema import as_tensor_leaf
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
+_numbers = itertools.count()
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 
 
@@ -54,13 +66,11 @@ class CompiledGraph:
         owner: Owner,
         module: torch.fx.GraphModule,
         examples: Sequence[Any],
-        name_of: Callable[[torch.Tensor, Node], str],
     ) -> None:
         """Args:
         owner: What graphs have in common.
         module: Dynamo's graph.
         examples: The arguments of the call that it was made for.
-        name_of: What a tensor of the user's module is called.
 
         Raises:
             GraddError: A refusal, where nothing may run in PyTorch.
@@ -68,7 +78,7 @@ class CompiledGraph:
         self.owner = owner
         self.module = module
         self.examples = examples
-        self.name_of = name_of
+        self.number = next(_numbers)
         # What comes behind a break of the graph reads what this one gives.
         self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
         self.refusals: dict[Node, Exception] = {}
@@ -85,7 +95,7 @@ class CompiledGraph:
         self.env = mode.shape_env if mode is not None else None
         self.steps = self._made()
         self.asks_layout = self._asks_layout()
-        del self.examples, self.name_of  # what is made may outlive the module
+        del self.examples  # what is made may outlive the module
         self._forget()
         self._find_ends()
         self.whole = self._as_whole()
@@ -190,10 +200,11 @@ class CompiledGraph:
         if len(given) < len(part.inputs):
             odd = next(n for n in part.inputs if n not in given)
             raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
+        part.outputs.sort(key=self._place)
         done = lower.lower(nodes, given, part.outputs, self.module)
         self._check_written(done, given)
         inputs = self._inputs(done, given)
-        names = [self._output_name(n) for n in part.outputs]
+        names = [n.name for n in part.outputs]  # of the user's variables, where Dynamo knows them
         key = cache.key_of(done, inputs, names, self.checkpoints)
         cap, _ = cache.find(
             key, lambda: program.capture(done, inputs, names, bool(self.checkpoints))
@@ -267,15 +278,19 @@ class CompiledGraph:
                 real = None
             bound = isinstance(real, torch.nn.Parameter) or "_buffers_" in source.name
             bound = bound and real is not None
-            name = self.name_of(real, source) if real is not None else source.name
+            name = self.owner.name_of(real, source) if real is not None else source.name
             inputs.append(
                 program.Input(_fresh(name, taken), at[source], bound, real if bound else None)
             )
         return inputs
 
-    def _output_name(self, node: Node) -> str:
-        at = next((i for i, n in enumerate(self.results) if n is node), None)
-        return f"output_{at}" if at is not None else node.name
+    def _place(self, node: Node) -> int:
+        """Where a node stands among the results: the loss comes first, as a rule."""
+        return next((i for i, n in enumerate(self.results) if n is node), len(self.results))
+
+    def names_in_torch(self) -> set[str]:
+        """Of the operators for which something runs in PyTorch."""
+        return set(map(lower.name_of, self.refusals))
 
     def cuts(self) -> str:
         """What runs in PyTorch and why, and the share of the work in the daemon, for a message."""
@@ -337,16 +352,48 @@ class CompiledGraph:
         self.owner.calls += 1
         if interrupts.noted:
             interrupts.deliver()
-        if self.draws and self.owner.chance.is_moved():
+        owner = self.owner
+        if owner.planning.on:
+            return owner.planning.results(self, args)
+        if self.draws and owner.chance.is_moved():
             return self._seeded(args)
+        shares = self._shares(args) if owner.budget.amount else ()
         if self.whole is not None:
             piece, places = self.whole
-            result = tuple(piece(places(args)))
+            result = tuple(piece(places(args), *shares))
         else:
-            result = self._in_steps(args, self.steps)
+            result = self._in_steps(args, self.steps, shares)
         if self.draws or self.whole is None:  # what PyTorch runs may draw as well
-            self.owner.chance.go_on()
+            owner.chance.go_on()
         return result
+
+    def numbers(self, args: Sequence[Any]) -> Callable[[Any], Any]:
+        """What gives sizes of the trace, and lists of them, as they are in a call."""
+        values: dict[str, int] | None = None
+
+        def find(value: Any) -> Any:
+            nonlocal values
+            if values is None:
+                values = self.sizes.values(args)
+            return number(value, values)
+
+        return find
+
+    def _shares(self, args: Sequence[Any]) -> Sequence[int]:
+        """What each piece may take of a memory budget; none: a call has but one."""
+        owner = self.owner
+        if self.returns and self.whole is not None and not owner.budget.going_on:
+            return ()
+        if not any(s.grad for s in self.steps):
+            return ()
+        sizes = tuple(self.sizes.values(args).items())
+        wanted = tuple(x.requires_grad for x in args if isinstance(x, torch.Tensor))
+        key = (self.number, sizes, wanted)
+        return owner.budget.shares(key, self.returns, lambda: self._curves(args))
+
+    def _curves(self, args: Sequence[Any]) -> list[budget.Curve]:
+        found = planning.plan(self, planning.Imagined(self, args), values=True)
+        return [budget.curve_of(self.owner.client, p) for p in found]
 
     def _seeded(self, args: Sequence[Any]) -> Any:
         """All of the graph in PyTorch, with its random numbers."""
@@ -361,18 +408,14 @@ class CompiledGraph:
         step.reason = reason
         return self._in_steps(args, [step])
 
-    def _in_steps(self, args: Sequence[Any], steps: Sequence[_Step]) -> Any:
+    def _in_steps(
+        self, args: Sequence[Any], steps: Sequence[_Step], shares: Sequence[int] = ()
+    ) -> Any:
         known: Values = dict(zip(self.placeholders, args, strict=True))
-        values: dict[str, int] | None = None
-
-        def numbers(value: Any) -> Any:
-            nonlocal values
-            if values is None:
-                values = self.sizes.values(args)
-            return number(value, values)
-
+        numbers = self.numbers(args)
+        share = iter(shares)
         for step in steps:
-            self._run(step, known, numbers)
+            self._run(step, known, numbers, next(share, None) if step.piece else None)
             if interrupts.noted:
                 interrupts.deliver()
         found = []
@@ -385,12 +428,14 @@ class CompiledGraph:
                 found.append(numbers(lower.value_of(result)))
         return tuple(found)
 
-    def _run(self, step: _Step, known: Values, numbers: Callable[[Any], Any]) -> None:
+    def _run(
+        self, step: _Step, known: Values, numbers: Callable[[Any], Any], share: int | None
+    ) -> None:
         part = step.part
         if step.piece is not None:
-            args = [_tensor(known[n]) for n in part.inputs]
+            args = [planning.as_tensor(known[n]) for n in part.inputs]
             with torch.set_grad_enabled(step.grad):
-                outputs = step.piece(args)
+                outputs = step.piece(args, share)
                 if self.asks_layout:
                     pairs = zip(outputs, part.outputs, strict=True)
                     outputs = [_laid_out(x, numbers(lower.value_of(n).stride())) for x, n in pairs]
@@ -434,11 +479,6 @@ def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     if tensor.stride() == tuple(strides):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-def _tensor(value: Any) -> Any:
-    """A number of Python as the tensor that a graph takes."""
-    return value if isinstance(value, torch.Tensor) else as_tensor_leaf(value)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -22,19 +22,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gradd import interrupts, options, schema, transforms
+from gradd import errors, interrupts, options, schema, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import private, settings
-from gradd.dynamo.backend import compiled, source_name
+from gradd.dynamo import settings, sizes
+from gradd.dynamo.backend import compiled
 from gradd.dynamo.guards import Supplement
 from gradd.dynamo.owner import Owner
+from gradd.dynamo.planning import plans
 from gradd.session.client import Client
 from gradd.spec import CaptureError
 
 if TYPE_CHECKING:
+    from gradd.calls.planned import Planned
     from gradd.explain import Explanation
 
 logger = logging.getLogger("gradd")
@@ -70,7 +72,6 @@ class Compiled:
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self._disabled = bool(options.get("GRADD_DISABLE"))
         self.calls = 0
-        self._names: dict[int, str] | None = None
         if self._disabled:
             return
         self.owner = Owner(
@@ -102,31 +103,11 @@ class Compiled:
         # torch.Tensor gets attributes of ours, which are part of the state.
         watch.install()
         roots = (self.module, self.given_forward)
-        versions.insert(0, (Supplement(roots), self._made()))
+        versions.insert(
+            0, (Supplement(roots), function_of(self.owner, self.module, self.given_forward))
+        )
         del versions[_VERSIONS:]
         return versions[0][1]
-
-    def _made(self) -> Callable[..., Any]:
-        """A compiled function with a cache of its own."""
-        this = weakref.ref(self)
-
-        def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            front = this()
-            if front is None:
-                return graph.forward
-            return compiled(front.owner, graph, examples, front._name_of)
-
-        target = self.given_forward
-        if target is None:
-            module = self.module
-
-            def target(*args: Any, **kwargs: Any) -> Any:
-                return module(*args, **kwargs)
-
-            # Dynamo's cache goes with the code: it must not be that of all modules.
-            target.__code__ = target.__code__.replace(co_name=f"call_{next(_numbers)}")
-
-        return torch.compile(target, backend=backend, **settings.of_function())
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -142,12 +123,6 @@ class Compiled:
     def counts(self) -> Counter[str]:
         """Of captures and forwards."""
         return self.owner.counts
-
-    def _name_of(self, tensor: torch.Tensor, node: torch.fx.Node) -> str:
-        if self._names is None or id(tensor) not in self._names:
-            both = (*self.module.named_parameters(), *self.module.named_buffers())
-            self._names = {id(t): name for name, t in both}
-        return self._names.get(id(tensor)) or source_name(tensor, node)
 
     # ---- the call ----
 
@@ -166,8 +141,10 @@ class Compiled:
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
         if any(type(leaf) is LazyTensor for leaf in leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
-        _mark(leaves)
+        sizes.mark(leaves)
         before = owner.calls
+        owner.last.clear()
+        owner.budget.begin()
         owner.chance.note()
         try:
             with self._held, settings.Applied():
@@ -219,18 +196,32 @@ class Compiled:
         """Nothing to do: Dynamo looks itself."""
 
     def explain(self, args: tuple, kwargs: dict) -> Explanation:
-        """What the plan of the last call does."""
-        from gradd.explain import explain_plan
+        """What the plans of such a call do; without arguments those of the last call.
+
+        Raises:
+            ValueError: No arguments, and no call has run in the daemon (or its plan is gone).
+        """
+        from gradd.explain import explain_plans
 
         if args or kwargs:
-            self(*args, **kwargs)
-        graph, plan = (r() for r in self.owner.last) if self.owner.last else (None, None)
-        if plan is None:
+            found = [(p.graph, p.used) for p in self._planned(args, kwargs)]
+        else:
+            found = [(graph(), plan()) for graph, plan in self.owner.last]
+        if not found or any(plan is None for _, plan in found):
             raise ValueError(
                 "no call has run in the daemon yet, or its plan is gone: pass the arguments of a "
-                "call"
+                "call, which is then planned and not run"
             )
-        return explain_plan(self.client, plan, graph, title=type(self.module).__name__)
+        return explain_plans(self.client, found, title=type(self.module).__name__)
+
+    def _planned(self, args: tuple, kwargs: dict) -> list[Planned]:
+        if self._disabled:
+            raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
+        if self.owner.failed is not None:
+            raise self.owner.failed
+        with self._held:
+            budget = self.owner.memory.budget
+            return plans(self.owner, self._compiled(), args, kwargs, True, budget)[0]
 
     def stats(self) -> dict[str, Any]:
         """Counts since construction, as those of a Bridge, and of graphs.
@@ -271,17 +262,22 @@ class Compiled:
             self.owner.finish()()
 
 
-def _mark(leaves: Sequence[Any]) -> None:
-    """Sizes above 1 may differ in the next call: one graph for all of them."""
-    for tensor in leaves:
-        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
-            if not tensor.is_nested and (axes := _varying(tensor)):
-                private.maybe_mark_dynamic(tensor, axes)
+def function_of(
+    owner: Owner, module: torch.nn.Module, forward: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """A compiled function with a cache of its own: calls `forward`, or else the module."""
+    this = weakref.ref(owner)
 
+    def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        found = this()
+        return graph.forward if found is None else compiled(found, graph, examples)
 
-def _varying(tensor: torch.Tensor) -> list[int]:
-    """Of colour pictures only the batch: windows cut of symbolic heights take minutes to trace."""
-    sizes = tensor.shape
-    if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():
-        return [0] if sizes[0] > 1 else []
-    return [axis for axis, size in enumerate(sizes) if size > 1]
+    target = forward
+    if target is None:
+
+        def target(*args: Any, **kwargs: Any) -> Any:
+            return module(*args, **kwargs)
+
+        # Dynamo's cache goes with the code: it must not be that of all modules.
+        target.__code__ = target.__code__.replace(co_name=f"call_{next(_numbers)}")
+    return torch.compile(target, backend=backend, **settings.of_function())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ from gradd.calls.parameters import State
 from gradd.calls.slots import SlotSet
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
+from gradd.dynamo.budget import Budget
 from gradd.dynamo.chance import Chance
+from gradd.dynamo.planning import Planning
 from gradd.fallback import Fallback
 from gradd.memory import Memory
 from gradd.session.client import Client, get_client
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from gradd.dynamo.piece import Piece
 
 logger = logging.getLogger("gradd")
+_PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
+_LAST = 64  # plans of a call that are remembered
 
 
 class Owner:
@@ -37,11 +42,14 @@ class Owner:
     Attributes:
         title: For messages.
         failed: Why there is no daemon, where the policy lets PyTorch run then.
-        last: Graph and plan that ran last.
+        refused: Why a graph has run in PyTorch as a whole.
+        last: Graphs and plans of the last call.
         calls: Of graphs, in the daemon or not.
         keys: Of the captures.
         parts: How often parts of graphs have run in PyTorch, by reason.
         chance: Where the generator of random numbers stands in a call.
+        planning: The call that is planned and not run.
+        budget: What graphs of one call share.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class Owner:
         client: Client | None = None,
         on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
         memory_budget: int | str | None = None,
+        moves: bool = True,
     ) -> None:
         """Args:
         module: Whose parameters move into shared memory now; None = those that graphs read, later.
@@ -61,6 +70,7 @@ class Owner:
         client: Session to use (default: the one of the user's daemon).
         on_capture: Called with every new capture and the module.
         memory_budget: The most that a training run may take.
+        moves: False = calls are only planned, and the module stays where it is.
 
         Raises:
             ValueError: A budget, or another option, that cannot be read.
@@ -77,21 +87,25 @@ class Owner:
         self.on_capture = on_capture
         self.alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         self.pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
-        self.last: tuple[weakref.ref, weakref.ref] | None = None
+        self.last: deque[tuple[weakref.ref, weakref.ref]] = deque(maxlen=_LAST)
         self.calls = 0
         self.keys: set[bytes] = set()
         self._graphs: list[weakref.ref] = []
         self.parts: Counter[str] = Counter()
         self.chance = Chance()
+        self.planning = Planning()
+        self.budget = Budget(self.memory.budget)
+        self._names: dict[int, str] = {}
         self.failed: Exception | None = None
+        self.refused: Exception | None = None
         self._asked_again = False
         self._said: set[str] = set()
         options.warn_ineffective()
-        if module is not None:
+        if module is not None and moves:
             tables.note(module)
         watch_optimizers()
         self.client = client or get_client()
-        self.state = State(self.client, module)
+        self.state = State(self.client, module if moves else None)
         self.slots = SlotSet(self.client)
         weakref.finalize(self, self.finish())
         try:
@@ -123,6 +137,14 @@ class Owner:
         """The user's module, if there is one."""
         return self._module() if self._module is not None else None
 
+    def name_of(self, tensor: torch.Tensor, node: torch.fx.Node) -> str:
+        """What a tensor of a graph is called: as the user's module has it, or Dynamo."""
+        module = self.module()
+        if module is not None and id(tensor) not in self._names:
+            both = (*module.named_parameters(), *module.named_buffers())
+            self._names = {id(t): name for name, t in both}
+        return self._names.get(id(tensor)) or source_name(node)
+
     @property
     def training(self) -> bool:
         """Whether outputs that only the loss has needed may be left out."""
@@ -147,6 +169,20 @@ class Owner:
     def finish(self) -> Callable[[], None]:
         """What gives up all that the daemon holds; it does not hold this object."""
         return partial(_finish, self.state, self.slots, self.alive, self.pieces)
+
+
+def source_name(node: torch.fx.Node) -> str:
+    """A name from where Dynamo has found a tensor: `layers.0.weight`, `input_ids`."""
+    source = getattr(node, "_dynamo_source", None)
+    parts = _PART.findall(str(source.name)) if source is not None else []
+    if parts:
+        return ".".join(parts)
+    name = node.name
+    for start in ("l_kwargs_", "l_args_", "l_"):
+        if name.startswith(start):
+            name = name[len(start) :]
+            break
+    return name.strip("_") or "input"
 
 
 def _finish(

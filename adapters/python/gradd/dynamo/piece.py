@@ -23,6 +23,7 @@ from gradd.calls import run as runs
 from gradd.calls import watch
 from gradd.calls.captured import CapturedGraph, check_supported
 from gradd.calls.parameters import Binding
+from gradd.calls.planned import Planned
 from gradd.calls.prepared import Prepared
 from gradd.calls.watch import data_ptr
 from gradd.calls.wish import Wish, wish_of
@@ -148,23 +149,45 @@ class Piece:
 
     # ---- the call ----
 
-    def __call__(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The outputs, in the order of the graph."""
-        if not self.graph.changed:
-            return self._call(args)
-        with self.client.lock:  # what is written is looked up when it has been computed
-            return self._call(args)
+    def __call__(self, args: Sequence[Any], share: int | None = None) -> Sequence[Any]:
+        """The outputs, in the order of the graph.
 
-    def _call(self, args: Sequence[Any]) -> Sequence[Any]:
+        Args:
+            args: One for each input.
+            share: Of the memory budget; None = all of it.
+        """
+        if not self.graph.changed:
+            return self._call(args, share)
+        with self.client.lock:  # what is written is looked up when it has been computed
+            return self._call(args, share)
+
+    def plan(self, args: Sequence[Any], values: bool) -> Planned:
+        """What such a call takes; it does not run.
+
+        Args:
+            args: One for each input; on the meta device if need be.
+            values: They have those of a call.
+        """
+        with self.client.lock:
+            self._tensors[:] = args
+            try:
+                bound, inputs = ([args[i] for i in at] for at in (self._bound_at, self._free_at))
+                return Planned.of(
+                    self.client, self.graph, bound, inputs, lazy=self.lazy, values=values
+                )
+            finally:
+                self._tensors.clear()
+
+    def _call(self, args: Sequence[Any], share: int | None) -> Sequence[Any]:
         found = None
         try:
             with self.client.lock:
                 try:
-                    found = self._look_up(args)
+                    found = self._look_up(args, share)
                 except Exception:  # the slow path says what is wrong
                     found = None
             if found is None:
-                return self._slow(args)
+                return self._slow(args, share)
             run, tensors = found
             return run.differentiated(tensors)
         finally:
@@ -181,18 +204,21 @@ class Piece:
             where.count(where[n]) > 1 for n, i in enumerate(self.inputs_) if i.place in written
         )
 
-    def _form(self, args: Sequence[Any]) -> Hashable:
+    def _form(self, args: Sequence[Any], share: int | None) -> Hashable:
         return (
+            share,
             *[_facts(args[i]) for i in self._free_at],
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
         )
 
-    def _look_up(self, args: Sequence[Any]) -> tuple[runs.Run, list[torch.Tensor]] | None:
+    def _look_up(
+        self, args: Sequence[Any], share: int | None
+    ) -> tuple[runs.Run, list[torch.Tensor]] | None:
         client, graph = self.client, self.graph
         if client.closed or client.pid != getpid() or self.state.mirrored or self._overlap(args):
             return None
-        known = self._known.get(self._form(args))
+        known = self._known.get(self._form(args, share))
         if known is None or self.state.generation != graph.generation:
             return None
         if len(graph.asked_for) != known.asked_for or self._is_checked(known.kind):
@@ -213,7 +239,7 @@ class Piece:
         prepared, inputs = prepared.live(inputs)
         if graph.changed:
             self._tensors.extend(args)
-        self.owner.last = prepared.last
+        self.owner.last.append(prepared.last)
         run = runs.Run(prepared, bound, inputs, self.counts)
         tensors = [bound[i] for i in known.params]
         return run, tensors + [inputs[i] for i in known.grad_inputs]
@@ -227,8 +253,8 @@ class Piece:
         times = self.owner.checks.times  # type: ignore[union-attr]
         return checktimes.clock() - times.last >= kind.seconds / SHARE
 
-    def _slow(self, args: Sequence[Any]) -> Sequence[Any]:
-        form = self._form(args)
+    def _slow(self, args: Sequence[Any], share: int | None) -> Sequence[Any]:
+        form = self._form(args, share)
         start = time.perf_counter()
         failure: Exception | None = None
         reason = None if self.fallback.retry else self._refused.get(form)
@@ -238,7 +264,7 @@ class Piece:
                 with self.client.lock, watch.ours:
                     self._tensors[:] = args
                     try:
-                        run, tensors = self._prepare(args, form)
+                        run, tensors = self._prepare(args, form, share)
                     finally:
                         if not self.graph.changed:
                             self._tensors.clear()
@@ -272,7 +298,9 @@ class Piece:
             self.fallback.count(reason)
         return result
 
-    def _prepare(self, args: Sequence[Any], form: Hashable) -> tuple[runs.Run, list[torch.Tensor]]:
+    def _prepare(
+        self, args: Sequence[Any], form: Hashable, share: int | None
+    ) -> tuple[runs.Run, list[torch.Tensor]]:
         self._check_devices(args)
         if self._overlap(args):
             raise CaptureError(
@@ -285,7 +313,7 @@ class Piece:
         self.state.watch(args[i] for i in self._bound_at)
         binding, bound = graph.bind(self.state)
         inputs = [args[i] for i in self._free_at]
-        wish = self._affordable(binding, bound, inputs)
+        wish = self._affordable(binding, bound, inputs, share)
         kind = None
         checks = self.owner.checks
         if checks is not None:
@@ -300,15 +328,17 @@ class Piece:
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         own, inputs = prepared.live(inputs)
-        self.owner.last = own.last
+        self.owner.last.append(own.last)
         run = runs.Run(own, bound, inputs, self.counts)
         tensors = [bound[i] for i in wish.params]
         return run, tensors + [inputs[i] for i in prepared.grad_inputs]
 
-    def _affordable(self, binding: Binding, bound: list, inputs: list[torch.Tensor]) -> Wish:
+    def _affordable(
+        self, binding: Binding, bound: list, inputs: list[torch.Tensor], share: int | None
+    ) -> Wish:
         """What a call wants; not outputs that do not fit the memory budget beside the step."""
         graph, lazy = self.graph, self.lazy
-        wish = wish_of(graph, bound, inputs, lazy)
+        wish = replace(wish_of(graph, bound, inputs, lazy), budget=share)
         if not self.owner.memory.budget or graph.asks_again or not graph.asked_for:
             return wish
         try:
@@ -316,7 +346,7 @@ class Piece:
             return wish
         except errors.OutOfMemoryError:
             graph.asks_again = True
-            less = wish_of(graph, bound, inputs, lazy)
+            less = replace(wish_of(graph, bound, inputs, lazy), budget=share)
             if less.real == wish.real:
                 raise
             self.owner.warn_asks_again()

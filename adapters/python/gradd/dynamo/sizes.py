@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from gradd.dynamo import private
 from gradd.dynamo.lower import SYMBOLIC, value_of
 from gradd.export.dims import evaluate
 
@@ -95,3 +96,19 @@ def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
         if expression.xreplace({s: sympy.Integer(n) for s, n in known.items()}) != sympy.true:
             return False
     return True
+
+
+def mark(leaves: Sequence[Any]) -> None:
+    """Sizes above 1 may differ in the next call: one graph for all of them."""
+    for tensor in leaves:
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+            if not tensor.is_nested and (axes := _varying(tensor)):
+                private.maybe_mark_dynamic(tensor, axes)
+
+
+def _varying(tensor: torch.Tensor) -> list[int]:
+    """Of colour pictures only the batch: windows cut of symbolic heights take minutes to trace."""
+    sizes = tensor.shape
+    if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():
+        return [0] if sizes[0] > 1 else []
+    return [axis for axis, size in enumerate(sizes) if size > 1]

@@ -1,0 +1,82 @@
+"""A graph of a call that is planned and not run: for estimates, explanations and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from gradd.calls.captured import CapturedGraph, Plan, type_of
+from gradd.calls.liverows import Sizes
+from gradd.calls.wish import wish_of
+from gradd.session.client import Client
+
+_ALL: Sizes = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What one graph of a call takes.
+
+    Attributes:
+        graph: The graph.
+        plan: Over all rows.
+        less: Over the rows that the call needs; None = over all.
+        rows: Sizes of its lists of rows.
+        trained: The parameters that get a gradient, by identity.
+        pinned: Bytes of inputs that PyTorch has made for it, which stay until its backward.
+    """
+
+    graph: CapturedGraph
+    plan: Plan
+    less: Plan | None
+    rows: Sizes
+    trained: dict[int, torch.Tensor]
+    pinned: int = 0
+
+    @property
+    def used(self) -> Plan:
+        """The plan of such a call."""
+        return self.plan if self.less is None else self.less
+
+    @classmethod
+    def of(
+        cls,
+        client: Client,
+        graph: CapturedGraph,
+        bound: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        *,
+        lazy: bool,
+        values: bool = True,
+    ) -> Planned:
+        """Plans a call, without a memory budget. The caller holds the client's lock.
+
+        Args:
+            client: The session.
+            graph: The graph.
+            bound: Its bound inputs.
+            inputs: Its free inputs.
+            lazy: Outputs that only the loss needs are left out of a training step.
+            values: The inputs are those of a call, and tell which rows it needs.
+        """
+        wish = replace(wish_of(graph, list(bound), list(inputs), lazy), budget=0)
+        if graph.binding is None:
+            graph.kinds_bound = [(t.dtype, tuple(t.shape)) for t in bound]
+        asked = (client, tuple(map(type_of, inputs)), *wish.of_plan())
+        plan = graph.plan(*asked)
+        rows = plan.live.sizes(list(inputs)) if values and plan.live is not None else _ALL
+        less = graph.plan(*asked, live=rows) if any(rows) else None
+        return cls(graph, plan, less, rows, {id(bound[i]): bound[i] for i in wish.params})
+
+    def within(self, budget: int) -> Planned:
+        """The same within a memory budget; 0 = without one."""
+        if not budget:
+            return self
+        *asked, _, _ = self.plan.key
+        plan = self.graph.plan(self.plan.client, *asked, budget)
+        less = None
+        if self.less is not None:
+            less = self.graph.plan(self.plan.client, *asked, budget, live=self.rows)
+        return replace(self, plan=plan, less=less)

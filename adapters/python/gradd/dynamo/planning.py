@@ -1,0 +1,167 @@
+"""Calls that are planned and not run: `gradd.estimate()`, `gradd_explain(**batch)`, budgets.
+
+Python runs as in a call. Each graph that Dynamo gives it plans its pieces, and returns empty
+tensors of the right sizes. So a branch on values goes one way or the other, and what runs in
+PyTorch between two pieces does not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from gradd import schema
+from gradd.calls.planned import Planned
+from gradd.dynamo import settings, sizes
+from gradd.dynamo.budget import curve_of, shares
+from gradd.dynamo.lower import value_of
+from gradd.spec import CaptureError
+
+if TYPE_CHECKING:
+    from gradd.dynamo.compiled_graph import CompiledGraph
+    from gradd.dynamo.owner import Owner
+    from gradd.session.client import Client
+
+Node = torch.fx.Node
+
+
+class Planning(threading.local):
+    """The call that a thread plans.
+
+    Attributes:
+        on: There is one.
+        values: Its tensors have the values of a call.
+        pieces: What was planned.
+        in_torch: Names of the operators of what runs in PyTorch.
+    """
+
+    on = False
+
+    @contextlib.contextmanager
+    def begun(self, values: bool) -> Iterator[None]:
+        """Calls of this thread are planned."""
+        self.on, self.values = True, values
+        self.pieces: list[Planned] = []
+        self.in_torch: set[str] = set()
+        try:
+            yield
+        finally:
+            self.on, self.pieces = False, []  # these hold parameters
+
+    def results(self, made: CompiledGraph, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Plans a graph; what it returns has sizes alone."""
+        found = Imagined(made, args)
+        self.pieces += plan(made, found, self.values)
+        self.in_torch.update(made.names_in_torch())
+        return tuple(found.get(r) if isinstance(r, Node) else r for r in made.results)
+
+
+class Imagined:
+    """Values of a graph's nodes: arguments, and empty tensors for the others."""
+
+    def __init__(self, made: CompiledGraph, args: Sequence[Any]) -> None:
+        self._known: dict[Node, Any] = dict(zip(made.placeholders, args, strict=True))
+        self._numbers = made.numbers(args)
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+
+    def get(self, node: Node) -> Any:
+        """The value of a node."""
+        if node not in self._known:
+            self._known[node] = pytree.tree_map(self._one, value_of(node))
+        return self._known[node]
+
+    def _one(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return self._numbers(value)
+        shape, strides = self._numbers(tuple(value.shape)), self._numbers(value.stride())
+        device = self._device if value.device.type in ("cpu", "meta") else value.device
+        tensor = torch.empty_strided(shape, strides, dtype=value.dtype, device=device)
+        return tensor.requires_grad_(value.requires_grad)
+
+
+def plan(made: CompiledGraph, found: Imagined, values: bool) -> list[Planned]:
+    """Plans the pieces of a graph."""
+    planned = []
+    by_torch = {n for s in made.steps if s.piece is None for n in s.part.nodes}
+    for step in made.steps:
+        if step.piece is None:
+            continue
+        given = step.part.inputs
+        real = values and all(n.op == "placeholder" for n in given)
+        pinned = sum(found.get(n).nbytes for n in given if n in by_torch)
+        with torch.set_grad_enabled(step.grad):
+            one = step.piece.plan([as_tensor(found.get(n)) for n in given], real)
+        planned.append(replace(one, pinned=pinned))
+    return planned
+
+
+def as_tensor(value: Any) -> Any:
+    """A number of Python as the tensor that a graph takes."""
+    return value if isinstance(value, torch.Tensor) else schema.as_tensor_leaf(value)
+
+
+class Planner:
+    """A module whose calls are planned; it stays where it is, and may be on the meta device."""
+
+    def __init__(self, module: torch.nn.Module, client: Client) -> None:
+        from gradd.dynamo.frontend import function_of
+        from gradd.dynamo.owner import Owner
+
+        self._owner = Owner(module, type(module).__name__, client=client, moves=False)
+        self._function = function_of(self._owner, module)
+
+    def plans(
+        self, args: tuple, kwargs: dict[str, Any], values: bool, budget: int = 0
+    ) -> tuple[list[Planned], set[str]]:
+        """Of a call, and the names of operators that run in PyTorch.
+
+        Args:
+            args: Of the call.
+            kwargs: Of the call.
+            values: They have those of a call, and are not only of the right size.
+            budget: Of all of them together; 0 = there is none.
+
+        Raises:
+            CaptureError: Nothing of it runs in the daemon.
+            OutOfMemoryError: The budget is too small.
+        """
+        found, in_torch = plans(self._owner, self._function, args, kwargs, values, budget)
+        if not found:
+            raise self._owner.refused or CaptureError(
+                "export_failed", "torch.compile makes no graph of this call"
+            )
+        return found, in_torch
+
+    def close(self) -> None:
+        """Gives up what the daemon holds."""
+        self._owner.finish()()
+
+
+def plans(
+    owner: Owner,
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    values: bool,
+    budget: int,
+) -> tuple[list[Planned], set[str]]:
+    """Plans a call of a compiled function, see Planner.plans."""
+    sizes.mark(schema.flatten_inputs(args, kwargs)[0])
+    planning = owner.planning
+    with planning.begun(values), settings.Applied():
+        function(*args, **kwargs)
+        found, in_torch = planning.pieces, planning.in_torch
+    if not budget:
+        return found, in_torch
+    given = [budget]
+    if len(found) > 1:
+        given = shares(budget, [curve_of(owner.client, p) for p in found])
+    return [p.within(n) for p, n in zip(found, given, strict=True)], in_torch
