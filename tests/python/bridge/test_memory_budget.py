@@ -212,14 +212,15 @@ def test_estimates_of_a_budget() -> None:
 def test_the_daemon_refuses_what_is_no_budget() -> None:
     model = ORTModule(Deep(), strict=True)
     step(model)
-    (graph,) = model._gradd_bridge._alive
+    bridge = model._gradd_bridge
+    (graph,) = bridge.owner.alive if hasattr(bridge, "owner") else bridge._alive
     wrong = {
         "expected 1 to 2\\^63 - 1 bytes": ({"memory_budget": 0}, errors.LimitError),
         "field 'memory_budget'": ({"memory_budget": 2**63}, errors.LimitError),
         "field 'recompute' 'all': expected none": ({"recompute": "all"}, errors.UnsupportedError),
     }
     for text, (fields, kind) in wrong.items():
-        graph.memory = fields
+        graph._memory = fields, fields
         graph.plans.clear()
         with pytest.raises(kind, match=text):
             explained(model)

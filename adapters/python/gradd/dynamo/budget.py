@@ -87,8 +87,9 @@ def shares(budget: int, curves: Sequence[Curve]) -> list[int]:
 def _too_small(budget: int, least: int, curves: Sequence[Curve]) -> str:
     extra, model = sum(c.points[-1][1] for c in curves), sum(c.model_us for c in curves)
     whole = sum(c.points[0][0] + c.pinned for c in curves)
+    graphs = f"{len(curves)} graphs of a call" if len(curves) > 1 else "graph"
     return (
-        f"no plans of the {len(curves)} graphs of a call fit the memory budget of {budget} bytes "
+        f"no plans of the {graphs} fit the memory budget of {budget} bytes "
         f"({budget / _MIB:.1f} MiB): the smallest that can be met is {least} bytes "
         f"({least / _MIB:.1f} MiB), for {100 * extra / max(model, 1e-9):.1f} % more time by the "
         f"model; plans that compute nothing again take {whole} bytes ({whole / _MIB:.1f} MiB)"

@@ -288,9 +288,9 @@ class CompiledGraph:
         """Where a node stands among the results: the loss comes first, as a rule."""
         return next((i for i, n in enumerate(self.results) if n is node), len(self.results))
 
-    def names_in_torch(self) -> set[str]:
-        """Of the operators for which something runs in PyTorch."""
-        return set(map(lower.name_of, self.refusals))
+    def reasons(self) -> dict[str, Exception]:
+        """Why something runs in PyTorch, by the names of operators."""
+        return {lower.name_of(node): error for node, error in self.refusals.items()}
 
     def cuts(self) -> str:
         """What runs in PyTorch and why, and the share of the work in the daemon, for a message."""

@@ -1,8 +1,8 @@
 """Calls that are planned and not run: `gradd.estimate()`, `gradd_explain(**batch)`, budgets.
 
-Python runs as in a call. Each graph that Dynamo gives it plans its pieces, and returns empty
-tensors of the right sizes. So a branch on values goes one way or the other, and what runs in
-PyTorch between two pieces does not run.
+Python runs as in a call. Each graph that Dynamo gives it plans its pieces, and returns tensors of
+the right sizes: small ones of zeros, which a branch may read, and empty ones. What runs in PyTorch
+between two pieces does not run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gradd.session.client import Client
 
 Node = torch.fx.Node
+_ZEROS = 1 << 20  # bytes; memory of larger results is never touched
 
 
 class Planning(threading.local):
@@ -39,7 +40,7 @@ class Planning(threading.local):
         on: There is one.
         values: Its tensors have the values of a call.
         pieces: What was planned.
-        in_torch: Names of the operators of what runs in PyTorch.
+        in_torch: Why something runs in PyTorch, by the names of operators.
     """
 
     on = False
@@ -49,7 +50,7 @@ class Planning(threading.local):
         """Calls of this thread are planned."""
         self.on, self.values = True, values
         self.pieces: list[Planned] = []
-        self.in_torch: set[str] = set()
+        self.in_torch: dict[str, Exception] = {}
         try:
             yield
         finally:
@@ -59,7 +60,7 @@ class Planning(threading.local):
         """Plans a graph; what it returns has sizes alone."""
         found = Imagined(made, args)
         self.pieces += plan(made, found, self.values)
-        self.in_torch.update(made.names_in_torch())
+        self.in_torch |= made.reasons()
         return tuple(found.get(r) if isinstance(r, Node) else r for r in made.results)
 
 
@@ -84,6 +85,8 @@ class Imagined:
         shape, strides = self._numbers(tuple(value.shape)), self._numbers(value.stride())
         device = self._device if value.device.type in ("cpu", "meta") else value.device
         tensor = torch.empty_strided(shape, strides, dtype=value.dtype, device=device)
+        if tensor.nbytes <= _ZEROS:
+            tensor.zero_()
         return tensor.requires_grad_(value.requires_grad)
 
 
@@ -120,8 +123,8 @@ class Planner:
 
     def plans(
         self, args: tuple, kwargs: dict[str, Any], values: bool, budget: int = 0
-    ) -> tuple[list[Planned], set[str]]:
-        """Of a call, and the names of operators that run in PyTorch.
+    ) -> tuple[list[Planned], dict[str, Exception]]:
+        """Of a call, and why something of it runs in PyTorch, by the names of operators.
 
         Args:
             args: Of the call.
@@ -135,9 +138,8 @@ class Planner:
         """
         found, in_torch = plans(self._owner, self._function, args, kwargs, values, budget)
         if not found:
-            raise self._owner.refused or CaptureError(
-                "export_failed", "torch.compile makes no graph of this call"
-            )
+            none = CaptureError("export_failed", "torch.compile makes no graph of this call")
+            raise next(iter(in_torch.values()), self._owner.refused or none)
         return found, in_torch
 
     def close(self) -> None:
@@ -152,7 +154,7 @@ def plans(
     kwargs: dict[str, Any],
     values: bool,
     budget: int,
-) -> tuple[list[Planned], set[str]]:
+) -> tuple[list[Planned], dict[str, Exception]]:
     """Plans a call of a compiled function, see Planner.plans."""
     sizes.mark(schema.flatten_inputs(args, kwargs)[0])
     planning = owner.planning
