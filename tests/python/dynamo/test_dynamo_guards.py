@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import contextvars
+import copy
 import importlib
 import os
 import sys
@@ -192,3 +194,28 @@ def test_data_of_the_class_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "gradd_late", 2.0, raising=False)
     seven = _set(torch.Tensor, "gradd_late", 7.0)
     _follow(lambda: torch.ones(1).gradd_late, [lambda: None, seven])
+
+
+# ---- graphs of views alone, and numbers of tensors ----
+
+
+def test_a_graph_of_nothing_but_a_view() -> None:
+    kept: contextvars.ContextVar = contextvars.ContextVar("kept")
+
+    def keep(y: torch.Tensor) -> float:
+        kept.set(y.detach())
+        return 1.0
+
+    class Keeps(Scaled):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            return y * self.take(y)
+
+    eager = Keeps(keep)
+    ours = ORTModule(copy.copy(eager))
+    for step in range(3):
+        expected = eager(X * step)
+        torch.testing.assert_close(ours(X * step), expected)
+        assert type(kept.get()) is torch.Tensor
+        torch.testing.assert_close(kept.get(), expected.detach())
+        kept.set(None)
