@@ -219,3 +219,17 @@ def test_a_graph_of_nothing_but_a_view() -> None:
         assert type(kept.get()) is torch.Tensor
         torch.testing.assert_close(kept.get(), expected.detach())
         kept.set(None)
+
+
+class Versions(Scaled):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * (2.0 if self.layer.weight._version > self.take() else 3.0)
+
+
+def test_the_version_of_a_parameter() -> None:
+    ours = ORTModule(Versions(lambda: 2))
+    assert ours(X).tolist() == [[9.0, 9.0], [9.0, 9.0]]
+    with torch.no_grad():
+        ours.layer.weight.add_(1.0).sub_(1.0)
+    assert ours(X).tolist() == [[6.0, 6.0], [6.0, 6.0]]
+    assert set(ours.gradd_stats()["fallbacks"]) == {"data_dependent_control_flow"}
