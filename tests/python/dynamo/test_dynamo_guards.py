@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextvars
 import copy
+import gc
 import importlib
 import os
 import sys
@@ -18,6 +19,7 @@ from torch import nn
 
 from gradd import ORTModule
 from gradd.dynamo.guards import Supplement
+from gradd.session import client
 
 X = torch.ones(2, 3)
 _NAMES = ("gradd_pack", "gradd_pack.part", "gradd_plain")
@@ -233,3 +235,36 @@ def test_the_version_of_a_parameter() -> None:
         ours.layer.weight.add_(1.0).sub_(1.0)
     assert ours(X).tolist() == [[6.0, 6.0], [6.0, 6.0]]
     assert set(ours.gradd_stats()["fallbacks"]) == {"data_dependent_control_flow"}
+
+
+# ---- code that no module holds ----
+
+_CODE = """
+from torch import nn
+K = [2.0]
+def scale(): return K[0]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 2)
+    def forward(self, x):
+        return self.lin(x) * scale()
+"""
+
+
+def test_a_network_of_code_that_was_executed() -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(_CODE, names)
+    eager = names["Net"]()
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    for value in (2.0, 5.0):
+        names["K"][0] = value
+        ours(X).sum().backward()
+        torch.testing.assert_close(ours(X), eager(X))
+    assert ours.gradd_stats()["graphs"] <= 2
+    before = len(client.get_client().unreleased_runs())
+    result = ours(X)
+    del ours, eager, names, result
+    gc.collect()
+    client.get_client().flush()
+    assert len(client.get_client().unreleased_runs()) <= before
