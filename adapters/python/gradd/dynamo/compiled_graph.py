@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd import errors, interrupts
 from gradd.dynamo import (
@@ -90,6 +91,7 @@ class CompiledGraph:
         self._check_random()
         self.sizes = Sizes(self.placeholders)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._check_numbers()
         fake = (lower.value_of(n) for n in module.graph.nodes)
         mode = next((v.fake_mode for v in fake if hasattr(v, "fake_mode")), None)
         self.env = mode.shape_env if mode is not None else None
@@ -144,6 +146,19 @@ class CompiledGraph:
                 "python_random",
                 "forward() draws from Python's random; draw with torch, or outside of forward()",
             )
+
+    def _check_numbers(self) -> None:
+        """Numbers that a graph gives are made of sizes, and not of what a tensor holds."""
+        for node in self.results:
+            if not isinstance(node, Node) or not sizes_of.is_number(node):
+                continue
+            value = lower.value_of(node)
+            if isinstance(value, lower.SYMBOLIC) and free_unbacked_symbols(value):
+                raise CaptureError(
+                    "data_dependent_control_flow",
+                    f"{place_of(node)}: {lower.name_of(node)} takes a number out of a tensor; keep "
+                    "it a tensor",
+                )
 
     def _check_again(self, part: partition.Part) -> None:
         """PyTorch does not write once more what a piece has written."""
@@ -422,10 +437,10 @@ class CompiledGraph:
         for result in self.results:
             if not isinstance(result, Node):
                 found.append(result)
-            elif result in known:
-                found.append(known[result])
-            else:
+            elif result not in known and sizes_of.is_number(result):
                 found.append(numbers(lower.value_of(result)))
+            else:
+                found.append(known[result])
         return tuple(found)
 
     def _run(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
 from gradd.dynamo import settings, sizes
 from gradd.dynamo.backend import compiled
-from gradd.dynamo.guards import Supplement
+from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.session.client import Client
@@ -278,6 +279,12 @@ def function_of(
         def target(*args: Any, **kwargs: Any) -> Any:
             return module(*args, **kwargs)
 
-        # Dynamo's cache goes with the code: it must not be that of all modules.
-        target.__code__ = target.__code__.replace(co_name=f"call_{next(_numbers)}")
+        # Dynamo's cache goes with the code: it must not be that of all modules. Globals of
+        # other functions it looks up in modules by their names, where code that exec() has
+        # run is not to be found: those of the module's class are this function's own.
+        code = target.__code__.replace(co_name=f"call_{next(_numbers)}")
+        own = type(module).forward
+        users = isinstance(own, types.FunctionType) and is_users(own)
+        names = own.__globals__ if users else globals()
+        target = types.FunctionType(code, names, closure=target.__closure__)
     return torch.compile(target, backend=backend, **settings.of_function())

@@ -2,20 +2,24 @@
 
 Dynamo takes a method of a class as it was when it traced a call, and reads the environment once.
 Compared here are the functions and descriptors of the classes that a call can reach, their bases,
-functions of torch, hooks of all modules, the type of autocast, the process and the
-environment. A class's data is Dynamo's to compare: a counter on a class would be another version
-in every call.
+functions of torch, hooks of all modules, modules that code imports, the type of autocast, the
+process and the environment. A class's data is Dynamo's to compare: a counter on a class would be
+another version in every call.
+
+All of that stands in dictionaries. A call compares their versions, which change with every write;
+what stands in one is looked at only where its version is another one.
 """
 
 from __future__ import annotations
 
-import itertools
+import builtins
+import gc
 import os
 import sys
 import types
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from operator import itemgetter
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -43,80 +47,90 @@ class Supplement:
         roots: What a call begins with: modules, and functions.
         """
         found = _Reached(roots)
-        self._names = found.names
+        self._names, self._imports = found.names, found.imports
         self._classes = (*found.classes, *_OF_TORCH)
-        self._tables = [*map(_TABLE, self._classes), vars(functional)]
-        self._listed = [table.values for table in self._tables]
-        self._values = self._now()
-        self._seen = self._of_tables()
-        self._data = getattr(os.environ, "_data", os.environ)
-        self._known = dict(self._data)
-        self._around = _around()
+        self._tables = [
+            *((_dictionary(kind), self._of_class) for kind in found.classes),
+            *((_dictionary(kind), self._of_torch) for kind in _OF_TORCH),
+            (vars(functional), self._of_class),
+            (vars(torch), _of_called),
+            (vars(builtins), lambda table: table.get("__import__")),
+            (sys.modules, self._of_modules),
+            (getattr(os.environ, "_data", os.environ), dict),
+            *((hooks, tuple) for hooks in private.HOOKS_OF_ALL),
+        ]
+        self._dictionaries = [table for table, _ in self._tables]
+        self._versions = self._versions_now()
+        self._seen = [what_counts(table) for table, what_counts in self._tables]
+        self._rest = self._rest_now()
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
-        if self._data != self._known or self._around != _around():
+        versions = self._versions_now()
+        if versions != self._versions:
+            pairs = zip(versions, self._versions, strict=True)
+            for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
+                table, what_counts = self._tables[i]
+                if what_counts(table) != self._seen[i]:
+                    return False
+            self._versions = versions
+        try:
+            return self._rest_now() == self._rest
+        except Exception:  # what cannot be compared is another object
             return False
-        now = self._now()
-        if not _same(now, self._values):
-            if self._of_tables() != self._seen:
-                return False
-            self._values = now
-        return True
 
-    def _now(self) -> list[Any]:
-        """All values, to be compared at once: that takes a microsecond for a hundred of them."""
+    def _versions_now(self) -> list[int]:
+        return list(map(private.dict_version, self._dictionaries))
+
+    def _rest_now(self) -> list[Any]:
+        """What is no dictionary."""
         return [
             *map(_MRO, self._classes),
-            *itertools.chain.from_iterable([values() for values in self._listed]),
+            *map(torch.get_autocast_dtype, _DEVICES),
+            os.getpid(),
         ]
 
-    def _of_tables(self) -> list[Any]:
-        return [*map(_MRO, self._classes), *map(self._of, self._tables)]
-
-    def _of(self, table: Mapping[str, Any]) -> dict[str, int]:
+    def _of_class(self, table: dict[str, Any]) -> dict[str, int]:
         """What counts in the dictionary of a class: its functions, and which names it has."""
         return {
             name: id(value) if _is_function(value) else 0
-            for name, value in table.items()
+            for name, value in list(table.items())  # threads may write
             if name in self._names or _is_function(value)
         }
+
+    def _of_torch(self, table: dict[str, Any]) -> dict[str, int]:
+        """Of a class of torch the data as well, which Dynamo takes for constant."""
+        return {
+            name: id(value)
+            for name, value in list(table.items())
+            if name in self._names or _is_function(value)
+        }
+
+    def _of_modules(self, table: dict[str, Any]) -> dict[str, int]:
+        """Modules that code may import by name."""
+        return {name: id(table[name]) for name in self._imports if name in table}
+
+
+def _dictionary(kind: type) -> dict[str, Any]:
+    """The dictionary of a class, behind the view that Python gives of it."""
+    return next(d for d in gc.get_referents(_TABLE(kind)) if isinstance(d, dict))
 
 
 def _is_function(value: Any) -> bool:
     return isinstance(value, _FUNCTIONS) or hasattr(type(value), "__get__")
 
 
-def _same(now: Any, before: Any) -> bool:
-    """Whether all elements are the same objects, or equal ones."""
-    try:
-        return bool(now == before)
-    except Exception:  # what cannot be compared is another object
-        return False
-
-
 # Functions of torch.nn.functional call others of torch by their names, behind Dynamo's back.
-_CALLED = itemgetter(
-    *sorted(
-        {
-            n
-            for f in vars(functional).values()
-            if hasattr(f, "__code__")
-            for n in f.__code__.co_names
-        }
-        & {n for n, f in vars(torch).items() if callable(f) and not isinstance(f, type)}
-    )
-)
+_IN_FUNCTIONAL = {
+    n for f in vars(functional).values() if hasattr(f, "__code__") for n in f.__code__.co_names
+}
+_CALLED = _IN_FUNCTIONAL & {
+    n for n, f in vars(torch).items() if callable(f) and not isinstance(f, type)
+}
 
 
-def _around() -> tuple[Any, ...]:
-    """What torch has of its own, hooks of all modules, and what else a call may ask for."""
-    return (
-        *_CALLED(vars(torch)),
-        *itertools.chain.from_iterable(private.HOOKS_OF_ALL),
-        *map(torch.get_autocast_dtype, _DEVICES),
-        os.getpid(),
-    )
+def _of_called(table: dict[str, Any]) -> list[Any]:
+    return [table.get(name) for name in _CALLED]
 
 
 class _Reached:
@@ -125,11 +139,13 @@ class _Reached:
     Attributes:
         classes: In the order in which they were found.
         names: All that stand in the code that was found.
+        imports: What modules may be called that the code imports.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.classes: dict[type, None] = {}
         self.names: set[str] = set()
+        self.imports: set[str] = set()
         self._kept: list[Any] = []  # so that ids stay theirs
         self._queue: deque[Any] = deque(roots)
         seen: set[int] = set()
@@ -149,7 +165,7 @@ class _Reached:
     def _next(self, value: Any) -> Iterator[Any]:
         """What an object leads to."""
         if isinstance(value, types.FunctionType):
-            if _is_users(value) and not _is_installed(value):
+            if is_users(value) and not _is_installed(value):
                 yield from self._of_function(value)
         elif isinstance(value, type):
             yield from self._of_class(value)
@@ -160,9 +176,9 @@ class _Reached:
         elif isinstance(value, property):
             yield from (value.fget, value.fset)
         elif isinstance(value, dict):
-            yield from itertools.islice(dict.values(value), _ELEMENTS)
+            yield from islice(dict.values(value), _ELEMENTS)
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            yield from itertools.islice(iter(value), _ELEMENTS)
+            yield from islice(iter(value), _ELEMENTS)
         if not isinstance(value, (type, types.FunctionType)):
             yield type(value)
             yield from _attributes(value)
@@ -172,22 +188,31 @@ class _Reached:
         self.names |= names
         given = function.__globals__
         for name in names & given.keys():
-            value = given[name]
-            if not isinstance(value, types.ModuleType):
-                yield value
-            elif _is_users(value):
-                yield from (vars(value)[n] for n in names & vars(value).keys())
+            yield from self._named(given[name], names)
+        package = given.get("__package__")
+        imports = names | {f"{package}.{name.lstrip('.')}" for name in names if package}
+        self.imports |= imports
+        for name in imports & sys.modules.keys():
+            yield from self._named(sys.modules[name], names)
         for cell in function.__closure__ or ():
             try:
-                yield cell.cell_contents
+                yield from self._named(cell.cell_contents, names)
             except ValueError:  # an empty one
                 pass
         yield from function.__defaults__ or ()
         yield from (function.__kwdefaults__ or {}).values()
         yield getattr(function, "__wrapped__", None)
 
+    def _named(self, value: Any, names: Collection[str]) -> Iterator[Any]:
+        """What code gets at by a name: an object, or of a module what it takes from there."""
+        if not isinstance(value, types.ModuleType):
+            yield value
+        elif is_users(value):
+            yield type(value)
+            yield from (vars(value)[n] for n in names & vars(value).keys())
+
     def _of_class(self, kind: type) -> Iterator[Any]:
-        if kind in self.classes or not _is_users(kind):
+        if kind in self.classes or not is_users(kind):
             return
         self.classes[kind] = None
         yield from _MRO(kind)
@@ -232,7 +257,8 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield value
 
 
-def _is_users(value: Any) -> bool:
+def is_users(value: Any) -> bool:
+    """Whether a class, a function or a module is not one of torch, numpy, gradd or Python."""
     name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
     return not isinstance(name, str) or name.partition(".")[0] not in _NOT_USERS
 

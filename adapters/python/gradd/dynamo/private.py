@@ -13,6 +13,9 @@ from typing import Any
 # Modes that Dynamo writes into its graphs as calls: without them, regions have no marks.
 from torch._C import _set_grad_enabled
 
+# The version of a dictionary: without it, each call would compare all values.
+from torch._C._dynamo.guards import dict_version
+
 # Recording operators before autograd and autocast: without these three, torch's own tracer, which
 # takes ten times as long.
 from torch._dispatch.python import enable_python_dispatcher
@@ -60,6 +63,7 @@ __all__ = [
     "_exit_autocast",
     "_exit_inference_mode",
     "_set_grad_enabled",
+    "dict_version",
     "dynamo_config",
     "enable_python_dispatcher",
     "maybe_mark_dynamic",
