@@ -265,8 +265,9 @@ class CompiledGraph:
             real = examples.get(source)
             if not isinstance(real, torch.Tensor):
                 real = None
-            bound = isinstance(real, torch.nn.Parameter) or "_buffers_" in source.name
-            bound = bound and real is not None
+            # A buffer that wants a gradient is an argument: the daemon gives those of parameters.
+            buffer = "_buffers_" in source.name and real is not None and not real.requires_grad
+            bound = isinstance(real, torch.nn.Parameter) or buffer
             name = self.name_of(real, source) if real is not None else source.name
             inputs.append(
                 program.Input(_fresh(name, taken), at[source], bound, real if bound else None)

@@ -85,7 +85,10 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     wanted = {n for n in results if isinstance(n, Node)}
     for part in parts:
         find_ends(part, wanted)
-    return [part for part in parts if not part.daemon or part.outputs or _writes(part)]
+        if part.daemon and not part.outputs and not _writes(part):
+            part.daemon, part.nodes = False, part.after  # at most views of what it was given
+            find_ends(part, wanted)
+    return [part for part in parts if part.nodes]
 
 
 def _takes_one(node: Node) -> bool:

@@ -1,0 +1,102 @@
+"""Tensors that a forward reads, changes or exchanges beside its arguments: as in PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gradd import ORTModule
+
+
+@pytest.fixture(autouse=True)
+def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
+    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+
+
+class Net(nn.Module):
+    """A layer, multiplied by what a function makes of the tensors of the module."""
+
+    def __init__(self, deed: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin, self.deed = nn.Linear(4, 3), deed
+        self.held = [nn.Linear(3, 3)]  # no submodule
+        self.register_buffer("kept", torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * self.deed(self, x)
+
+    def state(self) -> list[Any]:
+        """All tensors, and their gradients."""
+        tensors = [*self.parameters(), *self.held[0].parameters(), self.kept]
+        return [(t.tolist(), None if t.grad is None else t.grad.tolist()) for t in tensors]
+
+
+def _data_of_a_parameter(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.held[0].bias.data.add_(1)
+    return net.held[0].bias.detach().sum()
+
+
+def _detached_parameter(net: Net, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        net.held[0].bias.detach().add_(1)
+        net.held[0].weight[0].mul_(2)
+    return net.held[0](net.lin(x)).sum().detach()
+
+
+def _vector_to_parameters(net: Net, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        vector = nn.utils.parameters_to_vector(net.held[0].parameters())
+        nn.utils.vector_to_parameters(vector * 0.9, net.held[0].parameters())
+    return net.held[0](net.lin(x)).sum().detach()
+
+
+DEEDS = {f.__name__[1:]: f for f in (_data_of_a_parameter, _detached_parameter)}
+DEEDS["vector_to_parameters"] = _vector_to_parameters
+
+
+def _steps(net: Net, called: Callable, prepare: Callable[[Net, int], Any]) -> list[Any]:
+    found = []
+    for step in range(4):
+        net.zero_grad()
+        prepare(net, step)
+        result = called(torch.ones(2, 4))
+        result.sum().backward()
+        found.append((result.tolist(), net.state()))
+    return found
+
+
+def compare(net: Net, prepare: Callable[[Net, int], Any] = lambda net, step: None) -> Any:
+    """Some steps of training as in PyTorch; counts of gradd."""
+    twin = copy.deepcopy(net)
+    wrapped = ORTModule(net)
+    assert _steps(net, wrapped, prepare) == _approximately(_steps(twin, twin, prepare))
+    return wrapped.gradd_stats()
+
+
+def _approximately(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_approximately, value))
+    return pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", DEEDS)
+def test_what_a_forward_does_to_tensors(name: str) -> None:
+    compare(Net(DEEDS[name]))
+
+
+@pytest.mark.parametrize("check", ["0", "first"])
+def test_a_buffer_that_wants_a_gradient_at_times(
+    check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", check)
+    stats = compare(
+        Net(lambda net, x: net.kept),
+        lambda net, step: net.kept.requires_grad_(step in (1, 2)),
+    )
+    assert stats["fallbacks"] == {} and stats["parts_in_torch"] == {}
