@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ class Net(nn.Module):
         self.lin, self.deed = nn.Linear(4, 3), deed
         self.held = [nn.Linear(3, 3)]  # no submodule
         self.register_buffer("kept", torch.arange(3.0))
+        self.numbers = np.array([3.0, 1.0, 2.0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.lin(x) * self.deed(self, x)
@@ -34,7 +36,8 @@ class Net(nn.Module):
     def state(self) -> list[Any]:
         """All tensors, and their gradients."""
         tensors = [*self.parameters(), *self.held[0].parameters(), self.kept]
-        return [(t.tolist(), None if t.grad is None else t.grad.tolist()) for t in tensors]
+        pairs = [(t.tolist(), None if t.grad is None else t.grad.tolist()) for t in tensors]
+        return [*pairs, self.numbers.tolist()]
 
 
 def _data_of_a_parameter(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -56,12 +59,51 @@ def _vector_to_parameters(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.held[0](net.lin(x)).sum().detach()
 
 
-DEEDS = {f.__name__[1:]: f for f in (_data_of_a_parameter, _detached_parameter)}
-DEEDS["vector_to_parameters"] = _vector_to_parameters
+def _resized_view(net: Net, x: torch.Tensor) -> torch.Tensor:
+    part = net.kept[:2]
+    part.resize_(3).add_(1.0)
+    return net.kept.sum()
+
+
+def _filled_array(net: Net, x: torch.Tensor) -> float:
+    net.numbers.fill(net.numbers[0] + 1)
+    return float(net.numbers[0])
+
+
+def _added_array(net: Net, x: torch.Tensor) -> float:
+    np.add(net.numbers, 1, net.numbers)
+    return net.numbers[:2].sum() + np.sqrt(4)
+
+
+def _added_array_alone(net: Net, x: torch.Tensor) -> float:
+    np.add(net.numbers, 1, net.numbers)
+    return 2.0
+
+
+def _two_constants_of_numpy(net: Net, x: torch.Tensor) -> float:
+    net.numbers *= 0.5
+    net.numbers -= 1
+    return 2.0
+
+
+def _shuffled_array(net: Net, x: torch.Tensor) -> float:
+    np.random.shuffle(net.numbers)
+    return net.numbers[0]
+
+
+DEEDS = {
+    f.__name__[1:].replace("_", " "): f
+    for f in (
+        *(_data_of_a_parameter, _detached_parameter, _vector_to_parameters, _resized_view),
+        *(_filled_array, _added_array, _added_array_alone, _two_constants_of_numpy),
+        _shuffled_array,
+    )
+}
 
 
 def _steps(net: Net, called: Callable, prepare: Callable[[Net, int], Any]) -> list[Any]:
     found = []
+    np.random.seed(0)
     for step in range(4):
         net.zero_grad()
         prepare(net, step)

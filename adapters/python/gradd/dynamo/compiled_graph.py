@@ -380,10 +380,10 @@ class CompiledGraph:
         for result in self.results:
             if not isinstance(result, Node):
                 found.append(result)
-            elif result in known:
-                found.append(known[result])
-            else:
+            elif result not in known and sizes_of.is_number(result):
                 found.append(numbers(lower.value_of(result)))
+            else:
+                found.append(known[result])
         return tuple(found)
 
     def _run(self, step: _Step, known: Values, numbers: Callable[[Any], Any]) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from gradd.dynamo import modes
+from gradd.dynamo import modes, private
 from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.sizes import is_number
 from gradd.export.nodes import is_mutable
@@ -105,6 +105,8 @@ def _writes(part: Part) -> bool:
 def is_write(node: Node) -> bool:
     """Whether a node may write in place."""
     name = name_of(node)
+    if isinstance(node.target, private.NUMPY):  # a.fill(2), np.add(a, 1, a)
+        return name != "wrapped_getitem"
     if node.target in _WRITING or name in ("setitem", "__setitem__") or "out" in node.kwargs:
         return True
     if name.endswith("_") and not name.endswith("__") or _is_inplace(node):
