@@ -101,10 +101,10 @@ DEEDS = {
 }
 
 
-def _steps(net: Net, called: Callable, prepare: Callable[[Net, int], Any]) -> list[Any]:
+def _steps(net: Net, called: Callable, prepare: Callable[[Net, int], Any], n: int) -> list[Any]:
     found = []
     np.random.seed(0)
-    for step in range(4):
+    for step in range(n):
         net.zero_grad()
         prepare(net, step)
         result = called(torch.ones(2, 4))
@@ -113,11 +113,13 @@ def _steps(net: Net, called: Callable, prepare: Callable[[Net, int], Any]) -> li
     return found
 
 
-def compare(net: Net, prepare: Callable[[Net, int], Any] = lambda net, step: None) -> Any:
+def compare(
+    net: Net, prepare: Callable[[Net, int], Any] = lambda net, step: None, n: int = 4
+) -> Any:
     """Some steps of training as in PyTorch; counts of gradd."""
     twin = copy.deepcopy(net)
     wrapped = ORTModule(net)
-    assert _steps(net, wrapped, prepare) == _approximately(_steps(twin, twin, prepare))
+    assert _steps(net, wrapped, prepare, n) == _approximately(_steps(twin, twin, prepare, n))
     return wrapped.gradd_stats()
 
 
@@ -142,3 +144,36 @@ def test_a_buffer_that_wants_a_gradient_at_times(
         lambda net, step: net.kept.requires_grad_(step in (1, 2)),
     )
     assert stats["fallbacks"] == {} and stats["parts_in_torch"] == {}
+
+
+def _counts(net: Net, x: torch.Tensor) -> float:
+    net.step += 1
+    return 1.0 / net.step
+
+
+NUMBERS: dict[str, tuple[Callable, Callable[[Any, int], Any]]] = {
+    "of the module": (lambda net, x: net.step, lambda net, i: setattr(net, "step", i)),
+    "compared": (lambda net, x: 1 + (net.step < 99), lambda net, i: setattr(net, "step", i)),
+    "of a submodule": (lambda net, x: net.lin.k, lambda net, i: setattr(net.lin, "k", i)),
+    "counted by the forward": (_counts, lambda net, i: None),
+    "annealed": (lambda net, x: net.tau, lambda net, i: setattr(net, "tau", 0.9**i)),
+    "in a dictionary": (lambda net, x: net.table["a"], lambda net, i: net.table.update(a=0.9**i)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_change_in_every_call(name: str) -> None:
+    read, change = NUMBERS[name]
+    net = Net(read)
+    net.step, net.lin.k, net.tau, net.table = 0, 0, 1.0, {"a": 1.0}
+    stats = compare(net, change, 12)
+    assert stats["graphs"] <= 3 and stats["fallbacks"] == {} and stats["parts_in_torch"] == {}
+
+
+def test_lazy_modules_get_their_sizes_in_pytorch() -> None:
+    net = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3))
+    wrapped = ORTModule(net)
+    for _ in range(3):
+        wrapped(torch.ones(2, 3)).sum().backward()
+    stats = wrapped.gradd_stats()
+    assert stats["fallbacks"] == {"unsupported_parameter": 1} and stats["forwards"] >= 2
