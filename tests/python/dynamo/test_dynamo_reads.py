@@ -177,3 +177,18 @@ def test_lazy_modules_get_their_sizes_in_pytorch() -> None:
         wrapped(torch.ones(2, 3)).sum().backward()
     stats = wrapped.gradd_stats()
     assert stats["fallbacks"] == {"unsupported_parameter": 1} and stats["forwards"] >= 2
+
+
+READ: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "item": lambda net, x: int((x > 0).sum()),
+    "and used": lambda net, x: net.lin(x)[:1] * (x.argmax().item() + 1),
+    "size": lambda net, x: torch.nonzero(net.kept).shape[0],
+    "float": lambda net, x: x.sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_values_of_tensors_as_numbers_of_a_graph(name: str) -> None:
+    settings = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with torch._dynamo.config.patch(**settings):
+        compare(Net(READ[name]))

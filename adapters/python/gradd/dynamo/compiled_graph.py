@@ -94,6 +94,7 @@ class CompiledGraph:
 
     def _made(self) -> list[_Step]:
         torchs: dict[Node, Exception] = self.refusals
+        torchs.update({n: _read(n) for n in self.module.graph.nodes if sizes_of.is_read(n)})
         while True:
             parts = partition.split(self.module.graph, torchs)
             glue = [p for p in parts if p.daemon and len(parts) > 1 and work.is_glue(p.nodes)]
@@ -189,6 +190,8 @@ class CompiledGraph:
         given = [n for n in part.inputs if isinstance(lower.value_of(n), torch.Tensor)]
         if len(given) < len(part.inputs):
             odd = next(n for n in part.inputs if n not in given)
+            if sizes_of.is_read(odd):
+                raise _read(odd)
             raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
         done = lower.lower(nodes, given, part.outputs, self.module)
         self._check_written(done, given)
@@ -408,6 +411,13 @@ class CompiledGraph:
         for step in self.steps:
             if step.piece is not None:
                 step.piece.close()
+
+
+def _read(node: Node) -> CaptureError:
+    return CaptureError(
+        "data_dependent_control_flow",
+        f"{place_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
+    )
 
 
 def _refusal(error: Exception) -> Exception:

@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from gradd.dynamo.lower import SYMBOLIC, value_of
@@ -22,7 +23,15 @@ from gradd.export.dims import evaluate
 def is_number(node: torch.fx.Node) -> bool:
     """Whether a node gives sizes, or what is made of them, and no tensor."""
     leaves = pytree.tree_leaves(value_of(node))
-    return bool(leaves) and not any(isinstance(x, torch.Tensor) or x is None for x in leaves)
+    if not leaves or any(isinstance(x, torch.Tensor) or x is None for x in leaves):
+        return False
+    return not is_read(node)
+
+
+def is_read(node: torch.fx.Node) -> bool:
+    """Whether a node gives a number that is known when a tensor has been computed."""
+    leaves = pytree.tree_leaves(value_of(node))
+    return any(isinstance(x, SYMBOLIC) and free_unbacked_symbols(x) for x in leaves)
 
 
 class Sizes:
