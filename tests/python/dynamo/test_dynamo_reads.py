@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,15 @@ NUMBERS: dict[str, tuple[Callable, Callable[[Any, int], Any]]] = {
     "of a submodule": (lambda net, x: net.lin.k, lambda net, i: setattr(net.lin, "k", i)),
     "counted by the forward": (_counts, lambda net, i: None),
     "annealed": (lambda net, x: net.tau, lambda net, i: setattr(net, "tau", 0.9**i)),
+    "warm-up": (lambda net, x: min(1.0, net.step / 5), lambda net, i: setattr(net, "step", i)),
+    "cosine": (
+        lambda net, x: 0.5 * (1 + math.cos(math.pi * net.step / 20)) + net.tau**2,
+        lambda net, i: (setattr(net, "step", i), setattr(net, "tau", 0.9**i)),
+    ),
+    "limited": (
+        lambda net, x: max(0.3, net.tau / 2) * min(3, net.step // 2),
+        lambda net, i: (setattr(net, "step", i), setattr(net, "tau", 0.9**i)),
+    ),
     "in a dictionary": (lambda net, x: net.table["a"], lambda net, i: net.table.update(a=0.9**i)),
 }
 

@@ -78,7 +78,7 @@ class CompiledGraph:
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
-        self.sizes = Sizes(self.placeholders)
+        self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         fake = (lower.value_of(n) for n in module.graph.nodes)
         mode = next((v.fake_mode for v in fake if hasattr(v, "fake_mode")), None)
@@ -211,6 +211,8 @@ class CompiledGraph:
         owner.counts["captures"] += key not in owner.keys
         owner.keys.add(key)
         sizes = Sizes(given)
+        given_numbers = [n for n in given if isinstance(lower.value_of(n), lower.SYMBOLIC)]
+        named = {lower.value_of(n).node.expr: n for n in given_numbers}
         in_torch = InTorch(nodes, self.module, self.around)
 
         def run(args: Sequence[Any], exact: bool = False) -> Sequence[Any]:
@@ -219,7 +221,12 @@ class CompiledGraph:
                 for n, x in zip(given, args, strict=True)
             }
             values = sizes.values(list(known.values()))
-            in_torch.run(known, lambda value: number(value, values), exact=exact)
+
+            def numbers(value: Any) -> Any:
+                given_ = named.get(value.node.expr) if isinstance(value, lower.SYMBOLIC) else None
+                return number(value, values) if given_ is None else known[given_]
+
+            in_torch.run(known, numbers, exact=exact)
             return [known[n] for n in part.outputs]
 
         env = self.env
@@ -329,7 +336,7 @@ class CompiledGraph:
         if part.outputs != self.results:
             return None
         if not all(isinstance(lower.value_of(n), torch.Tensor) for n in part.inputs):
-            return None
+            return None  # a number
         places = [self.placeholders.index(n) for n in part.inputs]
         if not places:
             return self.steps[0].piece, lambda args: ()
@@ -392,7 +399,9 @@ class CompiledGraph:
     def _run(self, step: _Step, known: Values, numbers: Callable[[Any], Any]) -> None:
         part = step.part
         if step.piece is not None:
-            args = [_tensor(known[n]) for n in part.inputs]
+            args = [
+                _tensor(known[n] if n in known else numbers(lower.value_of(n))) for n in part.inputs
+            ]
             with torch.set_grad_enabled(step.grad):
                 outputs = step.piece(args)
                 if self.asks_layout:
@@ -449,6 +458,8 @@ def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 def _tensor(value: Any) -> Any:
     """A number of Python as the tensor that a graph takes."""
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
     return value if isinstance(value, torch.Tensor) else as_tensor_leaf(value)
 
 
