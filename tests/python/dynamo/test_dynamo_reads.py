@@ -202,3 +202,15 @@ def test_values_of_tensors_as_numbers_of_a_graph(name: str) -> None:
     settings = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
     with torch._dynamo.config.patch(**settings):
         compare(Net(READ[name]))
+
+
+TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "grad": lambda net, x: torch.func.grad(lambda v: (v * v).sum())(x).sum(),
+    "vmap": lambda net, x: torch.vmap(lambda v: (v * v).sum())(x).sum(),
+    "jvp": lambda net, x: torch.func.jvp(lambda v: v * v, (x,), (x,))[1].sum(),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_functions_run_in_pytorch(name: str) -> None:
+    assert compare(Net(TRANSFORMS[name]))["fallbacks"] == {"func_transform": 4}

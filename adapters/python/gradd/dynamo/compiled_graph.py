@@ -78,6 +78,7 @@ class CompiledGraph:
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
+        self._check_transforms()
         self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         fake = (lower.value_of(n) for n in module.graph.nodes)
@@ -135,6 +136,15 @@ class CompiledGraph:
                 "python_random",
                 "forward() draws from Python's random; draw with torch, or outside of forward()",
             )
+
+    def _check_transforms(self) -> None:
+        """Between the calls that begin and end a transform, tensors are wrapped ones."""
+        for node in self.module.graph.nodes:
+            if "_functorch" in str(getattr(node.target, "__module__", "")).split("."):
+                raise CaptureError(
+                    "func_transform",
+                    f"{place_of(node)}: forward() transforms a function (torch.func, vmap)",
+                )
 
     def _check_again(self, part: partition.Part) -> None:
         """PyTorch does not write once more what a piece has written."""
