@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -219,11 +220,26 @@ def _behind_getattr() -> Pair:
     return lambda: found.value, _sets(found, "value", 7.0)
 
 
+def _absent_key() -> Pair:
+    held = nn.Module()
+    return lambda: held.__dict__.get("value", 2.0), _sets(held, "value", 7.0)
+
+
+def _kept_by_a_cache() -> Pair:
+    @functools.lru_cache
+    def cached() -> torch.Tensor:
+        return torch.full((1,), 2.0)
+
+    return cached, lambda: cached().mul_(3)
+
+
 KNOWN: dict[str, Callable[[], Pair]] = {
     "a metaclass that answers isinstance()": _instance_check,
     "the sign of zero": _sign_of_zero,
     "the order of an OrderedDict": _order,
     "an attribute that __getattr__ gave before": _behind_getattr,
+    "a key that the dictionary of a module had not": _absent_key,
+    "what a function under lru_cache has kept": _kept_by_a_cache,
 }
 
 

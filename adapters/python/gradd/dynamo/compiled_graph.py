@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd import errors, interrupts
 from gradd.dynamo import (
@@ -89,9 +88,9 @@ class CompiledGraph:
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
-        self.sizes = Sizes(self.placeholders)
+        self._check_transforms()
+        self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-        self._check_numbers()
         fake = (lower.value_of(n) for n in module.graph.nodes)
         mode = next((v.fake_mode for v in fake if hasattr(v, "fake_mode")), None)
         self.env = mode.shape_env if mode is not None else None
@@ -106,6 +105,7 @@ class CompiledGraph:
 
     def _made(self) -> list[_Step]:
         torchs: dict[Node, Exception] = self.refusals
+        torchs.update({n: _read(n) for n in self.module.graph.nodes if sizes_of.is_read(n)})
         while True:
             parts = partition.split(self.module.graph, torchs)
             glue = [p for p in parts if p.daemon and len(parts) > 1 and work.is_glue(p.nodes)]
@@ -147,17 +147,13 @@ class CompiledGraph:
                 "forward() draws from Python's random; draw with torch, or outside of forward()",
             )
 
-    def _check_numbers(self) -> None:
-        """Numbers that a graph gives are made of sizes, and not of what a tensor holds."""
-        for node in self.results:
-            if not isinstance(node, Node) or not sizes_of.is_number(node):
-                continue
-            value = lower.value_of(node)
-            if isinstance(value, lower.SYMBOLIC) and free_unbacked_symbols(value):
+    def _check_transforms(self) -> None:
+        """Between the calls that begin and end a transform, tensors are wrapped ones."""
+        for node in self.module.graph.nodes:
+            if "_functorch" in str(getattr(node.target, "__module__", "")).split("."):
                 raise CaptureError(
-                    "data_dependent_control_flow",
-                    f"{place_of(node)}: {lower.name_of(node)} takes a number out of a tensor; keep "
-                    "it a tensor",
+                    "func_transform",
+                    f"{place_of(node)}: forward() transforms a function (torch.func, vmap)",
                 )
 
     def _check_again(self, part: partition.Part) -> None:
@@ -214,6 +210,8 @@ class CompiledGraph:
         given = [n for n in part.inputs if isinstance(lower.value_of(n), torch.Tensor)]
         if len(given) < len(part.inputs):
             odd = next(n for n in part.inputs if n not in given)
+            if sizes_of.is_read(odd):
+                raise _read(odd)
             raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
         part.outputs.sort(key=self._place)
         done = lower.lower(nodes, given, part.outputs, self.module)
@@ -234,6 +232,8 @@ class CompiledGraph:
         owner.counts["captures"] += key not in owner.keys
         owner.keys.add(key)
         sizes = Sizes(given)
+        given_numbers = [n for n in given if isinstance(lower.value_of(n), lower.SYMBOLIC)]
+        named = {lower.value_of(n).node.expr: n for n in given_numbers}
         in_torch = InTorch(nodes, self.module, self.around)
 
         def run(args: Sequence[Any], exact: bool = False) -> Sequence[Any]:
@@ -242,7 +242,12 @@ class CompiledGraph:
                 for n, x in zip(given, args, strict=True)
             }
             values = sizes.values(list(known.values()))
-            in_torch.run(known, lambda value: number(value, values), exact=exact)
+
+            def numbers(value: Any) -> Any:
+                given_ = named.get(value.node.expr) if isinstance(value, lower.SYMBOLIC) else None
+                return number(value, values) if given_ is None else known[given_]
+
+            in_torch.run(known, numbers, exact=exact)
             return [known[n] for n in part.outputs]
 
         env = self.env
@@ -291,8 +296,9 @@ class CompiledGraph:
             real = examples.get(source)
             if not isinstance(real, torch.Tensor):
                 real = None
-            bound = isinstance(real, torch.nn.Parameter) or "_buffers_" in source.name
-            bound = bound and real is not None
+            # A buffer that wants a gradient is an argument: the daemon gives those of parameters.
+            buffer = "_buffers_" in source.name and real is not None and not real.requires_grad
+            bound = isinstance(real, torch.nn.Parameter) or buffer
             name = self.owner.name_of(real, source) if real is not None else source.name
             inputs.append(
                 program.Input(_fresh(name, taken), at[source], bound, real if bound else None)
@@ -355,7 +361,7 @@ class CompiledGraph:
         if part.outputs != self.results:
             return None
         if not all(isinstance(lower.value_of(n), torch.Tensor) for n in part.inputs):
-            return None
+            return None  # a number
         places = [self.placeholders.index(n) for n in part.inputs]
         if not places:
             return self.steps[0].piece, lambda args: ()
@@ -448,7 +454,10 @@ class CompiledGraph:
     ) -> None:
         part = step.part
         if step.piece is not None:
-            args = [planning.as_tensor(known[n]) for n in part.inputs]
+            args = [
+                planning.as_tensor(known[n] if n in known else numbers(lower.value_of(n)))
+                for n in part.inputs
+            ]
             with torch.set_grad_enabled(step.grad):
                 outputs = step.piece(args, share)
                 if self.asks_layout:
@@ -467,6 +476,13 @@ class CompiledGraph:
         for step in self.steps:
             if step.piece is not None:
                 step.piece.close()
+
+
+def _read(node: Node) -> CaptureError:
+    return CaptureError(
+        "data_dependent_control_flow",
+        f"{place_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
+    )
 
 
 def _refusal(error: Exception) -> Exception:

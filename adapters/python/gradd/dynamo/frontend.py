@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from gradd import errors, interrupts, options, schema, transforms
@@ -87,6 +88,7 @@ class Compiled:
         weakref.finalize(self, self.owner.finish())
         self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
         self._versions: list[tuple[Supplement, Callable[..., Any]]] = []
+        self._lazy = True  # some parameters may have no size yet
 
     def _compiled(self) -> Callable[..., Any]:
         """The compiled function whose graphs apply as things are now."""
@@ -137,6 +139,8 @@ class Compiled:
             return self._in_torch(owner.failed, args, kwargs)
         try:
             transforms.check()
+            if self._lazy:
+                self._check_sizes()
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
@@ -156,6 +160,14 @@ class Compiled:
             self._reached_nothing()
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)
         return result
+
+    def _check_sizes(self) -> None:
+        """Dynamo would skip, forever, a forward whose first call gives parameters their sizes."""
+        both = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
+        for name, tensor in both:
+            if is_lazy(tensor):
+                raise CaptureError("unsupported_parameter", f"{name!r} has no size before a call")
+        self._lazy = False
 
     def _in_torch(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         reason = self.owner.fallback.decide(error)

@@ -213,7 +213,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         if isinstance(tensor, private.FakeTensor):
             raise self._refusal("export_failed", "uses a tensor that the graph does not know")
         fake = self._fake_mode().from_tensor(tensor, static_shapes=True)
-        made = self._placeholder("constant", tensor, fake)
+        made = self._placeholder(f"constant_{len(self.done.inputs)}", tensor, fake)
         self._track(tensor, made)
         return made
 
@@ -235,10 +235,27 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         try:
             made = private.sympy_interp(private.PythonReferenceAnalysis, known, expression).node
         except Exception as error:
-            text = f"needs the size {expression}, which has no operator"
-            raise self._refusal("export_failed", text) from error
+            made = self._computed(expression)
+            if made is None:
+                text = f"needs the size {expression}, which has no operator"
+                raise self._refusal("export_failed", text) from error
         self.numbers[expression] = made
         return made
+
+    def _computed(self, expression: sympy.Expr) -> torch.fx.Node | None:
+        """An input for a number that Python computes before the graph runs: min(1.0, step / 9)."""
+        for node in self.owner.graph.nodes:
+            value = value_of(node)
+            if isinstance(value, (torch.SymInt, torch.SymFloat)) and value.node.expr == expression:
+                if isinstance(value, torch.SymInt):
+                    return self._placeholder(node.name, node, value)
+                scalar = torch.zeros((), dtype=torch.float64)
+                fake = self._fake_mode().from_tensor(scalar, static_shapes=True)
+                given = self._placeholder(node.name, node, fake)
+                made = self.flat.call_function(_aten._local_scalar_dense.default, (given,))
+                made.meta["val"] = value
+                return made
+        return None
 
     def _size(self, symbol: sympy.Symbol) -> torch.fx.Node:
         found = self.numbers.get(symbol)

@@ -19,7 +19,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from gradd.dynamo import modes
+from gradd.dynamo import modes, private
 from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.sizes import is_number
 from gradd.export.nodes import is_mutable
@@ -85,10 +85,10 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     wanted = {n for n in results if isinstance(n, Node)}
     for part in parts:
         find_ends(part, wanted)
-        if part.daemon and part.after and not part.outputs and not _writes(part):
-            part.daemon = False  # nothing but views of what it was given
+        if part.daemon and not part.outputs and not _writes(part):
+            part.daemon, part.nodes = False, part.after  # at most views of what it was given
             find_ends(part, wanted)
-    return [part for part in parts if not part.daemon or part.outputs or _writes(part)]
+    return [part for part in parts if part.nodes]
 
 
 def _takes_one(node: Node) -> bool:
@@ -105,6 +105,8 @@ def _writes(part: Part) -> bool:
 def is_write(node: Node) -> bool:
     """Whether a node may write in place."""
     name = name_of(node)
+    if isinstance(node.target, private.NUMPY):  # a.fill(2), np.add(a, 1, a)
+        return name != "wrapped_getitem"
     if node.target in _WRITING or name in ("setitem", "__setitem__") or "out" in node.kwargs:
         return True
     if name.endswith("_") and not name.endswith("__") or _is_inplace(node):

@@ -108,6 +108,8 @@ def plan(made: CompiledGraph, found: Imagined, values: bool) -> list[Planned]:
 
 def as_tensor(value: Any) -> Any:
     """A number of Python as the tensor that a graph takes."""
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
     return value if isinstance(value, torch.Tensor) else schema.as_tensor_leaf(value)
 
 

@@ -24,6 +24,13 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config  # settings.py: hooks would not be guarded
 from torch._dynamo import maybe_mark_dynamic
 
+# Functions of NumPy in a graph, whose names do not say what they write: it would be lost.
+from torch._dynamo.utils import (
+    numpy_method_wrapper,
+    numpy_operator_wrapper,
+    numpy_to_tensor_wrapper,
+)
+
 # Graphs with writes in place, taken apart by torch.export: without it they run in PyTorch.
 from torch._export.verifier import TrainingIRVerifier
 from torch._guards import tracing  # the same: Dynamo has another fake mode for back ends
@@ -44,6 +51,7 @@ from torch.nn.modules import module as _modules
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+NUMPY = (numpy_method_wrapper, numpy_operator_wrapper, numpy_to_tensor_wrapper)
 HOOKS_OF_ALL = tuple(
     table
     for name, table in vars(_modules).items()
@@ -52,6 +60,7 @@ HOOKS_OF_ALL = tuple(
 
 __all__ = [
     "HOOKS_OF_ALL",
+    "NUMPY",
     "FakeTensor",
     "HigherOrderOperator",
     "ProxyTorchDispatchMode",

@@ -20,6 +20,10 @@ _WANTED: dict[str, Any] = {
     "skip_nnmodule_hook_guards": False,
     # A frame that Dynamo fails at runs in PyTorch; what has run before it is not run again.
     "suppress_errors": True,
+    # Whole numbers of modules that change, as counters do, become inputs as those of others do.
+    "allow_unspec_int_on_nn_module": True,
+    # NumPy draws its own random numbers, between two graphs; Dynamo would draw them with torch.
+    "use_numpy_random_stream": True,
 }
 # DDP would split graphs by its buckets, and their losses from their heads.
 _DISTRIBUTED: dict[str, Any] = {**_WANTED, "optimize_ddp": False}

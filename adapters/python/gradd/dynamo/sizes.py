@@ -7,12 +7,13 @@ PyTorch computes, is evaluated from the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from gradd.dynamo import private
@@ -23,13 +24,28 @@ from gradd.export.dims import evaluate
 def is_number(node: torch.fx.Node) -> bool:
     """Whether a node gives sizes, or what is made of them, and no tensor."""
     leaves = pytree.tree_leaves(value_of(node))
-    return bool(leaves) and not any(isinstance(x, torch.Tensor) or x is None for x in leaves)
+    if not leaves or any(isinstance(x, torch.Tensor) or x is None for x in leaves):
+        return False
+    return not is_read(node)
+
+
+def is_read(node: torch.fx.Node) -> bool:
+    """Whether a node gives a number that is known when a tensor has been computed."""
+    leaves = pytree.tree_leaves(value_of(node))
+    return any(isinstance(x, SYMBOLIC) and free_unbacked_symbols(x) for x in leaves)
 
 
 class Sizes:
     """The symbols of one graph."""
 
-    def __init__(self, placeholders: Sequence[torch.fx.Node]) -> None:
+    def __init__(
+        self, placeholders: Sequence[torch.fx.Node], nodes: Iterable[torch.fx.Node] = ()
+    ) -> None:
+        """Args:
+        placeholders: Of the graph.
+        nodes: Others, which may take a float out of an argument: so Dynamo hands floats over.
+        """
+        self._items: list[tuple[str, int]] = []  # symbol, position of a tensor that holds it
         self._numbers: list[tuple[str, int]] = []  # symbol, position of an argument that is one
         self._axes: list[tuple[str, int, int]] = []  # symbol, position of a tensor, axis
         self.shapes: dict[int, tuple[Any, ...]] = {}  # per tensor: numbers and expressions
@@ -48,11 +64,18 @@ class Sizes:
             if isinstance(expression, sympy.Symbol) and expression.name not in known:
                 known.add(expression.name)
                 self._numbers.append((expression.name, at))
+        places = {node: at for at, node in enumerate(placeholders)}
+        for node in nodes:
+            expression = _expression(value_of(node))
+            at = places.get(node.args[0]) if node.target == "item" else None
+            if at is not None and isinstance(expression, sympy.Symbol):
+                self._items.append((expression.name, at))
 
-    def values(self, args: Sequence[Any]) -> dict[str, int]:
+    def values(self, args: Sequence[Any]) -> dict[str, Any]:
         """What the symbols are in a call."""
-        found = {name: args[at].shape[axis] for name, at, axis in self._axes}
+        found: dict[str, Any] = {name: args[at].shape[axis] for name, at, axis in self._axes}
         found.update({name: args[at] for name, at in self._numbers})
+        found.update({name: args[at].item() for name, at in self._items})
         return found
 
 
@@ -69,9 +92,20 @@ def number(value: Any, values: dict[str, int]) -> Any:
         expression = leaf.node.expr
         if expression.is_number:
             return leaf.node.pytype(expression)
-        return leaf.node.pytype(evaluate(str(expression), values))
+        return leaf.node.pytype(_evaluate(expression, values))
 
     return pytree.tree_map(one, value)
+
+
+def _evaluate(expression: sympy.Expr, values: dict[str, Any]) -> Any:
+    try:
+        return evaluate(str(expression), values)
+    except NameError:
+        if any(s.name not in values for s in expression.free_symbols):
+            raise
+    # A function of torch's own, as IntTrueDiv.
+    known = {s: sympy.sympify(values[s.name]) for s in expression.free_symbols}
+    return expression.xreplace(known).evalf(17)
 
 
 def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
