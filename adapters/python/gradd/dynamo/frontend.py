@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
+_REFUSED = "unimplemented"  # what Dynamo counts such code under
+_EXPLANATION = "Explanation: "
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
 
@@ -71,6 +73,10 @@ class Compiled:
         self._disabled = bool(options.get("GRADD_DISABLE"))
         self.calls = 0
         self._names: dict[int, str] | None = None
+        # Why the last call had no graph: Dynamo says so once.
+        self._cause = (
+            "its recompile limit is reached, it skips the code, or torch.compile is disabled"
+        )
         if self._disabled:
             return
         self.owner = Owner(
@@ -167,7 +173,7 @@ class Compiled:
         if any(type(leaf) is LazyTensor for leaf in leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         _mark(leaves)
-        before = owner.calls
+        before, known = owner.calls, private.dynamo_counters[_REFUSED].copy()
         owner.chance.note()
         try:
             with self._held, settings.Applied():
@@ -175,7 +181,7 @@ class Compiled:
         finally:
             owner.chance.forget()
         if owner.calls == before:
-            self._reached_nothing()
+            self._reached_nothing(private.dynamo_counters[_REFUSED] - known)
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)
         return result
 
@@ -187,12 +193,19 @@ class Compiled:
             self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
         return result
 
-    def _reached_nothing(self) -> None:
-        """Dynamo has run a call in PyTorch as a whole, without a word."""
+    def _reached_nothing(self, refused: Counter[str]) -> None:
+        """Dynamo has run a call in PyTorch as a whole, without a word.
+
+        Args:
+            refused: What it could not trace in this call.
+        """
+        if refused:
+            what, *more = next(iter(refused)).splitlines()
+            found = (line.partition(_EXPLANATION)[2] for line in more)
+            self._cause = f"{what}: {next(filter(None, found), '')}".strip(" :.")
         error = CaptureError(
             "export_failed",
-            "torch.compile has run this call without a graph (its recompile limit is reached, it "
-            "skips the code, or torch.compile is disabled)",
+            f"torch.compile has run this call without a graph ({self._cause})",
         )
         reason = self.owner.fallback.decide(error)
         if self.owner.fallback.count(reason, "no graph"):

@@ -33,6 +33,7 @@ _MRO = vars(type)["__mro__"].__get__
 _TABLE = vars(type)["__dict__"].__get__
 _DEVICES = ("cpu", "cuda")
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
+_OF_DYNAMO = {torch.nn.Module: ("__init__", "__setstate__")}  # which it replaces in its first call
 
 
 class Supplement:
@@ -72,14 +73,14 @@ class Supplement:
         ]
 
     def _of_tables(self) -> list[Any]:
-        return [*map(_MRO, self._classes), *map(self._of, self._tables)]
+        return [*map(_MRO, self._classes), *map(self._of, (*self._classes, None), self._tables)]
 
-    def _of(self, table: Mapping[str, Any]) -> dict[str, int]:
+    def _of(self, kind: type | None, table: Mapping[str, Any]) -> dict[str, int]:
         """What counts in the dictionary of a class: its functions, and which names it has."""
         return {
             name: id(value) if _is_function(value) else 0
             for name, value in table.items()
-            if name in self._names or _is_function(value)
+            if (name in self._names or _is_function(value)) and name not in _OF_DYNAMO.get(kind, ())
         }
 
 

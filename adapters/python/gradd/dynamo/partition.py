@@ -85,6 +85,9 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     wanted = {n for n in results if isinstance(n, Node)}
     for part in parts:
         find_ends(part, wanted)
+        if part.daemon and part.after and not part.outputs and not _writes(part):
+            part.daemon = False  # nothing but views of what it was given
+            find_ends(part, wanted)
     return [part for part in parts if not part.daemon or part.outputs or _writes(part)]
 
 
@@ -191,7 +194,7 @@ def find_ends(part: Part, wanted: Collection[Node]) -> None:
     if part.daemon:
         part.outputs, part.after = _bases(part, read)
     else:
-        part.outputs = read
+        part.outputs, part.after, part.same = read, [], {}
 
 
 def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:

@@ -25,6 +25,9 @@ from torch._dynamo import maybe_mark_dynamic
 from torch._export.verifier import TrainingIRVerifier
 from torch._guards import tracing  # the same: Dynamo has another fake mode for back ends
 
+# What Dynamo could not trace, and how often: without it, messages name no cause.
+from torch._dynamo.utils import counters as dynamo_counters
+
 # Operators whose arguments are graphs (checkpoints, custom Functions): they would not be told.
 from torch._ops import HigherOrderOperator
 
@@ -61,6 +64,7 @@ __all__ = [
     "_exit_inference_mode",
     "_set_grad_enabled",
     "dynamo_config",
+    "dynamo_counters",
     "enable_python_dispatcher",
     "maybe_mark_dynamic",
     "sympy_interp",

@@ -18,6 +18,7 @@ from torch.export import graph_signature as signatures
 
 from gradd.dynamo import lower, private
 from gradd.export import fx, outputs, sources
+from gradd.export.places import place_of
 from gradd.export.silence import silence
 from gradd.export.translation import decompositions, model_bytes, translate
 from gradd.session.shm import DTYPE_CODES
@@ -210,8 +211,6 @@ def capture(
 
 
 def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
-    from gradd.export.places import place_of
-
     for node, given in zip(done.placeholders(), inputs, strict=True):
         if not isinstance(node.meta["val"], torch.Tensor):
             continue
@@ -222,6 +221,14 @@ def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
                 f"{reader}: forward() reads {given.name!r}, of {node.meta['val'].dtype}, which the "
                 "daemon does not have",
             )
+    for node in done.graph.output_node().args[0]:  # type: ignore[union-attr]
+        if node.meta["val"].dtype not in DTYPE_CODES:  # type: ignore[union-attr]
+            error = CaptureError(
+                "unsupported_operator",
+                f"{place_of(node)}: gives {node.meta['val'].dtype}, which the daemon does not have",
+            )
+            error.node = node.meta.get(lower.ORIGIN)  # type: ignore[attr-defined]
+            raise error
 
 
 class _Named:
