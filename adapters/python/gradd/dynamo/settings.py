@@ -61,12 +61,28 @@ _VARIABLES = {name: private.variable_of(name) for name in (*_DISTRIBUTED, _IGNOR
 _FAST = all(_VARIABLES.values())
 
 
+_gradient_of = private.READERS_OF_GRADIENTS[-1].safe_grad
+
+
+def _fitting(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a tensor, but for one that is left over from an earlier size or type.
+
+    Dynamo takes gradients over into tensors without values, and fails at such a one; the next
+    zero_grad() drops it.
+    """
+    grad = _gradient_of(tensor)
+    fits = grad is not None and grad.shape == tensor.shape and grad.dtype == tensor.dtype
+    return grad if fits else None
+
+
 class Applied:
     """Context in which Dynamo has our settings."""
 
     __slots__ = ("_before",)
 
     def __enter__(self) -> None:
+        for module in private.READERS_OF_GRADIENTS:
+            module.safe_grad = _fitting
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         wanted = _DISTRIBUTED if distributed else _WANTED
         if _FAST:
@@ -81,6 +97,8 @@ class Applied:
             setattr(config, name, value)
 
     def __exit__(self, *exc: object) -> None:
+        for module in private.READERS_OF_GRADIENTS:
+            module.safe_grad = _gradient_of
         for of, before in self._before:
             if _FAST:
                 of.reset(before)
