@@ -6,8 +6,9 @@ graph whose inputs and outputs have a signature as those of torch.export have.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,7 +177,7 @@ def capture(
     program = Program(done, inputs)
     _check_states(done, inputs)
     # Dynamo has a mode of its own for back ends, which is not that of the graph's tensors.
-    with private.tracing(None), silence(), decompositions.sound():
+    with private.tracing(None), _numbers_of_tensors(done), silence(), decompositions.sound():
         fx.prepare(program)
         prepared = time.perf_counter()
         model, used = translate.to_onnx(program)
@@ -208,6 +209,21 @@ def capture(
         },
         checkpoints=checkpoints,
     )
+
+
+@contextlib.contextmanager
+def _numbers_of_tensors(done: lower.Lowered) -> Iterator[None]:
+    """Taking operators apart, torch may meet the number of a tensor, which Dynamo has let pass."""
+    values = (node.meta["val"] for node in done.placeholders())
+    mode = next((v.fake_mode for v in values if isinstance(v, private.FakeTensor)), None)
+    if mode is None:
+        yield
+        return
+    before, mode.allow_scalar_outputs = mode.allow_scalar_outputs, True
+    try:
+        yield
+    finally:
+        mode.allow_scalar_outputs = before
 
 
 def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
