@@ -160,7 +160,7 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What `forward(*args, **kwargs)` returns, computed by the daemon."""
         self.calls += 1
-        if self._disabled or torch.compiler.is_compiling():
+        if self._disabled:
             return self._eager(*args, **kwargs)
         owner = self.owner
         if owner.failed is not None:
@@ -169,11 +169,13 @@ class Compiled:
             transforms.check()
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
+        if torch.compiler.is_compiling():
+            return self._eager(*args, **kwargs)
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
-        if any(type(leaf) is LazyTensor for leaf in leaves):
+        if LazyTensor in map(type, leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         _mark(leaves)
-        before, known = owner.calls, private.dynamo_counters[_REFUSED].copy()
+        before, known = owner.calls, dict(private.dynamo_counters[_REFUSED])
         owner.chance.note()
         try:
             with self._held, settings.Applied():
@@ -181,7 +183,7 @@ class Compiled:
         finally:
             owner.chance.forget()
         if owner.calls == before:
-            self._reached_nothing(private.dynamo_counters[_REFUSED] - known)
+            self._reached_nothing(known)
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)
         return result
 
@@ -193,12 +195,13 @@ class Compiled:
             self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
         return result
 
-    def _reached_nothing(self, refused: Counter[str]) -> None:
+    def _reached_nothing(self, known: dict[str, int]) -> None:
         """Dynamo has run a call in PyTorch as a whole, without a word.
 
         Args:
-            refused: What it could not trace in this call.
+            known: What it could not trace before this call, and how often.
         """
+        refused = private.dynamo_counters[_REFUSED] - Counter(known)
         if refused:
             what, *more = next(iter(refused)).splitlines()
             found = (line.partition(_EXPLANATION)[2] for line in more)
