@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from gradd import interrupts, options, schema, transforms
+from gradd import errors, interrupts, options, schema, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
@@ -41,6 +41,9 @@ logger = logging.getLogger("gradd")
 _numbers = itertools.count()
 _REFUSED = "unimplemented"  # what Dynamo counts such code under
 _EXPLANATION = "Explanation: "
+_FRAMES, _ALL = "frames", "total"  # what Dynamo counts traced code under
+_ODD = 8  # forms of calls that are set aside
+_Version = tuple[Supplement, Callable[..., Any]]
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
 
@@ -90,11 +93,16 @@ class Compiled:
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.finish())
         self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
-        self._versions: list[tuple[Supplement, Callable[..., Any]]] = []
+        self._versions: list[_Version] = []
+        self._odd_versions: list[_Version] = []
+        self._odd_forms: set[Any] = set()  # of calls that take those
 
-    def _compiled(self) -> Callable[..., Any]:
-        """The compiled function whose graphs apply as things are now."""
-        versions = self._versions
+    def _compiled(self, versions: list[_Version]) -> Callable[..., Any]:
+        """The compiled function whose graphs apply as things are now.
+
+        Args:
+            versions: Those that there are; a new one is added.
+        """
         for i, (state, function) in enumerate(versions):
             if state.holds():
                 if i:
@@ -176,16 +184,41 @@ class Compiled:
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         _mark(leaves)
         before, known = owner.calls, dict(private.dynamo_counters[_REFUSED])
+        frames = private.dynamo_counters[_FRAMES][_ALL]
+        versions = self._versions
+        if self._odd_forms and _form(leaves) in self._odd_forms:
+            versions = self._odd_versions
         owner.chance.note()
         try:
             with self._held, settings.Applied():
-                result = self._compiled()(*args, **kwargs)
+                result = self._compiled(versions)(*args, **kwargs)
+        except (CaptureError, errors.GraddError):
+            raise
+        except Exception:  # the user's
+            self._set_aside(leaves, frames)
+            raise
         finally:
             owner.chance.forget()
         if owner.calls == before:
+            self._set_aside(leaves, frames)
             self._reached_nothing(known)
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)
         return result
+
+    def _set_aside(self, leaves: Sequence[Any], frames: int) -> None:
+        """Calls that fail, or reach no graph, get compiled functions of their own.
+
+        Dynamo takes code that it could not trace once for code that it never can, whatever the
+        sizes are. So others are traced anew.
+
+        Args:
+            leaves: Of the arguments.
+            frames: How many Dynamo had traced before the call.
+        """
+        traced = private.dynamo_counters[_FRAMES][_ALL] != frames
+        if traced and len(self._odd_forms) < _ODD:
+            self._odd_forms.add(_form(leaves))
+            del self._versions[:1]
 
     def _in_torch(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         reason = self.owner.fallback.decide(error)
@@ -285,6 +318,14 @@ class Compiled:
             for graph in self.owner.graphs:
                 graph.close()
             self.owner.finish()()
+
+
+def _form(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Equal for calls whose arguments have the same sizes and types."""
+    return tuple(
+        (x.dtype, not x.is_nested and x.shape) if isinstance(x, torch.Tensor) else type(x)
+        for x in leaves
+    )
 
 
 def _mark(leaves: Sequence[Any]) -> None:
