@@ -307,8 +307,6 @@ def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> Non
     if server.processes()[-1].pid in server.killed:
         leftover = []  # the last daemon was killed on purpose: nobody could remove them
     assert not leftover, f"sockets left behind: {leftover}"
-    if Counter(_own_descriptors()) - before[0]:  # Dynamo's errors hold frames, in cycles
-        gc.collect()
     _settle("descriptors", lambda: list((Counter(_own_descriptors()) - before[0]).elements()), [])
     _settle("mappings of shared memory", lambda: max(_own_mappings() - before[1], 0), 0)
 
