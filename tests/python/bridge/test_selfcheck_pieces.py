@@ -93,11 +93,11 @@ def test_a_piece_has_labels(small_limit, monkeypatch) -> None:
     """Of positions without labels nothing could be learned."""
     parts, piece = [], other_data.piece
 
-    def pieces(fits, data, start):
+    def pieces(fits, data, start=0):
         parts.extend(piece(fits, data, start + i) for i in range(4))
         return parts[-4]
 
-    monkeypatch.setattr(other_data, "piece", pieces)
+    monkeypatch.setattr(selfcheck, "piece", pieces)
     ORTModule(Tagger(), strict=True)(*batch()).backward()
     assert len(parts) >= 4
     for part in parts:

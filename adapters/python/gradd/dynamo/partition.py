@@ -83,7 +83,7 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
         source.nodes.append(node)
         of[node] = source
     results = list(pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n)))
-    wanted = {n for n in results if isinstance(n, Node)}
+    wanted = dict.fromkeys(n for n in results if isinstance(n, Node))
     for part in parts:
         find_ends(part, wanted)
         if part.daemon and part.after and not part.outputs and not _writes(part):
@@ -193,7 +193,9 @@ def find_ends(part: Part, wanted: Collection[Node]) -> None:
     if part.daemon:  # of a list the elements
         read = [n for n in read if isinstance(value_of(n), torch.Tensor) or n in wanted]
     if part.daemon:
-        part.outputs, part.after = _bases(part, read)
+        bases, part.after = _bases(part, read)
+        order = {node: i for i, node in enumerate(wanted)}  # as the graph gives them
+        part.outputs = sorted(bases, key=lambda n: order.get(n, len(order)))
     else:
         part.outputs, part.after, part.same = read, [], {}
 

@@ -304,15 +304,23 @@ class Piece:
                 binding, bound = graph.bind(self.state)
         prepared = self.prepared(graph, binding, inputs, wish)
         if not self.state.mirrored:
-            self._known[form] = _Known(prepared, bound, kind)
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+            self._keep(form, _Known(prepared, bound, kind))
         own, inputs = prepared.live(inputs)
         self._has_run = True
         self.owner.last = own.last
         run = runs.Run(own, bound, inputs, self.counts)
         tensors = [bound[i] for i in wish.params]
         return run, tensors + [inputs[i] for i in prepared.grad_inputs]
+
+    def _keep(self, form: Hashable, known: _Known) -> None:
+        """Calls whose plans were given up would keep those in the daemon."""
+        self._known[form] = known
+        plans = self.graph.plans
+        gone = [f for f, k in self._known.items() if k.prepared.plan.key not in plans]
+        for other in gone:
+            del self._known[other]
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
 
     def _affordable(self, binding: Binding, bound: list, inputs: list[torch.Tensor]) -> Wish:
         """What a call wants; not outputs that do not fit the memory budget beside the step."""

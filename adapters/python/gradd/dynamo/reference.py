@@ -86,8 +86,12 @@ class Reference:
                 take((OUTPUT, str(i)), outputs[i])
             if precise:
                 precise.forward_is_over()
-            for spec in self.piece.graph.changed_places:
-                take((BUFFER, spec.name), args[spec.key])
+            changed = {place.name for place in self.piece.graph.changed_places}
+            for given in self.piece.inputs_:
+                own = args[given.place]
+                written = own._version and not any(own is p for p in parameters)  # a fresh copy
+                if given.name in changed or written:
+                    take((BUFFER, given.name), own)
             if self.task.grad:
                 outputs = {i: t for i, t in outputs.items() if t.requires_grad}
                 reference.backward(self.task, outputs, wanted, take, precise, self.dtype)
