@@ -56,6 +56,7 @@ class Reference:
         args = self.arguments(data.leaves)
         wanted: dict[int, tuple[torch.Tensor, Key]] = {}
         parameters = []
+        versions: dict[int, int] = {}  # of copies
         with torch.inference_mode(False), torch.no_grad():
             for given in self.piece.inputs_:
                 tensor = args[given.place]
@@ -63,6 +64,8 @@ class Reference:
                 args[given.place] = own
                 if isinstance(tensor, torch.nn.Parameter) and given.bound:
                     parameters.append(own)
+                else:
+                    versions[given.place] = own._version
                 if own.requires_grad:
                     kind = GRADIENT if given.bound else INPUT
                     wanted[id(own)] = (own, (kind, given.name))
@@ -89,8 +92,8 @@ class Reference:
             changed = {place.name for place in self.piece.graph.changed_places}
             for given in self.piece.inputs_:
                 own = args[given.place]
-                written = own._version and not any(own is p for p in parameters)  # a fresh copy
-                if given.name in changed or written:
+                version = versions.get(given.place)
+                if given.name in changed or version not in (None, own._version):
                     take((BUFFER, given.name), own)
             if self.task.grad:
                 outputs = {i: t for i, t in outputs.items() if t.requires_grad}
