@@ -435,7 +435,7 @@ def test_a_gradient_that_would_pass_through_another_output(ask: str) -> None:
         out["logits"].register_hook(lambda g: g if g is None else g * 5)
     else:
         out["logits"].retain_grad()
-    with pytest.raises(errors.UnsupportedError, match=r"logits.*retain_grad"):
+    with pytest.raises(errors.UnsupportedError, match=r"(logits|output_1).*retain_grad"):
         out["loss"].backward()
     out = model(x, y)
     out["logits"].register_hook(lambda g: g * 5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fronts import graphs, last
 
 import gradd
 from gradd import ORTModule, errors
@@ -210,7 +211,7 @@ def test_plans_that_are_used_stay_and_others_go(monkeypatch: pytest.MonkeyPatch)
         short = {name: values[:, :length].contiguous() for name, values in batch.items()}
         for data in (batch, short, batch):
             model(**data).loss.backward()
-        used.add(model._gradd_bridge.last[1]().info.id)
+        used.add(last(model)[1].info.id)
     client = get_client()
     client.flush()
     plans = client.request("explain", {"proto": 2})["plans"]
@@ -234,8 +235,7 @@ def test_a_budget_holds_over_live_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append([p.grad.clone() for p in model.parameters()])
         arenas.append(model.gradd_explain().arena_bytes)
         assert model.gradd_stats()["padding_rows_left_out"] > 0
-        plans = model._gradd_bridge._alive
-        peaks = [plan.info.peak for graph in plans for plan in graph.plans.values()]
+        peaks = [plan.info.peak for graph in graphs(model) for plan in graph.plans.values()]
         assert len(peaks) >= 2 and (budget is None or max(peaks) <= budget)
         assert all(map(torch.equal, found[0], found[-1]))
     assert arenas == sorted(arenas, reverse=True) and arenas[-1] < arenas[0]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fronts import forget_ways, graphs
 from nets import Relu
 
 from gradd import ORTModule
@@ -41,10 +42,9 @@ def fresh(model: ORTModule, seed: int, rows: int) -> torch.Tensor:
 
 def first_call(model: ORTModule, x: torch.Tensor) -> None:
     """A call that counts as the first of its kind."""
-    for group in model._gradd_bridge._graphs.values():
-        for graph in group:
-            graph.kinds.clear()
-    model._gradd_bridge.ways.clear()
+    for graph in graphs(model):
+        graph.kinds.clear()
+    forget_ways(model)
     model(x)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from fronts import last
 from nets import Heads, Net, Words, assert_close, batch, loss_of
 
-from gradd import ORTModule
+from gradd import ORTModule, options
 from gradd.calls import captured, run
 from gradd.fallback import SelfCheckError
 
@@ -44,6 +45,8 @@ def spoil_gradients(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable
 
 
 def scale(name: str, factor: float = 1.01) -> Callable[[run.Run, list], None]:
+    """Each output that is called so."""
+
     def change(run: run.Run, tensors: list[torch.Tensor]) -> None:
         for output, tensor in zip(run.plan.outputs, tensors, strict=True):
             if name in output:
@@ -52,12 +55,17 @@ def scale(name: str, factor: float = 1.01) -> Callable[[run.Run, list], None]:
     return change
 
 
+def called(name: str) -> str:
+    """What an output of Heads is called; Dynamo does not hand their names on."""
+    return name if options.capture() == "own" else f"output_{['loss', 'other', 'best'].index(name)}"
+
+
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", ["loss", "other", "best"])
 def test_every_output(monkeypatch: Any, name: str, grad: bool, train: bool) -> None:
-    spoil_outputs(monkeypatch, scale(name))
     number = {"loss": 0, "other": 1, "best": 2}[name]
+    spoil_outputs(monkeypatch, scale(called(name)))
     with torch.set_grad_enabled(grad), pytest.raises(SelfCheckError, match=f"output {number} by"):
         ORTModule(Heads().train(train), strict=True)(batch()[0])
 
@@ -78,7 +86,7 @@ def test_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             made_here(batch()[0])
     assert model.gradd_stats()["self_checks"] == made_here.gradd_stats()["self_checks"] == 1
-    spoil_outputs(monkeypatch, scale("other"))
+    spoil_outputs(monkeypatch, scale(called("other")))
     with torch.inference_mode(), pytest.raises(SelfCheckError, match="first call without grad"):
         ORTModule(Heads().eval(), strict=True)(batch()[0])
 
@@ -103,12 +111,12 @@ def test_every_buffer(monkeypatch: pytest.MonkeyPatch, buffer: str, grad: bool) 
 def test_a_buffer_that_only_pytorch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = captured.CapturedGraph.__init__
 
-    def blind(self: captured.CapturedGraph, *args: Any) -> None:
-        made(self, *args)
+    def blind(self: captured.CapturedGraph, *args: Any, **more: Any) -> None:
+        made(self, *args, **more)
         self.changed, self.changed_places = [], []
 
     monkeypatch.setattr(captured.CapturedGraph, "__init__", blind)
-    with pytest.raises(SelfCheckError, match="buffer mean by"):
+    with pytest.raises(SelfCheckError, match=r"(buffer|for) mean\b"):
         ORTModule(Heads(), strict=True)(batch()[0])
 
 
@@ -126,7 +134,7 @@ def test_gradients_of_inputs(monkeypatch: pytest.MonkeyPatch, frozen: bool) -> N
     good = ORTModule(copy.deepcopy(net), strict=True)
     good(batch()[0].requires_grad_()).sum().backward()
     assert good.gradd_stats()["self_checks"] == 1
-    name = good._gradd_bridge.last[0]().cap.inputs[0].name
+    name = last(good)[0].cap.inputs[0].name
     spoil_gradients(monkeypatch, name, lambda g: g * 1.01)
     with pytest.raises(SelfCheckError, match=f"the gradient of input {name} by"):
         ORTModule(net, strict=True)(batch()[0].requires_grad_())

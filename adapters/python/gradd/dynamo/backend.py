@@ -96,7 +96,8 @@ def compiled(
             return _refused(owner, graph, bare(error))
     owner.made(made)
     logger.info("captured %s in %.1f s", owner.title, time.perf_counter() - start)
-    for error in made.refusals.values():
+    # The first one may name all operators at once.
+    for error in (made.first, *made.refusals.values()) if made.refusals else ():
         try:
             owner.fallback.decide(error)
         except type(error):  # where nothing may run in PyTorch

@@ -82,6 +82,7 @@ class CompiledGraph:
         # What comes behind a break of the graph reads what this one gives.
         self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
         self.refusals: dict[Node, Exception] = {}
+        self.first: Exception | None = None  # before it was known which nodes it is about
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
@@ -125,6 +126,7 @@ class CompiledGraph:
                     piece = self._piece(part)
                 except Exception as raised:  # whatever torch, or the exporter, does not expect
                     error = _refusal(raised)
+                    self.first = self.first or error
                     node = getattr(error, "node", None)
                     if node is not None and node in part.nodes and node not in torchs:
                         torchs[node] = error

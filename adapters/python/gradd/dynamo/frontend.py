@@ -29,7 +29,7 @@ from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import settings, sizes
+from gradd.dynamo import private, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
+_REFUSED = "unimplemented"  # what Dynamo counts such code under
+_EXPLANATION = "Explanation: "
+_FRAMES, _ALL = "frames", "total"  # what Dynamo counts traced code under
+_ODD = 8  # forms of calls that are set aside
+_Version = tuple[Supplement, Callable[..., Any]]
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
 
@@ -74,6 +79,10 @@ class Compiled:
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self._disabled = bool(options.get("GRADD_DISABLE"))
         self.calls = 0
+        # Why the last call had no graph: Dynamo says so once.
+        self._cause = (
+            "its recompile limit is reached, it skips the code, or torch.compile is disabled"
+        )
         if self._disabled:
             return
         self.owner = Owner(
@@ -87,12 +96,17 @@ class Compiled:
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.finish())
         self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
-        self._versions: list[tuple[Supplement, Callable[..., Any]]] = []
+        self._versions: list[_Version] = []
+        self._odd_versions: list[_Version] = []
+        self._odd_forms: set[Any] = set()  # of calls that take those
         self._lazy = True  # some parameters may have no size yet
 
-    def _compiled(self) -> Callable[..., Any]:
-        """The compiled function whose graphs apply as things are now."""
-        versions = self._versions
+    def _compiled(self, versions: list[_Version]) -> Callable[..., Any]:
+        """The compiled function whose graphs apply as things are now.
+
+        Args:
+            versions: Those that there are; a new one is added.
+        """
         for i, (state, function) in enumerate(versions):
             if state.holds():
                 if i:
@@ -132,7 +146,7 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What `forward(*args, **kwargs)` returns, computed by the daemon."""
         self.calls += 1
-        if self._disabled or torch.compiler.is_compiling():
+        if self._disabled:
             return self._eager(*args, **kwargs)
         owner = self.owner
         if owner.failed is not None:
@@ -143,21 +157,33 @@ class Compiled:
                 self._check_sizes()
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
+        if torch.compiler.is_compiling():
+            return self._eager(*args, **kwargs)
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
-        if any(type(leaf) is LazyTensor for leaf in leaves):
+        if LazyTensor in map(type, leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
-        before = owner.calls
+        before, known = owner.calls, dict(private.dynamo_counters[_REFUSED])
+        frames = private.dynamo_counters[_FRAMES][_ALL]
+        versions = self._versions
+        if self._odd_forms and _form(leaves) in self._odd_forms:
+            versions = self._odd_versions
         owner.last.clear()
         owner.budget.begin()
         owner.chance.note()
         try:
             with self._held, settings.Applied():
-                result = self._compiled()(*args, **kwargs)
+                result = self._compiled(versions)(*args, **kwargs)
+        except (CaptureError, errors.GraddError):
+            raise
+        except Exception:  # the user's
+            self._set_aside(leaves, frames)
+            raise
         finally:
             owner.chance.forget()
         if owner.calls == before:
-            self._reached_nothing()
+            self._set_aside(leaves, frames)
+            self._reached_nothing(known)
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)
         return result
 
@@ -169,6 +195,21 @@ class Compiled:
                 raise CaptureError("unsupported_parameter", f"{name!r} has no size before a call")
         self._lazy = False
 
+    def _set_aside(self, leaves: Sequence[Any], frames: int) -> None:
+        """Calls that fail, or reach no graph, get compiled functions of their own.
+
+        Dynamo takes code that it could not trace once for code that it never can, whatever the
+        sizes are. So others are traced anew.
+
+        Args:
+            leaves: Of the arguments.
+            frames: How many Dynamo had traced before the call.
+        """
+        traced = private.dynamo_counters[_FRAMES][_ALL] != frames
+        if traced and len(self._odd_forms) < _ODD:
+            self._odd_forms.add(_form(leaves))
+            del self._versions[:1]
+
     def _in_torch(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         reason = self.owner.fallback.decide(error)
         start = time.perf_counter()
@@ -177,12 +218,20 @@ class Compiled:
             self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
         return result
 
-    def _reached_nothing(self) -> None:
-        """Dynamo has run a call in PyTorch as a whole, without a word."""
+    def _reached_nothing(self, known: dict[str, int]) -> None:
+        """Dynamo has run a call in PyTorch as a whole, without a word.
+
+        Args:
+            known: What it could not trace before this call, and how often.
+        """
+        refused = private.dynamo_counters[_REFUSED] - Counter(known)
+        if refused:
+            what, *more = next(iter(refused)).splitlines()
+            found = (line.partition(_EXPLANATION)[2] for line in more)
+            self._cause = f"{what}: {next(filter(None, found), '')}".strip(" :.")
         error = CaptureError(
             "export_failed",
-            "torch.compile has run this call without a graph (its recompile limit is reached, it "
-            "skips the code, or torch.compile is disabled)",
+            f"torch.compile has run this call without a graph ({self._cause})",
         )
         reason = self.owner.fallback.decide(error)
         if self.owner.fallback.count(reason, "no graph"):
@@ -234,7 +283,7 @@ class Compiled:
             raise self.owner.failed
         with self._held:
             budget = self.owner.memory.budget
-            return plans(self.owner, self._compiled(), args, kwargs, True, budget)[0]
+            return plans(self.owner, self._compiled(self._versions), args, kwargs, True, budget)[0]
 
     def stats(self) -> dict[str, Any]:
         """Counts since construction, as those of a Bridge, and of graphs.
@@ -273,6 +322,14 @@ class Compiled:
             for graph in self.owner.graphs:
                 graph.close()
             self.owner.finish()()
+
+
+def _form(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Equal for calls whose arguments have the same sizes and types."""
+    return tuple(
+        (x.dtype, not x.is_nested and x.shape) if isinstance(x, torch.Tensor) else type(x)
+        for x in leaves
+    )
 
 
 def function_of(

@@ -37,6 +37,7 @@ _MRO = vars(type)["__mro__"].__get__
 _TABLE = vars(type)["__dict__"].__get__
 _DEVICES = ("cpu", "cuda")
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
+_OF_DYNAMO = ("__init__", "__setstate__")  # of Module, which it replaces in its first call
 
 
 class Supplement:
@@ -103,7 +104,7 @@ class Supplement:
         return {
             name: id(value)
             for name, value in list(table.items())
-            if name in self._names or _is_function(value)
+            if (name in self._names or _is_function(value)) and name not in _OF_DYNAMO
         }
 
     def _of_modules(self, table: dict[str, Any]) -> dict[str, int]:

@@ -12,7 +12,7 @@ import inspect
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ _WRITING = frozenset(
     + ("rshift", "sub", "truediv", "xor")
 )
 _CONVERSIONS = ("contiguous", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu")
+_SIZES = ("size", "numel", "dim", "stride")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 _DROPOUTS += ("feature_alpha_dropout", "feature_dropout")
 
@@ -82,7 +83,7 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
         source.nodes.append(node)
         of[node] = source
     results = list(pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n)))
-    wanted = {n for n in results if isinstance(n, Node)}
+    wanted = dict.fromkeys(n for n in results if isinstance(n, Node))
     for part in parts:
         find_ends(part, wanted)
         if part.daemon and not part.outputs and not _writes(part):
@@ -189,14 +190,24 @@ def find_ends(part: Part, wanted: Collection[Node]) -> None:
                 if operand.op != "get_attr" or not part.daemon:
                     inputs.setdefault(operand)
     part.inputs = list(inputs)
-    read = [n for n in part.nodes if n in wanted or any(u not in own for u in n.users)]
+    read = [n for n in part.nodes if n in wanted or any(map(partial(_reads, own), n.users))]
     read = [n for n in read if _tensors(n)]
     if part.daemon:  # of a list the elements
         read = [n for n in read if isinstance(value_of(n), torch.Tensor) or n in wanted]
     if part.daemon:
-        part.outputs, part.after = _bases(part, read)
+        bases, part.after = _bases(part, read)
+        order = {node: i for i, node in enumerate(wanted)}  # as the graph gives them
+        part.outputs = sorted(bases, key=lambda n: order.get(n, len(order)))
     else:
-        part.outputs = read
+        part.outputs, part.after, part.same = read, [], {}
+
+
+def _reads(own: Collection[Node], user: Node) -> bool:
+    """Whether a node outside reads a tensor, and not its size, which is known without it.
+
+    Sizes are nodes in the bodies of checkpoints.
+    """
+    return user not in own and not (is_number(user) and name_of(user) in _SIZES)
 
 
 def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gradd.dynamo.owner import Owner
     from gradd.dynamo.program import Input
 
+_FAILURES = 4  # of different forms, and no success: no other is tried
 _KEPT = 64  # calls of a piece that are known
 _facts = operator.attrgetter("shape", "requires_grad")
 _requires_grad = operator.attrgetter("requires_grad")
@@ -145,6 +146,7 @@ class Piece:
         self._free_at = [at[n] if n in at else self.graph.specs[n].leaf for n in self.graph.free]
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._refused: dict[Hashable, str] = {}
+        self._has_run = False  # in the daemon
         self.title = owner.title
 
     # ---- the call ----
@@ -257,7 +259,7 @@ class Piece:
         form = self._form(args, share)
         start = time.perf_counter()
         failure: Exception | None = None
-        reason = None if self.fallback.retry else self._refused.get(form)
+        reason = None if self.fallback.retry else self._reason(form)
         if reason is None:
             try:
                 self.client.check_process()
@@ -276,6 +278,12 @@ class Piece:
             return self._by_torch(args, form, failure, reason, time.perf_counter() - start)
         finally:
             failure = None  # it holds this frame
+
+    def _reason(self, form: Hashable) -> str | None:
+        """Why calls of a form run in PyTorch; after a few other forms, why all of them do."""
+        if not self._has_run and len(self._refused) >= _FAILURES:
+            return next(iter(self._refused.values()))
+        return self._refused.get(form)
 
     def _by_torch(
         self,
@@ -324,14 +332,23 @@ class Piece:
                 binding, bound = graph.bind(self.state)
         prepared = self.prepared(graph, binding, inputs, wish)
         if not self.state.mirrored:
-            self._known[form] = _Known(prepared, bound, kind)
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+            self._keep(form, _Known(prepared, bound, kind))
         own, inputs = prepared.live(inputs)
+        self._has_run = True
         self.owner.last.append(own.last)
         run = runs.Run(own, bound, inputs, self.counts)
         tensors = [bound[i] for i in wish.params]
         return run, tensors + [inputs[i] for i in prepared.grad_inputs]
+
+    def _keep(self, form: Hashable, known: _Known) -> None:
+        """Calls whose plans were given up would keep those in the daemon."""
+        self._known[form] = known
+        plans = self.graph.plans
+        gone = [f for f, k in self._known.items() if k.prepared.plan.key not in plans]
+        for other in gone:
+            del self._known[other]
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
 
     def _affordable(
         self, binding: Binding, bound: list, inputs: list[torch.Tensor], share: int | None
@@ -362,7 +379,7 @@ class Piece:
         for i in self.inputs_:
             tensor = args[i.place]
             if not is_plain(type(tensor)):
-                raise refusal(i.name, type(tensor))
+                raise refusal(i.name if i.bound else repr(i.name), type(tensor))
             if tensor.device.type != "cpu":
                 raise DeviceError(
                     f"{i.name} is on {tensor.device}; this daemon computes on the CPU"

@@ -24,6 +24,9 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config  # settings.py: hooks would not be guarded
 from torch._dynamo import maybe_mark_dynamic
 
+# What Dynamo could not trace, and how often: without it, messages name no cause.
+from torch._dynamo.utils import counters as dynamo_counters
+
 # Functions of NumPy in a graph, whose names do not say what they write: it would be lost.
 from torch._dynamo.utils import (
     numpy_method_wrapper,
@@ -31,12 +34,16 @@ from torch._dynamo.utils import (
     numpy_to_tensor_wrapper,
 )
 
+# What makes tensors without values, and takes over gradients, whose sizes and types must fit.
+from torch._dynamo.variables import builder
+
 # Graphs with writes in place, taken apart by torch.export: without it they run in PyTorch.
 from torch._export.verifier import TrainingIRVerifier
 from torch._guards import tracing  # the same: Dynamo has another fake mode for back ends
 
 # Operators whose arguments are graphs (checkpoints, custom Functions): they would not be told.
 from torch._ops import HigherOrderOperator
+from torch._subclasses import meta_utils
 
 # Tells tensors without values from constants.
 from torch._subclasses.fake_tensor import FakeTensor
@@ -57,10 +64,12 @@ HOOKS_OF_ALL = tuple(
     for name, table in vars(_modules).items()
     if name.startswith("_global_") and name.endswith("_hooks")
 )
+READERS_OF_GRADIENTS = tuple(m for m in (builder, meta_utils) if hasattr(m, "safe_grad"))
 
 __all__ = [
     "HOOKS_OF_ALL",
     "NUMPY",
+    "READERS_OF_GRADIENTS",
     "FakeTensor",
     "HigherOrderOperator",
     "ProxyTorchDispatchMode",
@@ -74,6 +83,7 @@ __all__ = [
     "_set_grad_enabled",
     "dict_version",
     "dynamo_config",
+    "dynamo_counters",
     "enable_python_dispatcher",
     "maybe_mark_dynamic",
     "sympy_interp",

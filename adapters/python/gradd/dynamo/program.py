@@ -6,8 +6,9 @@ graph whose inputs and outputs have a signature as those of torch.export have.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.export import graph_signature as signatures
 
 from gradd.dynamo import lower, private
 from gradd.export import fx, outputs, sources
+from gradd.export.places import place_of
 from gradd.export.silence import silence
 from gradd.export.translation import decompositions, model_bytes, translate
 from gradd.session.shm import DTYPE_CODES
@@ -175,7 +177,7 @@ def capture(
     program = Program(done, inputs)
     _check_states(done, inputs)
     # Dynamo has a mode of its own for back ends, which is not that of the graph's tensors.
-    with private.tracing(None), silence(), decompositions.sound():
+    with private.tracing(None), _numbers_of_tensors(done), silence(), decompositions.sound():
         fx.prepare(program)
         prepared = time.perf_counter()
         model, used = translate.to_onnx(program)
@@ -209,9 +211,22 @@ def capture(
     )
 
 
-def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
-    from gradd.export.places import place_of
+@contextlib.contextmanager
+def _numbers_of_tensors(done: lower.Lowered) -> Iterator[None]:
+    """Taking operators apart, torch may meet the number of a tensor, which Dynamo has let pass."""
+    values = (node.meta["val"] for node in done.placeholders())
+    mode = next((v.fake_mode for v in values if isinstance(v, private.FakeTensor)), None)
+    if mode is None:
+        yield
+        return
+    before, mode.allow_scalar_outputs = mode.allow_scalar_outputs, True
+    try:
+        yield
+    finally:
+        mode.allow_scalar_outputs = before
 
+
+def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
     for node, given in zip(done.placeholders(), inputs, strict=True):
         if not isinstance(node.meta["val"], torch.Tensor):
             continue
@@ -222,6 +237,14 @@ def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
                 f"{reader}: forward() reads {given.name!r}, of {node.meta['val'].dtype}, which the "
                 "daemon does not have",
             )
+    for node in done.graph.output_node().args[0]:  # type: ignore[union-attr]
+        if node.meta["val"].dtype not in DTYPE_CODES:  # type: ignore[union-attr]
+            error = CaptureError(
+                "unsupported_operator",
+                f"{place_of(node)}: gives {node.meta['val'].dtype}, which the daemon does not have",
+            )
+            error.node = node.meta.get(lower.ORIGIN)  # type: ignore[attr-defined]
+            raise error
 
 
 class _Named:

@@ -56,6 +56,7 @@ class Reference:
         args = self.arguments(data.leaves)
         wanted: dict[int, tuple[torch.Tensor, Key]] = {}
         parameters = []
+        versions: dict[int, int] = {}  # of copies
         with torch.inference_mode(False), torch.no_grad():
             for given in self.piece.inputs_:
                 tensor = args[given.place]
@@ -63,6 +64,8 @@ class Reference:
                 args[given.place] = own
                 if isinstance(tensor, torch.nn.Parameter) and given.bound:
                     parameters.append(own)
+                else:
+                    versions[given.place] = own._version
                 if own.requires_grad:
                     kind = GRADIENT if given.bound else INPUT
                     wanted[id(own)] = (own, (kind, given.name))
@@ -86,8 +89,12 @@ class Reference:
                 take((OUTPUT, str(i)), outputs[i])
             if precise:
                 precise.forward_is_over()
-            for spec in self.piece.graph.changed_places:
-                take((BUFFER, spec.name), args[spec.key])
+            changed = {place.name for place in self.piece.graph.changed_places}
+            for given in self.piece.inputs_:
+                own = args[given.place]
+                version = versions.get(given.place)
+                if given.name in changed or version not in (None, own._version):
+                    take((BUFFER, given.name), own)
             if self.task.grad:
                 outputs = {i: t for i, t in outputs.items() if t.requires_grad}
                 reference.backward(self.task, outputs, wanted, take, precise, self.dtype)

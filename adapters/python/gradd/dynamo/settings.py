@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -65,12 +66,53 @@ _VARIABLES = {name: private.variable_of(name) for name in (*_DISTRIBUTED, _IGNOR
 _FAST = all(_VARIABLES.values())
 
 
+class _Short(logging.Filter):
+    """What Dynamo says of code that it fails at, in one line.
+
+    Its own lines are a traceback, whose frames handlers of logs may keep alive, and the model with
+    them. What PyTorch does not allow either is raised when it runs.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or not getattr(_ours, "applied", False):
+            return True
+        if logging.getLogger(record.name).isEnabledFor(logging.INFO):  # TORCH_LOGS asks for more
+            return True
+        if not record.name.startswith("torch._dynamo"):
+            return False
+        (what, *_), (why, *_) = record.getMessage().splitlines(), f"{error}\n".splitlines()
+        record.msg, record.args = "%s: %s", (what.strip(), why)
+        record.exc_info = record.exc_text = None
+        return True
+
+
+_ours = threading.local()
+for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
+    logging.getLogger(_name).addFilter(_Short())
+_gradient_of = private.READERS_OF_GRADIENTS[-1].safe_grad
+
+
+def _fitting(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient of a tensor, but for one that is left over from an earlier size or type.
+
+    Dynamo takes gradients over into tensors without values, and fails at such a one; the next
+    zero_grad() drops it.
+    """
+    grad = _gradient_of(tensor)
+    fits = grad is not None and grad.shape == tensor.shape and grad.dtype == tensor.dtype
+    return grad if fits else None
+
+
 class Applied:
     """Context in which Dynamo has our settings."""
 
     __slots__ = ("_before",)
 
     def __enter__(self) -> None:
+        _ours.applied = True
+        for module in private.READERS_OF_GRADIENTS:
+            module.safe_grad = _fitting
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         wanted = _DISTRIBUTED if distributed else _WANTED
         if _FAST:
@@ -85,6 +127,9 @@ class Applied:
             setattr(config, name, value)
 
     def __exit__(self, *exc: object) -> None:
+        _ours.applied = False
+        for module in private.READERS_OF_GRADIENTS:
+            module.safe_grad = _gradient_of
         for of, before in self._before:
             if _FAST:
                 of.reset(before)

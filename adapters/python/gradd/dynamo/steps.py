@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -47,27 +48,19 @@ class InTorch:
             exact: Without autocast.
         """
 
-        def operand(node: torch.fx.Node) -> Any:
-            if node not in known:
-                if node.op == "get_attr":  # the body of an operator, or a constant
-                    known[node] = attribute(self._owner, node)
-                elif is_number(node):
-                    try:
-                        known[node] = numbers(value_of(node))
-                    except NameError:  # no size: the value of a tensor
-                        self._run([node], known, operand)
-            return known[node]
-
         for wanted, nodes in self._groups:
             if exact:
                 wanted = wanted._replace(cast=None)
             if wanted == self._around:
-                self._run(nodes, known, operand)
+                self._run(nodes, known, numbers)
             else:
                 with wanted.entered():
-                    self._run(nodes, known, operand)
+                    self._run(nodes, known, numbers)
 
-    def _run(self, nodes: list[torch.fx.Node], known: Values, operand: Callable) -> None:
+    def _run(
+        self, nodes: list[torch.fx.Node], known: Values, numbers: Callable[[Any], Any]
+    ) -> None:
+        operand = partial(self._operand, known, numbers)
         for node in nodes:
             if node.op == "get_attr":
                 known[node] = attribute(self._owner, node)
@@ -80,3 +73,15 @@ class InTorch:
                 known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _operand(self, known: Values, numbers: Callable[[Any], Any], node: torch.fx.Node) -> Any:
+        """The value of a node. (A closure that calls itself would hold all values for a while.)"""
+        if node not in known:
+            if node.op == "get_attr":  # the body of an operator, or a constant
+                known[node] = attribute(self._owner, node)
+            elif is_number(node):
+                try:
+                    known[node] = numbers(value_of(node))
+                except NameError:  # no size: the value of a tensor
+                    self._run([node], known, numbers)
+        return known[node]
