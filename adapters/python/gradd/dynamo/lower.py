@@ -213,7 +213,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         if isinstance(tensor, private.FakeTensor):
             raise self._refusal("export_failed", "uses a tensor that the graph does not know")
         fake = self._fake_mode().from_tensor(tensor, static_shapes=True)
-        made = self._placeholder("constant", tensor, fake)
+        made = self._placeholder(f"constant_{len(self.done.inputs)}", tensor, fake)
         self._track(tensor, made)
         return made
 
