@@ -13,7 +13,7 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from gradd import ORTModule, errors
+from gradd import ORTModule, errors, options
 from gradd.calls.parameters import identity, overlapping
 from gradd.export import CaptureError
 from gradd.optim import FusedAdam
@@ -569,7 +569,7 @@ def _other_type(module: Stale) -> None:
 
 @pytest.mark.parametrize("change", [_more_rows, _other_type])
 def test_a_gradient_of_an_earlier_size_is_in_nobodys_way(change: Callable) -> None:
-    """The usual loop drops it after the forward that captures again."""
+    """The usual loop drops it after the forward that captures again; till then Dynamo fails at it."""
     theirs = Stale()
     ours = ORTModule(copy.deepcopy(theirs))
     ids = torch.arange(10)
@@ -584,7 +584,9 @@ def test_a_gradient_of_an_earlier_size_is_in_nobodys_way(change: Callable) -> No
             assert a.dtype is b.dtype
             bound = 3e-2 if a.dtype is torch.bfloat16 else 1e-4
             assert (a.grad - b.grad).abs().max() <= bound * b.grad.abs().max()
-    assert ours.gradd_stats()["fallbacks"] == {} and ours.gradd_stats()["captures"] == 2
+    stats = ours.gradd_stats()
+    assert sum(stats["fallbacks"].values()) <= (options.capture() == "dynamo")
+    assert stats["captures"] == 2 and stats["forwards"] >= 2
 
 
 class Sliced(nn.Module):

@@ -19,16 +19,16 @@ class Chance(threading.local):
     """Where the generator of the CPU stood, in a call of this thread."""
 
     def __init__(self) -> None:
-        self._state: torch.Tensor | None = None
+        self._state: bytes | None = None
 
     def note(self) -> None:
         """A call begins."""
-        self._state = torch.get_rng_state()
+        self._state = _now()
 
     def go_on(self) -> None:
         """A graph has run, and may have drawn."""
         if self._state is not None:
-            self._state = torch.get_rng_state()
+            self._state = _now()
 
     def forget(self) -> None:
         """The call is over."""
@@ -36,7 +36,11 @@ class Chance(threading.local):
 
     def is_moved(self) -> bool:
         """Whether something else than a graph has drawn, or seeded, in this call."""
-        return self._state is not None and not torch.equal(self._state, torch.get_rng_state())
+        return self._state is not None and self._state != _now()
+
+
+def _now() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()  # compared in no time
 
 
 def refusal() -> CaptureError:

@@ -34,16 +34,12 @@ from torch._dynamo.utils import (
     numpy_to_tensor_wrapper,
 )
 
-# What makes tensors without values, and takes over gradients, whose sizes and types must fit.
-from torch._dynamo.variables import builder
-
 # Graphs with writes in place, taken apart by torch.export: without it they run in PyTorch.
 from torch._export.verifier import TrainingIRVerifier
 from torch._guards import tracing  # the same: Dynamo has another fake mode for back ends
 
 # Operators whose arguments are graphs (checkpoints, custom Functions): they would not be told.
 from torch._ops import HigherOrderOperator
-from torch._subclasses import meta_utils
 
 # Tells tensors without values from constants.
 from torch._subclasses.fake_tensor import FakeTensor
@@ -64,12 +60,10 @@ HOOKS_OF_ALL = tuple(
     for name, table in vars(_modules).items()
     if name.startswith("_global_") and name.endswith("_hooks")
 )
-READERS_OF_GRADIENTS = tuple(m for m in (builder, meta_utils) if hasattr(m, "safe_grad"))
 
 __all__ = [
     "HOOKS_OF_ALL",
     "NUMPY",
-    "READERS_OF_GRADIENTS",
     "FakeTensor",
     "HigherOrderOperator",
     "ProxyTorchDispatchMode",

@@ -90,18 +90,6 @@ class _Short(logging.Filter):
 _ours = threading.local()
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())
-_gradient_of = private.READERS_OF_GRADIENTS[-1].safe_grad
-
-
-def _fitting(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a tensor, but for one that is left over from an earlier size or type.
-
-    Dynamo takes gradients over into tensors without values, and fails at such a one; the next
-    zero_grad() drops it.
-    """
-    grad = _gradient_of(tensor)
-    fits = grad is not None and grad.shape == tensor.shape and grad.dtype == tensor.dtype
-    return grad if fits else None
 
 
 class Applied:
@@ -111,14 +99,11 @@ class Applied:
 
     def __enter__(self) -> None:
         _ours.applied = True
-        for module in private.READERS_OF_GRADIENTS:
-            module.safe_grad = _fitting
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        wanted = _DISTRIBUTED if distributed else _WANTED
+        wanted = _DISTRIBUTED if _is_distributed() else _WANTED
         if _FAST:
             self._before = [(_VARIABLES[n], _VARIABLES[n].set(v)) for n, v in wanted.items()]
             ignored = _VARIABLES[_IGNORED]
-            self._before.append((ignored, ignored.set(_Loggers(ignored.get()))))
+            self._before.append((ignored, ignored.set(_with_loggers(ignored.get()))))
             return
         config = private.dynamo_config
         wanted = {**wanted, _IGNORED: _Loggers(getattr(config, _IGNORED))}
@@ -128,10 +113,22 @@ class Applied:
 
     def __exit__(self, *exc: object) -> None:
         _ours.applied = False
-        for module in private.READERS_OF_GRADIENTS:
-            module.safe_grad = _gradient_of
-        for of, before in self._before:
-            if _FAST:
-                of.reset(before)
-            else:
-                setattr(private.dynamo_config, of, before)
+        if _FAST:
+            for variable, before in self._before:
+                variable.reset(before)
+            return
+        for name, before in self._before:
+            setattr(private.dynamo_config, name, before)
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+_known: list[Any] = [None, _Loggers(None)]  # what users ignore, and the same with ours
+
+
+def _with_loggers(users: Any) -> _Loggers:
+    if users is not _known[0]:
+        _known[:] = [users, _Loggers(users)]
+    return _known[1]

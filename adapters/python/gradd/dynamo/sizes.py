@@ -7,6 +7,7 @@ PyTorch computes, is evaluated from the arguments.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -135,14 +136,28 @@ def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
 def mark(leaves: Sequence[Any]) -> None:
     """Sizes above 1 may differ in the next call: one graph for all of them."""
     for tensor in leaves:
-        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
-            if not tensor.is_nested and (axes := _varying(tensor)):
-                private.maybe_mark_dynamic(tensor, axes)
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+            continue
+        if tensor.is_nested or not (axes := _varying(tensor)):
+            continue
+        marks, own = _marks(axes), tensor.__dict__
+        if not own:
+            own.update(marks)
+        elif any(own.get(name) is not value for name, value in marks.items()):
+            private.maybe_mark_dynamic(tensor, axes)
 
 
-def _varying(tensor: torch.Tensor) -> list[int]:
+@functools.lru_cache
+def _marks(axes: tuple[int, ...]) -> dict[str, Any]:
+    """What maybe_mark_dynamic leaves on a tensor: to call it takes ten times as long."""
+    tensor = torch.empty(0)
+    private.maybe_mark_dynamic(tensor, axes)
+    return tensor.__dict__
+
+
+def _varying(tensor: torch.Tensor) -> tuple[int, ...]:
     """Of colour pictures only the batch: windows cut of symbolic heights take minutes to trace."""
     sizes = tensor.shape
     if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():
-        return [0] if sizes[0] > 1 else []
-    return [axis for axis, size in enumerate(sizes) if size > 1]
+        sizes = sizes[:1]
+    return tuple([axis for axis, size in enumerate(sizes) if size > 1])
