@@ -268,3 +268,27 @@ def test_a_network_of_code_that_was_executed() -> None:
     gc.collect()
     client.get_client().flush()
     assert len(client.get_client().unreleased_runs()) <= before
+
+
+# ---- the environment ----
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * float(os.environ.get("FACTOR_OF_A_TEST", "1"))
+
+
+def test_a_variable_that_a_script_sets_in_every_step(monkeypatch: Any) -> None:
+    model = ORTModule(Reads(), strict=True)
+    for step in range(12):
+        monkeypatch.setenv("STEP_OF_A_TEST", str(step))
+        model(X)
+    assert len(model._gradd_bridge._versions) <= 5
+    one = model(X)
+    for factor in (2.0, 3.0, 4.0, 5.0, 6.0):
+        monkeypatch.setenv("FACTOR_OF_A_TEST", str(factor))
+        torch.testing.assert_close(model(X), factor * one)

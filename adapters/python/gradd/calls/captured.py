@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,6 +68,23 @@ class Plan:
     over: str | None = None  # why no plan over all rows meets the budget; this one may not run
 
 
+class Passes(NamedTuple):
+    """Which rewrites the daemon leaves out.
+
+    Attributes:
+        plain: Patterns that become one operator.
+        dense: A loss that never holds its logits.
+    """
+
+    plain: bool
+    dense: bool
+
+    @classmethod
+    def read(cls) -> Passes:
+        """As the environment says now."""
+        return cls(not options.get("GRADD_FUSE"), not options.get("GRADD_CHUNKED_LOSS"))
+
+
 def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
     """Raises UnsupportedError with all kinds of operators that the daemon does not have."""
     kinds: dict[str, list[str]] = {}
@@ -95,6 +112,7 @@ class CapturedGraph:
         info: protocol.GraphInfo,
         memory: Memory | None = None,
         place: Callable[[str], Place] | None = None,
+        passes: Passes | None = None,
     ) -> None:
         """Args:
         module: Whose parameters and buffers are bound, and whose mode is that of the calls.
@@ -102,6 +120,7 @@ class CapturedGraph:
         info: What the daemon says of it.
         memory: The most that its plans may take.
         place: Where a name is to be found; the default is the module.
+        passes: What the daemon leaves out; the default is what the environment says now.
         """
         own = place or partial(Place, module)
         self.cap = cap
@@ -110,8 +129,7 @@ class CapturedGraph:
         self._memory = (without.fields(cap.checkpoints), memory.fields(cap.checkpoints))
         self.info = info
         self.module = module
-        self.plain = not options.get("GRADD_FUSE")
-        self.dense = not options.get("GRADD_CHUNKED_LOSS")
+        self.plain, self.dense = passes or Passes.read()
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
         self.rows = [o for o in cap.outputs if o.kind == "rows"]  # of sparse gradients

@@ -17,7 +17,7 @@ import gc
 import os
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -40,6 +40,11 @@ _OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
 _OF_DYNAMO = ("__init__", "__setstate__")  # of Module, which it replaces in its first call
 
 
+_ENVIRONMENT = getattr(os.environ, "_data", os.environ)
+_OFTEN = 3
+_changes: Counter[Any] = Counter()  # of variables of the environment
+
+
 class Supplement:
     """The state of all that at one moment."""
 
@@ -57,7 +62,7 @@ class Supplement:
             (vars(torch), _of_called),
             (vars(builtins), lambda table: table.get("__import__")),
             (sys.modules, self._of_modules),
-            (getattr(os.environ, "_data", os.environ), dict),
+            (_ENVIRONMENT, dict),
             *((hooks, tuple) for hooks in private.HOOKS_OF_ALL),
         ]
         self._dictionaries = [table for table, _ in self._tables]
@@ -72,13 +77,29 @@ class Supplement:
             pairs = zip(versions, self._versions, strict=True)
             for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
                 table, what_counts = self._tables[i]
-                if what_counts(table) != self._seen[i]:
+                found = what_counts(table)
+                if table is _ENVIRONMENT and self._is_noise(found, self._seen[i]):
+                    self._seen[i] = found
+                if found != self._seen[i]:
                     return False
             self._versions = versions
         try:
             return self._rest_now() == self._rest
         except Exception:  # what cannot be compared is another object
             return False
+
+    def _is_noise(self, now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+        """Whether all variables that have changed change again and again, and no code names them.
+
+        Libraries may read any; one that a script sets in every step is for its other processes.
+        """
+        changed = {name for name, _ in now.items() ^ before.items()}
+        noise = True
+        for name in changed:
+            _changes[name] += 1
+            named = (os.fsdecode(name) if isinstance(name, bytes) else name) in self._names
+            noise = noise and not named and _changes[name] > _OFTEN
+        return noise
 
     def _versions_now(self) -> list[int]:
         return list(map(private.dict_version, self._dictionaries))

@@ -14,7 +14,7 @@ import torch
 
 from gradd import errors, options, unused_memory
 from gradd.calls import tables
-from gradd.calls.captured import CapturedGraph
+from gradd.calls.captured import CapturedGraph, Passes
 from gradd.calls.parameter_changes import watch_optimizers
 from gradd.calls.parameters import State
 from gradd.calls.slots import SlotSet
@@ -84,6 +84,7 @@ class Owner:
         mode = options.self_check()
         self.checks = None if mode == checktimes.OFF else Checks(mode)
         self.lazy = bool(options.get("GRADD_LAZY"))
+        self.passes = Passes.read()
         self.on_capture = on_capture
         self.alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         self.pieces: weakref.WeakSet[Piece] = weakref.WeakSet()

@@ -139,6 +139,7 @@ class Piece:
             info,
             owner.memory,
             place=lambda name: _Argument(self._tensors, at[name], name),  # type: ignore[arg-type]
+            passes=owner.passes,
         )
         owner.alive.add(self.graph)
         owner.pieces.add(self)
