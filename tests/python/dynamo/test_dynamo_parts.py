@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from gradd import ORTModule
 from gradd.check.agreement import Finding
 from gradd.fallback import SelfCheckError
+from gradd.spec import CaptureError
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +125,7 @@ def test_the_rest_stays_in_the_daemon(between: Callable, how: str) -> None:
     stats = wrapped.gradd_stats()
     parts = 1 if between is counter else 2  # in each step; a counter becomes an input
     assert stats["forwards"] >= 3 * parts
-    assert bool(stats["parts_in_torch"]) is (between in CUT)
+    assert bool(stats["parts_in_torch"]) is (between in (*CUT, lstm))
     assert between in CUT or stats["breaks"] >= 3 or between in (counter, lstm)
 
 
@@ -315,3 +317,40 @@ def test_a_failed_check_names_the_users_class(monkeypatch: pytest.MonkeyPatch) -
     )
     with pytest.raises(SelfCheckError, match="training step of Net differs from PyTorch: is odd"):
         wrapped(torch.randn(4, 16))
+
+
+# ---- functions that Dynamo cannot trace ----
+
+_LOCK = threading.Lock()
+
+
+def behind_a_lock(x: torch.Tensor) -> torch.Tensor:
+    with _LOCK:
+        y = torch.tanh(x)
+        print("", end="")
+        return y * 2
+
+
+class Locked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(behind_a_lock(self.a(x)))
+
+
+def test_a_function_beside_graphs_that_runs_in_pytorch_is_said(caplog: Any) -> None:
+    module, x = Locked(), torch.randn(2, 4)
+    expected = module(x)
+    model = ORTModule(module)
+    for _ in range(3):
+        torch.testing.assert_close(model(x), expected)
+    stats = model.gradd_stats()
+    assert stats["captures"] == 2 and stats["parts_in_torch"] == {"export_failed": 3}
+    told = [r.getMessage() for r in caplog.records if "a part of forward()" in r.getMessage()]
+    assert len(told) == 1 and "context manager" in told[0]
+    strict = ORTModule(copy.deepcopy(module), strict=True)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="context manager"):
+            strict(x)

@@ -29,11 +29,12 @@ from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import private, settings, sizes
+from gradd.dynamo import settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
+from gradd.dynamo.traces import Frames, cause
 from gradd.session.client import Client
 from gradd.spec import CaptureError
 
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
-_REFUSED = "unimplemented"  # what Dynamo counts such code under
-_EXPLANATION = "Explanation: "
-_FRAMES, _ALL = "frames", "total"  # what Dynamo counts traced code under
 _ODD = 8  # forms of calls that are set aside
 _Version = tuple[Supplement, Callable[..., Any]]
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
@@ -99,6 +97,7 @@ class Compiled:
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
+        self._lost: CaptureError | None = None  # code that Dynamo fails at
         self._lazy = True  # some parameters may have no size yet
 
     def _compiled(self, versions: list[_Version]) -> Callable[..., Any]:
@@ -163,8 +162,7 @@ class Compiled:
         if LazyTensor in map(type, leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
-        before, known = owner.calls, dict(private.dynamo_counters[_REFUSED])
-        frames = private.dynamo_counters[_FRAMES][_ALL]
+        before, frames = owner.calls, Frames.now()
         versions = self._versions
         if self._odd_forms and _form(leaves) in self._odd_forms:
             versions = self._odd_versions
@@ -181,9 +179,13 @@ class Compiled:
             raise
         finally:
             owner.chance.forget()
+        now = Frames.now()
+        why = cause() if now != frames else ""
         if owner.calls == before:
             self._set_aside(leaves, frames)
-            self._reached_nothing(known)
+            self._reached_nothing(why)
+        elif self._lost is not None or now.failed(frames):
+            self._say_lost(why)
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)
         return result
 
@@ -195,7 +197,7 @@ class Compiled:
                 raise CaptureError("unsupported_parameter", f"{name!r} has no size before a call")
         self._lazy = False
 
-    def _set_aside(self, leaves: Sequence[Any], frames: int) -> None:
+    def _set_aside(self, leaves: Sequence[Any], frames: Frames) -> None:
         """Calls that fail, or reach no graph, get compiled functions of their own.
 
         Dynamo takes code that it could not trace once for code that it never can, whatever the
@@ -203,10 +205,9 @@ class Compiled:
 
         Args:
             leaves: Of the arguments.
-            frames: How many Dynamo had traced before the call.
+            frames: What Dynamo had traced before the call.
         """
-        traced = private.dynamo_counters[_FRAMES][_ALL] != frames
-        if traced and len(self._odd_forms) < _ODD:
+        if Frames.now() != frames and len(self._odd_forms) < _ODD:
             self._odd_forms.add(_form(leaves))
             del self._versions[:1]
 
@@ -218,17 +219,9 @@ class Compiled:
             self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
         return result
 
-    def _reached_nothing(self, known: dict[str, int]) -> None:
-        """Dynamo has run a call in PyTorch as a whole, without a word.
-
-        Args:
-            known: What it could not trace before this call, and how often.
-        """
-        refused = private.dynamo_counters[_REFUSED] - Counter(known)
-        if refused:
-            what, *more = next(iter(refused)).splitlines()
-            found = (line.partition(_EXPLANATION)[2] for line in more)
-            self._cause = f"{what}: {next(filter(None, found), '')}".strip(" :.")
+    def _reached_nothing(self, why: str) -> None:
+        """Dynamo has run a call in PyTorch as a whole, without a word."""
+        self._cause = why or self._cause
         error = CaptureError(
             "export_failed",
             f"torch.compile has run this call without a graph ({self._cause})",
@@ -236,6 +229,23 @@ class Compiled:
         reason = self.owner.fallback.decide(error)
         if self.owner.fallback.count(reason, "no graph"):
             self.owner.fallback.warn(reason, error, 0.0, 0.0)
+
+    def _say_lost(self, why: str) -> None:
+        """A function that forward() calls runs in PyTorch, in this call and in later ones."""
+        if self._lost is None:
+            why = f" ({why})" if why else ""
+            self._lost = CaptureError(
+                "export_failed", f"torch.compile fails at code that forward() calls{why}"
+            )
+        reason = self.owner.fallback.decide(self._lost)
+        self.owner.ran_in_torch(reason)
+        if self.owner.is_new(str(self._lost)):
+            logger.warning(
+                "%s: a part of forward() runs in PyTorch (%s); strict=True or "
+                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
+                self.owner.title,
+                self._lost,
+            )
 
     # ---- for users and wrappers ----
 

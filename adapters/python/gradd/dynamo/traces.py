@@ -1,0 +1,41 @@
+"""What Dynamo has counted: functions that it has traced, and causes why it could not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from gradd.dynamo import private
+
+_EXPLANATION = "Explanation: "
+_known: Counter[str] = Counter()  # causes that have been asked for
+
+
+class Frames(NamedTuple):
+    """Functions that Dynamo has met, and those that it could trace (or a part of them)."""
+
+    total: int
+    ok: int
+
+    @classmethod
+    def now(cls) -> Frames:
+        """Of the process."""
+        found = private.dynamo_counters["frames"]
+        return cls(found["total"], found["ok"])
+
+    def failed(self, before: Frames) -> bool:
+        """Whether Dynamo has failed at one since then, which runs in PyTorch."""
+        return self.total - self.ok > before.total - before.ok
+
+
+def cause() -> str:
+    """Why Dynamo could not trace something, since this was asked the last time; "" = unknown."""
+    now = private.dynamo_counters["unimplemented"]
+    found = Counter(now) - _known
+    _known.clear()
+    _known.update(now)
+    if not found:
+        return ""
+    what, *more = next(reversed(found)).splitlines()
+    why = (line.partition(_EXPLANATION)[2] for line in more)
+    return f"{what}: {next(filter(None, why), '')}".strip(" :.")
