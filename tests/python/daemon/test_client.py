@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+import fronts
 import msgpack
 import pytest
 import torch
@@ -286,7 +287,7 @@ def test_a_table_of_sources_is_sent_up_to_the_daemons_limits(
     model = ORTModule(Net(), strict=True)
     model(*batch())
     session = model._gradd_bridge.client
-    graph = next(iter(model._gradd_bridge._graphs.values()))[0]
+    (graph,) = fronts.graphs(model)
     row = ["node", "source"]
     for rows, text in ((protocol.SOURCE_ROWS, "x"), (10, "x" * 400_000)):
         assert len(client._source_frames([[row[0], text]] * rows)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from gradd import ORTModule, options
@@ -20,7 +21,8 @@ def graphs(model: ORTModule) -> list[Any]:
 
 def last(model: ORTModule) -> tuple[Any, Any]:
     """Graph and plan of the last call."""
-    graph, plan = _owner(model).last
+    found = _owner(model).last
+    graph, plan = found[-1] if isinstance(found, deque) else found
     return graph(), plan()
 
 

@@ -22,6 +22,7 @@ from trainers import (
 )
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from gradd.spec import CaptureError
 from optimum.gradd import attach
 
 pytestmark = pytest.mark.usefixtures("daemon")
@@ -221,24 +222,36 @@ def test_disabled_runs_plain_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ours.gradd_stats() == {}
 
 
+class Halved(torch.autograd.Function):
+    """Half of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad / 2
+
+
 def test_strict_raises_and_lenient_falls_back(tmp_path: Path) -> None:
     class Odd(torch.nn.Module):
-        """Control flow that depends on values: no graph holds it."""
+        """A backward of its own, which no graph of the daemon holds."""
 
         def __init__(self) -> None:
             super().__init__()
             self.net = tiny_llama()
 
         def forward(self, input_ids: Any, labels: Any = None, attention_mask: Any = None) -> Any:
-            if int(input_ids.sum()) % 2 == 0:
-                return self.net(input_ids, labels=labels)
-            return self.net(input_ids.flip(1), labels=labels)
+            result = self.net(input_ids, labels=labels)
+            return {"loss": Halved.apply(result.loss), "logits": result.logits}
 
-    with pytest.raises(Exception, match="control_flow|control flow|fall"):
+    with pytest.raises(CaptureError, match="autograd_function"):
         make_trainer("gradd", tmp_path, Odd(), max_steps=1).train()
     plain, ours = train_pair(tmp_path, Odd, max_steps=2, strict=False)
-    assert losses(plain) == losses(ours)
-    assert sum(ours.gradd_stats()["fallbacks"].values()) >= 2
+    assert losses(ours) == pytest.approx(losses(plain), rel=1e-4)
+    stats = ours.gradd_stats()
+    assert sum({**stats["fallbacks"], **stats.get("parts_in_torch", {})}.values()) >= 2
 
 
 def test_arguments_travel_with_the_checkpoint(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
 _ODD = 8  # forms of calls that are set aside
-_Version = tuple[Supplement, Callable[..., Any]]
+# By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
+# like an earlier one.
+_Functions = dict[tuple[str, ...], Callable[..., Any]]
+_Version = tuple[Supplement, _Functions]
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
 
@@ -97,20 +100,30 @@ class Compiled:
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
-        self._lost: CaptureError | None = None  # code that Dynamo fails at
+        self._lost: str | None = None  # why Dynamo fails at a function
         self._lazy = True  # some parameters may have no size yet
 
-    def _compiled(self, versions: list[_Version]) -> Callable[..., Any]:
+    def _compiled(self, versions: list[_Version], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """The compiled function whose graphs apply as things are now.
 
         Args:
             versions: Those that there are; a new one is added.
+            kwargs: Of the call.
         """
-        for i, (state, function) in enumerate(versions):
+        functions = self._functions(versions)
+        names = tuple(kwargs)
+        found = functions.get(names)
+        if found is None:
+            found = function_of(self.owner, self.module, self.given_forward)
+            functions[names] = found
+        return found
+
+    def _functions(self, versions: list[_Version]) -> _Functions:
+        for i, (state, functions) in enumerate(versions):
             if state.holds():
                 if i:
                     versions.insert(0, versions.pop(i))
-                return function
+                return functions
         if versions:
             logger.info(
                 "%s is compiled again: the environment, or a method of a class, is another one",
@@ -119,9 +132,8 @@ class Compiled:
         # torch.Tensor gets attributes of ours, which are part of the state.
         watch.install()
         roots = (self.module, self.given_forward)
-        versions.insert(
-            0, (Supplement(roots), function_of(self.owner, self.module, self.given_forward))
-        )
+        self._lost = None
+        versions.insert(0, (Supplement(roots), {}))
         del versions[_VERSIONS:]
         return versions[0][1]
 
@@ -171,7 +183,7 @@ class Compiled:
         owner.chance.note()
         try:
             with self._held, settings.Applied():
-                result = self._compiled(versions)(*args, **kwargs)
+                result = self._compiled(versions, kwargs)(*args, **kwargs)
         except (CaptureError, errors.GraddError):
             raise
         except Exception:  # the user's
@@ -231,21 +243,20 @@ class Compiled:
             self.owner.fallback.warn(reason, error, 0.0, 0.0)
 
     def _say_lost(self, why: str) -> None:
-        """A function that forward() calls runs in PyTorch, in this call and in later ones."""
+        """Dynamo has failed at a function, here or in an earlier call.
+
+        What that computes itself runs in PyTorch, if it computes anything; what it calls may be in
+        graphs again. So it is said and counted, and no error where nothing may run in PyTorch.
+        """
         if self._lost is None:
-            why = f" ({why})" if why else ""
-            self._lost = CaptureError(
-                "export_failed", f"torch.compile fails at code that forward() calls{why}"
-            )
-        reason = self.owner.fallback.decide(self._lost)
-        self.owner.ran_in_torch(reason)
-        if self.owner.is_new(str(self._lost)):
+            self._lost = f" ({why})" if why else ""
             logger.warning(
-                "%s: a part of forward() runs in PyTorch (%s); strict=True or "
-                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
+                "%s: torch.compile fails at a function that forward() calls%s: what that computes "
+                "itself runs in PyTorch",
                 self.owner.title,
                 self._lost,
             )
+        self.owner.ran_in_torch("untraced_function")
 
     # ---- for users and wrappers ----
 
@@ -293,7 +304,9 @@ class Compiled:
             raise self.owner.failed
         with self._held:
             budget = self.owner.memory.budget
-            return plans(self.owner, self._compiled(self._versions), args, kwargs, True, budget)[0]
+            return plans(
+                self.owner, self._compiled(self._versions, kwargs), args, kwargs, True, budget
+            )[0]
 
     def stats(self) -> dict[str, Any]:
         """Counts since construction, as those of a Bridge, and of graphs.

@@ -60,6 +60,15 @@ def _may_give(func: Any, value: Any) -> bool:
     return len(returns) == 1 or len(returns) == len(value)
 
 
+def _is_same(a: Any, b: torch.Tensor) -> bool:
+    """Whether two objects are one tensor without values."""
+    if not isinstance(a, private.FakeTensor) or a.dtype is not b.dtype:
+        return False
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return False
+    return a.shape == b.shape and a.stride() == b.stride()
+
+
 class _SeveralError(Exception):
     """A function calls more than one operator."""
 
@@ -199,7 +208,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
     def _operand(self, value: Any) -> Any:
         """What stands for a value among the arguments of an operator."""
         if isinstance(value, torch.Tensor):
-            node = self.nodes.get(id(value))
+            node = self.nodes.get(id(value)) or self._copied(value)
             if node is None:
                 node = self._constant(value)
             return node
@@ -208,6 +217,15 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         if isinstance(value, torch.Generator):
             raise self._refusal("unsupported_operator", "draws from a generator of its own")
         return value
+
+    def _copied(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        """torch.empty_like() and others give another object where somebody holds the first one."""
+        if isinstance(tensor, private.FakeTensor):
+            for known in reversed(self.kept):
+                if id(known) in self.nodes and _is_same(known, tensor):
+                    self._track(tensor, self.nodes[id(known)])
+                    return self.nodes[id(known)]
+        return None
 
     def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
         if isinstance(tensor, private.FakeTensor):

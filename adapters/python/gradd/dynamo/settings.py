@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch.backends import mha
 
 from gradd.dynamo import private
 
@@ -95,10 +96,14 @@ for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
 class Applied:
     """Context in which Dynamo has our settings."""
 
-    __slots__ = ("_before",)
+    __slots__ = ("_before", "_fused")
 
     def __enter__(self) -> None:
         _ours.applied = True
+        # Attention of torch.nn in eval mode would be one operator that no other back end has.
+        self._fused = mha.get_fastpath_enabled()
+        if self._fused:
+            mha.set_fastpath_enabled(False)
         wanted = _DISTRIBUTED if _is_distributed() else _WANTED
         if _FAST:
             self._before = [(_VARIABLES[n], _VARIABLES[n].set(v)) for n, v in wanted.items()]
@@ -113,6 +118,8 @@ class Applied:
 
     def __exit__(self, *exc: object) -> None:
         _ours.applied = False
+        if self._fused:
+            mha.set_fastpath_enabled(True)
         if _FAST:
             for variable, before in self._before:
                 variable.reset(before)
