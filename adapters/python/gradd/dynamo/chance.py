@@ -14,6 +14,8 @@ import torch
 
 from gradd.spec import CaptureError
 
+_numpy = torch._C.TensorBase.numpy  # that of Tensor is watched for writes
+
 
 class Chance(threading.local):
     """Where the generator of the CPU stood, in a call of this thread."""
@@ -40,7 +42,7 @@ class Chance(threading.local):
 
 
 def _now() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()  # compared in no time
+    return _numpy(torch.get_rng_state()).tobytes()  # compared in no time
 
 
 def refusal() -> CaptureError:

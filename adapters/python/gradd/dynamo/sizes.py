@@ -143,7 +143,7 @@ def mark(leaves: Sequence[Any]) -> None:
         marks, own = _marks(axes), tensor.__dict__
         if not own:
             own.update(marks)
-        elif any(own.get(name) is not value for name, value in marks.items()):
+        elif not own.keys() >= marks.keys():
             private.maybe_mark_dynamic(tensor, axes)
 
 
