@@ -21,7 +21,7 @@ import torch
 from gradd import errors, options, picture, schema
 from gradd.calls.captured import CapturedGraph, check_supported
 from gradd.calls.planned import Planned
-from gradd.dynamo import planning
+from gradd.dynamo.planner import Planner
 from gradd.memory import Memory, parse_bytes
 from gradd.session.client import Client, get_client
 from gradd.session.shm import available_bytes
@@ -262,7 +262,7 @@ class _Planner:
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         own = getattr(model, "_gradd_memory", None)
         self.memory = Memory() if own is None else Memory(parse_bytes(own, "memory_budget"))
-        kind = _OfBridge if options.capture() == "own" else planning.Planner
+        kind = _OfBridge if options.capture() == "own" else Planner
         self.front = kind(self.module, client)
 
     def close(self) -> None:

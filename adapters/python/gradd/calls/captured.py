@@ -53,7 +53,7 @@ class Plan:
     """
 
     client: Any
-    key: Hashable
+    key: tuple
     graph: protocol.GraphInfo
     info: protocol.PlanInfo
     outputs: tuple[str, ...]
@@ -264,8 +264,8 @@ class CapturedGraph:
         input_grads: tuple[str, ...],
         outputs: tuple[str, ...],
         grad_outputs: tuple[int, ...],
-        budget: int | None = None,
         *,
+        budget: int | None = None,
         live: Sizes = (0, 0, 0),
     ) -> Plan:
         """The plan for these shapes and wishes, compiled when it is not cached.

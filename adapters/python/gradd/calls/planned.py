@@ -61,22 +61,22 @@ class Planned:
             lazy: Outputs that only the loss needs are left out of a training step.
             values: The inputs are those of a call, and tell which rows it needs.
         """
-        wish = replace(wish_of(graph, list(bound), list(inputs), lazy), budget=0)
+        wish = wish_of(graph, list(bound), list(inputs), lazy)
         if graph.binding is None:
             graph.kinds_bound = [(t.dtype, tuple(t.shape)) for t in bound]
         asked = (client, tuple(map(type_of, inputs)), *wish.of_plan())
-        plan = graph.plan(*asked)
+        plan = graph.plan(*asked, budget=0)
         rows = plan.live.sizes(list(inputs)) if values and plan.live is not None else _ALL
-        less = graph.plan(*asked, live=rows) if any(rows) else None
+        less = graph.plan(*asked, budget=0, live=rows) if any(rows) else None
         return cls(graph, plan, less, rows, {id(bound[i]): bound[i] for i in wish.params})
 
     def within(self, budget: int) -> Planned:
         """The same within a memory budget; 0 = without one."""
         if not budget:
             return self
-        *asked, _, _ = self.plan.key
-        plan = self.graph.plan(self.plan.client, *asked, budget)
+        asked = (self.plan.client, *self.plan.key[:5])
+        plan = self.graph.plan(*asked, budget=budget)
         less = None
         if self.less is not None:
-            less = self.graph.plan(self.plan.client, *asked, budget, live=self.rows)
+            less = self.graph.plan(*asked, budget=budget, live=self.rows)
         return replace(self, plan=plan, less=less)

@@ -139,7 +139,7 @@ class Prepared:
         """What runs with such free inputs have in common; compiles the plan if need be."""
         kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
         types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in kinds)
-        plan = graph.plan(client, types, *wish.of_plan())
+        plan = graph.plan(client, types, *wish.of_plan(), budget=wish.budget)
         return cls(client, slots, graph, plan, binding, kinds, wish=wish)
 
     def for_plan(self, plan: Plan) -> Prepared:
@@ -168,7 +168,8 @@ class Prepared:
 
     def _compile_for(self, sizes: Sizes) -> Plan:
         types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.kinds)
-        return self.graph.plan(self.client, types, *self.wish.of_plan(), live=sizes)
+        wish = self.wish
+        return self.graph.plan(self.client, types, *wish.of_plan(), budget=wish.budget, live=sizes)
 
     def fields(
         self, run: Run, inputs: Block | None, segments: list[int], offsets: list[int]

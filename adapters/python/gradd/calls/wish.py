@@ -39,9 +39,9 @@ class Wish:
         """Whether gradients are on."""
         return self.asked[2]
 
-    def of_plan(self) -> tuple[tuple, tuple, tuple, tuple, int | None]:
+    def of_plan(self) -> tuple[tuple, tuple, tuple, tuple]:
         """What identifies the plan, with the shapes."""
-        return self.params, self.input_grads, self.outputs, self.gmask, self.budget
+        return self.params, self.input_grads, self.outputs, self.gmask
 
 
 def wish_of(

@@ -22,12 +22,10 @@ from gradd.calls.planned import Planned
 from gradd.dynamo import settings, sizes
 from gradd.dynamo.budget import curve_of, shares
 from gradd.dynamo.lower import value_of
-from gradd.spec import CaptureError
 
 if TYPE_CHECKING:
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.owner import Owner
-    from gradd.session.client import Client
 
 Node = torch.fx.Node
 _ZEROS = 1 << 20  # bytes; memory of larger results is never touched
@@ -111,42 +109,6 @@ def as_tensor(value: Any) -> Any:
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     return value if isinstance(value, torch.Tensor) else schema.as_tensor_leaf(value)
-
-
-class Planner:
-    """A module whose calls are planned; it stays where it is, and may be on the meta device."""
-
-    def __init__(self, module: torch.nn.Module, client: Client) -> None:
-        from gradd.dynamo.frontend import function_of
-        from gradd.dynamo.owner import Owner
-
-        self._owner = Owner(module, type(module).__name__, client=client, moves=False)
-        self._function = function_of(self._owner, module)
-
-    def plans(
-        self, args: tuple, kwargs: dict[str, Any], values: bool, budget: int = 0
-    ) -> tuple[list[Planned], dict[str, Exception]]:
-        """Of a call, and why something of it runs in PyTorch, by the names of operators.
-
-        Args:
-            args: Of the call.
-            kwargs: Of the call.
-            values: They have those of a call, and are not only of the right size.
-            budget: Of all of them together; 0 = there is none.
-
-        Raises:
-            CaptureError: Nothing of it runs in the daemon.
-            OutOfMemoryError: The budget is too small.
-        """
-        found, in_torch = plans(self._owner, self._function, args, kwargs, values, budget)
-        if not found:
-            none = CaptureError("export_failed", "torch.compile makes no graph of this call")
-            raise next(iter(in_torch.values()), self._owner.refused or none)
-        return found, in_torch
-
-    def close(self) -> None:
-        """Gives up what the daemon holds."""
-        self._owner.finish()()
 
 
 def plans(
