@@ -351,4 +351,5 @@ def _own_capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="module", autouse=True)
 def _lighten_collections() -> Iterator[None]:
     yield
+    torch.compiler.reset()  # graphs of modules that are gone
     _keep_from_collections()

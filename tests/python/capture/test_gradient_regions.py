@@ -307,7 +307,12 @@ REFUSED = {
 def test_what_no_graph_can_hold_is_refused_by_name(body: Callable) -> None:
     with pytest.raises(CaptureError, match=r"\.data|in place after|detached alias") as error:
         export.capture(Body(body), (torch.randn(3, 4),), {})
-    assert error.value.reason in ("unsupported_operator", "attribute_written", "backward_refused")
+    assert error.value.reason in (
+        "unsupported_operator",
+        "attribute_written",
+        "backward_refused",
+        "outside_written",  # of the watch on torch.Tensor, where a model went meanwhile
+    )
 
 
 class Clip(torch.autograd.Function):
