@@ -301,15 +301,15 @@ class _Planner:
                 raise errors.OutOfMemoryError(plan.over)
         held = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
         trained = {at: t for planned in found for at, t in planned.trained.items()}
-        asked = {
+        asked: dict[str, Any] = {
             "plan": counted[0].info.id,
-            "more": [plan.info.id for plan in counted[1:]],
             "optimizer": self.optimizer,
             "accumulate": int(self.accumulate),
             "held": sum(map(_bytes, held.values())),
             "curve": 1,
         }
         if len(found) > 1:
+            asked["more"] = [plan.info.id for plan in counted[1:]]
             asked["trained"] = sum(map(_bytes, trained.values()))
             asked["elements"] = sum(t.numel() for t in trained.values())
         try:
