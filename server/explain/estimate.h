@@ -54,14 +54,16 @@ typedef enum estimate_role_e {
 /* Adds one input, then what the plan itself takes. Sums that are too large stay at INT64_MAX. */
 void estimate_add_input(estimate_t *e, estimate_role_t role, const gradd_type_t *type,
                         const optimizer_t *optimizer);
-/* What is trained, where several plans read the same parameters: in place of what they add up to. */
+/* What is trained, where several plans read the same parameters: in place of what they add up to.
+ */
 void estimate_set_trained(estimate_t *e, int64_t bytes, int64_t elements,
                           const optimizer_t *optimizer);
 /* arriving: positions of the outputs whose gradient arrives, which is copied, too. Of several plans
  * of one step all arenas are alive at once. */
 void estimate_add_plan(estimate_t *e, const gradd_plan_info_t *info, const int32_t *arriving,
                        int n_arriving);
-/* Makes `curve` that of two plans of one step: each saving is the cheapest that is left of either. */
+/* Makes `curve` that of two plans of one step: each saving is the cheapest that is left of either.
+ */
 void estimate_merge_curves(gradd_curve_t *curve, const gradd_curve_t *other);
 /* accumulate: gradients of several backwards are added up. */
 void estimate_finish(estimate_t *e, bool accumulate);

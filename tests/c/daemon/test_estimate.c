@@ -56,14 +56,20 @@ TEST(plans_of_one_step_add_up) {
 }
 
 TEST(the_cheapest_saving_of_several_plans_comes_first) {
-    gradd_curve_t a = {.points = {{100, 0, 0}, {50, 50, 5}, {10, 90, 100}}, .n = 3, .model_us = 10};
-    const gradd_curve_t b = {.points = {{30, 0, 0}, {20, 10, 8}}, .n = 2, .model_us = 20};
+    gradd_curve_t a = {
+        .points = {{100, 0, 0}, {50, 50, 5}, {10, 90, 100}},
+          .n = 3, .model_us = 10
+    };
+    const gradd_curve_t b = {
+        .points = {{30, 0, 0}, {20, 10, 8}},
+          .n = 2, .model_us = 20
+    };
     estimate_merge_curves(&a, &b);
     const gradd_curve_point_t expected[] = {
-        {130,  0,   0},
-        { 80, 50,   5},
-        { 70, 60,  13},
-        { 30, 100, 108}
+        {130, 0,   0  },
+        {80,  50,  5  },
+        {70,  60,  13 },
+        {30,  100, 108}
     };
     CHECK_EQ_INT(a.n, 4);
     CHECK(a.model_us == 30);
