@@ -215,7 +215,6 @@ class CompiledGraph:
             if sizes_of.is_read(odd):
                 raise _read(odd)
             raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
-        part.outputs.sort(key=self._place)
         done = lower.lower(nodes, given, part.outputs, self.module)
         self._check_written(done, given)
         inputs = self._inputs(done, given)
@@ -306,10 +305,6 @@ class CompiledGraph:
                 program.Input(_fresh(name, taken), at[source], bound, real if bound else None)
             )
         return inputs
-
-    def _place(self, node: Node) -> int:
-        """Where a node stands among the results: the loss comes first, as a rule."""
-        return next((i for i, n in enumerate(self.results) if n is node), len(self.results))
 
     def reasons(self) -> dict[str, Exception]:
         """Why something runs in PyTorch, by the names of operators."""
