@@ -17,7 +17,7 @@ import gc
 import os
 import sys
 import types
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -38,11 +38,9 @@ _TABLE = vars(type)["__dict__"].__get__
 _DEVICES = ("cpu", "cuda")
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
 _OF_DYNAMO = ("__init__", "__setstate__")  # of Module, which it replaces in its first call
-
-
 _ENVIRONMENT = getattr(os.environ, "_data", os.environ)
 _OFTEN = 3
-_changes: Counter[Any] = Counter()  # of variables of the environment
+_values: defaultdict[Any, set[Any]] = defaultdict(set)  # that a variable has had, a few of them
 
 
 class Supplement:
@@ -89,16 +87,17 @@ class Supplement:
             return False
 
     def _is_noise(self, now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-        """Whether all variables that have changed change again and again, and no code names them.
+        """Whether all variables that have changed have had many values, and no code names them.
 
         Libraries may read any; one that a script sets in every step is for its other processes.
         """
         changed = {name for name, _ in now.items() ^ before.items()}
         noise = True
         for name in changed:
-            _changes[name] += 1
+            if len(_values[name]) <= _OFTEN:
+                _values[name].add(now.get(name))
             named = (os.fsdecode(name) if isinstance(name, bytes) else name) in self._names
-            noise = noise and not named and _changes[name] > _OFTEN
+            noise = noise and not named and len(_values[name]) > _OFTEN
         return noise
 
     def _versions_now(self) -> list[int]:
