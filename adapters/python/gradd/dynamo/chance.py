@@ -12,9 +12,8 @@ import threading
 
 import torch
 
+from gradd.dynamo import private
 from gradd.spec import CaptureError
-
-_numpy = torch._C.TensorBase.numpy  # that of Tensor is watched for writes
 
 
 class Chance(threading.local):
@@ -42,7 +41,7 @@ class Chance(threading.local):
 
 
 def _now() -> bytes:
-    return _numpy(torch.get_rng_state()).tobytes()  # compared in no time
+    return private.numpy_of(torch.get_rng_state()).tobytes()  # torch.equal() takes 10 us
 
 
 def refusal() -> CaptureError:
