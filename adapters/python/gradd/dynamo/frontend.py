@@ -212,8 +212,8 @@ class Compiled:
     def _set_aside(self, leaves: Sequence[Any], frames: Frames) -> None:
         """Calls that fail, or reach no graph, get compiled functions of their own.
 
-        Dynamo takes code that it could not trace once for code that it never can, whatever the
-        sizes are. So others are traced anew.
+        Dynamo never again traces a function that it once failed at, whatever the sizes are. A new
+        compiled function serves the other calls.
 
         Args:
             leaves: Of the arguments.

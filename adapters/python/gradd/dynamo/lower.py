@@ -219,7 +219,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         return value
 
     def _copied(self, tensor: torch.Tensor) -> torch.fx.Node | None:
-        """torch.empty_like() and others give another object where somebody holds the first one."""
+        """The node of a tensor that torch.empty_like() and others have copied: `kept` holds it."""
         if isinstance(tensor, private.FakeTensor):
             for known in reversed(self.kept):
                 if id(known) in self.nodes and _is_same(known, tensor):
