@@ -96,11 +96,6 @@ MAKERS: dict[str, Callable[[Inner, float], Callable]] = {
 }
 
 
-# Dynamo keeps the globals of code that no module holds, and what is in them.
-_OWN = {"code": pytest.mark.own_capture}
-NAMES = [pytest.param(name, marks=_OWN.get(name, ())) for name in MAKERS]
-
-
 @pytest.fixture(autouse=True)
 def _unchecked(shared_daemon: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
@@ -185,7 +180,7 @@ def _inner(net: Any) -> Inner:
 
 @pytest.mark.parametrize("kind", [Inner, Outer])
 @pytest.mark.parametrize("story", STORIES)
-@pytest.mark.parametrize("make", NAMES)
+@pytest.mark.parametrize("make", MAKERS)
 def test_each_call_is_the_present_forward(kind: type, story: str, make: str) -> None:
     net, plain = _pair(kind)
     ours = ORTModule(net)
@@ -196,7 +191,7 @@ def test_each_call_is_the_present_forward(kind: type, story: str, make: str) -> 
 
 
 @pytest.mark.parametrize("kind", [Inner, Outer])
-@pytest.mark.parametrize("make", NAMES)
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_forward_that_was_there_before(kind: type, make: str) -> None:
     net, plain = _pair(kind)
     for one in (net, plain):

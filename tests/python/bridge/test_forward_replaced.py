@@ -15,7 +15,7 @@ from nets import assert_close
 from torch import nn
 
 from gradd import ORTModule
-from gradd.export import CaptureError
+from gradd.spec import CaptureError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

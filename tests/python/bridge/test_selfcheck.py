@@ -11,7 +11,6 @@ from typing import Any
 import models
 import pytest
 import torch
-from fronts import reference_kind
 from nets import Net, assert_close, assert_same_grads, batch, loss_of
 from selection import every_run
 from torch import nn
@@ -20,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from gradd import ORTModule
 from gradd.calls import run
 from gradd.check import reference
+from gradd.dynamo.piece import Reference
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -122,7 +122,7 @@ def test_a_failure_in_pytorch_falls_back_by_name(monkeypatch: pytest.MonkeyPatch
     def broken(*args: object) -> None:
         raise RuntimeError("not without chance")
 
-    monkeypatch.setattr(reference_kind(), "run", broken)
+    monkeypatch.setattr(Reference, "run", broken)
     with pytest.raises(SelfCheckError, match="RuntimeError: not without chance"):
         ORTModule(Net(), strict=True)(*batch())
     model, eager = ORTModule(Net()), Net()

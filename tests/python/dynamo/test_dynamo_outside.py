@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,10 +19,8 @@ Pair = tuple[Callable[[], Any], Callable[[], Any]]
 
 
 @pytest.fixture(autouse=True)
-def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> Iterator[None]:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+def _unchecked(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
-    yield
 
 
 class Scaled(nn.Module):
