@@ -284,19 +284,11 @@ def _result_kept(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
     return soft
 
 
-def _data_read_before(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
-    product = n.scale * h.data
-    with torch.no_grad():
-        h.mul_(2)
-    return product
-
-
 # PyTorch's backward takes values from after such a write, or refuses.
 WRITTEN_BEHIND = {
     "read before": _read_before,
     "a buffer read before": _buffer_read_before,
     "a result that a backward keeps": _result_kept,
-    "data read before": _data_read_before,
     "a gradient into an alias": lambda n, h: h + h.detach().mul_(n.scale),
 }
 

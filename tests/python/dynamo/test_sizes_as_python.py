@@ -63,7 +63,6 @@ COMPARISONS = {
 }
 POWERS = {
     "high": lambda n: n**30 % 97,
-    "of two": lambda n: 2 ** (n + 60) % 97,
     "low": lambda n: n**3 % 97,
 }
 

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from gradd import ORTModule
 from gradd.dynamo import checkpoints, lower, modes, partition, program, settings, sizes
 from gradd.dynamo.compiled_graph import CompiledGraph
+from gradd.dynamo.compiled_graph import _refusal as refusal
 from gradd.dynamo.owner import source_name
 from gradd.export.translation import model_bytes
 from gradd.spec import Capture, CaptureError
@@ -83,8 +84,8 @@ def capture(module: nn.Module, args: tuple = (), kwargs: dict | None = None) -> 
     def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
         try:
             found.append(_captured(module, graph, examples))
-        except CaptureError as error:
-            found.append(error)
+        except Exception as error:  # Dynamo would go on without a word
+            found.append(refusal(error))
         return graph.forward
 
     def call(*args: Any, **kwargs: Any) -> Any:
