@@ -310,6 +310,45 @@ def test_an_argument_without_values() -> None:
         close_calls(model, eager, (tensor(1),), {}, str(step))
 
 
+# ---- what stays as it was, as under torch.compile ----
+
+
+def _output_of(number: int) -> Tensor:
+    leaf = tensor(1, needs=True)
+    return torch.stack([leaf, leaf]).unbind()[number]
+
+
+ONE = torch.ones(3, 4)
+UNSEEN: dict[str, tuple[Callable, list[Callable[[], Tensor]]]] = {
+    "is_leaf": (
+        lambda x: x.is_leaf,
+        [lambda: tensor(1, needs=True), lambda: tensor(1, needs=True) * 1],
+    ),
+    "_base": (lambda x: x._base is None, [lambda: tensor(1), lambda: tensor(1).view(3, 4)]),
+    "output_nr": (lambda x: x.output_nr == 0, [lambda: _output_of(0), lambda: _output_of(1)]),
+    "nn.Buffer": (
+        lambda x: isinstance(x, nn.Buffer),
+        [lambda: tensor(1), lambda: nn.Buffer(tensor(1))],
+    ),
+    "a tensor of outside": (lambda x: x is ONE, [lambda: ONE, lambda: ONE.clone()]),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_torch_compile_does_not_see_it_either(name: str) -> None:
+    ask, makers = UNSEEN[name]
+    nets = [Net(lambda s, x: s.layer(x) * (2.0 if ask(x) else 1.0)) for _ in range(3)]
+    for net in nets[1:]:
+        net.load_state_dict(nets[0].state_dict())
+    calls = [ORTModule(nets[0]), torch.compile(nets[1], backend="eager"), nets[2]]
+    seen = []
+    for make in makers:
+        ours, compiled, plain = (call(make()).detach() for call in calls)
+        torch.testing.assert_close(ours, compiled)
+        seen.append(torch.allclose(ours, plain))
+    assert seen == [True, False]
+
+
 # ---- what is the same for each call, but not while it is captured ----
 
 ANSWERS: dict[str, Callable[[Tensor], Any]] = {
