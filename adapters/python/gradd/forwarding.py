@@ -76,14 +76,12 @@ class Attribute:
         # A method of the wrapper becomes one of the module.
         mine = isinstance(value, types.MethodType) and value.__self__ is wrapper
         module.forward = types.MethodType(value.__func__, module) if mine else value
-        wrapper._gradd_bridge.signal_change()
 
     def __delete__(self, wrapper: Any) -> None:
         """The class's forward again, as of any module: what was put there is one attribute."""
         around = wrapper.__dict__.pop("forward", None)
         if around is None or "forward" in wrapper._gradd_module.__dict__:
             del wrapper._gradd_module.forward
-            wrapper._gradd_bridge.signal_change()
 
 
 def _of_class(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -84,14 +84,14 @@ class ORTTrainer(Trainer):
 
     def _attach(self, model: nn.Module) -> None:
         if self._bridge is None or self._bridge_module is not model:
-            from gradd.module import bridge_kind
+            from gradd.dynamo.frontend import Compiled
 
             debug = self._debug_options()
             if self._bridge_module is not None:  # model_init: the model of an earlier trial
                 attach.detach(self._bridge_module)
                 self._bridge.close()
             strict = bool(getattr(self.args, "strict", False))
-            self._bridge = bridge_kind()(
+            self._bridge = Compiled(
                 model,
                 forward=self._forward_to_capture(model),
                 strict=strict,

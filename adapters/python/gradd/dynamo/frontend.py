@@ -24,7 +24,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from gradd import errors, interrupts, options, schema, transforms
+from gradd import arguments, errors, interrupts, options, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
@@ -170,7 +170,7 @@ class Compiled:
             return self._in_torch(error, args, kwargs)
         if torch.compiler.is_compiling():
             return self._eager(*args, **kwargs)
-        leaves, _, _ = schema.flatten_inputs(args, kwargs)
+        leaves = arguments.leaves(args, kwargs)
         if LazyTensor in map(type, leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
@@ -275,9 +275,6 @@ class Compiled:
         if self.owner.fallback.count(reason):
             self.owner.fallback.warn(reason, error, seconds, 0.0)
 
-    def signal_change(self) -> None:
-        """Nothing to do: Dynamo looks itself."""
-
     def explain(self, args: tuple, kwargs: dict) -> Explanation:
         """What the plans of such a call do; without arguments those of the last call.
 
@@ -309,7 +306,7 @@ class Compiled:
             )[0]
 
     def stats(self) -> dict[str, Any]:
-        """Counts since construction, as those of a Bridge, and of graphs.
+        """Counts since construction.
 
         `graphs` are those that Dynamo holds, `breaks` how often a call went on in another one, and
         `parts_in_torch` counts, by reason, what was cut out of them.
