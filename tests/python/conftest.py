@@ -10,7 +10,6 @@ same way.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import json
 import logging
@@ -41,7 +40,6 @@ for _folder in ("adapters/python", "adapters/optimum"):
 logging.getLogger("torch.__trace").addFilter(lambda record: False)  # megabytes per compilation
 torch.set_num_threads(1)  # there is a worker for each core (tests/machine.py)
 
-from gradd import export as gradd_export  # noqa: E402
 from gradd.session import client as gradd_client  # noqa: E402
 from gradd.session import control  # noqa: E402
 from gradd.session import daemon as gradd_daemon  # noqa: E402
@@ -193,46 +191,6 @@ def _show_logs(item: pytest.Item, report: pytest.TestReport) -> None:
             report.sections.append((f"log of the daemon in {server.directory}", text))
 
 
-_SHARED_MODELS = ("LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration")
-_captures: dict[Any, list[Any]] = {}
-
-
-@contextlib.contextmanager
-def _as_its_class_has_it(module: Any) -> Iterator[None]:
-    """Without the forward that a trainer has put on a model: another one for each model."""
-    own = vars(module)
-    kept = {name: own.pop(name) for name in ("forward",) if name in own}
-    try:
-        yield
-    finally:
-        own.update(kept)
-
-
-def _capture_once(capture: Any) -> Any:
-    """Tests use a handful of networks again and again: each is traced once per process."""
-    from gradd.export import capture_key, check_dynamic
-    from gradd.export.capturing import observed as watched
-
-    def cached(
-        module: Any, args: tuple, kwargs: dict, *, forward: Any = None, observed: bool = True
-    ) -> Any:
-        kind = type(module)
-        ours = kind.__module__ == "nets" or kind.__name__ in _SHARED_MODELS
-        if not ours or getattr(forward, "__func__", None) is not kind.forward:
-            return capture(module, args, kwargs, forward=forward, observed=observed)
-        with _as_its_class_has_it(module):
-            known = _captures.setdefault(capture_key(module, args, kwargs), [])
-        for one in known:
-            if check_dynamic(one, args, kwargs) is None:
-                return dataclasses.replace(one, guards=watched(module, args, kwargs, forward))
-        cap = capture(module, args, kwargs, forward=forward)
-        if not cap.outside:  # guards lead to their module
-            known.append(dataclasses.replace(cap, guards=None))
-        return cap
-
-    return cached
-
-
 @contextlib.contextmanager
 def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Iterator[Daemon]:
     """A daemon in a directory of its own; if `passed()`, also the proof that nothing is left."""
@@ -244,7 +202,6 @@ def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Ite
     monkeypatch.setenv("GRADD_BIN", str(BINARY))
     monkeypatch.setenv("GRADD_THREADS", "2" if DEVICE == "cpu" else "1")
     monkeypatch.setenv("GRADD_DEVICE", DEVICE)
-    monkeypatch.setattr(gradd_export, "capture", _capture_once(gradd_export.capture))
     gradd_client.close_all()
     control.warm_up()  # ZeroMQ's own threads and descriptors belong to the process
     # What a failed test before this one holds in its traceback may go during this one.
@@ -337,15 +294,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     _keep_from_collections()
-
-
-@pytest.fixture(autouse=True)
-def _own_capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The front end of tests of what goes with gradd's own capture, unless one is asked for."""
-    folder = request.path.parent.name in ("capture", "outside")
-    asked = "GRADD_CAPTURE" in os.environ
-    if not asked and (folder or request.node.get_closest_marker("own_capture")):
-        monkeypatch.setenv("GRADD_CAPTURE", "own")
 
 
 @pytest.fixture(scope="module", autouse=True)
