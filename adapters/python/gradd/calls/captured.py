@@ -326,7 +326,6 @@ class CapturedGraph:
         """Gives up plans and binding; runs that are not released keep theirs."""
         self.plans.clear()
         self.made.clear()
-        self.refused.clear()
         self.binding = None
 
 

@@ -385,7 +385,7 @@ class Run:
         for name in ("client", "graph", "seed", "flags", "counts", "_sources", "_read"):
             setattr(other, name, getattr(self, name))
         other.prepared = self.prepared.for_plan(plan)
-        other.plan, other._again_of, other.given, other.views = plan, "", [], []
+        other.plan, other._again_of, other.given = plan, "", []
         other.rows = []
         if self._held.inputs is not None:
             self._held.inputs.pins += 1
