@@ -159,6 +159,8 @@ class ORTModule(torch.nn.Module):
         if module is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         value = getattr(module, name)
+        if name == "generate":  # transformers' calls the module itself
+            self._gradd_bridge.say_decoding()
         if inspect.ismethod(value) and value.__self__ is module and _is_users(value.__func__):
             # A method that calls self(...) then goes through the daemon as well.
             return types.MethodType(value.__func__, self)

@@ -170,6 +170,8 @@ class Compiled:
             return self._in_torch(error, args, kwargs)
         if torch.compiler.is_compiling():
             return self._eager(*args, **kwargs)
+        if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
+            return self._decode(args, kwargs)
         leaves = arguments.leaves(args, kwargs)
         if LazyTensor in map(type, leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
@@ -230,6 +232,22 @@ class Compiled:
         if self.owner.fallback.count(reason, str(error)):
             self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
         return result
+
+    def _decode(self, args: tuple, kwargs: dict) -> Any:
+        """A step of decoding with a cache: too little work for a request, and a graph per state."""
+        self.say_decoding()
+        return self._eager(*args, **kwargs)
+
+    def say_decoding(self) -> None:
+        """Counts a call of a decoding loop, and says once that it runs in PyTorch.
+
+        It is no error where nothing may run in PyTorch: an evaluation may generate.
+        """
+        if not self._disabled and self.owner.fallback.count("decoding"):
+            logger.warning(
+                "%s: decoding with a cache of keys and values runs in PyTorch (decoding)",
+                self.owner.title,
+            )
 
     def _reached_nothing(self, why: str) -> None:
         """Dynamo has run a call in PyTorch as a whole, without a word."""
