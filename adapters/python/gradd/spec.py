@@ -26,7 +26,6 @@ class CaptureError(Exception):
         "export_failed",
         "flush_denormal",
         "forward_ad",
-        "forward_replaced",
         "func_transform",
         "input_mutation",
         "python_random",

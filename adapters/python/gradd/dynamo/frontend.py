@@ -24,7 +24,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from gradd import arguments, errors, interrupts, options, transforms
+from gradd import arguments, errors, forwarding, interrupts, options, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
@@ -183,6 +183,7 @@ class Compiled:
         owner.last.clear()
         owner.budget.begin()
         owner.chance.note()
+        outer, forwarding.inside = forwarding.inside, self.module
         try:
             with self._held, settings.Applied():
                 result = self._compiled(versions, kwargs)(*args, **kwargs)
@@ -192,6 +193,7 @@ class Compiled:
             self._set_aside(leaves, frames)
             raise
         finally:
+            forwarding.inside = outer
             owner.chance.forget()
         now = Frames.now()
         why = cause() if now != frames else ""
@@ -281,17 +283,6 @@ class Compiled:
     def is_disabled(self) -> bool:
         """Whether GRADD_DISABLE makes all calls run in PyTorch."""
         return self._disabled
-
-    def bypassed(self, seconds: float) -> None:
-        """A call has been computed around this function, in so many seconds of PyTorch."""
-        error = CaptureError(
-            "forward_replaced",
-            "the forward that was put on the ORTModule computes without the one before it: wrap "
-            "the part that it calls, as in `model.model = ORTModule(model.model)`",
-        )
-        reason = self.owner.fallback.decide(error)
-        if self.owner.fallback.count(reason):
-            self.owner.fallback.warn(reason, error, seconds, 0.0)
 
     def explain(self, args: tuple, kwargs: dict) -> Explanation:
         """What the plans of such a call do; without arguments those of the last call.
