@@ -38,9 +38,12 @@ def _made(module: torch.nn.Module, inner: Callable[..., Any]) -> types.FunctionT
     return forward
 
 
-def _run(wrapper: Any, inner: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+def _run(
+    wrapper: Any, inner: Callable[..., Any] | None, args: tuple, kwargs: dict[str, Any]
+) -> Any:
     bridge = wrapper._gradd_bridge
-    return (bridge if inner == bridge.module.forward else inner)(*args, **kwargs)
+    own = inner is None or inner == bridge.module.forward
+    return (bridge if own else inner)(*args, **kwargs)  # type: ignore[misc]
 
 
 class Attribute:
@@ -74,7 +77,8 @@ class Attribute:
 
 def _of_class(self: Any, *args: Any, **kwargs: Any) -> Any:
     """What the wrapped module's forward returns."""
-    return self._gradd_bridge(*args, **kwargs)
+    # No mark on this function: functools.wraps(type(model).forward) would copy it.
+    return _run(self, None, args, kwargs)
 
 
 def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,5 +87,5 @@ def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
     return CALL(self, *args, **kwargs)
 
 
-for _function in (_of_class, _run, Attribute.__get__, call_wrapper):
+for _function in (_run, Attribute.__get__, call_wrapper):
     left_alone(_function, "an ORTModule runs in the daemon")
