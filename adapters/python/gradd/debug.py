@@ -14,7 +14,7 @@ from gradd import options
 if TYPE_CHECKING:
     import torch
 
-    from gradd.export import Capture
+    from gradd.spec import Capture
 
 logger = logging.getLogger("gradd")
 

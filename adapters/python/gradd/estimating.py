@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from gradd import errors, options, picture, schema
-from gradd.calls.captured import CapturedGraph, check_supported
+from gradd import errors, picture
 from gradd.calls.planned import Planned
 from gradd.dynamo.planner import Planner
 from gradd.memory import Memory, parse_bytes
@@ -262,8 +261,7 @@ class _Planner:
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         own = getattr(model, "_gradd_memory", None)
         self.memory = Memory() if own is None else Memory(parse_bytes(own, "memory_budget"))
-        kind = _OfBridge if options.capture() == "own" else Planner
-        self.front = kind(self.module, client)
+        self.front = Planner(self.module, client)
 
     def close(self) -> None:
         """Gives up what the daemon holds."""
@@ -344,48 +342,6 @@ def _live(found: Sequence[Planned]) -> LiveSaving | None:
             saved = 100 * live.saved(planned.rows)
             return LiveSaving(live.rows, *planned.rows, activations, saved)
     return None
-
-
-class _OfBridge:
-    """Plans of the graph that gradd's own capture makes of a module."""
-
-    def __init__(self, module: torch.nn.Module, client: Client) -> None:
-        from gradd import export
-
-        self.module, self.client = module, client
-        self.graphs: list[CapturedGraph] = []
-        self._export = export
-
-    def plans(
-        self, args: tuple, kwargs: dict, values: bool, budget: int
-    ) -> tuple[list[Planned], Collection[str]]:
-        """Of a call: of its one graph."""
-        graph = self._graph(args, kwargs)
-        leaves, _, _ = schema.flatten_inputs(args, kwargs)
-        inputs = []
-        for name in graph.free:
-            spec = graph.specs.get(name)
-            tensor = leaves[spec.leaf] if spec else graph.free_places[name].get()
-            inputs.append(schema.as_tensor_leaf(tensor))
-        bound = [place.get() for place in graph.places]
-        planned = Planned.of(self.client, graph, bound, inputs, lazy=True, values=values)
-        planned = planned.within(budget)
-        graph.plans.clear()  # and dropped in the daemon once it has been read
-        return [planned], ()
-
-    def close(self) -> None:
-        """Nothing to do: graphs go with this object."""
-
-    def _graph(self, args: tuple, kwargs: dict) -> CapturedGraph:
-        """A capture that holds for these sizes."""
-        for graph in self.graphs:
-            if self._export.check_dynamic(graph.cap, args, kwargs) is None:
-                return graph
-        cap = self._export.capture(self.module, args, kwargs, observed=False)
-        info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
-        check_supported(info, cap)
-        self.graphs.append(CapturedGraph(self.module, cap, info, Memory()))
-        return self.graphs[-1]
 
 
 def _bytes(tensor: torch.Tensor) -> int:

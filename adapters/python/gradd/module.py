@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import forwarding, options, schema
-from gradd.bridge import Bridge
+from gradd import forwarding
 from gradd.debug import DebugOptions
+from gradd.dynamo.frontend import Compiled
 
 if TYPE_CHECKING:
     from gradd.explain import Explanation
@@ -32,10 +32,10 @@ _DELEGATED = (
     *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
     *("named_children", "modules", "named_modules", "zero_grad", "extra_repr", "get_parameter"),
     *("get_buffer", "get_submodule", "get_extra_state", "set_extra_state", "share_memory"),
+    *("register_buffer", "register_parameter", "add_module", "register_module"),
 )
 _CHAINED = ("apply", "_apply", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
 _CHAINED += ("requires_grad_", "to_empty")
-_CHANGING = ("register_buffer", "register_parameter", "add_module", "register_module")
 # Methods of these packages run on the wrapped module itself: they look after their own calls.
 _LIBRARIES = ("torch.", "transformers.", "peft.", "accelerate.", "optimum.")
 
@@ -96,7 +96,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_strict"] = strict
         self.__dict__["_gradd_memory"] = memory_budget
         # A module with hooks runs in PyTorch, and there those of the root must run as well.
-        self.__dict__["_gradd_bridge"] = bridge_kind()(
+        self.__dict__["_gradd_bridge"] = Compiled(
             module,
             strict=strict,
             on_capture=debug.save,
@@ -159,6 +159,8 @@ class ORTModule(torch.nn.Module):
         if module is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         value = getattr(module, name)
+        if name == "generate":  # transformers' calls the module itself
+            self._gradd_bridge.say_decoding()
         if inspect.ismethod(value) and value.__self__ is module and _is_users(value.__func__):
             # A method that calls self(...) then goes through the daemon as well.
             return types.MethodType(value.__func__, self)
@@ -173,16 +175,12 @@ class ORTModule(torch.nn.Module):
             self.__dict__[name] = value
             return
         setattr(module, name, value)
-        bridge = self.__dict__.get("_gradd_bridge")
-        if bridge is not None and not isinstance(value, schema.CONSTANTS):  # those are in the key
-            bridge.signal_change()
 
     def __delattr__(self, name: str) -> None:
         if name == "forward":
             object.__delattr__(self, name)
             return
         delattr(self._gradd_module, name)
-        self._gradd_bridge.signal_change()
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._gradd_module)})
@@ -204,11 +202,9 @@ class ORTModule(torch.nn.Module):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._gradd_module[index] = value  # type: ignore[index]
-        self._gradd_bridge.signal_change()
 
     def __delitem__(self, index: Any) -> None:
         del self._gradd_module[index]  # type: ignore[attr-defined]
-        self._gradd_bridge.signal_change()
 
     # ---- copies ----
 
@@ -222,15 +218,6 @@ class ORTModule(torch.nn.Module):
             "torch.nn.DataParallel around ORTModule is not supported: use "
             "DistributedDataParallel, one process per replica"
         )
-
-
-def bridge_kind() -> Any:
-    """What runs calls: a Bridge, or the function around Dynamo."""
-    if options.capture() == "own":
-        return Bridge
-    from gradd.dynamo.frontend import Compiled
-
-    return Compiled
 
 
 def _again(
@@ -270,13 +257,11 @@ def _is_users(function: Any) -> bool:
     return code is not None and "__class__" not in code.co_freevars
 
 
-def _delegate(name: str, chained: bool, changing: bool) -> Any:
+def _delegate(name: str, chained: bool) -> Any:
     original = getattr(torch.nn.Module, name)
 
     def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
         result = getattr(self._gradd_module, name)(*args, **kwargs)
-        if changing:
-            self._gradd_bridge.signal_change()
         return self if chained else result
 
     method.__name__, method.__doc__ = name, original.__doc__
@@ -284,8 +269,6 @@ def _delegate(name: str, chained: bool, changing: bool) -> Any:
 
 
 for _name in _DELEGATED:
-    setattr(ORTModule, _name, _delegate(_name, False, False))
+    setattr(ORTModule, _name, _delegate(_name, False))
 for _name in _CHAINED:
-    setattr(ORTModule, _name, _delegate(_name, True, False))
-for _name in _CHANGING:
-    setattr(ORTModule, _name, _delegate(_name, False, True))
+    setattr(ORTModule, _name, _delegate(_name, True))

@@ -44,7 +44,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("GRADD_LIVE_ROWS", "bool", True, "leave out padding and rows without a label"),
     Option("GRADD_SELF_CHECK", "text", "decades", "0, first, or decades: compare with PyTorch"),
     Option("GRADD_LAZY", "bool", True, "leave outputs that only the loss needs uncomputed"),
-    Option("GRADD_CAPTURE", "text", "dynamo", "dynamo, or own: gradd's own capture, which will go"),
     Option("GRADD_MEMORY_BUDGET", "text", None, "the most that a training run may take: 2GiB"),
     Option("GRADD_NO_ALIASES", "bool", False, "leave torch_ort, onnxruntime.training alone"),
     Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
@@ -143,15 +142,3 @@ def warn_ineffective() -> None:
     names = ineffective()
     if names:
         logger.warning("these variables have no effect in gradd: %s", ", ".join(names))
-
-
-def capture() -> str:
-    """What captures: "own" or "dynamo".
-
-    Raises:
-        ValueError: Another word.
-    """
-    found = str(get("GRADD_CAPTURE"))
-    if found not in ("own", "dynamo"):
-        raise ValueError(f"GRADD_CAPTURE={found!r}: expected own or dynamo")
-    return found

@@ -1,15 +1,13 @@
 """Values that capture hands out: what a captured graph takes, gives and means.
 
-Nothing here imports torch at module level or knows how a graph is made, so the bridge, the
-options and the tests can use these types without paying for the exporter. All of them are
-frozen: a Capture is shared by every call with the same key, also between threads.
+Nothing here imports torch or knows how a graph is made. All types are frozen: equal graphs share a
+Capture, also between threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 class CaptureError(Exception):
@@ -21,24 +19,15 @@ class CaptureError(Exception):
     """
 
     REASONS = (
-        "attribute_written",
         "autocast",
         "autograd_function",
-        "backward_hooks",
-        "backward_refused",
         "being_traced",
         "data_dependent_control_flow",
         "export_failed",
         "flush_denormal",
         "forward_ad",
-        "forward_hooks",
-        "forward_replaced",
         "func_transform",
         "input_mutation",
-        "outside_state",
-        "memory_layout",
-        "nested_wrapper",
-        "outside_written",
         "python_random",
         "sequence_or_loop",
         "tensor_subclass",
@@ -85,52 +74,8 @@ class OutputSpec:
 
 
 @dataclass(frozen=True)
-class SharedSpec:
-    """A result leaf that is a tensor which the caller has or gets anyway, or shares its memory.
-
-    It is no graph output: the bridge puts it together from its source.
-
-    Attributes:
-        leaf: Its number among the result leaves.
-        kind: What the source is: "output" (another result leaf, ready before this one),
-            "argument", "state" (a parameter or a buffer) or "outside".
-        source: Number of the leaf, qualified name, or what has get().
-        same: It is the very object of the source.
-        way: How its history follows: "view", or cut off by "no_grad", "detach" or "data".
-        form: Sizes, strides, and the distance from the start of the source, in elements; numbers
-            or expressions over the symbols of `DimRules`. None: those of the source. With a form,
-            the source lies in memory as `strides` say, or contiguously.
-        strides: Of a source that belongs to the module or to outside; else None.
-    """
-
-    leaf: int
-    kind: str
-    source: Any
-    same: bool = True
-    way: str = "view"
-    form: tuple[tuple[int | str, ...], tuple[int | str, ...], int | str] | None = None
-    strides: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class DimRules:
-    """What the trace assumed about sizes; check_dynamic() evaluates it for another call.
-
-    Attributes:
-        shapes: Per tensor of the call: (leaf, sizes); a size is an int or the name of a symbol.
-        ranges: Per symbol: (name, smallest, largest or None).
-        guards: Python expressions over L["leaves"][i].size()[j], as torch.export states them;
-            i counts the tensors in the order of `shapes`.
-    """
-
-    shapes: tuple[tuple[int, tuple[int | str, ...]], ...] = ()
-    ranges: tuple[tuple[str, int, int | None], ...] = ()
-    guards: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Capture:
-    """One captured graph and everything needed to feed it and to rebuild the module's result.
+    """One captured graph and everything needed to feed it.
 
     Attributes:
         onnx: Serialised ModelProto without weights, opset 23 and domain com.gradd version 1.
@@ -138,21 +83,11 @@ class Capture:
         inputs: Inputs of the call that the graph uses, in the order of the graph.
         params: Qualified names of the parameters that are graph inputs (canonical aliases).
         buffers: Qualified names of the buffers that are graph inputs.
-        aliases: Groups of names that are one tensor, canonical name first.
         outputs: Graph outputs in order.
-        unflatten: Turns the list of result leaves (None where the caller has no value) into the
-            module's own result structure; python constants and None are filled in.
-        flat: Class, keys and leaves of a result of a simple form, see Result.flat().
         loss_leaf: Result leaf that is the loss (see outputs.find_loss), or None.
         depends: Result leaves on which a result leaf depends, for those that do.
         sources: (node name, "module.path @ file:line"), for messages; not part of the bytes.
         seconds: Time spent per phase.
-        dims: Assumptions about sizes, see check_dynamic().
-        outside: Inputs that come neither from the call nor from the module: name and source, whose
-            get() gives the tensor of now. They belong to one module.
-        guards: What forward() read from outside, of one module; None if it is not watched.
-        shared: Result leaves that are no outputs of the graph, in an order in which they can be
-            made. If all are, one is an output nevertheless, as a graph needs one.
         checkpoints: forward() has called activation checkpoints, which are not in the graph.
     """
 
@@ -160,18 +95,11 @@ class Capture:
     inputs: tuple[InputSpec, ...]
     params: tuple[str, ...]
     buffers: tuple[str, ...]
-    aliases: tuple[tuple[str, ...], ...]
     outputs: tuple[OutputSpec, ...]
-    unflatten: Callable[[list], Any]
     loss_leaf: int | None
     depends: Mapping[int, frozenset[int]]
     sources: tuple[tuple[str, str], ...]
     seconds: dict[str, float]
-    dims: DimRules = field(default_factory=DimRules)
-    outside: tuple[tuple[str, Any], ...] = ()
-    guards: Any = None
-    shared: tuple[SharedSpec, ...] = ()
-    flat: tuple[type | None, list[str], list[int]] | None = None
     checkpoints: bool = False
 
     @property

@@ -12,10 +12,6 @@ library built with -ffast-math): the daemon's threads do not, and a capture woul
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
-
 import torch
 from torch.autograd import forward_ad
 
@@ -26,13 +22,10 @@ _recording = torch._C._get_tracing_state
 _n_modes = torch._C._len_torch_dispatch_stack
 _MODES = ("FAKE", "PROXY", "FUNCTIONAL")
 SMALLEST = 2.0**-1022  # normal number of 64 bits
-captures: dict[int, list[Exception]] = {}  # thread that captures -> the wrappers it came across
 
 
 def check() -> None:
     """Refuses a call that happens under a transform of torch's, or while one records.
-
-    The short way of a call (calls/prepared.py) asks the same at once.
 
     Raises:
         CaptureError: "func_transform", "forward_ad", "being_traced" or "flush_denormal".
@@ -74,43 +67,3 @@ def check() -> None:
         f"the dispatch mode {mode.__module__}.{mode.__qualname__} watches every operator, which "
         "the daemon does not show",
     )
-
-
-@contextlib.contextmanager
-def capturing() -> Iterator[None]:
-    """Context of a capture: a wrapped module that its forward() calls ends it.
-
-    Raises:
-        CaptureError: "nested_wrapper", whatever the forward made of it.
-    """
-    me = threading.get_ident()
-    found = captures[me] = []
-    try:
-        yield
-    except Exception:
-        if not found:
-            raise
-    finally:
-        del captures[me]
-    if found:
-        raise found[0].with_traceback(None)
-
-
-def check_nested(module: torch.nn.Module) -> None:
-    """Refuses a call of a wrapped module by a forward() that is being captured.
-
-    That says nothing about the wrapped module: the error goes to whoever captures.
-
-    Raises:
-        CaptureError: "nested_wrapper".
-    """
-    found = captures.get(threading.get_ident()) if captures else None
-    if found is None:
-        return
-    error = CaptureError(
-        "nested_wrapper",
-        f"forward() calls another ORTModule (of {type(module).__name__}), which runs in the daemon "
-        "by itself: wrap the outer module or the inner one, not both",
-    )
-    found.append(error)
-    raise error

@@ -84,14 +84,14 @@ class ORTTrainer(Trainer):
 
     def _attach(self, model: nn.Module) -> None:
         if self._bridge is None or self._bridge_module is not model:
-            from gradd.module import bridge_kind
+            from gradd.dynamo.frontend import Compiled
 
             debug = self._debug_options()
             if self._bridge_module is not None:  # model_init: the model of an earlier trial
                 attach.detach(self._bridge_module)
                 self._bridge.close()
             strict = bool(getattr(self.args, "strict", False))
-            self._bridge = bridge_kind()(
+            self._bridge = Compiled(
                 model,
                 forward=self._forward_to_capture(model),
                 strict=strict,
@@ -99,7 +99,7 @@ class ORTTrainer(Trainer):
                 memory_budget=getattr(self.args, "memory_budget", None),
             )
             self._bridge_module = model
-        attach.attach(model, _route(model, self._bridge))
+        attach.attach(model, self._bridge)
 
     def gradd_stats(self) -> dict[str, Any]:
         """Counts of captures, daemon forwards and fallbacks by reason; empty without a bridge."""
@@ -262,18 +262,6 @@ def _optimizer_options(text: str | None) -> dict[str, Any]:
             )
         options[name] = value.lower() == "true"
     return options
-
-
-def _route(model: nn.Module, bridge: Callable[..., Any]) -> Callable[..., Any]:
-    """Where calls go: to the bridge, except the steps of `generate`, whose state is in Python."""
-    plain = attach.original_forward(model)
-
-    def route(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None:
-            return plain(*args, **kwargs)
-        return bridge(*args, **kwargs)
-
-    return route
 
 
 def _without_cache(model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A captured graph as the bridge uses it: what is bound, what is sent, what has a gradient.
+"""A captured graph as calls use it: what is bound, what is sent, what has a gradient.
 
 Made once per capture. Graph inputs are of two kinds: *bound* ones (parameters, and buffers that
 the graph does not change) are named once by a binding; *free* ones (the call's tensors, buffers
@@ -17,20 +17,17 @@ from typing import Any, NamedTuple
 import torch
 
 from gradd import errors, interrupts, options
-from gradd.calls.aliased import Aliased
 from gradd.calls.liverows import LiveRows, Sizes
 from gradd.calls.parameters import Binding, Home, Place, State
 from gradd.calls.slots import Layout
 from gradd.calls.watch import data_ptr
 from gradd.check.checktimes import Kind
-from gradd.export import Capture
-from gradd.fallback import Uses
 from gradd.memory import Memory
 from gradd.session import protocol
 from gradd.session.shm import DTYPE_CODES, DTYPES
+from gradd.spec import Capture
 
 _PLANS = 64  # kept per graph; compiling again costs milliseconds
-_REFUSED = 3  # calls without a plan, after which a graph that never had one is given up
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,72 +107,51 @@ class CapturedGraph:
         module: torch.nn.Module,
         cap: Capture,
         info: protocol.GraphInfo,
-        memory: Memory | None = None,
-        place: Callable[[str], Place] | None = None,
-        passes: Passes | None = None,
+        memory: Memory,
+        place: Callable[[str], Place],
+        passes: Passes,
     ) -> None:
         """Args:
-        module: Whose parameters and buffers are bound, and whose mode is that of the calls.
+        module: Whose `training` tells whether outputs may be left out.
         cap: The capture.
         info: What the daemon says of it.
         memory: The most that its plans may take.
-        place: Where a name is to be found; the default is the module.
-        passes: What the daemon leaves out; the default is what the environment says now.
+        place: Where a name is to be found.
+        passes: What the daemon leaves out.
         """
-        own = place or partial(Place, module)
         self.cap = cap
-        memory = memory or Memory()
         without = replace(memory, budget=0)
         self._memory = (without.fields(cap.checkpoints), memory.fields(cap.checkpoints))
         self.info = info
         self.module = module
-        self.plain, self.dense = passes or Passes.read()
+        self.plain, self.dense = passes
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
         self.rows = [o for o in cap.outputs if o.kind == "rows"]  # of sparse gradients
         self.hidden = tuple(o.name for o in (*self.changed, *self.rows))
-        self.shared = Aliased(module, cap) if cap.shared else None
         changed = {o.fqn for o in self.changed}
         states = set(cap.params) | set(cap.buffers)
         order = [name for name, _, _ in info.inputs]
         self.bound = [n for n in order if n in states and n not in changed]
         self.free = [n for n in order if n not in states or n in changed]
         self.specs = {s.name: s for s in cap.inputs}
-        self.places = [own(n) for n in self.bound]
+        self.places = [place(n) for n in self.bound]
         is_param = set(cap.params)
         self.param_inputs = [i for i, n in enumerate(order) if n in is_param]
         self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
-        self.free_places: dict[str, Any] = {n: own(n) for n in self.free if n in states}
-        self.changed_places = [own(o.fqn) for o in self.changed]
-        returned = [s.source for s in cap.shared if s.kind == "state"]
-        named = [*self.bound, *self.free_places, *returned] if place is None else []
-        self.chain = _owners(module, named)
-        self.free_places.update(cap.outside)  # read from where forward() found them
-        self.ties = self._find_ties()
+        self.changed_places = [place(o.fqn) for o in self.changed]
         self.homes: list[Home] = []
         self.pointers: list[tuple] = []
         self.kinds_bound: list[tuple[torch.dtype, tuple[int, ...]]] = []  # when they were bound
         self.binding: Binding | None = None
-        self.filled: list[tuple[dict, str, object]] = []  # settings that forward() filled in
         self.generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()  # the last one was used last
-        self.evicted = False  # one of them was given up: ways may still hold it
         self.made: dict[Plan, Any] = {}  # of these, calls over live rows: see LiveRows.choose
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
         self.asks_again = False  # these do not fit the budget: whoever reads them runs a forward
-        self.refused: dict[Hashable, str] = {}  # calls that had no plan, and why
-        self.uses = Uses()
-        self.used = 0  # when it was used last, on the bridge's clock
         self.stepped = False  # an optimizer has stepped while somebody held such an output
-        self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
         self.live_rows: Counter[str] = Counter()  # what calls have left out; see LiveRows.seen
-
-    def remember(self, sizes: tuple) -> None:
-        """These sizes fit; the next call with them need not be checked."""
-        if len(self.sizes) > 1024:
-            self.sizes.clear()
-        self.sizes.add(sizes)
 
     def differentiable(
         self, params: tuple[int, ...], input_grads: tuple[str, ...]
@@ -197,36 +173,6 @@ class CapturedGraph:
                 used |= self.info.reach[output.name]
         params = tuple(i for i in params if self.bound[i] in used)
         return flags, params, tuple(n for n in input_grads if n in used)
-
-    def _find_ties(self) -> list[tuple[Place, Place]]:
-        """Pairs of places that were one tensor at capture, though they are two objects."""
-        bound = dict(zip(self.bound, self.places, strict=True))
-        ties = []
-        for group in self.cap.aliases:
-            first = bound.get(group[0])
-            for name in group[1:] if first else ():
-                other = Place(self.module, name)
-                if first.get() is not other.get():
-                    ties.append((first, other))
-        return ties
-
-    def refuse(self, call: Hashable, reason: str) -> bool:
-        """Remembers that such a call has no plan; False if no call of this graph has got one."""
-        if len(self.refused) >= _REFUSED and self.uses.calls <= len(self.refused) + 1:
-            return False
-        if len(self.refused) >= _PLANS:
-            self.refused.clear()
-        self.refused[call] = reason
-        return True
-
-    def intact(self) -> bool:
-        """False if submodules or tables were exchanged, a tie was cut, or memory laid out anew."""
-        for table, key, child in self.chain:
-            if table.get(key) is not child:
-                return False
-        if self.shared is not None and not self.shared.intact():
-            return False
-        return all(_where(a.get()) == _where(b.get()) for a, b in self.ties)
 
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
         """Compares addresses, re-homes what moved; returns the binding and the bound tensors."""
@@ -351,19 +297,13 @@ class CapturedGraph:
         if len(self.plans) > _PLANS:
             _, oldest = self.plans.popitem(last=False)
             self.made.pop(oldest, None)
-            self.evicted = True
 
     def left_out(self) -> set[int]:
         """Positions of the user outputs on which the loss depends, and no other result."""
         cap = self.cap
         if cap.loss_leaf is None:
             return set()
-        bases = self.shared.bases if self.shared is not None else ()
-        return {
-            i
-            for i, spec in enumerate(self.user)
-            if spec.leaf in cap.loss_ancestors and spec.leaf not in bases
-        }
+        return {i for i, spec in enumerate(self.user) if spec.leaf in cap.loss_ancestors}
 
     def output_dtype(self, name: str) -> torch.dtype:
         """Declared dtype of an output."""
@@ -386,7 +326,6 @@ class CapturedGraph:
         """Gives up plans and binding; runs that are not released keep theirs."""
         self.plans.clear()
         self.made.clear()
-        self.refused.clear()
         self.binding = None
 
 
@@ -402,22 +341,3 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
 def type_of(tensor: torch.Tensor) -> protocol.Type:
     """Type descriptor of a tensor."""
     return (DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
-
-
-def _owners(module: torch.nn.Module, names: list[str]) -> list[tuple[dict, str, Any]]:
-    """(table, key, what is there) of all on the way to the named tensors, each once.
-
-    That is submodules, and the tables of modules, which `__setstate__()` or an assignment replaces.
-    """
-    found: dict[tuple[str, str], tuple[dict, str, Any]] = {}
-    for name in names:
-        parent, path = module, ""
-        *parts, last = name.split(".")
-        for part in parts:
-            found.setdefault((path, "_modules"), (parent.__dict__, "_modules", parent._modules))
-            child = parent._modules[part]
-            found.setdefault((path, f".{part}"), (parent._modules, part, child))
-            parent, path = child, f"{path}.{part}"  # type: ignore[assignment]
-        table = "_parameters" if last in parent._parameters else "_buffers"
-        found.setdefault((path, table), (parent.__dict__, table, parent.__dict__[table]))
-    return list(found.values())

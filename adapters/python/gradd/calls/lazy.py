@@ -29,7 +29,7 @@ from gradd import errors
 
 if TYPE_CHECKING:
     from gradd.calls.run import Run
-    from gradd.export import OutputSpec
+    from gradd.spec import OutputSpec
 
 _WAITING = 64  # references are looked through when there are more
 

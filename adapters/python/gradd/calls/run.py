@@ -79,7 +79,7 @@ class Run:
 
     __slots__ = (
         *("__weakref__", "prepared", "client", "graph", "plan", "id", "seed", "flags", "counts"),
-        *("given", "views", "rows", "_held", "_sources", "_read", "_again_of"),
+        *("given", "rows", "_held", "_sources", "_read", "_again_of"),
     )
 
     def __init__(
@@ -109,7 +109,6 @@ class Run:
         self._sources: Sequence[torch.Tensor] | None = inputs
         self._again_of = ""  # the output that this run repeats another one for
         self.given: list[weakref.ref] = []  # the outputs as the user has them
-        self.views: list[tuple[str, int, weakref.ref]] = []  # of outputs that others need
         self.rows: list[torch.Tensor] = []  # indices of lookups that have a sparse gradient
         try:
             self._read = Snapshot(
@@ -206,11 +205,6 @@ class Run:
         self.end()
         return outputs
 
-    def watch_views(self, results: dict[int, Any]) -> None:
-        """Remembers results that are views of others, by number of the leaf, for check_readers."""
-        watched = self.graph.shared.watched
-        self.views = [(name, source, weakref.ref(results[leaf])) for leaf, name, source in watched]
-
     # ---- backward ----
 
     def check_readers(self, grads: Grads) -> None:
@@ -226,12 +220,11 @@ class Run:
                 through.update(depends.get(spec.leaf, ()))
         if not through:
             return
-        rows = [(s.name, s.leaf, ref) for s, ref in zip(user, self.given, strict=True)]
-        for name, leaf, ref in (*rows, *self.views):
-            output = ref() if leaf in through else None
+        for spec, ref in zip(user, self.given, strict=True):
+            output = ref() if spec.leaf in through else None
             if output is not None and _is_waited_for(output):
                 raise errors.UnsupportedError(
-                    f"{name!r}, an output on which another one depends, has a hook or "
+                    f"{spec.name!r}, an output on which another one depends, has a hook or "
                     "retain_grad(): the results of a graph pass no gradient through each other. "
                     "Compute the later one outside of the module, or that part in PyTorch"
                 )
@@ -392,7 +385,7 @@ class Run:
         for name in ("client", "graph", "seed", "flags", "counts", "_sources", "_read"):
             setattr(other, name, getattr(self, name))
         other.prepared = self.prepared.for_plan(plan)
-        other.plan, other._again_of, other.given, other.views = plan, "", [], []
+        other.plan, other._again_of, other.given = plan, "", []
         other.rows = []
         if self._held.inputs is not None:
             self._held.inputs.pins += 1

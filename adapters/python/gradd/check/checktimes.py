@@ -73,13 +73,13 @@ class Kind:
 
 
 class Times:
-    """Decides for one bridge when something is checked."""
+    """Decides for one compiled function when something is checked."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.last = clock()  # end of the last check
 
-    # Way.holds() (calls/prepared.py) asks the same of a kind, without a call.
+    # Piece._is_checked() asks the same of a kind, without a call.
     def due(self, kinds: dict[Hashable, Kind], key: Hashable) -> tuple[Kind, bool]:
         """Counts a call; its kind, and whether to check something or to say what is wrong."""
         kind = kinds.get(key)

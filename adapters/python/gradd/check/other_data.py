@@ -14,9 +14,6 @@ from dataclasses import dataclass
 
 import torch
 
-from gradd import schema
-from gradd.export.identity import Same, like
-
 _SETS = 10  # of rows, at most
 _MOVED = 10  # sets of other numbers
 _SHIFT = 2.0**-8  # relative
@@ -27,33 +24,24 @@ _STARTS = 8  # places of a piece of a sequence that are looked at
 
 @dataclass(frozen=True)
 class Data:
-    """The arguments of a call, their leaves, and which of these are one tensor."""
+    """The free inputs of a call."""
 
-    args: tuple
-    kwargs: dict
-    leaves: list
-    same: Same
+    leaves: list[torch.Tensor]
 
     def replaced(self, new: dict[int, torch.Tensor]) -> Data:
         """The same with other tensors at some leaves, which ask for gradients as before."""
         leaves = list(self.leaves)
         for i, tensor in new.items():
-            wants = leaves[i].requires_grad
-            leaves[i] = like(tensor.detach().requires_grad_(wants), leaves[i])
-        self.same.follow(leaves)
-        args, kwargs = schema.unflatten_inputs(self.args, self.kwargs, leaves)
-        return Data(args, kwargs, leaves, self.same)
+            leaves[i] = tensor.detach().requires_grad_(leaves[i].requires_grad)
+        return Data(leaves)
 
 
 def rows(data: Data) -> tuple[int, list[int]]:
     """Size of the first axis that all tensors with axes share, and their leaves; (0, []) if none.
 
-    A table beside the batch that has another length, such as position numbers, is left alone, and
-    so is what belongs to the module.
+    A table beside the batch that has another length, such as position numbers, is left alone.
     """
-    own = data.same.own()
-    tensors = ((i, x) for i, x in enumerate(data.leaves) if torch.is_tensor(x) and i not in own)
-    with_axes = [i for i, x in tensors if x.dim()]
+    with_axes = [i for i, x in enumerate(data.leaves) if x.dim()]
     sizes = [data.leaves[i].shape[0] for i in with_axes]
     if not sizes or len(set(sizes)) > 1:
         return 0, []
@@ -117,9 +105,7 @@ def others(data: Data) -> Iterator[tuple[frozenset[int], Data]]:
             index = (torch.arange(n) % k + start) % n
             tiled = {i: data.leaves[i].detach()[index] for i in leaves}
             yield frozenset(index.tolist()), data.replaced(tiled)
-    own = data.same.own()
-    given = {i: x for i, x in enumerate(data.leaves) if torch.is_tensor(x) and i not in own}
-    tensors = {i: x.detach() for i, x in given.items()}
+    tensors = {i: x.detach() for i, x in enumerate(data.leaves)}
     for j in range(_MOVED):
         # Whole numbers move along their axis; a model that sees a row as a set would see the same.
         new = {i: _other(x, j, n >= 2) for i, x in tensors.items()}

@@ -8,13 +8,11 @@ exist in the higher precision at a time. Gradients arrive in it too, use by use.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-from gradd.export.functions import nodes_of
 
 _TENSOR = torch.Tensor
 # What these say of a parameter is the same in every precision.
@@ -137,3 +135,15 @@ class Precise(TorchFunctionMode):
             self.gradients[key] = grad.detach() if before is None else before + grad.detach()
         if self._left[key] == 0 and key in self.gradients:
             self._take(leaf, self.gradients.pop(key))
+
+
+def nodes_of(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The autograd nodes behind these tensors, each once."""
+    nodes = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        yield node
+        more = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= more
+        nodes += more

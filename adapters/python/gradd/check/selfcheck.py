@@ -24,7 +24,7 @@ from gradd import errors, unused_memory
 from gradd.calls.captured import CapturedGraph
 from gradd.calls.run import Run
 from gradd.calls.wish import Wish, wish_of
-from gradd.check import checktimes
+from gradd.check import checktimes, other_data
 from gradd.check.agreement import (
     BUFFER,
     F16,
@@ -38,14 +38,14 @@ from gradd.check.agreement import (
     apart,
 )
 from gradd.check.checktimes import Kind, Times
-from gradd.check.other_data import Data, cut, others, piece
-from gradd.check.reference import Task, seed, shared_name
+from gradd.check.other_data import Data, cut, others
+from gradd.check.reference import Task, seed
 from gradd.fallback import SelfCheckError
 from gradd.session import protocol
 from gradd.spec import CaptureError
 
 if TYPE_CHECKING:
-    from gradd.bridge import Bridge
+    from gradd.dynamo.piece import Piece
 
 logger = logging.getLogger("gradd")
 _DRAWS = 3  # one may show next to nothing by luck
@@ -70,7 +70,7 @@ class _Incomparable(SelfCheckError):
 
 
 class Checks:
-    """The self-checks of one bridge, whose lock the caller of every method holds."""
+    """The self-checks of one compiled function, whose lock the caller of every method holds."""
 
     def __init__(self, mode: str) -> None:
         self.times = Times(mode)
@@ -82,7 +82,7 @@ class Checks:
         """Counts a call; its kind of plan, and whether `run` is to be called."""
         return self.times.due(graph.kinds, (wish.of_plan(), wish.asked))
 
-    def run(self, bridge: Bridge, graph: CapturedGraph, wish: Wish, kind: Kind, data: Data) -> None:
+    def run(self, piece: Piece, graph: CapturedGraph, wish: Wish, kind: Kind, data: Data) -> None:
         """Checks a call, if that is due; a call that is known to differ is an error at once.
 
         Raises:
@@ -90,7 +90,7 @@ class Checks:
             CaptureError: PyTorch's own graph shows what no capture can hold.
         """
         sizes = tuple(x.shape for x in data.leaves if torch.is_tensor(x))
-        if bridge.fallback.retry:
+        if piece.fallback.retry:
             kind.failed.clear()
         known = kind.failure(sizes)
         if known is not None:
@@ -98,7 +98,7 @@ class Checks:
         if sizes in kind.passed and kind.calls < kind.due:
             return
         start = checktimes.clock()
-        check = _Check(bridge, graph, wish, self.counts)
+        check = _Check(piece, graph, wish, self.counts)
         again = (kind.done or kind.waits) and not kind.failed
         try:
             with unused_memory.unkept():
@@ -109,22 +109,22 @@ class Checks:
             kind.succeed(sizes, check.says_something)
         except SelfCheckError as error:
             self.counts["failures"] += 1
-            text = _sentence(bridge, kind, error.what)
+            text = _sentence(piece, kind, error.what)
             kind.fail(sizes, text, check.proven and not isinstance(error, _Incomparable))
             raise SelfCheckError(text) from error.__cause__
         finally:
             seconds = checktimes.clock() - start
             self.seconds += seconds
             self.last_step = kind.calls
-            shorter = check.whole and not again and cut(bridge.fits(graph), data) is not None
+            shorter = check.whole and not again and cut(piece.fits(graph), data) is not None
             self.times.over(kind, seconds * _PART if shorter else seconds)
-            bridge.client.ring.forget_peak()
-            bridge.slots.drop_idle()
+            piece.client.ring.forget_peak()
+            piece.slots.drop_idle()
         self.counts["passed"] += 1
         logger.info("self-check of call %d passed in %.2f s", kind.calls, seconds)
 
     def stats(self) -> dict[str, Any]:
-        """What a bridge's statistics say about its checks."""
+        """What statistics say about checks."""
         return {
             "self_checks": self.counts["passed"],
             "self_check_failures": self.counts["failures"],
@@ -135,8 +135,8 @@ class Checks:
         }
 
 
-def _sentence(bridge: Bridge, kind: Kind, text: str) -> str:
-    name = bridge.title
+def _sentence(piece: Piece, kind: Kind, text: str) -> str:
+    name = piece.title
     if kind.calls > 1:
         return f"step {kind.calls} of {name} {text}. {_OFF}"
     what = "training step" if torch.is_grad_enabled() else "call without gradients"
@@ -147,9 +147,9 @@ class _Check:
     """The check of one call."""
 
     def __init__(
-        self, bridge: Bridge, graph: CapturedGraph, wish: Wish, counts: Counter[str]
+        self, piece: Piece, graph: CapturedGraph, wish: Wish, counts: Counter[str]
     ) -> None:
-        self.bridge = bridge
+        self.piece = piece
         self.graph = graph
         self.wish = wish
         self.counts = counts
@@ -165,7 +165,7 @@ class _Check:
         would be the peak of the training's memory.
         """
         large = self._is_large(data)
-        less = (piece if large else cut)(self.bridge.fits(self.graph), data)
+        less = (other_data.piece if large else cut)(self.piece.fits(self.graph), data)
         if large and less is not None and self._is_right(less):
             self.counts["few"] += 1
         else:
@@ -188,14 +188,14 @@ class _Check:
         """Whether a run of the whole call takes much memory."""
         binding, _, inputs = self._tensors(data.leaves)
         inputs = [t.detach() for t in inputs]
-        return self.bridge.prepared(self.graph, binding, inputs, self.wish).plan.info.peak > _SMALL
+        return self.piece.prepared(self.graph, binding, inputs, self.wish).plan.info.peak > _SMALL
 
     def again(self, data: Data, kind: Kind) -> None:
         """Few rows of a later call; only if they differ, or cannot be run, the whole of it."""
         less = None
         if kind.rows:
-            part = piece if self._is_large(data) else cut
-            less = part(self.bridge.fits(self.graph), data, kind.calls)
+            part = other_data.piece if self._is_large(data) else cut
+            less = part(self.piece.fits(self.graph), data, kind.calls)
         if less is not None:
             self.counts["few"] += 1
             if self._agrees(less, self.wish):
@@ -293,7 +293,7 @@ class _Check:
 
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
             for draw in range(_DRAWS):
-                self.bridge.reference(self.graph, task, torch.float64, draw).run(data, take)
+                self.piece.reference(self.graph, task, torch.float64, draw).run(data, take)
         return noise
 
     def _against_f32(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
@@ -304,24 +304,24 @@ class _Check:
         return [f for f in exact.findings() if f.apart is not None]
 
     def _tensors(self, leaves: list) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
-        binding, bound = self.graph.bind(self.bridge.state)
-        return binding, bound, self.bridge.inputs(self.graph, leaves)
+        binding, bound = self.graph.bind(self.piece.state)
+        return binding, bound, self.piece.inputs(self.graph, leaves)
 
     def _in_daemon(
         self, data: Data, wish: Wish, passing: bool
     ) -> tuple[dict[Key, torch.Tensor | None], Task]:
         """The daemon's values, and what PyTorch is to compute."""
-        bridge, graph = self.bridge, self.graph
+        piece, graph = self.piece, self.graph
         binding, bound, inputs = self._tensors(data.leaves)
         inputs = [t.detach() for t in inputs]
-        bridge.slots.drop_idle()  # another plan may lay gradients out in another way
+        piece.slots.drop_idle()  # another plan may lay gradients out in another way
         before = set(graph.plans)
         flags = protocol.DROPOUT_OFF | protocol.ONCE
-        prepared = bridge.prepared(graph, binding, inputs, wish)
+        prepared = piece.prepared(graph, binding, inputs, wish)
         prepared, inputs = prepared.live(inputs, quiet=True)
-        run = Run(prepared, bound, inputs, bridge.counts, flags)
+        run = Run(prepared, bound, inputs, piece.counts, flags)
         values: dict[Key, torch.Tensor | None] = {}
-        for name, buffer in bridge.buffers():
+        for name, buffer in piece.buffers():
             values[BUFFER, name] = buffer
         self.counts["forwards"] += 1
         try:
@@ -344,13 +344,9 @@ class _Check:
                     graph.made.pop(graph.plans.pop(key), None)
             del run, prepared
         values.update({(OUTPUT, str(i)): t for i, t in outputs.items()})
-        if graph.shared is not None:
-            results = {graph.user[i].leaf: t for i, t in outputs.items()}
-            for leaf, view in graph.shared.views(results, data.leaves).items():
-                values[OUTPUT, shared_name(leaf)] = view
         for spec, value in zip(graph.changed, changed, strict=False):
             values[BUFFER, spec.fqn] = value
-        bridge.client.flush()  # gives the arena back
+        piece.client.flush()  # gives the arena back
         return values, task
 
     def _task(self, outputs: dict[int, torch.Tensor], wish: Wish) -> Task:
@@ -365,7 +361,7 @@ class _Check:
     def _in_torch(self, task: Task, data: Data, tally: Tally) -> None:
         """PyTorch's side; its failure is one of the check, not of training."""
         try:
-            self.bridge.reference(self.graph, task).run(data, tally.add)
+            self.piece.reference(self.graph, task).run(data, tally.add)
         except CaptureError:
             raise
         except Exception as error:  # whatever the module raises when it runs without chance
@@ -378,7 +374,7 @@ class _Check:
     def _in_higher(self, dtype: torch.dtype, task: Task, data: Data, tally: Tally) -> bool:
         """False if nothing exact is to be had: a module may insist on its own precision."""
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
-            self.bridge.reference(self.graph, task, dtype).run(data, tally.add)
+            self.piece.reference(self.graph, task, dtype).run(data, tally.add)
             unused_memory.trim()
             return True
         return False

@@ -5,17 +5,12 @@ else draws the middle of its distribution (a uniform number is at half its range
 a deviation above its mean, an event of probability p happens if p > 0.5). kernels/ops/random.c is
 the other half of this agreement, under the run flag DROPOUT_OFF; selfcheck.py compares the two. The
 random state may move: the caller restores it.
-
-Activation checkpoints run parts of a forward again in backward, where no function mode reaches:
-without_checkpoints() makes them plain calls, and checkpoints_called() says how many there were.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,9 +18,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 _MIDDLE = 0.5
-_patch_lock = threading.Lock()
-_here = threading.local()
-_users: list[Any] = []  # what was replaced, and an entry for every open without_checkpoints()
 
 
 class Quiet(TorchFunctionMode):
@@ -46,45 +38,6 @@ class Quiet(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             kwargs["training"] = False
         return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def without_checkpoints() -> Iterator[None]:
-    """Inside this context torch.utils.checkpoint keeps what a backward needs.
-
-    Other threads may call checkpoints meanwhile: theirs are plain calls as well, which is right.
-    """
-    from torch.utils import checkpoint
-
-    with _patch_lock:
-        if not _users:
-            _users.append(checkpoint._checkpoint_without_reentrant_generator)
-            checkpoint._checkpoint_without_reentrant_generator = _once
-            checkpoint.CheckpointFunction.apply = staticmethod(_call)
-        _users.append(None)
-    try:
-        yield
-    finally:
-        with _patch_lock:
-            _users.pop()
-            if len(_users) == 1:
-                checkpoint._checkpoint_without_reentrant_generator = _users.pop()
-                del checkpoint.CheckpointFunction.apply  # Function's own shows again
-
-
-def checkpoints_called() -> int:
-    """How many calls of this thread without_checkpoints() has made plain ones."""
-    return getattr(_here, "calls", 0)
-
-
-def _once(*unused: Any, **unused_kw: Any) -> Iterator[None]:
-    _here.calls = checkpoints_called() + 1
-    yield
-
-
-def _call(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-    _here.calls = checkpoints_called() + 1
-    return function(*args)
 
 
 def _same(input: torch.Tensor, *unused: Any, **unused_kw: Any) -> torch.Tensor:

@@ -230,7 +230,7 @@ class CompiledGraph:
         if trial:
             from gradd.calls.captured import check_supported
 
-            check_supported(self.owner.client.put_graph(cap.onnx, (), ()), cap)
+            check_supported(self.owner.client.put_graph(cap.onnx), cap)
             return None
         self.draws = self.draws or chance.draws(done.graph)
         owner = self.owner

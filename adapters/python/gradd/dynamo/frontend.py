@@ -24,7 +24,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from gradd import errors, interrupts, options, schema, transforms
+from gradd import arguments, errors, forwarding, interrupts, options, transforms
 from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
@@ -170,7 +170,9 @@ class Compiled:
             return self._in_torch(error, args, kwargs)
         if torch.compiler.is_compiling():
             return self._eager(*args, **kwargs)
-        leaves, _, _ = schema.flatten_inputs(args, kwargs)
+        if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
+            return self._decode(args, kwargs)
+        leaves = arguments.leaves(args, kwargs)
         if LazyTensor in map(type, leaves):
             args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
@@ -181,6 +183,7 @@ class Compiled:
         owner.last.clear()
         owner.budget.begin()
         owner.chance.note()
+        outer, forwarding.inside = forwarding.inside, self.module
         try:
             with self._held, settings.Applied():
                 result = self._compiled(versions, kwargs)(*args, **kwargs)
@@ -190,6 +193,7 @@ class Compiled:
             self._set_aside(leaves, frames)
             raise
         finally:
+            forwarding.inside = outer
             owner.chance.forget()
         now = Frames.now()
         why = cause() if now != frames else ""
@@ -231,6 +235,22 @@ class Compiled:
             self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
         return result
 
+    def _decode(self, args: tuple, kwargs: dict) -> Any:
+        """A step of decoding with a cache: too little work for a request, and a graph per state."""
+        self.say_decoding()
+        return self._eager(*args, **kwargs)
+
+    def say_decoding(self) -> None:
+        """Counts a call of a decoding loop, and says once that it runs in PyTorch.
+
+        It is no error where nothing may run in PyTorch: an evaluation may generate.
+        """
+        if not self._disabled and self.owner.fallback.count("decoding"):
+            logger.warning(
+                "%s: decoding with a cache of keys and values runs in PyTorch (decoding)",
+                self.owner.title,
+            )
+
     def _reached_nothing(self, why: str) -> None:
         """Dynamo has run a call in PyTorch as a whole, without a word."""
         self._cause = why or self._cause
@@ -264,20 +284,6 @@ class Compiled:
         """Whether GRADD_DISABLE makes all calls run in PyTorch."""
         return self._disabled
 
-    def bypassed(self, seconds: float) -> None:
-        """A call has been computed around this function, in so many seconds of PyTorch."""
-        error = CaptureError(
-            "forward_replaced",
-            "the forward that was put on the ORTModule computes without the one before it: wrap "
-            "the part that it calls, as in `model.model = ORTModule(model.model)`",
-        )
-        reason = self.owner.fallback.decide(error)
-        if self.owner.fallback.count(reason):
-            self.owner.fallback.warn(reason, error, seconds, 0.0)
-
-    def signal_change(self) -> None:
-        """Nothing to do: Dynamo looks itself."""
-
     def explain(self, args: tuple, kwargs: dict) -> Explanation:
         """What the plans of such a call do; without arguments those of the last call.
 
@@ -309,7 +315,7 @@ class Compiled:
             )[0]
 
     def stats(self) -> dict[str, Any]:
-        """Counts since construction, as those of a Bridge, and of graphs.
+        """Counts since construction.
 
         `graphs` are those that Dynamo holds, `breaks` how often a call went on in another one, and
         `parts_in_torch` counts, by reason, what was cut out of them.

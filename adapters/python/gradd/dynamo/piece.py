@@ -30,13 +30,12 @@ from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
 from gradd.check.other_data import Data
-from gradd.dynamo.reference import Reference
+from gradd.check.reference import Reference, Task
 from gradd.fallback import DeviceError
 from gradd.spec import Capture, CaptureError
 from gradd.tensor_kinds import is_plain, refusal
 
 if TYPE_CHECKING:
-    from gradd.check.reference import Task
     from gradd.dynamo.owner import Owner
     from gradd.dynamo.program import Input
 
@@ -57,20 +56,6 @@ class _Argument:
     def get(self) -> torch.Tensor:
         """The tensor of the present call."""
         return self.table[self.key]
-
-
-class _Same:
-    """No argument of a piece is another one: Dynamo hands each tensor over once."""
-
-    def fill(self, leaves: list, own: Any) -> None:
-        """Nothing to do."""
-
-    def follow(self, leaves: list) -> None:
-        """Nothing to do."""
-
-    def own(self) -> frozenset[int]:
-        """No leaf belongs to the module."""
-        return frozenset()
 
 
 class _Known:
@@ -131,7 +116,7 @@ class Piece:
         self._tensors: list[Any] = []
         self.counts, self.fallback = owner.counts, owner.fallback
         at = {i.name: i.place for i in self.inputs_}
-        info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
+        info = self.client.put_graph(cap.onnx, cap.sources)
         check_supported(info, cap)
         self.graph = CapturedGraph(
             owner,  # type: ignore[arg-type]  # of a module only the mode is asked
@@ -242,7 +227,6 @@ class Piece:
         graph.plans.move_to_end(prepared.plan.key)  # KeyError: it was given up
         if known.kind is not None:
             known.kind.calls += 1
-        graph.uses.calls += 1
         inputs = [args[i] for i in self._free_at]
         prepared, inputs = prepared.live(inputs)
         if graph.changed:
@@ -323,7 +307,6 @@ class Piece:
                 "clone it first",
             )
         graph = self.graph
-        graph.uses.calls += 1
         self.state.watch(args[i] for i in self._bound_at)
         binding, bound = graph.bind(self.state)
         inputs = [args[i] for i in self._free_at]
@@ -333,7 +316,7 @@ class Piece:
         if checks is not None:
             kind, due = checks.due(graph, wish)
             if due:
-                checks.run(self, graph, wish, kind, Data((), {}, inputs, _Same()))  # type: ignore
+                checks.run(self, graph, wish, kind, Data(inputs))  # type: ignore
                 self._tensors[:] = args
                 binding, bound = graph.bind(self.state)
         prepared = self.prepared(graph, binding, inputs, wish)

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from gradd import schema
+from gradd import arguments
 from gradd.calls.planned import Planned
 from gradd.dynamo import settings, sizes
 from gradd.dynamo.budget import curve_of, shares
@@ -106,9 +106,9 @@ def plan(made: CompiledGraph, found: Imagined, values: bool) -> list[Planned]:
 
 def as_tensor(value: Any) -> Any:
     """A number of Python as the tensor that a graph takes."""
-    if isinstance(value, float):
-        return torch.tensor(value, dtype=torch.float64)
-    return value if isinstance(value, torch.Tensor) else schema.as_tensor_leaf(value)
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
 def plans(
@@ -120,7 +120,7 @@ def plans(
     budget: int,
 ) -> tuple[list[Planned], dict[str, Exception]]:
     """Plans a call of a compiled function, see Planner.plans."""
-    sizes.mark(schema.flatten_inputs(args, kwargs)[0])
+    sizes.mark(arguments.leaves(args, kwargs))
     planning = owner.planning
     with planning.begun(values), settings.Applied():
         function(*args, **kwargs)

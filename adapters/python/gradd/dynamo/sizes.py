@@ -8,7 +8,9 @@ PyTorch computes, is evaluated from the arguments.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
+from types import CodeType
 from typing import Any
 
 import sympy
@@ -19,7 +21,19 @@ from torch.utils import _pytree as pytree
 
 from gradd.dynamo import private
 from gradd.dynamo.lower import SYMBOLIC, value_of
-from gradd.export.dims import evaluate
+
+# What sympy prints.
+_FUNCTIONS: dict[str, Any] = {
+    "math": math,
+    "Max": max,
+    "Min": min,
+    "max": max,
+    "min": min,
+    "Mod": lambda a, b: a % b,
+    "FloorDiv": lambda a, b: a // b,
+    "Eq": lambda a, b: a == b,
+    "Ne": lambda a, b: a != b,
+}
 
 
 def is_number(node: torch.fx.Node) -> bool:
@@ -107,6 +121,20 @@ def _evaluate(expression: sympy.Expr, values: dict[str, Any]) -> Any:
     # A function of torch's own, as IntTrueDiv.
     known = {s: sympy.sympify(values[s.name]) for s in expression.free_symbols}
     return expression.xreplace(known).evalf(17)
+
+
+@functools.lru_cache(maxsize=4096)
+def _code(expression: str) -> CodeType:
+    return compile(expression, "<size>", "eval")
+
+
+def evaluate(text: str, values: dict[str, Any]) -> Any:
+    """A number that an expression over sizes is in a call.
+
+    Raises:
+        NameError: It depends on something else than these symbols.
+    """
+    return eval(_code(text), {"__builtins__": {}}, {**_FUNCTIONS, **values})
 
 
 def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:

@@ -1,23 +1,18 @@
-"""Autocast in captures: what is active around a call, and its casts as nodes of the graph.
+"""Autocast: what is active around a call, and its casts as nodes of the graph.
 
-A trace records operators before autocast has looked at their operands, between markers for
-entering and leaving it. lowered() makes the casts explicit while those markers are still in the
-graph: torch's own pass, which turns them into regions, loses no_grad() regions inside of them.
 Which operands an operator casts is asked of torch's autocast kernels, operator by operator, so
 there is no list of them here. A compound operator that hides such operators would lose their
 casts: the known ones are traced as what they are made of, any other is refused. Equal casts are
-merged later, when the graph has no writes. Depends on internals of the pinned torch.
+merged later, when the graph has no writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradd.spec import CaptureError
@@ -64,90 +59,6 @@ def check(device: str, dtype: torch.dtype, where: str) -> None:
             f"torch.autocast({device!r}, {dtype}) is active {where}; the daemon computes in "
             "torch.bfloat16 and torch.float16 on the CPU",
         )
-
-
-@contextlib.contextmanager
-def entered(dtype: torch.dtype | None) -> Iterator[None]:
-    """Context of the traced call: autocast as it is around the real one."""
-    with contextlib.ExitStack() as stack:
-        mode = proxy_tensor.get_proxy_mode()
-        if mode is not None:
-            stack.enter_context(proxy_tensor.decompose(_Compound(mode.decomposition_table)))
-        if dtype is not None:
-            stack.enter_context(torch.autocast(_DEVICE, dtype, cache_enabled=False))
-        yield
-
-
-class _Compound(dict):
-    """A tracer's table of operators to take apart, with COMPOUND wherever autocast is on."""
-
-    def __init__(self, table: Any) -> None:
-        super().__init__(table)
-        self.update((op, op.decompose) for op in COMPOUND if op not in table)
-
-    def __contains__(self, op: object) -> bool:
-        return super().__contains__(op) and (op not in COMPOUND or bool(state()))
-
-
-def left() -> Any:
-    """Context of a capture: no phase but the traced call may see the ambient autocast."""
-    return torch.autocast(_DEVICE, enabled=False)
-
-
-@contextlib.contextmanager
-def lowered() -> Iterator[None]:
-    """Inside, torch.export makes the casts of autocast explicit in what it exports."""
-    from torch._export.passes import replace_set_grad_with_hop_pass as passes
-
-    original = passes.replace_set_grad_with_hop_pass
-
-    def first_lower(module: torch.fx.GraphModule, signature: Any) -> Any:
-        lower(module)
-        return original(module, signature)
-
-    passes.replace_set_grad_with_hop_pass = first_lower
-    try:
-        yield
-    finally:
-        passes.replace_set_grad_with_hop_pass = original
-
-
-def lower(module: torch.fx.GraphModule) -> None:
-    """Replaces the markers of autocast by the casts that it makes between them, in place.
-
-    Raises:
-        CaptureError: "autocast" if the module enters autocast with another element type.
-    """
-    enter, leave = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-    active: list[tuple[torch.fx.Node, torch.dtype | None]] = []
-    markers = []
-    for node in list(module.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target is enter:
-            markers.append(node)
-            active.append((node, _entered_type(node, active)))
-        elif node.target is leave:
-            markers.append(node)
-            active = [(n, d) for n, d in active if n is not node.args[0]]
-        elif active and active[-1][1] is not None:
-            make_explicit(module.graph, node, active[-1][1])
-    for node in reversed(markers):
-        module.graph.erase_node(node)
-    if markers:
-        module.recompile()
-
-
-def _entered_type(node: torch.fx.Node, active: list) -> torch.dtype | None:
-    """The element type from a marker on; None where autocast is off."""
-    device, dtype, enabled, *_ = node.args
-    if device != _DEVICE:  # says nothing about tensors on the CPU
-        return active[-1][1] if active else None
-    if not enabled:
-        return None
-    dtype = dtype or torch.get_autocast_dtype(_DEVICE)
-    check(device, dtype, "inside forward()")
-    return dtype
 
 
 def make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import traceback
-from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import sympy
@@ -35,32 +32,6 @@ _INSIDE = (_folder(torch.__file__), _folder(sympy.__file__), os.path.join(_OURS,
 def is_users(filename: str) -> bool:
     """True for files outside of torch, sympy and gradd."""
     return not os.path.realpath(filename).startswith(_INSIDE)
-
-
-def user_line(errors: Iterable[BaseException]) -> str:
-    """The innermost of the user's frames, else of torch.nn's: what could not be traced."""
-    best, of_torch = "", "in forward()"
-    for cause in errors:
-        for frame, line in traceback.walk_tb(cause.__traceback__):
-            code = frame.f_code
-            if is_users(code.co_filename) and not _is_made(frame):
-                best = f"{code.co_name}() @ {code.co_filename}:{line}"
-            elif os.path.realpath(code.co_filename).startswith(_TORCH_NN):
-                of_torch = f"{code.co_name}() @ {code.co_filename}:{line}"
-    return best or of_torch
-
-
-def _is_made(frame: FrameType) -> bool:
-    """Code of no file ("<string>") that belongs to no program: what sympy and torch evaluate."""
-    nowhere = frame.f_code.co_filename.startswith("<")
-    return nowhere and frame.f_globals.get("__name__") != "__main__"
-
-
-def passes(errors: Iterable[BaseException], package: str) -> bool:
-    """True if an error came through code of the package whose `__file__` is given."""
-    folder = os.path.dirname(package)
-    tracebacks = (traceback.walk_tb(e.__traceback__) for e in errors)
-    return any(f.f_code.co_filename.startswith(folder) for t in tracebacks for f, _ in t)
 
 
 def source_of(node: Any) -> str | None:

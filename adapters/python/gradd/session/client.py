@@ -162,15 +162,14 @@ class Client:
     def put_graph(
         self,
         onnx: bytes,
-        aliases: Sequence[Sequence[str]],
         sources: Sequence[Sequence[str]] = (),
     ) -> protocol.GraphInfo:
-        """Gives the daemon a graph; the same bytes and aliases give the same id.
+        """Gives the daemon a graph; the same bytes give the same id.
 
         A restarted daemon gets it again as long as somebody holds the result.
         """
         with self.lock, interrupts.held:
-            fields: dict[str, Any] = {"alias": [list(group) for group in aliases]}
+            fields: dict[str, Any] = {}
             frames = [onnx]
             block = None
             if len(onnx) > protocol.FRAME_BYTES:

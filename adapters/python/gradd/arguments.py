@@ -1,0 +1,28 @@
+"""The arguments of a call as a flat list.
+
+This runs before every call, so it is a plain recursive walk without torch's pytree registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def leaves(args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """Whatever is not a list, tuple or mapping: tensors, None, numbers, objects."""
+    return list(_walk((*args, *kwargs.values())))
+
+
+def _walk(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _walk(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _walk(value)
+        else:
+            yield value
