@@ -91,13 +91,13 @@ def test_an_error_shows_in_a_piece(small_limit, monkeypatch) -> None:
 
 def test_a_piece_has_labels(small_limit, monkeypatch) -> None:
     """Of positions without labels nothing could be learned."""
-    parts, cut = [], other_data.cut
+    parts, piece = [], other_data.piece
 
-    def cuts(fits, data, start=0):
-        parts.extend(cut(fits, data, start + i) for i in range(4))
+    def pieces(fits, data, start=0):
+        parts.extend(piece(fits, data, start + i) for i in range(4))
         return parts[-4]
 
-    monkeypatch.setattr(selfcheck, "cut", cuts)
+    monkeypatch.setattr(other_data, "piece", pieces)
     ORTModule(Tagger(), strict=True)(*batch()).backward()
     assert len(parts) >= 4
     for part in parts:
