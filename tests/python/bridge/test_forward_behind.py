@@ -7,9 +7,7 @@ self-check is off: it would notice some of it, later.
 from __future__ import annotations
 
 import functools
-import gc
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +17,6 @@ from nets import assert_close
 from torch import nn
 
 from gradd import ORTModule
-from gradd.tokens import Tokens
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -214,22 +211,3 @@ def test_a_forward_that_stays_is_captured_once() -> None:
     for _ in range(4):
         _agree(ours, plain)
     assert ours.gradd_stats()["captures"] == 1
-
-
-def test_tokens_are_not_reused() -> None:
-    tokens, seen = Tokens(), set()
-    for _ in range(300):
-        seen.add(tokens.of(lambda: None))
-    assert len(seen) == 300
-    net = Inner()
-    assert tokens.of(net.forward) == tokens.of(net.forward) != tokens.of(net.features)
-    assert tokens.of(len) == tokens.of(len) != tokens.of(abs)
-
-
-def test_tokens_keep_nothing_alive() -> None:
-    tokens, thing = Tokens(), Times(Inner(), 1.0)
-    tokens.of(thing.method)
-    ref = weakref.ref(thing)
-    del thing
-    gc.collect()
-    assert ref() is None
