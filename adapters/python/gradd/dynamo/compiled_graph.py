@@ -39,6 +39,14 @@ _numbers = itertools.count()
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 
 
+class DrawnError(CaptureError):
+    """A graph is given numbers of Python's `random`.
+
+    Dynamo draws those of a generator of the user's own anew in every call, from the state that it
+    had when it was traced.
+    """
+
+
 class _Step:
     """A part at run time.
 
@@ -144,7 +152,7 @@ class CompiledGraph:
         """Numbers of Python's `random` come as tensors of another type than Dynamo's graph says."""
         found = next((n for n in self.placeholders if n.name.startswith("random_value")), None)
         if found is not None:
-            raise CaptureError(
+            raise DrawnError(
                 "python_random",
                 "forward() draws from Python's random; draw with torch, or outside of forward()",
             )
