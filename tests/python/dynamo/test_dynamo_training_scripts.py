@@ -333,6 +333,17 @@ def _written_behind(net: Net, step: int) -> None:
         net.layers[1].weight.set_(torch.eye(4))
 
 
+def _grown(net: Net, step: int) -> None:
+    """A buffer that grows in its own memory, and a storage that is given back and comes again."""
+    with torch.no_grad():
+        if step == 2:
+            net.mean.resize_(12).fill_(0.5).resize_(3, 4)
+        if step == 4:
+            net.mean.untyped_storage().resize_(0)
+            net.mean.untyped_storage().resize_(48)
+            net.mean.fill_(2.0)
+
+
 SURGERY: dict[str, Change] = {
     "a layer replaced": _at(s2=lambda net: setattr(net, "first", _layer(5))),
     "a layer replaced in a list": _at(s2=lambda net: net.layers.__setitem__(0, _layer(5))),
@@ -368,6 +379,7 @@ SURGERY: dict[str, Change] = {
     "a buffer replaced": _at(s2=lambda net: setattr(net, "mean", torch.full((4,), 3.0))),
     "a buffer registered again": _at(s2=lambda net: net.register_buffer("mean", torch.ones(3, 1))),
     "memory exchanged": _moved,
+    "a buffer resized": _grown,
     "memory written": torch.no_grad()(_written_behind),
 }
 
