@@ -243,7 +243,7 @@ class _Reached:
 
     def _note(self, value: Any) -> None:
         """Keeps where names of an object may be looked for."""
-        self.asks = self.asks or isinstance(value, ChainMap)
+        self.asks = self.asks or issubclass(type(value), ChainMap)
         if len(self.holders) < _HOLDERS:
             self.holders += _holders(value)
 
@@ -271,7 +271,7 @@ class _Reached:
 
     def _named(self, value: Any, names: Collection[str]) -> Iterator[Any]:
         """What code gets at by a name: an object, or of a module what it takes from there."""
-        if not isinstance(value, types.ModuleType):
+        if not issubclass(type(value), types.ModuleType):
             yield value
         elif is_users(value):
             yield type(value)
@@ -303,7 +303,7 @@ def _names_of(value: Any) -> dict[str, Any]:
 
 def _holders(value: Any) -> Iterator[_Holder]:
     """What gives the dictionaries of an object; it keeps no module, and no tensor, alive."""
-    if isinstance(value, dict):
+    if issubclass(type(value), dict):
         if all(issubclass(type(v), _NUMBERS) for v in islice(dict.values(value), _ELEMENTS)):
             yield lambda: value
         return
@@ -314,7 +314,7 @@ def _holders(value: Any) -> Iterator[_Holder]:
     except TypeError:  # a SimpleNamespace
         this = lambda: value  # noqa: E731
     yield lambda: _names_of(this())
-    if isinstance(value, torch.nn.Module):
+    if issubclass(type(value), torch.nn.Module):
         yield from (partial(_part_of, this, name) for name in _PARTS)
 
 
