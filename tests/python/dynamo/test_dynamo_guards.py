@@ -197,6 +197,20 @@ def test_data_of_the_class_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     _follow(lambda: torch.ones(1).gradd_late, [lambda: None, seven])
 
 
+def test_a_proxy_is_not_asked_for_its_class() -> None:
+    class Proxy:
+        asked = 0
+
+        @property
+        def __class__(self) -> type:
+            Proxy.asked += 1
+            return type(self)
+
+    held = Proxy()
+    Supplement([Scaled(lambda: held)])
+    assert Proxy.asked == 0
+
+
 # ---- graphs of views alone, and numbers of tensors ----
 
 

@@ -89,12 +89,17 @@ def _shuffled_array(net: Net, x: torch.Tensor) -> float:
     return net.numbers[0]
 
 
+def _deleted_gradient(net: Net, x: torch.Tensor) -> float:
+    del net.lin.weight.grad
+    return 2.0
+
+
 DEEDS = {
     f.__name__[1:].replace("_", " "): f
     for f in (
         *(_data_of_a_parameter, _detached_parameter, _vector_to_parameters, _resized_view),
         *(_filled_array, _added_array, _added_array_alone, _two_constants_of_numpy),
-        _shuffled_array,
+        *(_shuffled_array, _deleted_gradient),
     )
 }
 

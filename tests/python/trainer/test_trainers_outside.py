@@ -19,8 +19,6 @@ from trainers_outside import TRAINERS
 
 pytestmark = pytest.mark.nightly
 NEEDS = ROOT / "requirements-trainers.txt"
-# Why a whole model runs in PyTorch there; the part of it that the others wrap does not.
-IN_PYTORCH = {"whole_sft": "forward_replaced", "whole_sentences": "input_mutation"}
 
 
 def _install(folder: Path, interpreter: Path) -> None:
@@ -62,9 +60,5 @@ def test_trainers_of_others(name: str, python: str, daemon: Daemon) -> None:
     assert len(said["ours"]) >= 5
     assert said["ours"] == pytest.approx(said["theirs"], rel=1e-4)
     assert said["self_check_failures"] == 0
-    if name in IN_PYTORCH:
-        assert set(said["fallbacks"]) == {IN_PYTORCH[name]}
-        assert f"({IN_PYTORCH[name]})" in done.stderr
-    else:
-        assert said["fallbacks"] == {} and said["captures"] == 1
-        assert said["forwards"] >= len(said["ours"])
+    assert said["fallbacks"] == {} and said["captures"] >= 1
+    assert said["forwards"] >= len(said["ours"])

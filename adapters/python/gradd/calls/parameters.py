@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gradd.session.protocol import Tensor
 
 logger = logging.getLogger("gradd")
+_SMALL = 4096  # bytes
 _PIECE = 8 << 20  # bytes that are moved until their old memory is given back
 _generations = itertools.count(1)
 
@@ -101,6 +102,14 @@ class Place:
         return self.table[self.key]
 
 
+def is_small(buffer: torch.Tensor) -> bool:
+    """True for a buffer that is copied for each call: its memory can then be resized, as some are.
+
+    Shared memory cannot.
+    """
+    return buffer.numel() * buffer.element_size() < _SMALL
+
+
 def identity(tensor: torch.Tensor) -> tuple:
     """Equal for tensors that see the same memory in the same way."""
     return (data_ptr(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -148,10 +157,15 @@ class State:
         accesses.expect()
 
     def rehome_all(self) -> None:
-        """Moves everything into shared memory now, grouped by dtype."""
-        tensors = [t for t in self._tensors() if self._can_move(t)]
+        """Moves everything but small buffers into shared memory now, grouped by dtype."""
+        stay = self._small_buffers()
+        tensors = [t for t in self._tensors() if self._can_move(t) and id(t) not in stay]
         tensors.sort(key=lambda t: DTYPE_CODES[t.dtype])
         self._move(tensors)
+
+    def _small_buffers(self) -> set[int]:
+        module = self._module() if self._module is not None else None
+        return set() if module is None else set(map(id, filter(is_small, module.buffers())))
 
     def _all(self) -> Iterable[torch.Tensor]:
         found: list[torch.Tensor] = []

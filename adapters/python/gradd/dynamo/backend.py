@@ -21,7 +21,8 @@ import torch
 import torch.fx
 
 from gradd import errors, interrupts, unused_memory
-from gradd.dynamo.compiled_graph import CompiledGraph, bare
+from gradd.dynamo import private
+from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare
 from gradd.dynamo.owner import Owner
 from gradd.session.client import get_client
 from gradd.spec import CaptureError
@@ -153,6 +154,8 @@ def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Cal
         return _raising(owner, error)
     if owner.is_new(str(error)):
         owner.fallback.warn(reason, error, 0.0, 0.0)
+    if isinstance(error, DrawnError) and private.dynamo_config.suppress_errors:
+        raise error  # Dynamo runs the function as it is written
 
     def run(*args: Any) -> Any:
         owner.calls += 1

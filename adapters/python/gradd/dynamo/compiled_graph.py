@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from gradd import errors, interrupts
+from gradd.calls.parameters import is_small
 from gradd.dynamo import (
     budget,
     cache,
@@ -37,6 +38,15 @@ Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
 _numbers = itertools.count()
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
+_NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
+
+
+class DrawnError(CaptureError):
+    """A graph is given numbers of Python's `random`.
+
+    Dynamo draws those of a generator of the user's own anew in every call, from the state that it
+    had when it was traced.
+    """
 
 
 class _Step:
@@ -146,7 +156,7 @@ class CompiledGraph:
         """Numbers of Python's `random` come as tensors of another type than Dynamo's graph says."""
         found = next((n for n in self.placeholders if n.name.startswith("random_value")), None)
         if found is not None:
-            raise CaptureError(
+            raise DrawnError(
                 "python_random",
                 "forward() draws from Python's random; draw with torch, or outside of forward()",
             )
@@ -301,9 +311,7 @@ class CompiledGraph:
             real = examples.get(source)
             if not isinstance(real, torch.Tensor):
                 real = None
-            # A buffer that wants a gradient is an argument: the daemon gives those of parameters.
-            buffer = "_buffers_" in source.name and real is not None and not real.requires_grad
-            bound = isinstance(real, torch.nn.Parameter) or buffer
+            bound = isinstance(real, torch.nn.Parameter) or _is_bound_buffer(real, source)
             name = self.owner.name_of(real, source) if real is not None else source.name
             inputs.append(
                 program.Input(_fresh(name, taken), at[source], bound, real if bound else None)
@@ -499,6 +507,16 @@ def _refusal(error: Exception) -> Exception:
         text = " ".join(str(error).strip().splitlines()[:1])[:300]
         error = CaptureError("export_failed", f"{type(error).__name__}: {text}")
     return bare(error)
+
+
+def _is_bound_buffer(real: torch.Tensor | None, source: Node) -> bool:
+    """Whether an argument is a buffer that lives in shared memory.
+
+    One that wants a gradient does not: the daemon gives those of parameters.
+    """
+    if real is None or "_buffers_" not in source.name or real.requires_grad:
+        return False
+    return not is_small(real) or any(lower.name_of(user) in _NORMS for user in source.users)
 
 
 def bare(error: Exception) -> Exception:

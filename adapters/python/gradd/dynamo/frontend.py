@@ -31,6 +31,7 @@ from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
 from gradd.dynamo import settings, sizes
 from gradd.dynamo.backend import compiled
+from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
@@ -254,8 +255,11 @@ class Compiled:
     def _reached_nothing(self, why: str) -> None:
         """Dynamo has run a call in PyTorch as a whole, without a word."""
         self._cause = why or self._cause
+        refused = self.owner.refused
+        if isinstance(refused, DrawnError):
+            self._cause = refused.message
         error = CaptureError(
-            "export_failed",
+            refused.reason if isinstance(refused, DrawnError) else "export_failed",
             f"torch.compile has run this call without a graph ({self._cause})",
         )
         reason = self.owner.fallback.decide(error)

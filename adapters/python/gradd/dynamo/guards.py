@@ -17,8 +17,10 @@ import gc
 import os
 import sys
 import types
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+import weakref
+from collections import ChainMap, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -40,6 +42,10 @@ _OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
 _OF_DYNAMO = ("__init__", "__setstate__")  # of Module, which it replaces in its first call
 _ENVIRONMENT = getattr(os.environ, "_data", os.environ)
 _OFTEN = 3
+_ASKING = {"KeyError", "AttributeError", "LookupError", "Exception", "__dict__", "vars"}
+_HOLDERS = 128  # dictionaries of objects that are compared where code asks in such ways
+_BUILTINS = frozenset(vars(builtins))
+_Holder = Callable[[], dict[Any, Any]]
 _values: defaultdict[Any, set[Any]] = defaultdict(set)  # that a variable has had, a few of them
 
 
@@ -52,20 +58,23 @@ class Supplement:
         """
         found = _Reached(roots)
         self._names, self._imports = found.names, found.imports
+        self._builtins = sorted(found.names & _BUILTINS)
+        self._holders = found.holders if found.asks else []
         self._classes = (*found.classes, *_OF_TORCH)
         self._tables = [
             *((_dictionary(kind), self._of_class) for kind in found.classes),
             *((_dictionary(kind), self._of_torch) for kind in _OF_TORCH),
             (vars(functional), self._of_class),
             (vars(torch), _of_called),
-            (vars(builtins), lambda table: table.get("__import__")),
+            (vars(builtins), self._of_builtins),
+            *((table, self._over_builtins) for table in found.globals.values()),
             (sys.modules, self._of_modules),
             (_ENVIRONMENT, dict),
             *((hooks, tuple) for hooks in private.HOOKS_OF_ALL),
         ]
         self._dictionaries = [table for table, _ in self._tables]
         self._versions = self._versions_now()
-        self._seen = [what_counts(table) for table, what_counts in self._tables]
+        self._seen = [self._found(i) for i in range(len(self._versions))]
         self._rest = self._rest_now()
 
     def holds(self) -> bool:
@@ -74,9 +83,8 @@ class Supplement:
         if versions != self._versions:
             pairs = zip(versions, self._versions, strict=True)
             for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
-                table, what_counts = self._tables[i]
-                found = what_counts(table)
-                if table is _ENVIRONMENT and self._is_noise(found, self._seen[i]):
+                found = self._found(i)
+                if self._is_environment(i) and self._is_noise(found, self._seen[i]):
                     self._seen[i] = found
                 if found != self._seen[i]:
                     return False
@@ -101,7 +109,20 @@ class Supplement:
         return noise
 
     def _versions_now(self) -> list[int]:
-        return list(map(private.dict_version, self._dictionaries))
+        versions = list(map(private.dict_version, self._dictionaries))
+        for holder in self._holders:
+            versions.append(private.dict_version(holder()))
+        return versions
+
+    def _found(self, i: int) -> Any:
+        """What counts in a dictionary: one of the tables, or of the holders behind them."""
+        if i < len(self._tables):
+            table, what_counts = self._tables[i]
+            return what_counts(table)
+        return self._names & self._holders[i - len(self._tables)]().keys()
+
+    def _is_environment(self, i: int) -> bool:
+        return i < len(self._tables) and self._tables[i][0] is _ENVIRONMENT
 
     def _rest_now(self) -> list[Any]:
         """What is no dictionary."""
@@ -126,6 +147,13 @@ class Supplement:
             for name, value in list(table.items())
             if (name in self._names or _is_function(value)) and name not in _OF_DYNAMO
         }
+
+    def _of_builtins(self, table: dict[str, Any]) -> list[Any]:
+        return [table.get(name) for name in ("__import__", *self._builtins)]
+
+    def _over_builtins(self, table: dict[str, Any]) -> list[str]:
+        """Names of builtins that globals have as well."""
+        return [name for name in self._builtins if name in table]
 
     def _of_modules(self, table: dict[str, Any]) -> dict[str, int]:
         """Modules that code may import by name."""
@@ -161,12 +189,19 @@ class _Reached:
         classes: In the order in which they were found.
         names: All that stand in the code that was found.
         imports: What modules may be called that the code imports.
+        globals: Of the code, by id.
+        asks: Whether code may ask for a name or a key that is not there, in a way that Dynamo does
+            not guard.
+        holders: Give the dictionaries of objects, and dictionaries of plain values.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.classes: dict[type, None] = {}
         self.names: set[str] = set()
         self.imports: set[str] = set()
+        self.globals: dict[int, dict[str, Any]] = {}
+        self.asks = False
+        self.holders: list[_Holder] = []
         self._kept: list[Any] = []  # so that ids stay theirs
         self._queue: deque[Any] = deque(roots)
         seen: set[int] = set()
@@ -177,37 +212,47 @@ class _Reached:
             seen.add(id(value))
             self._kept.append(value)
             try:
-                if not isinstance(value, _PLAIN):
+                if not issubclass(type(value), _PLAIN):
                     self._queue.extend(self._next(value))
             except Exception:  # it answers questions with errors, as proxies do: a dead end
                 continue
         del self._kept, self._queue
 
     def _next(self, value: Any) -> Iterator[Any]:
-        """What an object leads to."""
-        if isinstance(value, types.FunctionType):
+        """What an object leads to, by its type: a proxy may answer isinstance() with a warning."""
+        kind = type(value)
+        if issubclass(kind, types.FunctionType):
             if is_users(value) and not _is_installed(value):
                 yield from self._of_function(value)
-        elif isinstance(value, type):
+        elif issubclass(kind, type):
             yield from self._of_class(value)
-        elif isinstance(value, types.MethodType):
+        elif issubclass(kind, types.MethodType):
             yield from (value.__func__, value.__self__)
-        elif isinstance(value, (classmethod, staticmethod)):
+        elif issubclass(kind, (classmethod, staticmethod)):
             yield value.__func__
-        elif isinstance(value, property):
+        elif issubclass(kind, property):
             yield from (value.fget, value.fset)
-        elif isinstance(value, dict):
+        elif issubclass(kind, dict):
             yield from islice(dict.values(value), _ELEMENTS)
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        elif issubclass(kind, (list, tuple, set, frozenset, deque)):
             yield from islice(iter(value), _ELEMENTS)
-        if not isinstance(value, (type, types.FunctionType)):
-            yield type(value)
+        if not issubclass(kind, (type, types.FunctionType)):
+            self._note(value)
+            yield kind
             yield from _attributes(value)
+
+    def _note(self, value: Any) -> None:
+        """Keeps where names of an object may be looked for."""
+        self.asks = self.asks or issubclass(type(value), ChainMap)
+        if len(self.holders) < _HOLDERS:
+            self.holders += _holders(value)
 
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
         names = set(_names_in(function.__code__))
         self.names |= names
+        self.asks = self.asks or not names.isdisjoint(_ASKING)
         given = function.__globals__
+        self.globals[id(given)] = given
         for name in names & given.keys():
             yield from self._named(given[name], names)
         package = given.get("__package__")
@@ -226,7 +271,7 @@ class _Reached:
 
     def _named(self, value: Any, names: Collection[str]) -> Iterator[Any]:
         """What code gets at by a name: an object, or of a module what it takes from there."""
-        if not isinstance(value, types.ModuleType):
+        if not issubclass(type(value), types.ModuleType):
             yield value
         elif is_users(value):
             yield type(value)
@@ -242,17 +287,44 @@ class _Reached:
             yield from _TABLE(kind).values()
 
 
-_PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device)
+_NUMBERS = (type(None), bool, int, float, str, bytes)
+_PLAIN = (*_NUMBERS, torch.Tensor, torch.dtype, torch.device)
+_PARTS = ("_parameters", "_buffers", "_modules")
 
 
-def _attributes(value: Any) -> Iterator[Any]:
-    """What an object holds, whatever its class says about attributes."""
+def _names_of(value: Any) -> dict[str, Any]:
+    """The dictionary of an object, whatever its class says about attributes."""
     try:
         table = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        table = {}
-    if isinstance(table, dict):
-        yield from list(table.values())
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _holders(value: Any) -> Iterator[_Holder]:
+    """What gives the dictionaries of an object; it keeps no module, and no tensor, alive."""
+    if issubclass(type(value), dict):
+        if all(issubclass(type(v), _NUMBERS) for v in islice(dict.values(value), _ELEMENTS)):
+            yield lambda: value
+        return
+    if not type(value).__dictoffset__:
+        return
+    try:
+        this = weakref.ref(value)
+    except TypeError:  # a SimpleNamespace
+        this = lambda: value  # noqa: E731
+    yield lambda: _names_of(this())
+    if issubclass(type(value), torch.nn.Module):
+        yield from (partial(_part_of, this, name) for name in _PARTS)
+
+
+def _part_of(this: Callable[[], Any], name: str) -> dict[str, Any]:
+    return _names_of(this()).get(name, {})
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """What an object holds."""
+    yield from list(_names_of(value).values())
     for kind in type(value).__mro__:
         for name in _slots(kind):
             member = vars(kind).get(name)

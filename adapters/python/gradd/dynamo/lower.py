@@ -44,6 +44,7 @@ _RESHAPING = frozenset(
         *("swapaxes_", "swapdims_", "as_strided_"),
     }
 )
+_ATTRIBUTES = ("__delattr__", "__setattr__")  # of a tensor: no operator, and no result
 
 
 def _indexes(node: torch.fx.Node) -> bool:
@@ -374,6 +375,10 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             raise self._refusal(
                 "unsupported_operator",
                 f"calls {name}(), which changes sizes or strides of a tensor in place",
+            )
+        if name in _ATTRIBUTES:
+            raise self._refusal(
+                "unsupported_operator", f"sets or deletes {node.args[1]!r} of a tensor"
             )
 
     def _call(self, node: torch.fx.Node) -> Any:
