@@ -88,7 +88,6 @@ MAKERS: dict[str, Callable[[Inner, float], Callable]] = {
     "object": Times,
     "slots": Slotted,
     "method of an object": lambda net, factor: Times(net, factor).method,
-    "code": lambda net, factor: eval(f"lambda x: net.lin(x) * {factor}", {"net": net}),
     "features": lambda net, factor: net.features,
 }
 
