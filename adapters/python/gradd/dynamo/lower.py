@@ -312,6 +312,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         if found is None:
             source, axis = self.sizes[symbol]
             found = self.flat.call_function(_aten.sym_size.int, (source, axis))
+            found.meta.update(self._place())
             found.meta["val"] = source.meta["val"].shape[axis]
             self.numbers[symbol] = found
         return found
@@ -513,8 +514,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         operands = pytree.tree_map(self._operand, (args, kwargs))
         node = self.flat.call_function(func, *operands)
         assert self.origin is not None
-        known = self.origin.meta
-        node.meta = {k: known[k] for k in ("nn_module_stack", "stack_trace") if k in known}
+        node.meta = self._place()
         node.meta[ORIGIN] = self.origin
         node.meta[OFF] = not torch.is_grad_enabled()
         if modes.of(self.origin).inference:
@@ -522,6 +522,11 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         if self.data:
             node.meta[DATA] = True
         return node
+
+    def _place(self) -> dict[str, Any]:
+        """Where the present node of Dynamo's graph comes from, as nodes say it."""
+        known = {} if self.origin is None else self.origin.meta
+        return {k: known[k] for k in ("nn_module_stack", "stack_trace") if k in known}
 
     def _keep(self, func: Any, node: torch.fx.Node, result: Any) -> Any:
         node.meta["val"] = result
