@@ -279,13 +279,7 @@ def _keep_from_collections() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what only the device of the tests can do, unless it is there.
-
-    What a forward reads, as gradd's own capture sees it, is for the night.
-    """
-    for item in items:
-        if item.path.parent.name == "outside":
-            item.add_marker("nightly")
+    """Leaves out what only the device of the tests can do, unless it is there."""
     if DEVICE != "cpu":
         return
     config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("fake_only")])

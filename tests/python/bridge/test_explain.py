@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import captured
 import engine as E
 import models
 import numpy as np
@@ -23,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from recognise import Writer
 from torch import nn
 
-from gradd import ORTModule, errors, export
+from gradd import ORTModule, errors
 from gradd.explain import Explanation, Row, explain_plan, with_sources
 from gradd.session import protocol
 from gradd.session.client import get_client
@@ -533,7 +534,7 @@ def test_errors_name_module_and_line(daemon: Any) -> None:
 
 def test_every_node_of_a_capture_has_a_source() -> None:
     model, make = models.build("gpt2")
-    cap = export.capture(model, (), make(2, 8, 0))
+    cap = captured.capture(model, (), make(2, 8, 0)).cap
     names = {n.name for n in onnx.load_model_from_string(cap.onnx).graph.node}
     known = dict(cap.sources)
     assert set(known) == names

@@ -13,10 +13,10 @@ import torch
 from nets import Net, assert_close, batch, loss_of
 from torch import nn
 
-from gradd import ORTModule, errors, options
+from gradd import ORTModule, errors
 from gradd.calls import watch
-from gradd.export import CaptureError
 from gradd.fallback import FallbackPolicy, SelfCheckError, policy_from_environment
+from gradd.spec import CaptureError
 
 pytestmark = pytest.mark.usefixtures("daemon")
 
@@ -134,21 +134,6 @@ def test_all_operators_that_the_daemon_has_not_are_named() -> None:
     assert "are not in the daemon" in text
 
 
-@pytest.mark.own_capture  # Dynamo passes on what no operator reads
-def test_unsupported_input_falls_back_as_data(caplog: pytest.LogCaptureFixture) -> None:
-    class Takes(Net):
-        def forward(self, x: torch.Tensor, thing: object = None) -> torch.Tensor:
-            return self.first(x).sum()
-
-    model = ORTModule(Takes())
-    with caplog.at_level(logging.WARNING, "gradd"):
-        for _ in range(2):
-            model(batch()[0], thing=object())
-    (message,) = _messages(caplog)
-    assert "unsupported_input_type" in message and "thing" in message
-    assert model.gradd_stats()["fallbacks"] == {"unsupported_input_type": 2}
-
-
 def test_a_call_that_is_wrong_itself_does_not_move_the_next_one() -> None:
     """What fails in PyTorch as well says nothing about calls of its form."""
     model = ORTModule(Net())
@@ -199,9 +184,6 @@ def test_one_odd_call_moves_no_other_size(
         torch.testing.assert_close(model(x), eager(x))
     stats = model.gradd_stats()
     assert stats["forwards"] >= len(common) + 1, stats
-    if options.capture() == "own":  # Dynamo goes on behind a decision
-        assert sum(stats["fallbacks"].values()) == 2 and stats["captures"] == 1, stats
-        assert kind is BySize or "catches an exception of a submodule" in caplog.text
     assert sum(stats["fallbacks"].values()) <= 2, stats
 
 
@@ -250,20 +232,6 @@ def test_a_graph_that_never_had_a_plan_is_given_up(monkeypatch: pytest.MonkeyPat
         model(torch.randn(n, 4)).backward()
     assert _in_torch(model)["graph"] >= 12
     assert len(asked) <= 5
-
-
-@pytest.mark.own_capture  # a graph of Dynamo holds for all sizes
-def test_few_sizes_are_tried_where_none_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-    monkeypatch.setattr("gradd.export.capturing._capture", lambda *_: tried.append(1) or _refuse())
-    model = ORTModule(type("Own", (Net,), {})())  # captures of Net itself are kept for all tests
-    for rows in range(2, 300):
-        model(torch.randn(rows, 8))
-    assert len(tried) == 4
-
-
-def _refuse() -> None:
-    raise CaptureError("export_failed", "for a test")
 
 
 class Hidden(torch.nn.Module):
@@ -461,9 +429,6 @@ def test_hooks_of_the_root_run_in_pytorch(
     assert set(grads[0]) == set(grads[1]) == {"bias", "weight_g", "weight_v"}
     for name, grad in grads[0].items():
         assert_close(grads[1][name], grad, name)
-    if options.capture() == "own":  # Dynamo traces hooks
-        expected = {} if disabled else {"forward_hooks": 2}
-        assert model.gradd_stats()["fallbacks"] == expected
 
 
 class Named(torch.nn.Parameter):

@@ -7,9 +7,7 @@ self-check is off: it would notice some of it, later.
 from __future__ import annotations
 
 import functools
-import gc
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +17,6 @@ from nets import assert_close
 from torch import nn
 
 from gradd import ORTModule
-from gradd.tokens import Tokens
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -91,14 +88,8 @@ MAKERS: dict[str, Callable[[Inner, float], Callable]] = {
     "object": Times,
     "slots": Slotted,
     "method of an object": lambda net, factor: Times(net, factor).method,
-    "code": lambda net, factor: eval(f"lambda x: net.lin(x) * {factor}", {"net": net}),
     "features": lambda net, factor: net.features,
 }
-
-
-# Dynamo keeps the globals of code that no module holds, and what is in them.
-_OWN = {"code": pytest.mark.own_capture}
-NAMES = [pytest.param(name, marks=_OWN.get(name, ())) for name in MAKERS]
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +176,7 @@ def _inner(net: Any) -> Inner:
 
 @pytest.mark.parametrize("kind", [Inner, Outer])
 @pytest.mark.parametrize("story", STORIES)
-@pytest.mark.parametrize("make", NAMES)
+@pytest.mark.parametrize("make", MAKERS)
 def test_each_call_is_the_present_forward(kind: type, story: str, make: str) -> None:
     net, plain = _pair(kind)
     ours = ORTModule(net)
@@ -196,7 +187,7 @@ def test_each_call_is_the_present_forward(kind: type, story: str, make: str) -> 
 
 
 @pytest.mark.parametrize("kind", [Inner, Outer])
-@pytest.mark.parametrize("make", NAMES)
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_forward_that_was_there_before(kind: type, make: str) -> None:
     net, plain = _pair(kind)
     for one in (net, plain):
@@ -219,22 +210,3 @@ def test_a_forward_that_stays_is_captured_once() -> None:
     for _ in range(4):
         _agree(ours, plain)
     assert ours.gradd_stats()["captures"] == 1
-
-
-def test_tokens_are_not_reused() -> None:
-    tokens, seen = Tokens(), set()
-    for _ in range(300):
-        seen.add(tokens.of(lambda: None))
-    assert len(seen) == 300
-    net = Inner()
-    assert tokens.of(net.forward) == tokens.of(net.forward) != tokens.of(net.features)
-    assert tokens.of(len) == tokens.of(len) != tokens.of(abs)
-
-
-def test_tokens_keep_nothing_alive() -> None:
-    tokens, thing = Tokens(), Times(Inner(), 1.0)
-    tokens.of(thing.method)
-    ref = weakref.ref(thing)
-    del thing
-    gc.collect()
-    assert ref() is None

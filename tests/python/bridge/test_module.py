@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradd import DebugOptions, LogLevel, ORTModule
-from gradd.export import CaptureError
 
 pytestmark = pytest.mark.usefixtures("daemon")
 Pair = namedtuple("Pair", ["a", "b"])
@@ -93,21 +92,6 @@ def test_a_wrapper_in_a_wrapped_module_runs_by_itself(how: str) -> None:
         assert_same_grads(inner, theirs)
     assert outer.gradd_stats()["fallbacks"] in ({}, {"nested_wrapper": 2})
     assert inner.gradd_stats()["fallbacks"] == {} and inner.gradd_stats()["captures"] == 1
-
-
-@pytest.mark.own_capture  # between graphs of Dynamo it runs in the daemon as well
-def test_a_wrapper_inside_is_said_in_strict_mode_and_forgotten_with_it() -> None:
-    inner, _ = pair()
-    module = Beside(inner, "child")
-    x, _ = batch()
-    with pytest.raises(CaptureError, match="nested_wrapper.*wrap the outer module or the inner"):
-        ORTModule(module, strict=True)(x)
-    outer = ORTModule(module)
-    outer(x)
-    module.inner = inner.module
-    outer(x)
-    assert outer.gradd_stats()["fallbacks"] == {"nested_wrapper": 1}
-    assert outer.gradd_stats()["captures"] == 1
 
 
 class Scaled(Net):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fronts import forget_ways, graphs
+from fronts import forget_calls, graphs
 from nets import Relu
 
 from gradd import ORTModule
@@ -44,7 +44,7 @@ def first_call(model: ORTModule, x: torch.Tensor) -> None:
     """A call that counts as the first of its kind."""
     for graph in graphs(model):
         graph.kinds.clear()
-    forget_ways(model)
+    forget_calls(model)
     model(x)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fronts import reference_kind
 from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
 from gradd.check import other_data, selfcheck
+from gradd.dynamo.piece import Reference
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -47,13 +47,13 @@ def small_limit(monkeypatch):
 def references(monkeypatch):
     """The shapes of the arguments of every run in PyTorch."""
     shapes: list[tuple] = []
-    run = reference_kind().run
+    run = Reference.run
 
     def noted(self, data, take):
         shapes.append(tuple(x.shape for x in data.leaves))
         run(self, data, take)
 
-    monkeypatch.setattr(reference_kind(), "run", noted)
+    monkeypatch.setattr(Reference, "run", noted)
     return shapes
 
 
@@ -97,7 +97,7 @@ def test_a_piece_has_labels(small_limit, monkeypatch) -> None:
         parts.extend(piece(fits, data, start + i) for i in range(4))
         return parts[-4]
 
-    monkeypatch.setattr(selfcheck, "piece", pieces)
+    monkeypatch.setattr(other_data, "piece", pieces)
     ORTModule(Tagger(), strict=True)(*batch()).backward()
     assert len(parts) >= 4
     for part in parts:

@@ -13,11 +13,6 @@ from gradd import ORTModule, errors
 from gradd.dynamo.budget import Budget, Curve, shares
 
 
-@pytest.fixture(autouse=True)
-def _dynamo(monkeypatch: Any) -> None:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
-
-
 def block() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 32))
 

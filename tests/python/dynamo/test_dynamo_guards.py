@@ -26,8 +26,7 @@ _NAMES = ("gradd_pack", "gradd_pack.part", "gradd_plain")
 
 
 @pytest.fixture(autouse=True)
-def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> Iterator[None]:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+def _without_leftovers(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> Iterator[None]:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     monkeypatch.setattr(builtins, "__import__", builtins.__import__)
     for name in _NAMES:

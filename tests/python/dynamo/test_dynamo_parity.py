@@ -18,9 +18,7 @@ from gradd.dynamo import private
 FEW = ("mlp_ce", "llama", "bert_mlm")
 
 
-@pytest.fixture(autouse=True)
-def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
 def train(name: str) -> dict[str, Any]:

@@ -17,10 +17,7 @@ from gradd import ORTModule
 from gradd.check.agreement import Finding
 from gradd.fallback import SelfCheckError
 
-
-@pytest.fixture(autouse=True)
-def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
 class _Clamped(torch.autograd.Function):
@@ -175,46 +172,6 @@ def test_memory_is_laid_out_as_in_pytorch() -> None:
     ours = Net(strided)
     theirs = copy.deepcopy(ours)
     compare(ours, ORTModule(ours), theirs)
-
-
-SHARED: dict[str, Callable] = {
-    "one twice": lambda h, x: (h, h),
-    "views": lambda h, x: (h, h[:, :3], h.t()),
-    "parts": lambda h, x: h.chunk(2, 1),
-    "detached": lambda h, x: (h, h.detach()),
-    "argument": lambda h, x: (h, x[:, 1:]),
-    "no work": lambda h, x: (h, F.dropout(h, 0.5, False), h.contiguous()[:, 1:]),
-    "written": lambda h, x: (h.add_(1), h[0]),
-}
-
-
-class Shared(nn.Module):
-    """Results that share memory."""
-
-    def __init__(self, results: Callable) -> None:
-        super().__init__()
-        self.linear, self.results = nn.Linear(6, 4), results
-
-    def forward(self, x: torch.Tensor) -> tuple:
-        return tuple(self.results(self.linear(x) * 2, x))
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_results_share_memory_as_in_pytorch(name: str) -> None:
-    nets = [Shared(SHARED[name]) for _ in range(2)]
-    nets[1].load_state_dict(nets[0].state_dict())
-    wrapped = ORTModule(nets[0], strict=True)
-    for n in (3, 5):
-        x = torch.randn(n, 6)
-        sides = [net(x.clone()) for net in (wrapped, nets[1])]
-        facts = []
-        for results in sides:
-            starts = [r.untyped_storage().data_ptr() for r in results]
-            facts.append([(starts.index(s), r.requires_grad) for s, r in zip(starts, results)])
-        assert facts[0] == facts[1]
-        for a, b in zip(*sides, strict=True):
-            torch.testing.assert_close(a, b)
-    assert wrapped.gradd_stats()["fallbacks"] == {}
 
 
 def test_an_option_that_there_is_not() -> None:

@@ -14,10 +14,7 @@ from torch import nn
 
 from gradd import ORTModule
 
-
-@pytest.fixture(autouse=True)
-def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
 class Net(nn.Module):

@@ -26,8 +26,7 @@ SCALE = 1.0
 
 
 @pytest.fixture(autouse=True)
-def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+def _unchecked(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     monkeypatch.setenv(_VARIABLE, "1")
 

@@ -15,10 +15,7 @@ from torch.nn import functional as F
 
 from gradd import ORTModule
 
-
-@pytest.fixture(autouse=True)
-def _captured_by_dynamo(monkeypatch: pytest.MonkeyPatch, shared_daemon: Any) -> None:
-    monkeypatch.setenv("GRADD_CAPTURE", "dynamo")
+pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
 def _assigned(t: torch.Tensor) -> torch.Tensor:

@@ -1,44 +1,24 @@
-"""What tests look at inside of a wrapper, whichever front end captures."""
+"""What tests look at inside of a wrapper."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
-from gradd import ORTModule, options
-from gradd.check import reference
-
-
-def _owner(model: ORTModule) -> Any:
-    return getattr(model._gradd_bridge, "owner", model._gradd_bridge)
+from gradd import ORTModule
 
 
 def graphs(model: ORTModule) -> list[Any]:
     """The graphs of the daemon that it has."""
-    owner = _owner(model)
-    return list(owner.alive if hasattr(owner, "alive") else owner._alive)
+    return list(model._gradd_bridge.owner.alive)
 
 
 def last(model: ORTModule) -> tuple[Any, Any]:
     """Graph and plan of the last call."""
-    found = _owner(model).last
-    graph, plan = found[-1] if isinstance(found, deque) else found
+    graph, plan = model._gradd_bridge.owner.last[-1]
     return graph(), plan()
 
 
-def forget_ways(model: ORTModule) -> None:
-    """The next call takes the long way."""
-    owner = _owner(model)
-    if hasattr(owner, "ways"):
-        owner.ways.clear()
-    for piece in getattr(owner, "pieces", ()):
+def forget_calls(model: ORTModule) -> None:
+    """The next call is like no earlier one."""
+    for piece in model._gradd_bridge.owner.pieces:
         piece._known.clear()
-
-
-def reference_kind() -> type:
-    """PyTorch's side of a self-check."""
-    if options.capture() == "own":
-        return reference.Reference
-    from gradd.dynamo.reference import Reference
-
-    return Reference

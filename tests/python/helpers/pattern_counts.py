@@ -13,10 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import captured
 import torch
 from conftest import BINARY
-
-from gradd import export
 
 
 class Row(NamedTuple):
@@ -65,10 +64,10 @@ def explained(
 ) -> dict[str, Any]:
     """The plan of one training step, as `gradd explain` prints it; the model is written to path."""
     args, named = ((), batch) if isinstance(batch, dict) else (batch, {})
-    cap = export.capture(model, args, named)
+    made = captured.capture(model, args, named)
+    cap = made.cap
     path.write_bytes(cap.onnx)
-    leaves, _, _ = export.flatten_inputs(args, named)
-    sizes = {i.name: leaves[i.leaf].shape for i in cap.inputs}
+    sizes = {i.name: made.values[i.name].shape for i in cap.inputs}
     given = [f"{n}={'x'.join(map(str, shape))}" for n, shape in sizes.items()]
     trained = ["--train", ",".join(cap.params), "--json"]
     command = [str(BINARY), "explain", str(path), *given, *trained, *options]

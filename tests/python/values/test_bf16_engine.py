@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 
+import captured
 import engine as E
 import ml_dtypes
 import models
@@ -16,8 +17,6 @@ import numpy as np
 import pytest
 import torch
 from selection import every_run
-
-from gradd.export import capture, flatten_inputs
 
 FLOOR = 1e-4
 TWICE = 2.0
@@ -31,14 +30,6 @@ def array_of(tensor: torch.Tensor) -> np.ndarray:
     return flat.numpy()
 
 
-def feed_of(module, cap, batch):
-    leaves, _, _ = flatten_inputs((), batch)
-    states = dict(module.named_parameters(remove_duplicate=False))
-    states |= dict(module.named_buffers(remove_duplicate=False))
-    feed = {i.name: array_of(leaves[i.leaf]) for i in cap.inputs}
-    return feed | {n: array_of(states[n]) for n in (*cap.params, *cap.buffers)}
-
-
 def torch_gradients(module, batch):
     module.zero_grad()
     loss = module(**batch).loss
@@ -48,10 +39,10 @@ def torch_gradients(module, batch):
 
 
 def engine_gradients(module, batch, plain=False, threads=0):
-    cap = capture(module, (), batch)
-    model, feed = E.Model(cap.onnx), feed_of(module, cap, batch)
-    loss = next(o.name for o in cap.outputs if o.leaf == cap.loss_leaf)
-    names = [n for n in cap.params if n in model.inputs]
+    made = captured.capture(module, (), batch)
+    model, feed = E.Model(made.cap.onnx), {n: array_of(v) for n, v in made.values.items()}
+    loss = made.loss
+    names = [n for n in made.cap.params if n in model.inputs]
     plan = E.Plan(model, feed, names, [loss], [loss], threads=threads, plain=plain)
     run = E.Run(plan)
     value = run.forward(feed)[loss]

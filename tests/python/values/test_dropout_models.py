@@ -24,8 +24,6 @@ import pytest
 import torch
 from selection import every_run
 
-from gradd import export
-
 SIGMAS = 5.0
 PASSES = 200
 ONE = np.ones((), np.float32)
@@ -61,12 +59,11 @@ class Ours:
 
     def __init__(self, family: str, rate: float, plain: bool = False, threads: int = 1) -> None:
         module, batch = build(family, rate)
-        cap = export.capture(module, (), batch)
-        values = captured.feeds(module, cap, (), batch)
-        self.feed = {n: v.detach().numpy() for n, v in values.items()}
-        self.loss = next(o.name for o in cap.outputs if o.leaf == cap.loss_leaf)
-        self.params = list(cap.params)
-        self.model = E.Model(cap.onnx)
+        made = captured.capture(module, (), batch)
+        self.feed = {n: v.detach().numpy() for n, v in made.values.items()}
+        self.loss = made.loss
+        self.params = list(made.cap.params)
+        self.model = E.Model(made.cap.onnx)
         self.plan(plain, threads)
 
     def plan(self, plain: bool, threads: int) -> Ours:

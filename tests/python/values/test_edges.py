@@ -21,7 +21,7 @@ from selection import SEED, drawn, one_in
 
 from gradd import ORTModule
 from gradd.errors import GraddError, UnsupportedError
-from gradd.export import CaptureError
+from gradd.spec import CaptureError
 
 THEMES = (
     *(edge_pointwise, edge_reductions, edge_losses, edge_layers, edge_shapes),

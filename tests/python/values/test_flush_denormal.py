@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gradd import ORTModule
-from gradd.export import CaptureError
+from gradd.spec import CaptureError
 
 pytestmark = pytest.mark.usefixtures("daemon")
 X = torch.linspace(0.5, 1.5, 12).reshape(3, 4)

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from captured import capture
 from torch import nn
 from torch.nn import functional
 
-from gradd import ORTModule, errors, export
+from gradd import ORTModule, errors
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -230,8 +231,7 @@ def test_more_steps_than_positions() -> None:
 
 
 def _checks(f: Callable, shape: tuple[int, ...], index: torch.Tensor) -> int:
-    cap = export.capture(Op(f, shape), (index,), {})
-    return export.op_histogram(cap).get("com.gradd::CheckIndex", 0)
+    return capture(Op(f, shape), (index,)).operators.get("com.gradd::CheckIndex", 0)
 
 
 @pytest.mark.quick

@@ -11,9 +11,11 @@ import time
 import parity
 import pytest
 import torch
+from captured import capture
 from torch import nn
 
-from gradd import ORTModule, export
+from gradd import ORTModule
+from gradd.spec import CaptureError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -135,7 +137,7 @@ def test_swin_is_refused_or_captured_in_seconds() -> None:
     model = transformers.SwinForImageClassification(config)
     start = time.monotonic()
     try:
-        export.capture(model, (), {"pixel_values": torch.randn(2, 3, 32, 32)})
-    except export.CaptureError as error:
+        capture(model, (), {"pixel_values": torch.randn(2, 3, 32, 32)})
+    except CaptureError as error:
         assert error.reason
     assert time.monotonic() - start < 60

@@ -11,7 +11,7 @@ from random_graphs import Program, Result
 from selection import one_in
 
 from gradd import ORTModule
-from gradd.export import CaptureError
+from gradd.spec import CaptureError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

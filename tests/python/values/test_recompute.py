@@ -21,7 +21,7 @@ import random_graphs
 import torch
 from selection import SEED, every_run
 
-from gradd import export
+from gradd.spec import CaptureError
 
 ONE = np.ones((), np.float32)
 DROPOUT = {
@@ -35,11 +35,10 @@ class Captured:
     """A captured module in training mode, with values for all inputs of its graph."""
 
     def __init__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        cap = export.capture(module.train(), args, kwargs)
-        values = captured.feeds(module, cap, args, kwargs)
-        self.feed = {n: array_of(v) for n, v in values.items()}
-        self.model = E.Model(cap.onnx)
-        self.grads = [n for n, v in values.items() if v.requires_grad]
+        made = captured.capture(module.train(), args, kwargs)
+        self.feed = {n: array_of(v) for n, v in made.values.items()}
+        self.model = E.Model(made.cap.onnx)
+        self.grads = [n for n, v in made.values.items() if v.requires_grad]
         self.outputs = self.model.outputs[:2]
 
     def plan(self, **options: Any) -> E.Plan:
@@ -215,7 +214,7 @@ def test_random_programs_have_the_same_bits(seed: int):
     x = random_graphs.draw_input(seed).to(dtype).requires_grad_()
     try:
         of = Captured(program, (x,), {})
-    except export.CaptureError as error:
+    except CaptureError as error:
         pytest.skip(str(error))
     of.grads.append(of.model.inputs[0])
     whole = of.plan()

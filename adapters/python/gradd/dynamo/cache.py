@@ -27,14 +27,26 @@ _captures: OrderedDict[bytes, Capture] = OrderedDict()
 _lock = threading.Lock()
 
 
-def find(key: bytes, make: Callable[[], Capture]) -> tuple[Capture, bool]:
-    """The capture under a key, made if there is none; and whether it was there."""
+def find(
+    key: bytes, make: Callable[[], Capture], decided: Callable[[], int] = lambda: 0
+) -> tuple[Capture, bool]:
+    """The capture under a key, made if there is none; and whether it was there.
+
+    Args:
+        key: Of `key_of`.
+        make: Translates.
+        decided: How much has been decided about sizes so far. A capture that decides something is
+            kept for nobody: where the same graph comes with other sizes, it is another one.
+    """
     with _lock:
         known = _captures.get(key)
         if known is not None:
             _captures.move_to_end(key)
             return known, True
+    before = decided()
     made = make()
+    if decided() != before:
+        return made, False
     with _lock:
         _captures[key] = made
         if len(_captures) > _KEPT:

@@ -58,12 +58,14 @@ class _Step:
         torchs: What PyTorch runs: all of the part, or views of a piece's results.
         over: Nodes that no later step reads.
         grad: Some of it records gradients, whatever the modes around the call are.
+        ordinary: It does so as well where inference mode is around the call: it leaves that.
         reason: Why it runs in PyTorch.
     """
 
     def __init__(self, part: partition.Part, piece: Piece | None, torchs: InTorch | None) -> None:
         self.part, self.piece, self.torchs = part, piece, torchs
         self.grad = any(modes.of(n).grad for n in part.nodes)
+        self.ordinary = any(modes.of(n).grad and modes.leaves_inference(n) for n in part.nodes)
         self.over: list[Node] = []
         self.reason = ""
 
@@ -231,7 +233,9 @@ class CompiledGraph:
         names = [n.name for n in part.outputs]  # of the user's variables, where Dynamo knows them
         key = cache.key_of(done, inputs, names, self.checkpoints)
         cap, _ = cache.find(
-            key, lambda: program.capture(done, inputs, names, bool(self.checkpoints))
+            key,
+            lambda: program.capture(done, inputs, names, bool(self.checkpoints)),
+            lambda: 0 if self.env is None else len(self.env.guards),
         )
         if trial:
             from gradd.calls.captured import check_supported
@@ -463,7 +467,8 @@ class CompiledGraph:
                 planning.as_tensor(known[n] if n in known else numbers(lower.value_of(n)))
                 for n in part.inputs
             ]
-            with torch.set_grad_enabled(step.grad):
+            inference = torch.is_inference_mode_enabled() and not step.ordinary
+            with torch.inference_mode(inference), torch.set_grad_enabled(step.grad):
                 outputs = step.piece(args, share)
                 if self.asks_layout:
                     pairs = zip(outputs, part.outputs, strict=True)

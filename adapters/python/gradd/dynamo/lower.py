@@ -34,6 +34,8 @@ _aten = torch.ops.aten
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 ORIGIN = "gradd_origin"  # mark of nodes: the node of Dynamo's graph that they come from
 _CAST = "gradd_cast"  # mark of nodes: autocast to this type is on
+_POWERS = ("Pow", "PowByNatural")
+_HIGHEST = 4  # power of a size that is still a number of 64 bits
 _UNKNOWN = object()
 # They change what a fake tensor is: what Dynamo knows of it is not what it was before.
 _RESHAPING = frozenset(
@@ -70,8 +72,31 @@ def _is_same(a: Any, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.stride() == b.stride()
 
 
+def _is_within(
+    tensor: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
+) -> bool:
+    """Whether as_strided() reads elements of a tensor that lies in memory as its indices count."""
+    if not tensor.is_contiguous() or (offset is not None and tensor.storage_offset() != 0):
+        return False
+    last = sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + (offset or 0)
+    return bool(last < tensor.numel())
+
+
 class _SeveralError(Exception):
     """A function calls more than one operator."""
+
+
+def _is_pythons(expression: sympy.Expr) -> bool:
+    """Whether a graph cannot compute a number: a root, or whole numbers beyond 64 bits."""
+    for part in sympy.preorder_traversal(expression):
+        name = part.func.__name__
+        if name.startswith("OpaqueUnaryFn"):  # math.sqrt
+            return True
+        if name in _POWERS and part.is_integer:
+            exponent = part.args[1]
+            if not exponent.is_number or exponent > _HIGHEST:
+                return True
+    return False
 
 
 class Lowered:
@@ -247,6 +272,12 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         found = self.numbers.get(expression)
         if found is not None:
             return found
+        if _is_pythons(expression):
+            made = self._computed(expression)
+            if made is None:
+                raise self._refusal("export_failed", f"needs {expression}, which no operator gives")
+            self.numbers[expression] = made
+            return made
         known = {}
         for symbol in expression.free_symbols:
             node = self._size(symbol) if symbol in self.sizes else self._given(symbol)
@@ -453,6 +484,9 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             raise self._refusal("data_dependent_control_flow", text)
         if func is _aten.lift_fresh.default:
             func = _aten.clone.default
+        if func is _aten.as_strided.default and not _is_within(*args, **kwargs):
+            text = "reads a tensor by the layout of its memory (as_strided)"
+            raise self._refusal("memory_layout", text)
         if self.expected is _UNKNOWN or is_mutable(func):
             node = self._emit(func, args, kwargs)
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))

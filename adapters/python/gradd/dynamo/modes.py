@@ -18,6 +18,7 @@ from gradd.dynamo import private
 from gradd.export import autocast
 
 KEY = "gradd_modes"
+_LEFT = "gradd_left_inference"
 _DEVICE = "cpu"
 
 
@@ -56,6 +57,11 @@ def of(node: torch.fx.Node) -> Modes:
     return node.meta[KEY]
 
 
+def leaves_inference(node: torch.fx.Node) -> bool:
+    """Whether a node stands in inference_mode(False), which counts whatever is around the call."""
+    return bool(node.meta.get(_LEFT))
+
+
 def changes(node: torch.fx.Node) -> bool:
     """Whether a node does nothing but change modes."""
     return node.op == "call_function" and node.target in _CHANGES
@@ -73,7 +79,8 @@ def mark(graph: torch.fx.Graph, around: Modes) -> None:
     """
     modes = around
     casts: list[tuple[torch.fx.Node, torch.dtype | None]] = []
-    inferences: list[tuple[torch.fx.Node, Modes]] = []
+    inferences: list[tuple[torch.fx.Node, Modes, bool]] = []
+    left = False
     for node in graph.nodes:
         target = node.target
         if not changes(node):
@@ -87,12 +94,15 @@ def mark(graph: torch.fx.Graph, around: Modes) -> None:
             before = next(cast for begin, cast in casts if begin is node.args[0])
             modes = modes._replace(cast=before)
         elif target is private._enter_inference_mode:
-            inferences.append((node, modes))
+            inferences.append((node, modes, left))
+            left = not node.args[0]
             modes = modes._replace(inference=bool(node.args[0]), grad=not node.args[0])
         else:
-            before = next(m for begin, m in inferences if begin is node.args[0])
+            before, left = next(m for begin, *m in inferences if begin is node.args[0])
             modes = modes._replace(inference=before.inference, grad=before.grad)
         node.meta[KEY] = modes
+        if left:
+            node.meta[_LEFT] = True
 
 
 _CHANGES = frozenset(

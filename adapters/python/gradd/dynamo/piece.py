@@ -186,10 +186,15 @@ class Piece:
         """Whether a tensor that the graph writes shares its memory with another argument."""
         if not self.graph.changed:
             return False
-        where = [watch.untyped_storage(args[i.place]).data_ptr() for i in self.inputs_]
+        storages = [watch.untyped_storage(args[i.place]) for i in self.inputs_]
+        spans = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]  # arrays have parts
         written = {p.key for p in self.graph.changed_places}
         return any(
-            where.count(where[n]) > 1 for n, i in enumerate(self.inputs_) if i.place in written
+            spans[n][0] < end and start < spans[n][1]
+            for n, i in enumerate(self.inputs_)
+            if i.place in written
+            for m, (start, end) in enumerate(spans)
+            if m != n
         )
 
     def _form(self, args: Sequence[Any], share: int | None) -> Hashable:

@@ -111,6 +111,7 @@ def translating(program: Any) -> Iterator[None]:
 def _widen_casts(node: torch.fx.Node, values: dict[str, Any], graph: Any) -> None:
     """The library computes some operators in floats, whatever they are given."""
     of_sizes = not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(_values(node)))
+    taken = node.target is torch.ops.aten._local_scalar_dense.default  # a double, as item() gives
     if _types(_values(node)) & set(_NARROW):
         return  # a cast may be what the operator is
     for made in reversed(graph):
@@ -118,9 +119,9 @@ def _widen_casts(node: torch.fx.Node, values: dict[str, Any], graph: Any) -> Non
             break
         if made.op_type != "Cast" or made.attributes["to"].as_int() != FLOAT:
             continue
-        if of_sizes or made.inputs[0].dtype == DOUBLE:
+        if of_sizes or taken or made.inputs[0].dtype == DOUBLE:
             made.attributes["to"] = ir.AttrInt64("to", int(DOUBLE))
-    if of_sizes and _is_number(node):
+    if (of_sizes or taken) and _is_number(node):
         values[node.name].dtype = DOUBLE
 
 

@@ -1,0 +1,170 @@
+"""Attributes that forward() reads or writes: adapters that are merged, settings, results."""
+
+from __future__ import annotations
+
+import collections
+import copy
+from typing import Any
+
+import models
+import pytest
+import torch
+from nets import assert_close
+from selection import every_run
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from gradd import ORTModule
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+
+def _lora() -> tuple[ORTModule, nn.Module, dict[str, torch.Tensor]]:
+    module, make = models.build("peft_lora_llama", num_hidden_layers=1)
+    eager = copy.deepcopy(module)
+    return ORTModule(module, strict=True), eager, make(2, 8, 0)
+
+
+def _scale(model: Any) -> None:
+    for sub in model.modules():
+        if hasattr(sub, "set_scale"):
+            sub.set_scale("default", 3.0)
+
+
+def _second_adapter(model: Any) -> None:
+    for sub in model.modules():
+        if hasattr(sub, "lora_A"):
+            sub.set_adapter(["other"])
+
+
+CHANGES = [lambda m: m.merge_adapter(), _scale, _second_adapter]
+
+
+@pytest.mark.parametrize("train", every_run((True,), [False, True]))
+@pytest.mark.parametrize(
+    "change", every_run(CHANGES[:1], CHANGES), ids=["merge", "scale", "choose"]
+)
+def test_adapters_may_change_between_calls(change: Any, train: bool) -> None:
+    ours, eager, batch = _lora()
+    for model in (ours.module, eager):
+        torch.manual_seed(7)
+        config = copy.deepcopy(model.peft_config["default"])
+        model.add_adapter("other", config)
+        for name, parameter in model.named_parameters():
+            if "other" in name:
+                parameter.data.normal_(0.0, 0.05)
+        model.train(train)
+    with torch.no_grad():
+        before = eager(**batch).logits
+        assert_close(ours(**batch).logits, before)
+        for model in (ours.module, eager):
+            change(model)
+        after = eager(**batch).logits
+        assert_close(ours(**batch).logits, after)
+    same = torch.allclose(before, after, atol=1e-4)
+    assert same == (change is CHANGES[0]), "the change must show, but for a merge"
+
+
+def test_a_setting_that_a_call_fills_in_is_filled_in_by_every_call() -> None:
+    model, make = models.build("bert_cls")
+    wrapped, config = ORTModule(model, strict=True), model.config
+    config.problem_type = None
+    for _ in range(2):
+        wrapped(**make(2, 5, 0)).loss.backward()
+        assert config.problem_type == "single_label_classification"
+        config.problem_type = None
+    assert wrapped.gradd_stats()["captures"] == 1
+
+
+class _Bag(dict):
+    """A result of the user's own class."""
+
+
+class _Row(list):
+    """Another one."""
+
+
+def _tagged(y: torch.Tensor) -> torch.Tensor:
+    y.tag = "t"
+    return y
+
+
+def _with(value: Any) -> Any:
+    value.tag = 1
+    return value
+
+
+_RESULTS: dict[str, Any] = {
+    "a tensor": _tagged,
+    "a nested one": lambda y: {"a": [y, (_tagged(y * 2),)]},
+    "a detached one": lambda y: _tagged(y.detach()),
+    "a view": lambda y: (y, _tagged(y[:, :2])),
+    "by its dictionary": lambda y: (y.__dict__.update(tag=1), y)[1],
+    "a dictionary": lambda y: _with(_Bag(a=y)),
+    "a list": lambda y: _with(_Row([y])),
+    "a ModelOutput": lambda y: _with(BaseModelOutput(last_hidden_state=y)),
+    "a factory": lambda y: collections.defaultdict(int, a=y),
+    "another tensor": lambda y: (_tagged(y) * 2, y.view(-1)),
+    "for a while": lambda y: (delattr(_tagged(y), "tag"), y)[1],
+    "plain containers": lambda y: [_Bag(a=y), _Row([y]), BaseModelOutput(last_hidden_state=y)],
+}
+
+
+def _visible(value: Any) -> Any:
+    """Classes and attributes of a result."""
+    own = sorted(getattr(value, "__dict__", {}))
+    if isinstance(value, torch.Tensor):
+        return (torch.Tensor, own)
+    factory = getattr(value, "default_factory", None)
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return (type(value), own, factory, [_visible(v) for v in inner])
+
+
+@pytest.mark.parametrize("name", _RESULTS)
+def test_attributes_of_a_result(name: str) -> None:
+    """They are there, if need be because PyTorch runs the call."""
+    make = _RESULTS[name]
+
+    class Returns(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return make(super().forward(x))
+
+    eager = Returns(4, 4)
+    ours, x = ORTModule(copy.deepcopy(eager)), torch.ones(2, 4)
+    for _ in range(2):
+        assert _visible(ours(x)) == _visible(eager(x))
+
+
+class Chooser(nn.Module):
+    """Reads a container, as an adapter does that lists which of its parts are active."""
+
+    def __init__(self, active: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: nn.Linear(4, 4) for name in "abc"})
+        self.active = active
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.parts.items()
+        return sum(part(x) * len(name) for name, part in parts if name in self.active)
+
+
+FILL = {list: "extend", set: "update", dict.fromkeys: "update"}
+
+
+@pytest.mark.parametrize("kind", FILL)
+def test_an_equal_container_assigned_anew(kind: Any) -> None:
+    """PEFT's set_adapter() in every step; what changes in the new one is noticed as ever."""
+    eager = Chooser(kind("ab"))
+    model = ORTModule(copy.deepcopy(eager), strict=True)
+    x = torch.ones(3, 4)
+    for _ in range(6):
+        eager.active = model.module.active = kind("ab")
+        assert_close(model(x), eager(x))
+    assert model.gradd_stats()["graphs"] == 1
+    for names in ("bc", "ab", "c", "bc", "ab"):
+        eager.active = model.module.active = kind(names)
+        assert_close(model(x), eager(x))
+    for module in (eager, model.module):  # the new one in place
+        module.active.clear()
+        getattr(module.active, FILL[kind])(kind("a"))
+    assert_close(model(x), eager(x))

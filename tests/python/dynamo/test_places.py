@@ -1,0 +1,88 @@
+"""Source lines of the user's code, wherever it lies: the name of a folder says nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from captured import capture
+from conftest import HELPERS, ROOT
+
+from gradd.spec import CaptureError
+
+NAMES = ("gradd", "torch", "sympy", "server")
+SOURCE = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x, steps=None):
+        hidden = self.inner(x).sin()
+        return torch.linalg.svd(hidden)[1] if steps else hidden
+"""
+LINE = SOURCE.splitlines().index("        hidden = self.inner(x).sin()") + 1
+
+
+def write(folder: Path) -> Path:
+    """The user's module in a folder; returns its file."""
+    folder.mkdir(parents=True)
+    file = folder / "net.py"
+    file.write_text(SOURCE)
+    return file
+
+
+def load(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"net_{file.parent.name}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_and_errors_keep_their_lines(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / name / "models")
+    net = load(file).Net()
+    places = capture(net, (torch.randn(2, 4),)).cap.sources
+    assert any(place.endswith(f"@ {file}:{LINE}") for _, place in places)
+    assert all(str(file) in place for _, place in places)
+    with pytest.raises(CaptureError) as error:
+        capture(net, (torch.randn(2, 4), 1))
+    assert f"{file}:{LINE + 1}" in str(error.value)
+
+
+PROGRAM = """
+import captured, net, torch
+for _, place in captured.capture(net.Net(), (torch.randn(2, 4),)).cap.sources:
+    print(place)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES[:1])
+def test_gradd_itself_may_lie_in_such_a_folder(tmp_path: Path, name: str) -> None:
+    packages = tmp_path / name / "adapters" / "python"
+    shutil.copytree(ROOT / "adapters" / "python" / "gradd", packages / "gradd")
+    file = write(tmp_path / name / "models")
+    paths = os.pathsep.join((str(packages), str(file.parent), str(HELPERS)))
+    places = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout.splitlines()
+    assert places and all(str(file) in place for place in places)

@@ -1,0 +1,288 @@
+"""What no graph holds: such calls, or parts of them, run in PyTorch, and leave what it leaves."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captured import Lambda
+from nets import assert_close, assert_same_grads
+from torch import nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from gradd import ORTModule
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+X = torch.linspace(-1, 2, 12).reshape(3, 4)
+
+
+def _module(forward: Callable) -> nn.Module:
+    torch.manual_seed(0)
+    module = Lambda(forward, lin=nn.Linear(4, 4), count=torch.zeros(()))
+    module.calls, module.outs, module.options = 1, {"all": []}, SimpleNamespace(scale=1.0)
+    module.draws, module.numbers = random.Random(1), np.random.default_rng(2)
+    return module
+
+
+def compare(forward: Callable, *args: Any, calls: int = 3) -> ORTModule:
+    """Results, gradients, and what a forward leaves behind."""
+    theirs = _module(forward)
+    ours = ORTModule(_module(forward))
+    for _ in range(calls):
+        found = []
+        for model, inner in ((ours, ours.module), (theirs, theirs)):
+            random.seed(3), np.random.seed(4), torch.manual_seed(5)
+            model.zero_grad()
+            given = copy.deepcopy(args)
+            result = model(*given)
+            tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+            if tensors:
+                sum(t.sum() for t in tensors).backward()
+            left = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+            drawn = [random.random(), np.random.rand(), inner.calls, inner.options.scale]
+            others = [x for x in pytree.tree_leaves(result) if not isinstance(x, torch.Tensor)]
+            found.append((tensors, left, [*drawn, *others], [*inner.buffers()]))
+        (mine, own, numbers, buffers), (right, given, expected, wanted) = found
+        assert numbers == expected
+        for a, b in zip([*mine, *own, *buffers], [*right, *given, *wanted], strict=True):
+            assert_close(a, b)
+        if right:
+            assert_same_grads(ours.module, theirs)
+    return ours
+
+
+def _count(self, x):
+    self.calls += 1
+    return self.lin(x).mean() * self.calls
+
+
+def _stash(self, x):
+    self.features = self.lin(x)
+    return self.features.mean()
+
+
+def _stash_below(self, x):
+    self.lin.features = self.lin(x)
+    return self.lin.features.mean()
+
+
+def _collect(self, x):
+    self.outs["all"].append(self.lin(x).detach())
+    return self.lin(x).mean() * len(self.outs["all"])
+
+
+def _options(self, x):
+    self.options.scale *= 2
+    return self.lin(x).mean() * self.options.scale
+
+
+def _size(self, x):
+    self.size = x.shape[0]
+    return self.lin(x).mean() * self.size
+
+
+def _table(self, x):
+    if not hasattr(self, "table"):
+        self.table = torch.arange(4.0)
+    return (self.lin(x) * self.table).mean()
+
+
+def _coin(self, x):
+    h = self.lin(x)
+    return (self.lin(h) if random.random() < 0.5 else h).mean()
+
+
+def _rebound(self, x):
+    self.count = self.count + x.mean()
+    return (self.lin(x) * self.count).mean()
+
+
+WRITES = (_count, _stash, _stash_below, _collect, _options, _size, _table, _rebound)
+DRAWS = {
+    "python": lambda self, x: self.lin(x).mean() * random.random(),
+    "numpy": lambda self, x: self.lin(x).mean() * float(np.random.rand()),
+    "own numpy": lambda self, x: self.lin(x).mean() * float(self.numbers.random()),
+    "a coin": _coin,
+}
+
+
+@pytest.mark.parametrize("forward", WRITES, ids=lambda f: f.__name__.strip("_"))
+def test_attributes_that_forward_writes(forward: Callable) -> None:
+    compare(forward, X)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_that_are_not_torchs(name: str) -> None:
+    compare(DRAWS[name], X)
+
+
+def _cond(self, x):
+    return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: -y, (self.lin(x),)).mean()
+
+
+def _by_hand(self, x):
+    h = self.lin(x)
+    h.register_hook(lambda g: g * 0.1)
+    return h.mean()
+
+
+def _gradient_inside(self, x):
+    w = x.detach().requires_grad_()
+    (grad,) = torch.autograd.grad((self.lin(w) * w).sum(), w)
+    return self.lin(grad.detach()).mean()
+
+
+def _hidden(self, x):
+    try:
+        return _Doubled.apply(self.lin(x)).mean()
+    except Exception:
+        return self.lin(x).mean()
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 7
+
+
+PARTS: dict[str, Callable] = {
+    "svd": lambda self, x: torch.linalg.svd(self.lin(x))[1].sum(),
+    "several": lambda self, x: (
+        sum(torch.linalg.svd(self.lin(x) + i)[1].sum() for i in range(2))
+        + torch.linalg.eigvals(x @ x.T).abs().sum()
+    ),
+    "bucketize": lambda self, x: self.lin(x) + torch.bucketize(x, x[:, 0].sort()[0]),
+    "repeat": lambda self, x: self.lin(x).repeat_interleave(
+        torch.tensor([1, 2, 3]), 0, output_size=6
+    ),
+    "diagonal": lambda self, x: self.lin(x).clone().fill_diagonal_(0.0),
+    "view of a diagonal": lambda self, x: torch.diagonal(self.lin(x)).add_(-1).pow(2).sum(),
+    "hardshrink": lambda self, x: nn.functional.hardshrink(self.lin(x).relu_()).sum(),
+    "masked_select": lambda self, x: self.lin(x).masked_select(x > 0),
+    "nonzero": lambda self, x: self.lin(x)[x[:, 0].nonzero()[:, 0]],
+    "a function in a try": _hidden,
+    "cond": _cond,
+    "a hook on a tensor": _by_hand,
+    "a gradient inside": _gradient_inside,
+    "branch": lambda self, x: self.lin(x).mean() if x.sum() > 0 else self.lin(-x).mean(),
+    "written argument": lambda self, x: self.lin(x.add_(1)).mean(),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_a_forward(name: str) -> None:
+    compare(PARTS[name], X)
+
+
+RESULTS: dict[str, Callable] = {
+    "nothing": lambda self, x: None,
+    "no tensor": lambda self, x: (3, []),
+    "structure": lambda self, x: {"a": (x, self.lin(x), None), "b": [3, "text"], "c": {"d": True}},
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_of_any_form(name: str) -> None:
+    theirs, ours = _module(RESULTS[name]), ORTModule(_module(RESULTS[name]))
+    for _ in range(2):
+        a, b = ours(X), theirs(X)
+        found, form = pytree.tree_flatten(a)
+        expected, wanted = pytree.tree_flatten(b)
+        assert form == wanted
+        for x, y in zip(found, expected, strict=True):
+            assert torch.allclose(x, y) if isinstance(y, torch.Tensor) else x == y
+
+
+def _appended(given, y):
+    given["rows"].append(y)
+
+
+CHANGES: dict[str, Callable] = {
+    "append": _appended,
+    "pop": lambda given, y: given.pop("x"),
+    "update": lambda given, y: given.update(x=y),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_containers_of_arguments_that_forward_changes(name: str) -> None:
+    def forward(self, given):
+        y = self.lin(given["x"])
+        CHANGES[name](given, y)
+        return y.mean()
+
+    ours, theirs = ORTModule(_module(forward)), _module(forward)
+    for _ in range(2):
+        sides = [{"x": X, "rows": [X]}, {"x": X, "rows": [X]}]
+        assert_close(ours(sides[0]), theirs(sides[1]))
+        assert sides[0].keys() == sides[1].keys()
+        for a, b in zip(*map(pytree.tree_leaves, sides), strict=True):
+            assert_close(a, b)
+
+
+def test_unknown_types() -> None:
+    class Odd:
+        scale = 2.0
+
+    compare(lambda self, x, odd: self.lin(x).mean() * odd.scale, X, Odd())
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_tensor_in_place_of_a_parameter(trained: bool) -> None:
+    net = _module(lambda self, x: self.lin(x).sum())
+    outer = Lambda(lambda self, x: self.net(x), net=ORTModule(copy.deepcopy(net)))
+    for factor in (2.0, 3.0):
+        others = {n: (p * factor).detach() for n, p in net.lin.named_parameters()}
+        sides = []
+        for model, start in ((outer, "net.module.lin"), (net, "lin")):
+            given = {f"{start}.{n}": v.clone().requires_grad_(trained) for n, v in others.items()}
+            result = functional_call(model, given, (X,))
+            if trained:
+                result.backward()
+            sides.append([result, *(v.grad for v in given.values() if trained)])
+        for a, b in zip(*sides, strict=True):
+            assert_close(a, b)
+
+
+class _Unrolled(nn.Module):
+    """As many operators as rows: each number of rows is a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        state = h[0]
+        for t in range(1, len(h)):
+            state = torch.tanh(state + h[t])
+        return state.sum()
+
+
+def test_graphs_that_change_in_every_call() -> None:
+    model = ORTModule(_Unrolled())
+    for rows in range(3, 8):
+        x = torch.randn(rows, 4)
+        assert_close(model(x), model.module(x))
+
+
+def test_a_module_that_is_changed_before_every_step() -> None:
+    """The loss of a trainer that puts the model into it anew."""
+    model = ORTModule(Lambda(lambda self, x: self.model(x).square().mean(), model=nn.Linear(4, 4)))
+    for _ in range(4):
+        model.module.model = model.model = copy.deepcopy(model.module.model)
+        model.zero_grad()
+        model(X).backward()
+        expected = torch.autograd.grad(model.module(X), model.module.model.weight)[0]
+        assert_close(model.module.model.weight.grad, expected)
