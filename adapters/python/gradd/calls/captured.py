@@ -309,19 +309,6 @@ class CapturedGraph:
         """Declared dtype of an output."""
         return DTYPES[self.info.types[name][0]]
 
-    def output_shape(self, name: str, free: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-        """Shape of an output for these shapes of the free inputs, if the graph declares it."""
-        known: dict[str, int] = {}
-        for input_name, shape in zip(self.free, free, strict=True):
-            for size, value in zip(self.info.types[input_name][1] or (), shape, strict=False):
-                if isinstance(size, str):
-                    known[size] = value
-        sizes = self.info.types[name][1]
-        if sizes is None:
-            return None
-        found = [known.get(s) if isinstance(s, str) else s for s in sizes]
-        return None if None in found else tuple(found)  # type: ignore[arg-type]
-
     def drop(self) -> None:
         """Gives up plans and binding; runs that are not released keep theirs."""
         self.plans.clear()

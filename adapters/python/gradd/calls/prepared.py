@@ -37,6 +37,7 @@ class Prepared:
         in_bytes: Of that block.
         out_rows: Per output of the plan its type, sizes and bytes.
         plain: What the plan computes is what the user gets, in this order.
+        left_out: Types and sizes of outputs that the plan leaves out, as far as they are known.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Prepared:
         self.grad_inputs = [at[name] for name in plan.input_grads]
         user = range(len(graph.user))
         self.plain = not graph.hidden and wish.real == list(user)
+        self.left_out: dict[str, Kind] = {}
         self.all_differentiable = all(wish.differentiable)
         self.watches_readers = bool(graph.cap.depends)
         self.prints_memory = bool(options.get("ORTMODULE_PRINT_MEMORY_STATS"))

@@ -13,6 +13,7 @@ import threading
 import torch
 
 from gradd.dynamo import private
+from gradd.export.nodes import argument
 from gradd.spec import CaptureError
 
 
@@ -55,5 +56,14 @@ def refusal() -> CaptureError:
 
 def draws(graph: torch.fx.Graph) -> bool:
     """Whether a graph of aten operators draws random numbers."""
-    tags = (getattr(node.target, "tags", ()) for node in graph.nodes)
-    return any(torch.Tag.nondeterministic_seeded in found for found in tags)
+    return any(map(_draws, graph.nodes))
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for given in node.target._schema.arguments:  # type: ignore[union-attr]
+        if given.name in ("p", "dropout_p"):
+            chance = argument(node, given.name)
+            return (given.default_value if chance is None else chance) != 0
+    return True
