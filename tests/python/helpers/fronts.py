@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from gradd import ORTModule, options
-from gradd.check import reference
+from gradd import ORTModule
 
 
 def _owner(model: ORTModule) -> Any:
@@ -33,12 +32,3 @@ def forget_ways(model: ORTModule) -> None:
         owner.ways.clear()
     for piece in getattr(owner, "pieces", ()):
         piece._known.clear()
-
-
-def reference_kind() -> type:
-    """PyTorch's side of a self-check."""
-    if options.capture() == "own":
-        return reference.Reference
-    from gradd.dynamo.reference import Reference
-
-    return Reference

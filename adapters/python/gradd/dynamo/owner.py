@@ -22,6 +22,7 @@ from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
 from gradd.dynamo.budget import Budget
 from gradd.dynamo.chance import Chance
+from gradd.dynamo.own_forward import Now
 from gradd.dynamo.planning import Planning
 from gradd.fallback import Fallback
 from gradd.memory import Memory
@@ -49,6 +50,7 @@ class Owner:
         parts: How often parts of graphs have run in PyTorch, by reason.
         chance: Where the generator of random numbers stands in a call.
         planning: The call that is planned and not run.
+        now: The call that is computed.
         budget: What graphs of one call share.
     """
 
@@ -95,6 +97,7 @@ class Owner:
         self.parts: Counter[str] = Counter()
         self.chance = Chance()
         self.planning = Planning()
+        self.now = Now()
         self.budget = Budget(self.memory.budget)
         self._names: dict[int, str] = {}
         self.failed: Exception | None = None
