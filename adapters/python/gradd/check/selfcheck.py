@@ -52,6 +52,10 @@ class _Incomparable(SelfCheckError):
     """PyTorch itself fails on these data."""
 
 
+class _Stale(SelfCheckError):
+    """forward() computes something else than its graph."""
+
+
 class Checks:
     """The self-checks of one compiled function, whose lock the caller of every method holds."""
 
@@ -92,6 +96,8 @@ class Checks:
             text = _sentence(piece, kind, error.what)
             if not isinstance(error, _Incomparable):
                 kind.failed[sizes] = text
+            if isinstance(error, _Stale):  # its graph is as wrong in PyTorch
+                piece.owner.failed = SelfCheckError(text)
             raise SelfCheckError(text) from error.__cause__
         finally:
             seconds = checktimes.clock() - start
@@ -201,14 +207,14 @@ class _Check:
                     continue
                 agreed[key] += 1
                 excused = key in {f.key for f in findings}
-                if excused or tally.would_show(finding) or agreed[key] >= _ENOUGH:
+                if excused or tally.would_show(finding):
                     del suspects[key]
             del tally
             if not suspects:
                 logger.info("what differs from PyTorch is within rounding: other data agree")
                 return
         for key, finding in suspects.items():
-            if key in strikes or not finding.excused:
+            if key in strikes or not finding.excused and agreed[key] < _ENOUGH:
                 raise SelfCheckError(f"differs from PyTorch: {finding.text}")
 
     def _agrees(self, data: Data, wish: Wish) -> bool:
@@ -303,9 +309,9 @@ class _Check:
 
         self._in_torch(reference, data, take)
         for finding in stale.findings():
-            raise SelfCheckError(
-                "differs from what forward() computes by now: "
-                f"{finding.text}; TorchDynamo has not seen a change of what that reads"
+            raise _Stale(
+                f"differs from what forward() computes by now: {finding.text}; TorchDynamo has not "
+                "seen a change of what that reads"
             )
         return tally
 

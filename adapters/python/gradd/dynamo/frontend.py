@@ -196,6 +196,8 @@ class Compiled:
         finally:
             owner.chance.forget()
             owner.now.call = None
+        if owner.failed is not None:  # a self-check has found it
+            return self._eager(*args, **kwargs)
         now = Frames.now()
         why = cause() if now != frames else ""
         if owner.calls == before:

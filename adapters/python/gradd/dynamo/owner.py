@@ -42,7 +42,7 @@ class Owner:
 
     Attributes:
         title: For messages.
-        failed: Why there is no daemon, where the policy lets PyTorch run then.
+        failed: Why all calls run in PyTorch: there is no daemon, or a graph is not forward()'s.
         refused: Why a graph has run in PyTorch as a whole.
         last: Graphs and plans of the last call.
         calls: Of graphs, in the daemon or not.
