@@ -1,4 +1,4 @@
-"""Self-checks with the user's own forward: what Dynamo does not see, and gradients that are lost."""
+"""Self-checks with the user's own forward: what Dynamo does not see, and lost gradients."""
 
 from __future__ import annotations
 

@@ -348,9 +348,14 @@ class CompiledGraph:
         """Values go with the last part that reads them."""
         last: dict[Node, int] = {}
         for i, step in enumerate(self.steps):
-            for node in (*step.part.nodes, *step.part.outputs):
-                for operand in (node, *node.all_input_nodes):
-                    last[operand] = i
+            read = dict.fromkeys((*step.part.nodes, *step.part.outputs))
+            found = [operand for node in read for operand in node.all_input_nodes]
+            while found:
+                operand = found.pop()
+                if operand not in read and sizes_of.is_number(operand):
+                    found += operand.all_input_nodes  # computed where it is read
+                read[operand] = None
+            last.update(dict.fromkeys(read, i))
         kept = {n for n in self.results if isinstance(n, Node)}
         for node, i in last.items():
             if node not in kept:
