@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradd import ORTModule
 from gradd.calls import run
-from gradd.dynamo.piece import Reference
+from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -119,6 +119,7 @@ def test_a_failure_in_pytorch_falls_back_by_name(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("not without chance")
 
     monkeypatch.setattr(Reference, "run", broken)
+    monkeypatch.setattr(Reference, "run_forward", broken)
     with pytest.raises(SelfCheckError, match="RuntimeError: not without chance"):
         ORTModule(Net(), strict=True)(*batch())
     model, eager = ORTModule(Net()), Net()

@@ -99,17 +99,12 @@ def test_a_check_with_nothing_to_compare_is_repeated() -> None:
 
 def test_sizes_that_failed() -> None:
     kind = Kind()
-    kind.fail("a", "differs", proven=True)
+    kind.failed["a"] = "differs"
     assert kind.failure("a") == "differs" and kind.failure("b") is None
     for size in "bcd":
         assert kind.failure("e") is None
-        kind.fail(size, "differs", proven=True)
+        kind.failed[size] = "differs"
     assert kind.failure("e") == "differs", "four sizes, and it is the kind"
-    kind = Kind()
-    for _ in range(3):
-        assert kind.failure("a") is None
-        kind.fail("a", "differs", proven=False)
-    assert kind.failure("a") == "differs"
 
 
 def fault(monkeypatch: pytest.MonkeyPatch, where: Callable[[run.Run], bool]) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from gradd import ORTModule
 from gradd.calls import run
-from gradd.check.perturbed import Shaken
+from gradd.check.precise import Shaken
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")

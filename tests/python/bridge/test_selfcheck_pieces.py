@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from gradd import ORTModule
 from gradd.check import other_data, selfcheck
-from gradd.dynamo.piece import Reference
+from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -47,13 +47,13 @@ def small_limit(monkeypatch):
 def references(monkeypatch):
     """The shapes of the arguments of every run in PyTorch."""
     shapes: list[tuple] = []
-    run = Reference.run
+    run = Reference.run_forward
 
-    def noted(self, data, take):
+    def noted(self, own, data, take):
         shapes.append(tuple(x.shape for x in data.leaves))
-        run(self, data, take)
+        return run(self, own, data, take)
 
-    monkeypatch.setattr(Reference, "run", noted)
+    monkeypatch.setattr(Reference, "run_forward", noted)
     return shapes
 
 
@@ -77,8 +77,8 @@ def test_an_error_shows_in_a_piece(small_limit, monkeypatch) -> None:
     """A gradient of the daemon that is off by a hundredth."""
     compare = selfcheck._Check._in_daemon
 
-    def wrong(self, data, wish, passing):
-        values, task = compare(self, data, wish, passing)
+    def wrong(self, data, wish):
+        values, task = compare(self, data, wish)
         values["the gradient of", "head.weight"].mul_(1.01)
         return values, task
 

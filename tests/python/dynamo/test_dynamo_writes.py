@@ -117,3 +117,42 @@ def test_a_write_happens_once(name: str, to: str) -> None:
         assert len(found[0]) == len(found[1])
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Sliced(nn.Module):
+    """A part of the daemon's result is overwritten behind another graph that has read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x)) + 1
+        torch._dynamo.graph_break()
+        y = h * 3 + x
+        torch._dynamo.graph_break()
+        h[0] = 0.0
+        return (y + h).square().sum()
+
+
+def test_a_value_that_is_written_behind_its_reader() -> None:
+    """As the filled rows of a Longformer's attention: PyTorch needs no value of it."""
+    theirs = Sliced()
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = torch.randn(4, 6)
+    for model in (ours, theirs):
+        model(x).backward()
+    torch.testing.assert_close(ours.module.first.weight.grad, theirs.first.weight.grad)
+
+
+class Chunked(nn.Module):
+    """The size of a view is computed as a tensor, as a Longformer does it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(torch.div(x.shape[0], 2, rounding_mode="trunc"), 2, -1)
+
+
+def test_a_view_whose_size_is_a_tensor() -> None:
+    x = torch.randn(8, 6)
+    torch.testing.assert_close(ORTModule(Chunked())(x), Chunked()(x))

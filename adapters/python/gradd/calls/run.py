@@ -480,7 +480,8 @@ class DaemonFunction(torch.autograd.Function):
         if not run.prepared.all_differentiable:
             pairs = zip(outputs, run.prepared.wish.differentiable, strict=True)
             ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
-        ctx.save_for_backward(*tensors)
+        # The daemon has copies of arguments, which somebody may write to meanwhile.
+        ctx.save_for_backward(*tensors[: len(run.plan.params)])
         return tuple(outputs)
 
     @staticmethod

@@ -3,14 +3,15 @@
 A kind is a graph with a choice of trainable parameters, inputs with a gradient, wanted outputs and
 output gradients, whatever the sizes. Its first call is checked in full; later checks are wanted at
 calls 2, 10, 100, 1,000, ... and wait until they cost at most half a percent of the time since the
-last check. A failure counts for the kind and the sizes that failed.
+last check. A failure counts for the kind and the sizes that failed. Where the gradient of a
+parameter was zero, a few of the next calls are wanted as well: an error in it could not show.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 
 OFF, FIRST, DECADES = "0", "first", "decades"
@@ -18,7 +19,7 @@ SHARE = 0.005  # of the time
 _AT_ONCE = 8  # kinds of one graph that are checked with their first call; more wait for their time
 _KEPT = 256  # kinds of one graph
 _SAYS_NOTHING = 8  # checks in a row on data without a finite value or any gradient
-_UNPROVEN = 3  # calls in a row that no other data could decide about
+_ZEROS = 8  # more checks of gradients that are zero
 _SIZES = 4  # that failed; then the whole kind has
 
 clock: Callable[[], float] = time.perf_counter
@@ -37,7 +38,7 @@ class Kind:
         failed: Why it differs from PyTorch, by the sizes of the arguments.
         passed: Sizes that were checked after others had failed.
         empty: Checks in a row that had nothing to compare.
-        unproven: Calls in a row that could not be decided.
+        zeros: Parameters whose gradient was zero in all checks, and how many checks that were.
     """
 
     calls: int = 0
@@ -49,7 +50,7 @@ class Kind:
     failed: dict[Hashable, str] = field(default_factory=dict)
     passed: set[Hashable] = field(default_factory=set)
     empty: int = 0
-    unproven: int = 0
+    zeros: tuple[frozenset, int] | None = None
 
     def failure(self, sizes: Hashable) -> str | None:
         """Why a call of these sizes runs in PyTorch, if it does."""
@@ -57,19 +58,19 @@ class Kind:
             return next(reversed(self.failed.values()))
         return self.failed.get(sizes)
 
-    def fail(self, sizes: Hashable, text: str, proven: bool) -> None:
-        """A check of a call of these sizes has failed."""
-        self.unproven += 1
-        if proven or self.unproven >= _UNPROVEN:
-            self.failed[sizes] = text
-
-    def succeed(self, sizes: Hashable, says_something: bool) -> None:
-        """A check has passed."""
-        self.unproven = 0
+    def succeed(self, sizes: Hashable, says_something: bool, zeros: Collection = ()) -> None:
+        """A check has passed, where PyTorch has found these gradients to be zero."""
         if self.failed:
             self.passed.add(sizes)
         self.empty = 0 if says_something else self.empty + 1
         self.done = self.done or says_something or self.empty >= _SAYS_NOTHING
+        before, checks = self.zeros or (zeros, 0)
+        self.zeros = frozenset(before) & frozenset(zeros), checks + 1
+
+    @property
+    def hides(self) -> bool:
+        """Whether gradients that were zero so far are worth another check."""
+        return self.zeros is not None and bool(self.zeros[0]) and self.zeros[1] <= _ZEROS
 
 
 class Times:
@@ -109,5 +110,7 @@ class Times:
             kind.due = kind.calls + 1
         elif self.mode == FIRST:
             kind.due = math.inf
+        elif kind.hides:
+            kind.due = kind.calls + 1
         else:
             kind.due = 2 if kind.calls < 2 else 10 ** (math.floor(math.log10(kind.calls)) + 1)

@@ -1,10 +1,8 @@
-"""Other data of the same form for a call: fewer rows, or the same sizes with other contents.
+"""Other data of the same form for a call: a part of it, or the same sizes with other contents.
 
 A batch is cut along the first axis that its tensors share, which costs little, and where memory
-counts along the second one (positions of a sequence); whether a capture may take the smaller sizes
-is for its rules to say. A batch of the same sizes is made of a few of its own rows, repeated (real
-data, ties and padding included, with few different numbers in it), or of numbers that are a little
-larger or smaller.
+counts along the second one (positions of a sequence); whether the graph may take the smaller sizes
+is for its guards to say.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-_SETS = 10  # of rows, at most
-_MOVED = 10  # sets of other numbers
+_SETS = 8
 _SHIFT = 2.0**-8  # relative
 _POSITIONS = 128  # that are left of a sequence at least: more than the block of any kernel
 _TOKENS = 8  # one of so many is left of a batch, if its sequences are long enough
@@ -24,96 +21,96 @@ _STARTS = 8  # places of a piece of a sequence that are looked at
 
 @dataclass(frozen=True)
 class Data:
-    """The free inputs of a call."""
+    """The free inputs of a call.
+
+    Attributes:
+        leaves: The tensors.
+        parts: For each of the first axes its size in the call, where its part starts, and how long
+            that is; None = other numbers than those of the call.
+    """
 
     leaves: list[torch.Tensor]
+    parts: tuple[tuple[int, int, int], ...] | None = ()
 
-    def replaced(self, new: dict[int, torch.Tensor]) -> Data:
-        """The same with other tensors at some leaves, which ask for gradients as before."""
-        leaves = list(self.leaves)
-        for i, tensor in new.items():
-            leaves[i] = tensor.detach().requires_grad_(leaves[i].requires_grad)
-        return Data(leaves)
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same part of another tensor of the call."""
+        for axis, (size, start, length) in enumerate(self.parts or ()):
+            if tensor.dim() <= axis or tensor.shape[axis] != size:
+                break
+            tensor = tensor.narrow(axis, start, length)
+        return tensor
+
+    def cut(self, size: int, start: int, length: int) -> Data:
+        """A part along the next axis."""
+        before = self.parts or ()
+        leaves = [
+            _like(x, x.narrow(len(before), start, length).clone()) if x.dim() > len(before) else x
+            for x in self.leaves
+        ]
+        return Data(leaves, (*before, (size, start, length)))
 
 
-def rows(data: Data) -> tuple[int, list[int]]:
-    """Size of the first axis that all tensors with axes share, and their leaves; (0, []) if none.
-
-    A table beside the batch that has another length, such as position numbers, is left alone.
-    """
-    with_axes = [i for i, x in enumerate(data.leaves) if x.dim()]
-    sizes = [data.leaves[i].shape[0] for i in with_axes]
-    if not sizes or len(set(sizes)) > 1:
-        return 0, []
-    return sizes[0], with_axes
+def _like(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    return now.detach().requires_grad_(before.requires_grad)
 
 
-def cut(fits: Callable[[Data], bool], data: Data, start: int = 0, most: int = 4) -> Data | None:
+def _size(data: Data, axis: int) -> int:
+    """Size of an axis that all tensors with axes share; 0 if there is none."""
+    sizes = {x.shape[axis] for x in data.leaves if x.dim() > axis}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def rows(fits: Callable[[Data], bool], data: Data, start: int = 0, most: int = 4) -> Data | None:
     """A few rows of a batch, or None where there are no rows or so few do not fit."""
-    n, leaves = rows(data)
+    n = _size(data, 0)
     k = most if n >= 8 else 2
     if n <= k:
         return None
-    start = start % (n - k + 1)
-    less = data.replaced({i: data.leaves[i][start : start + k].clone() for i in leaves})
+    less = data.cut(n, start % (n - k + 1), k)
     return less if fits(less) else None
 
 
 def piece(fits: Callable[[Data], bool], data: Data, start: int = 0) -> Data | None:
     """Few positions of a few rows, or rows alone; None where neither is to be had."""
-    n, _ = rows(data)
-    less = cut(fits, data, start, 2)
-    kept = data if less is None else less
-    tensors = [i for i in rows(kept)[1] if kept.leaves[i].dim() > 1]
-    sizes = {kept.leaves[i].shape[1] for i in tensors}
-    if len(sizes) != 1:
+    n = _size(data, 0)
+    less = rows(fits, data, start, 2)
+    kept = less or data.cut(n, 0, n)
+    length = _size(kept, 1)
+    k = max(_POSITIONS, n * length // (_TOKENS * max(_size(kept, 0), 1)))
+    if k >= length or not n:
         return less
-    length = sizes.pop()
-    k = max(_POSITIONS, n * length // (_TOKENS * rows(kept)[0]))
-    if k >= length:
-        return less
-    at = _most_told([kept.leaves[i] for i in tensors], k, start)
-    short = kept.replaced({i: kept.leaves[i][:, at : at + k].clone() for i in tensors})
+    short = kept.cut(length, _most_told(kept.leaves, length - k, k, start), k)
     return short if fits(short) else less
 
 
-def _most_told(tensors: list[torch.Tensor], k: int, start: int) -> int:
+def _most_told(leaves: list[torch.Tensor], last: int, k: int, start: int) -> int:
     """Where `k` positions begin that hold many different numbers: neither padding nor unlabelled.
 
     Of places that are as good another one with another `start`.
     """
-    last = tensors[0].shape[1] - k
+    tensors = [x for x in leaves if x.dim() > 1]
     places = sorted({last * j // (_STARTS - 1) for j in range(_STARTS)})
     told = [sum(t[:, p : p + k].unique().numel() for t in tensors) for p in places]
     good = [p for p, n in zip(places, told, strict=True) if n >= 0.9 * max(told)]
     return good[start % len(good)]
 
 
-def others(data: Data) -> Iterator[tuple[frozenset[int], Data]]:
-    """Data of the same sizes, a limited number, each with the rows that it is made of.
-
-    First some rows again and again, a sixteenth of them or a quarter; then all with numbers that
-    are a little different. These know no row, as they are new in all of them.
-    """
-    n, leaves = rows(data)
-    seen = set()
-    for j in range(_SETS if n >= 2 else 0):
-        k = max(1, n // (16 if j % 2 else 4))
-        start = (j * n) // _SETS if n >= _SETS else j % n
-        if (start, k) not in seen:
-            seen.add((start, k))
-            index = (torch.arange(n) % k + start) % n
-            tiled = {i: data.leaves[i].detach()[index] for i in leaves}
-            yield frozenset(index.tolist()), data.replaced(tiled)
-    tensors = {i: x.detach() for i, x in enumerate(data.leaves)}
-    for j in range(_MOVED):
-        # Whole numbers move along their axis; a model that sees a row as a set would see the same.
-        new = {i: _other(x, j, n >= 2) for i, x in tensors.items()}
-        if any(not torch.equal(new[i], x) for i, x in tensors.items()):
-            yield frozenset(), data.replaced(new)
+def others(data: Data) -> Iterator[Data]:
+    """Data of the same sizes: some rows of a batch again and again, all numbers moved a little."""
+    n = _size(data, 0)
+    for j in range(_SETS):
+        k = max(1, n // (16 if j % 4 == 3 else 4))
+        index = (torch.arange(n) % k + j * max(n // _SETS, 1)) % max(n, 1)
+        new = [
+            _like(x, _moved(x.detach()[index] if n and x.dim() else x.detach(), j, n > 1))
+            for x in data.leaves
+        ]
+        if any(not torch.equal(a, b) for a, b in zip(new, data.leaves, strict=True)):
+            yield Data(new, None)
 
 
-def _other(tensor: torch.Tensor, j: int, has_rows: bool) -> torch.Tensor:
+def _moved(tensor: torch.Tensor, j: int, has_rows: bool) -> torch.Tensor:
+    """Whole numbers move along their axis where there is one row alone."""
     if tensor.is_floating_point() and tensor.numel():
         pattern = torch.cos(torch.arange(tensor.numel(), dtype=torch.float64) * (1.3 + j))
         moved = (tensor.double() * (1 + _SHIFT * pattern.reshape(tensor.shape))).to(tensor.dtype)

@@ -1,13 +1,13 @@
-"""PyTorch's side of the self-check of a piece: Dynamo's own graph, run without chance.
+"""PyTorch's side of the self-check, without chance: the user's own forward, or Dynamo's graph.
 
-It works on stand-ins that share the parameters' memory and on copies of the other arguments. Each
+Both work on stand-ins that share the parameters' memory and on copies of everything else. Each
 value is handed on when it is there and dropped then: gradients come one by one, from hooks.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,16 @@ import torch
 
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
 from gradd.check.other_data import Data
-from gradd.check.perturbed import Shaken
-from gradd.check.precise import Precise
+from gradd.check.precise import Precise, Shaken
 from gradd.check.without_chance import Quiet
 
 if TYPE_CHECKING:
+    from gradd.dynamo.own_forward import OwnForward
     from gradd.dynamo.piece import Piece
 
 _PERIOD = 8191  # of the pattern: a prime, so that rows of a tensor start differently
 Take = Callable[[Key, torch.Tensor | None], None]
+Wanted = dict[int, tuple[torch.Tensor, Key]]  # leaves by id, with what they are called
 
 
 @dataclass(frozen=True)
@@ -52,140 +53,156 @@ def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
 
 class Reference:
-    """One run in PyTorch."""
+    """Runs in PyTorch of what one piece of a graph computes."""
 
-    def __init__(
-        self,
-        piece: Piece,
-        arguments: Callable[[Sequence[torch.Tensor]], list[Any]],
-        task: Task,
-        dtype: torch.dtype | None = None,
-        shaken: int | None = None,
+    def __init__(self, piece: Piece, task: Task) -> None:
+        self.piece, self.task = piece, task
+
+    def run(
+        self, data: Data, take: Take, dtype: torch.dtype | None = None, shaken: int | None = None
     ) -> None:
-        """Args:
-        piece: Whose values are compared.
-        arguments: All arguments of a call with these free inputs.
-        task: What to compute.
-        dtype: A higher precision, in which everything is computed.
-        shaken: Seed of results that are a rounding of f32 off.
-        """
-        self.piece = piece
-        self.arguments = arguments
-        self.task = task
-        self.dtype = dtype
-        self.shaken = shaken
+        """Dynamo's graph; hands every output, buffer and gradient to `take`, or None for it.
 
-    def run(self, data: Data, take: Take) -> None:
-        """Hands every output, buffer and gradient to `take`; those that there are not as None.
+        Args:
+            data: The free inputs.
+            take: Gets the values.
+            dtype: A higher precision, in which everything is computed.
+            shaken: Seed of results that are a rounding of f32 off.
 
         Raises:
             Exception: Whatever the graph raises.
         """
-        args = self.arguments(data.leaves)
-        wanted: dict[int, tuple[torch.Tensor, Key]] = {}
-        parameters = []
-        versions: dict[int, int] = {}  # of copies
+        args, wanted = self.piece.arguments(data.leaves), Wanted()
+        parameters, versions = [], {}
         with torch.inference_mode(False), torch.no_grad():
             for given in self.piece.inputs_:
                 tensor = args[given.place]
-                own = self._stand_in(tensor, given.bound and isinstance(tensor, torch.nn.Parameter))
-                args[given.place] = own
-                if isinstance(tensor, torch.nn.Parameter) and given.bound:
+                shared = given.bound and isinstance(tensor, torch.nn.Parameter)
+                own = args[given.place] = self.stand_in(tensor, tensor, shared, dtype)
+                if shared:
                     parameters.append(own)
                 else:
                     versions[given.place] = own._version
                 if own.requires_grad:
-                    kind = GRADIENT if given.bound else INPUT
-                    wanted[id(own)] = (own, (kind, given.name))
-        precise = self.dtype and Precise(parameters, self.dtype)
-        with (
-            contextlib.closing(precise) if precise else contextlib.nullcontext(),
-            torch.inference_mode(False),
-            torch.set_grad_enabled(self.task.grad),
-            torch.random.fork_rng(devices=[]),
-            precise or contextlib.nullcontext(),
-            Quiet(),
-            contextlib.nullcontext() if self.shaken is None else Shaken(self.shaken),
-            torch.autograd.graph.saved_tensors_hooks(
-                precise.pack if precise else _detached,
-                precise.unpack if precise else _same,
-            ),
-        ):
-            found = self.piece.in_torch(args, self.dtype is not None)
-            outputs = dict(enumerate(found))
+                    wanted[id(own)] = own, (GRADIENT if given.bound else INPUT, given.name)
+        precise = Precise(parameters, dtype) if dtype else None
+        with self._quiet(precise), contextlib.nullcontext() if shaken is None else Shaken(shaken):
+            results = self.piece.in_torch(args, precise and precise.convert)
+            outputs = dict(enumerate(results))
+            del results
             for i in self.task.outputs:
                 take((OUTPUT, str(i)), outputs[i])
-            if precise:
-                precise.forward_is_over()
             changed = {place.name for place in self.piece.graph.changed_places}
             for given in self.piece.inputs_:
                 own = args[given.place]
                 version = versions.get(given.place)
                 if given.name in changed or version not in (None, own._version):
                     take((BUFFER, given.name), own)
-            if self.task.grad:
-                outputs = {i: t for i, t in outputs.items() if t.requires_grad}
-                _backward(self.task, outputs, wanted, take, precise, self.dtype)
+            self._backward(outputs, wanted, take)
 
-    def _stand_in(self, tensor: torch.Tensor, shared: bool) -> torch.Tensor:
+    def run_forward(self, own: OwnForward, data: Data, take: Take) -> bool:
+        """The user's forward in place of the graph; False = it cannot be compared.
+
+        Raises:
+            Exception: Whatever forward() raises.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            stands = own.stand_ins(data, self.stand_in)
+        wanted = Wanted()
+        args = self.piece.arguments(None)
+        for given in self.piece.inputs_:
+            stand = stands.get(id(args[given.place]))
+            if stand is None and (
+                args[given.place].requires_grad or data.parts and not given.bound
+            ):
+                return False
+            if stand is not None and stand.requires_grad:
+                wanted[id(stand)] = stand, (GRADIENT if given.bound else INPUT, given.name)
+        del args
+        versions = [s._version for s in stands.values()]
+        with self._quiet(None):
+            results = own(stands)
+            if results is None or _others_reached(results, own.parameters):
+                return False
+            if versions != [s._version for s in stands.values()]:
+                return False  # it writes
+            outputs = dict(enumerate(results))
+            del results
+            for i in self.task.outputs:
+                take((OUTPUT, str(i)), outputs[i])
+            self._backward(outputs, wanted, take)
+        return True
+
+    def stand_in(
+        self, tensor: torch.Tensor, values: torch.Tensor, shared: bool, dtype: Any = None
+    ) -> torch.Tensor:
+        """A leaf in place of a tensor: with a gradient as that has, and with these values."""
         wants = tensor.requires_grad and self.task.grad
         if shared:
-            return tensor.detach().requires_grad_(wants)
-        copy = tensor.detach().clone()
-        if self.dtype is not None and copy.is_floating_point():
-            copy = copy.to(self.dtype)
-        return copy.requires_grad_(wants)
+            return torch.nn.Parameter(values.detach(), wants)
+        own = values.detach().clone()
+        if dtype is not None and own.is_floating_point():
+            own = own.to(dtype)
+        return own.requires_grad_(wants)
+
+    @contextlib.contextmanager
+    def _quiet(self, precise: Precise | None) -> Iterator[None]:
+        on = torch.is_autocast_enabled("cpu")
+        cast = torch.get_autocast_dtype("cpu")
+        with (
+            torch.inference_mode(False),
+            torch.set_grad_enabled(self.task.grad),
+            torch.random.fork_rng(devices=[]),
+            # Its cache would outlive the stand-ins.
+            torch.autocast("cpu", cast, enabled=on, cache_enabled=False),
+            Quiet(),
+            torch.autograd.graph.saved_tensors_hooks(
+                precise.pack if precise else _detached, precise.unpack if precise else _same
+            ),
+        ):
+            yield
+
+    def _backward(self, outputs: dict[int, torch.Tensor], wanted: Wanted, take: Take) -> None:
+        """Hands on gradients one by one, as they come; gives up the outputs."""
+        taken: set[int] = set()
+
+        def made(leaf: torch.Tensor) -> None:
+            grad, leaf.grad = leaf.grad, None
+            taken.add(id(leaf))
+            take(wanted[id(leaf)][1], grad.to_dense() if grad.is_sparse else grad)
+
+        seeds = {i: s for i, s in self.task.seeds.items() if outputs[i].requires_grad}
+        # Another shape is a finding already.
+        start = [i for i, s in seeds.items() if outputs[i].shape == s.shape]
+        tensors, grads = [outputs[i] for i in start], [seeds[i] for i in start]
+        outputs.clear()
+        if start and wanted and self.task.grad:
+            leaves = [leaf for leaf, _ in wanted.values()]
+            hooks = [leaf.register_post_accumulate_grad_hook(made) for leaf in leaves]
+            grads = [s.to(t.dtype) for t, s in zip(tensors, grads, strict=True)]
+            try:
+                torch.autograd.backward(tensors, grads, inputs=leaves)
+            finally:
+                for hook in hooks:
+                    hook.remove()  # they know what knows their tensor
+        for i, (_, key) in wanted.items():
+            if i not in taken:
+                take(key, None)
 
 
-def _backward(
-    task: Task,
-    outputs: dict[int, torch.Tensor],
-    wanted: dict[int, tuple[torch.Tensor, Key]],
-    take: Take,
-    precise: Precise | None,
-    dtype: torch.dtype | None,
-) -> None:
-    """Hands on gradients one by one, as they come.
-
-    Args:
-        task: What is computed.
-        outputs: From which a backward may start; given up here.
-        wanted: Leaves by id, with what they are called.
-        take: Gets each gradient; None where there is none.
-        precise: Of a run in higher precision.
-        dtype: That precision.
-    """
-    taken: set[int] = set()
-
-    def arrived(leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
-        dense = grad.to_dense() if grad is not None and grad.is_sparse else grad
-        take(wanted[id(leaf)][1], dense)
-        taken.add(id(leaf))
-
-    def made(leaf: torch.Tensor) -> None:
-        grad, leaf.grad = leaf.grad, None
-        if precise is None or leaf.dtype == dtype:
-            arrived(leaf, grad)
-
-    seeded = ((outputs[i], s) for i, s in task.seeds.items() if i in outputs)
-    start = [(t, s) for t, s in seeded if t.shape == s.shape]  # else that is the finding
-    outputs.clear()
-    if start:
-        tensors, seeds = [t for t, _ in start], [s.to(t.dtype) for t, s in start]
-        start.clear()
-        if precise:
-            precise.expect(tensors, arrived)
-        hooks = [t.register_post_accumulate_grad_hook(made) for t, _ in wanted.values()]
-        try:
-            torch.autograd.backward(tensors, seeds)
-            if precise:
-                precise.finish()
-        finally:
-            for hook in hooks:
-                hook.remove()  # they know what knows their tensor
-    for i, (_, key) in wanted.items():
-        if i not in taken:
-            take(key, None)
+def _others_reached(results: list[torch.Tensor], parameters: set[int]) -> bool:
+    """Whether a forward has read parameters by another way than through their module."""
+    nodes = [t.grad_fn for t in results if t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) in parameters:
+            return True
+        more = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= more
+        nodes += more
+    return False
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Comparison of the daemon with PyTorch: at the first call of every kind of plan, and again later.
 
 A call is computed twice without chance: in the daemon by the run flag, in PyTorch by a function
-mode (without_chance.py). All outputs, the new values of buffers and the gradients of parameters and
-inputs are compared, also of those that the graph believes out of reach. The daemon's side is over,
-and its arena is given back, before PyTorch's begins.
+mode (without_chance.py). PyTorch runs the user's own forward where that does nothing but what the
+graph computes, and so shows what has changed behind Dynamo's guards; else it runs the graph. The
+daemon's side is over, and its arena is given back, before PyTorch's begins.
 
 A difference is no verdict. PyTorch in double precision (in f32 for what computes in bf16 or f16)
 says whether the daemon is further off than PyTorch is; then the same is computed from other data.
@@ -15,58 +15,45 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradd import errors, unused_memory
-from gradd.calls.captured import CapturedGraph
 from gradd.calls.run import Run
 from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes, other_data
-from gradd.check.agreement import (
-    BUFFER,
-    F16,
-    GRADIENT,
-    INPUT,
-    OUTPUT,
-    Finding,
-    Key,
-    Tally,
-    Trial,
-    apart,
-)
+from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, apart
 from gradd.check.checktimes import Kind, Times
-from gradd.check.other_data import Data, cut, others
-from gradd.check.reference import Task, seed
+from gradd.check.other_data import Data
+from gradd.check.reference import Reference, Take, Task, seed
 from gradd.fallback import SelfCheckError
 from gradd.session import protocol
 from gradd.spec import CaptureError
 
 if TYPE_CHECKING:
+    from gradd.calls.captured import CapturedGraph
     from gradd.dynamo.piece import Piece
 
 logger = logging.getLogger("gradd")
 _DRAWS = 3  # one may show next to nothing by luck
+_STALE = 10  # times the bounds: the same operations of PyTorch
+_ENOUGH = 3  # other data
 _PART = 0.25  # of a whole check, that one of few rows takes at least
 _SMALL = 64 << 20  # bytes of a run that PyTorch computes whole: it needs several times as many
+_F16 = 10  # code of the element type
 # Of the loss: 1 over the elements of a batch is often less than f16 holds in full, and what is left
 # of it is chance.
 _F16_SCALE = 64.0
 _OFF = "GRADD_SELF_CHECK=0 disables this check"
 
 
-@dataclass
-class _Outcome:
-    """What one comparison found."""
-
-    findings: list[Finding]
-    tally: Tally
-
-
 class _Incomparable(SelfCheckError):
     """PyTorch itself fails on these data."""
+
+
+class _Stale(SelfCheckError):
+    """forward() computes something else than its graph."""
 
 
 class Checks:
@@ -82,14 +69,14 @@ class Checks:
         """Counts a call; its kind of plan, and whether `run` is to be called."""
         return self.times.due(graph.kinds, (wish.of_plan(), wish.asked))
 
-    def run(self, piece: Piece, graph: CapturedGraph, wish: Wish, kind: Kind, data: Data) -> None:
+    def run(self, piece: Piece, wish: Wish, kind: Kind, data: Data) -> None:
         """Checks a call, if that is due; a call that is known to differ is an error at once.
 
         Raises:
             SelfCheckError: The daemon's values differ from PyTorch's; the message says which.
             CaptureError: PyTorch's own graph shows what no capture can hold.
         """
-        sizes = tuple(x.shape for x in data.leaves if torch.is_tensor(x))
+        sizes = tuple(x.shape for x in data.leaves)
         if piece.fallback.retry:
             kind.failed.clear()
         known = kind.failure(sizes)
@@ -98,25 +85,25 @@ class Checks:
         if sizes in kind.passed and kind.calls < kind.due:
             return
         start = checktimes.clock()
-        check = _Check(piece, graph, wish, self.counts)
+        check = _Check(piece, wish, self.counts)
         again = (kind.done or kind.waits) and not kind.failed
         try:
             with unused_memory.unkept():
-                if again:
-                    check.again(data, kind)
-                else:
-                    check.first(data)
-            kind.succeed(sizes, check.says_something)
+                check.run(data, kind, again)
+            kind.succeed(sizes, check.says_something, check.zeros)
         except SelfCheckError as error:
             self.counts["failures"] += 1
             text = _sentence(piece, kind, error.what)
-            kind.fail(sizes, text, check.proven and not isinstance(error, _Incomparable))
+            if not isinstance(error, _Incomparable):
+                kind.failed[sizes] = text
+            if isinstance(error, _Stale):  # its graph is as wrong in PyTorch
+                piece.owner.failed = SelfCheckError(text)
             raise SelfCheckError(text) from error.__cause__
         finally:
             seconds = checktimes.clock() - start
             self.seconds += seconds
             self.last_step = kind.calls
-            shorter = check.whole and not again and cut(piece.fits(graph), data) is not None
+            shorter = check.whole and not again and other_data.rows(piece.fits, data) is not None
             self.times.over(kind, seconds * _PART if shorter else seconds)
             piece.client.ring.forget_peak()
             piece.slots.drop_idle()
@@ -136,193 +123,256 @@ class Checks:
 
 
 def _sentence(piece: Piece, kind: Kind, text: str) -> str:
-    name = piece.title
-    if kind.calls > 1:
-        return f"step {kind.calls} of {name} {text}. {_OFF}"
-    what = "training step" if torch.is_grad_enabled() else "call without gradients"
-    return f"the first {what} of {name} {text}. {_OFF}"
+    what = f"step {kind.calls}"
+    if kind.calls == 1:
+        what = "the first " + (
+            "training step" if torch.is_grad_enabled() else "call without gradients"
+        )
+    return f"{what} of {piece.title} {text}. {_OFF}"
 
 
 class _Check:
-    """The check of one call."""
+    """The check of one call.
 
-    def __init__(
-        self, piece: Piece, graph: CapturedGraph, wish: Wish, counts: Counter[str]
-    ) -> None:
-        self.piece = piece
-        self.graph = graph
-        self.wish = wish
+    Attributes:
+        says_something: Numbers were compared.
+        zeros: Parameters whose gradient is zero in PyTorch.
+        whole: All of the call was compared.
+    """
+
+    def __init__(self, piece: Piece, wish: Wish, counts: Counter[str]) -> None:
+        self.piece, self.graph, self.wish = piece, piece.graph, wish
         self.counts = counts
-        self.half = graph.info.half
+        self.half = self.graph.info.half
         self.says_something = False
-        self.proven = True
+        self.zeros: set[Key] = set()
         self.whole = False
 
-    def first(self, data: Data) -> None:
-        """The whole call; outputs that its plan leaves out are compared on few rows.
-
-        A large call is compared on few rows and positions only, for PyTorch's side of the whole
-        would be the peak of the training's memory.
+    def run(self, data: Data, kind: Kind, again: bool) -> None:
+        """Few rows of a later call, or of a large one, for PyTorch's side of that would be the peak
+        of the training's memory. Only if they differ, or cannot be run, the whole of it.
         """
-        large = self._is_large(data)
-        less = (other_data.piece if large else cut)(self.piece.fits(self.graph), data)
-        if large and less is not None and self._is_right(less):
+        piece, large = self.piece, self._is_large(data)
+        part = other_data.piece if large else other_data.rows
+        less = part(piece.fits, data, kind.calls if again else 0) if kind.rows else None
+        if less is not None and (again or large):
             self.counts["few"] += 1
+            if not self._agrees(less, self.wish) or not (again or self.says_something):
+                self._examine(data, self.wish)
+                kind.rows = not again  # the whole is right: what differs is the cut
         else:
             self._examine(data, self.wish)
-        whole = self._whole_wish(data)
-        if whole is None:
-            return
-        if less is not None and self._agrees(less, whole):
+        whole = None if again else self._whole_wish(data)
+        if whole is None or less is not None and self._agrees(less, whole):
             return
         try:
-            self._examine(data, whole, bool(self.half))
+            self._examine(data, whole)
         except errors.OutOfMemoryError as error:  # the call itself has room
             logger.info("outputs that the call leaves out are not compared: %s", error.what)
 
-    def _is_right(self, less: Data) -> bool:
-        """Whether a part of the call agrees, and tells something."""
-        return self._agrees(less, self.wish, exact=False) and self.says_something
-
     def _is_large(self, data: Data) -> bool:
         """Whether a run of the whole call takes much memory."""
-        binding, _, inputs = self._tensors(data.leaves)
-        inputs = [t.detach() for t in inputs]
-        return self.piece.prepared(self.graph, binding, inputs, self.wish).plan.info.peak > _SMALL
+        binding, _, inputs = self._tensors(data)
+        prepared = self.piece.prepared(self.graph, binding, inputs, self.wish)
+        return prepared.plan.info.peak > _SMALL
 
-    def again(self, data: Data, kind: Kind) -> None:
-        """Few rows of a later call; only if they differ, or cannot be run, the whole of it."""
-        less = None
-        if kind.rows:
-            part = other_data.piece if self._is_large(data) else cut
-            less = part(self.piece.fits(self.graph), data, kind.calls)
-        if less is not None:
-            self.counts["few"] += 1
-            if self._agrees(less, self.wish):
-                return
-            logger.info("a self-check on few rows differs; the whole batch is compared")
-        self._examine(data, self.wish)
-        kind.rows = kind.rows and less is None  # the whole is right: what differs is the cut
+    def _examine(self, data: Data, wish: Wish) -> None:
+        """Compares a whole call.
 
-    def _examine(self, data: Data, wish: Wish, exact: bool = False) -> None:
-        """Compares a whole call; raises SelfCheckError for what is an error."""
+        Raises:
+            SelfCheckError: For what differs again on other data, wherever it could.
+        """
         self.whole = True
-        outcome = self._compare(data, wish, exact)
-        self.says_something = self.says_something or outcome.tally.says_something()
-        findings = outcome.findings
-        del outcome  # a second set of gradients would need a second slot
+        findings, tally = self._compare(data, wish)
+        self._note(tally, wish)
+        del tally  # a second set of gradients would need a second slot
+        for finding in findings:
+            if finding.apart is None:
+                raise SelfCheckError(f"differs from PyTorch: {finding.text}")
         if findings:
-            self._judge(findings, data, wish)
+            self._judge({f.key: f for f in findings}, data, wish)
 
-    def _agrees(self, data: Data, wish: Wish, exact: bool = True) -> bool:
+    def _judge(self, suspects: dict[Key, Finding], data: Data, wish: Wish) -> None:
+        agreed: Counter[Key] = Counter()
+        strikes = set[Key]()
+        for other in other_data.others(data):
+            try:
+                findings, tally = self._compare(other, wish)
+            except (_Incomparable, errors.GraddError):
+                continue  # these data mean nothing to the module
+            differing = {f.key for f in findings if not f.excused}
+            for key, finding in list(suspects.items()):
+                if key in differing:
+                    strikes.add(key)
+                    continue
+                agreed[key] += 1
+                excused = key in {f.key for f in findings}
+                if excused or tally.would_show(finding):
+                    del suspects[key]
+            del tally
+            if not suspects:
+                logger.info("what differs from PyTorch is within rounding: other data agree")
+                return
+        for key, finding in suspects.items():
+            if key in strikes or not finding.excused and agreed[key] < _ENOUGH:
+                raise SelfCheckError(f"differs from PyTorch: {finding.text}")
+
+    def _agrees(self, data: Data, wish: Wish) -> bool:
         """Whether a cut batch runs and agrees."""
         try:
-            outcome = self._compare(data, wish, bool(self.half and exact), passing=True)
-        except (_Incomparable, errors.GraddError):
+            findings, tally = self._compare(data, wish)
+        except (_Incomparable, errors.GraddError) as error:
+            logger.info("a self-check on few rows fails: %s", error)
             return False
-        self.says_something = self.says_something or outcome.tally.says_something()
-        return all(f.excused for f in outcome.findings)
+        self._note(tally, wish)
+        return all(f.excused for f in findings)
+
+    def _note(self, tally: Tally, wish: Wish) -> None:
+        self.says_something = self.says_something or tally.says_something()
+        if wish is self.wish:
+            self.zeros = tally.zeros()
 
     def _whole_wish(self, data: Data) -> Wish | None:
         """A plan for all outputs and their gradients, if the call's own plan shows less."""
-        whole = wish_of(self.graph, *self._tensors(data.leaves)[1:], lazy=False)
+        whole = wish_of(self.graph, *self._tensors(data)[1:], lazy=False)
         seeded = self._seeded(self.wish)
-        if self.half or whole.real != self.wish.real:
-            return whole
-        return whole if any(i not in seeded for i in self._differentiable(whole)) else None
-
-    @staticmethod
-    def _differentiable(wish: Wish) -> list[int]:
-        return [wish.real[k] for k in wish.gmask]
+        more = any(whole.real[k] not in seeded for k in whole.gmask)
+        return whole if more or whole.real != self.wish.real else None
 
     def _seeded(self, wish: Wish) -> list[int]:
         """Outputs from which a backward starts: the loss alone if the graph holds one."""
-        if wish is self.wish:
-            for i in wish.real:
-                if self.graph.user[i].leaf == self.graph.cap.loss_leaf:
-                    return [i]
-        return list(wish.real)
+        loss = self.graph.cap.loss_leaf
+        found = [i for i in wish.real if self.graph.user[i].leaf == loss]
+        return found[:1] if wish is self.wish and found else list(wish.real)
 
     # ---- one comparison ----
 
-    def _compare(
-        self, data: Data, wish: Wish, exact: bool = False, passing: bool = False
-    ) -> _Outcome:
-        """Both sides, and a third in higher precision if they differ or `exact` asks for it.
-
-        Args:
-            data: The call.
-            wish: What of it.
-            exact: Compare with a higher precision anyway.
-            passing: The plan is not needed afterwards.
-        """
-        ours, task = self._in_daemon(data, wish, passing or wish is not self.wish)
+    def _compare(self, data: Data, wish: Wish) -> tuple[list[Finding], Tally]:
+        """Both sides, and a third in higher precision if they differ."""
+        ours, task = self._in_daemon(data, wish)
+        reference = Reference(self.piece, task)
         tally = Tally(ours, self.half)
-        self._in_torch(task, data, tally)
+        if self._by_forward(reference, data, tally):
+            if not tally.findings():
+                return [], tally
+            tally = self._not_stale(reference, data, tally)
+        else:
+            tally = Tally(ours, self.half)
+            self._in_torch(reference, data, tally.add)
         findings = tally.findings()
         values = [f for f in findings if f.apart is not None]
-        if values or exact:
-            judge = self._against_f32 if self.half else self._against_f64
-            still = judge(task, data, tally)
-            findings = [f for f in findings if f.apart is None] + still
-        return _Outcome(findings, tally)
+        exact = Tally(ours, self.half, tally.kept)
+        dtype = torch.float32 if self.half else torch.float64
+        if values and self._in_higher(reference, data, exact, dtype):
+            still = {f.key: f for f in exact.findings()}
+            # A value that is smaller than the difference may be nothing but roundings.
+            small = {k for k in still if 0 <= exact.apart[k].size < exact.apart[k].off}
+            if small and not self.half:
+                exact.noise = self._noise(reference, data, {k: exact.kept[k] for k in small})
+                still = {f.key: f for f in exact.findings()}
+            for finding in values:
+                finding.excused = finding.key not in still
+                finding.text = getattr(still.get(finding.key), "text", finding.text)
+        return findings, tally
 
-    def _against_f64(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
-        """What differs; excused where PyTorch is as far off."""
-        bad = [f for f in tally.findings() if f.apart is not None]
-        exact = Tally(tally.ours, 0, tally.kept)
-        if not self._in_higher(torch.float64, task, data, exact):
-            return bad
-        still = {f.key for f in exact.findings({f.key for f in bad})}
-        # A value that is smaller than the difference may be nothing but roundings.
-        zero = {k: exact.kept[k] for k in still if exact.apart[k].large < exact.apart[k].top}
-        if zero:
-            exact.noise = self._noise(task, data, zero)
-            still = {f.key for f in exact.findings(still)}
-        for finding in bad:
-            finding.excused = finding.key not in still
-        return bad
+    def _by_forward(self, reference: Reference, data: Data, tally: Tally) -> bool:
+        """The user's own forward on PyTorch's side, where that is possible."""
+        own = self.piece.own_forward() if data.parts is not None else None
+        if own is None:
+            return False
+        try:
+            return reference.run_forward(own, data, tally.add)
+        except Exception as error:  # whatever it raises on a part of a batch, or on stand-ins
+            logger.info("the graph is compared, as forward() raises %r", error)
+            return False
+        finally:
+            unused_memory.trim()
 
-    def _noise(self, task: Task, data: Data, exact: dict[Key, torch.Tensor]) -> dict[Key, float]:
+    def _not_stale(self, reference: Reference, data: Data, before: Tally) -> Tally:
+        """The comparison with the graph in PyTorch.
+
+        Args:
+            reference: Runs the graph.
+            data: Of the call.
+            before: The comparison with forward(), which differs.
+
+        Raises:
+            SelfCheckError: forward() itself does not compute what the graph does.
+        """
+        tally, kept = Tally(before.ours, self.half), before.kept
+        stale = Tally(kept, self.half, slack=_STALE)
+
+        def take(key: Key, value: torch.Tensor | None) -> None:
+            tally.add(key, value)
+            own = kept.get(key)
+            if self.half and value is not None and own is not None and own.shape == value.shape:
+                # TorchDynamo takes some operations apart: another step may leave the range.
+                lost = ~(own.isfinite() & value.isfinite())
+                kept[key], value = own.masked_fill(lost, 0), value.detach().masked_fill(lost, 0)
+            if key in kept:
+                stale.add(key, value)
+
+        self._in_torch(reference, data, take)
+        for finding in stale.findings():
+            raise _Stale(
+                f"differs from what forward() computes by now: {finding.text}; TorchDynamo has not "
+                "seen a change of what that reads"
+            )
+        return tally
+
+    def _in_torch(self, reference: Reference, data: Data, take: Take) -> None:
+        """PyTorch's side; its failure is one of the check, not of training."""
+        try:
+            reference.run(data, take)
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever the module raises when it runs without chance
+            raise _Incomparable(
+                f"cannot be compared: in PyTorch it raises {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            unused_memory.trim()
+
+    def _in_higher(
+        self, reference: Reference, data: Data, tally: Tally, dtype: torch.dtype
+    ) -> bool:
+        """False if nothing exact is to be had: a graph may insist on its own precision."""
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
+            reference.run(data, tally.add, dtype)
+            unused_memory.trim()
+            return True
+        return False
+
+    def _noise(
+        self, reference: Reference, data: Data, exact: dict[Key, torch.Tensor]
+    ) -> dict[Key, float]:
         """What roundings to f32 do to these values: the most of a few draws."""
         noise = dict.fromkeys(exact, 0.0)
 
         def take(key: Key, shaken: torch.Tensor | None) -> None:
             if key in exact and shaken is not None and shaken.shape == exact[key].shape:
-                noise[key] = max(noise[key], apart(shaken, exact[key]).top)
+                noise[key] = max(noise[key], apart(shaken, exact[key]).off)
 
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
             for draw in range(_DRAWS):
-                self.piece.reference(self.graph, task, torch.float64, draw).run(data, take)
+                reference.run(data, take, torch.float64, draw)
         return noise
 
-    def _against_f32(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
-        """The same for what computes in bf16 or f16."""
-        exact = Tally(tally.ours, self.half, tally.kept)
-        if not self._in_higher(torch.float32, task, data, exact) or not any(exact.own.values()):
-            exact = tally  # forward() enters autocast by itself: nothing is more exact
-        return [f for f in exact.findings() if f.apart is not None]
-
-    def _tensors(self, leaves: list) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+    def _tensors(self, data: Data) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
         binding, bound = self.graph.bind(self.piece.state)
-        return binding, bound, self.piece.inputs(self.graph, leaves)
+        return binding, bound, data.leaves
 
-    def _in_daemon(
-        self, data: Data, wish: Wish, passing: bool
-    ) -> tuple[dict[Key, torch.Tensor | None], Task]:
+    def _in_daemon(self, data: Data, wish: Wish) -> tuple[dict[Key, torch.Tensor | None], Task]:
         """The daemon's values, and what PyTorch is to compute."""
         piece, graph = self.piece, self.graph
-        binding, bound, inputs = self._tensors(data.leaves)
+        binding, bound, inputs = self._tensors(data)
         inputs = [t.detach() for t in inputs]
         piece.slots.drop_idle()  # another plan may lay gradients out in another way
         before = set(graph.plans)
-        flags = protocol.DROPOUT_OFF | protocol.ONCE
         prepared = piece.prepared(graph, binding, inputs, wish)
         prepared, inputs = prepared.live(inputs, quiet=True)
-        run = Run(prepared, bound, inputs, piece.counts, flags)
-        values: dict[Key, torch.Tensor | None] = {}
-        for name, buffer in piece.buffers():
-            values[BUFFER, name] = buffer
+        run = Run(prepared, bound, inputs, piece.counts, protocol.DROPOUT_OFF | protocol.ONCE)
+        values: dict[Key, torch.Tensor | None] = {(BUFFER, n): b for n, b in piece.buffers()}
         self.counts["forwards"] += 1
         try:
             with torch.no_grad():
@@ -330,8 +380,10 @@ class _Check:
                 outputs = dict(zip(wish.real, results, strict=False))
                 changed = results[len(wish.real) :]  # and indices of sparse gradients
                 task = self._task(outputs, wish)
-                starts = [task.seeds.get(i) for i in wish.real] + [None] * len(changed)
-                starts = [s if k in wish.gmask else None for k, s in enumerate(starts)]
+                starts = [
+                    task.seeds.get(wish.real[k]) if k in wish.gmask else None
+                    for k in range(len(results))
+                ]
                 if any(s is not None for s in starts):
                     grads = run.backward(starts, keep=False)
                     keys = [(GRADIENT, n) for n in run.plan.params]
@@ -339,7 +391,7 @@ class _Check:
                     values.update(zip(keys, grads, strict=True))
         finally:
             run.end()
-            if passing:
+            if data.parts != () or wish is not self.wish:  # no call needs such a plan
                 for key in set(graph.plans) - before:
                     graph.made.pop(graph.plans.pop(key), None)
             del run, prepared
@@ -355,52 +407,5 @@ class _Check:
             tensor = outputs[i]
             # Without a finite value, the gradients of all other outputs would be lost in NaN.
             if tensor.is_floating_point() and (wish is self.wish or bool(tensor.isfinite().any())):
-                seeds[i] = seed(tensor, _F16_SCALE if self.half == F16 else 1.0)
+                seeds[i] = seed(tensor, _F16_SCALE if self.half == _F16 else 1.0)
         return Task(tuple(outputs), seeds, self.wish.grad)
-
-    def _in_torch(self, task: Task, data: Data, tally: Tally) -> None:
-        """PyTorch's side; its failure is one of the check, not of training."""
-        try:
-            self.piece.reference(self.graph, task).run(data, tally.add)
-        except CaptureError:
-            raise
-        except Exception as error:  # whatever the module raises when it runs without chance
-            raise _Incomparable(
-                f"cannot be compared: in PyTorch it raises {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            unused_memory.trim()
-
-    def _in_higher(self, dtype: torch.dtype, task: Task, data: Data, tally: Tally) -> bool:
-        """False if nothing exact is to be had: a module may insist on its own precision."""
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
-            self.piece.reference(self.graph, task, dtype).run(data, tally.add)
-            unused_memory.trim()
-            return True
-        return False
-
-    # ---- the verdict ----
-
-    def _judge(self, findings: list[Finding], data: Data, wish: Wish) -> None:
-        """Raises SelfCheckError for what differs again on other data, or cannot be decided."""
-        for finding in findings:
-            if finding.apart is None:
-                raise SelfCheckError(f"differs from PyTorch: {finding.text}")
-        trial = Trial(findings)
-        for used, other in others(data):
-            if self._hears(trial, used, other, wish):
-                break
-        guilty = trial.guilty()
-        if guilty is not None:
-            raise SelfCheckError(f"differs from PyTorch: {guilty.text}")
-        if trial.open:
-            self.proven = False
-            raise SelfCheckError(f"differs from PyTorch: {trial.open[0].text}")
-        logger.info("what differs from PyTorch is within rounding: other data agree")
-
-    def _hears(self, trial: Trial, used: frozenset[int], data: Data, wish: Wish) -> bool:
-        try:
-            outcome = self._compare(data, wish, bool(self.half and wish is not self.wish))
-        except (_Incomparable, errors.GraddError):
-            return False  # these data mean nothing to the module
-        return trial.hear(outcome.tally, outcome.findings, used)

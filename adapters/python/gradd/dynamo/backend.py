@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ import torch.fx
 from gradd import errors, interrupts, unused_memory
 from gradd.dynamo import private
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare
+from gradd.dynamo.own_forward import does_more
 from gradd.dynamo.owner import Owner
 from gradd.session.client import get_client
 from gradd.spec import CaptureError
@@ -78,6 +80,7 @@ def compiled(
     owner: Owner,
     graph: torch.fx.GraphModule,
     examples: Sequence[Any],
+    code: CodeType | None = None,
 ) -> Callable[..., Any]:
     """What Dynamo calls in place of a graph; it holds its lock.
 
@@ -85,6 +88,7 @@ def compiled(
         owner: What graphs have in common.
         graph: Dynamo's.
         examples: Arguments of the call that it is made for.
+        code: That of the compiled function, if self-checks may call what that calls.
     """
     if owner.failed is not None:
         return _refused(owner, graph, owner.failed)
@@ -92,7 +96,7 @@ def compiled(
     start = time.perf_counter()
     with interrupts.held_for(f"the capture of {owner.title}"), unused_memory.unkept():
         try:
-            made = CompiledGraph(owner, graph, examples)
+            made = CompiledGraph(owner, graph, examples, alone=not does_more(code))
         except (CaptureError, errors.GraddError) as error:
             return _refused(owner, graph, bare(error))
     owner.made(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -19,6 +20,7 @@ from gradd.dynamo import (
     checkpoints,
     lower,
     modes,
+    own_forward,
     partition,
     planning,
     program,
@@ -28,7 +30,7 @@ from gradd.dynamo import sizes as sizes_of
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
-from gradd.dynamo.steps import InTorch, Values
+from gradd.dynamo.steps import InTorch, Reader, Values
 from gradd.export.nodes import storages
 from gradd.export.places import place_of
 from gradd.fallback import classify
@@ -78,11 +80,14 @@ class CompiledGraph:
         owner: Owner,
         module: torch.fx.GraphModule,
         examples: Sequence[Any],
+        *,
+        alone: bool = False,
     ) -> None:
         """Args:
         owner: What graphs have in common.
         module: Dynamo's graph.
         examples: The arguments of the call that it was made for.
+        alone: A call of the user's function does nothing but what the graph computes.
 
         Raises:
             GraddError: A refusal, where nothing may run in PyTorch.
@@ -113,6 +118,10 @@ class CompiledGraph:
         self._forget()
         self._find_ends()
         self.whole = self._as_whole()
+        self.leaves: list[int] | None = None  # of a call's result, see own_forward.py
+        if alone and self.returns and self.whole is not None and not self.checkpoints:
+            this = weakref.ref(self)
+            self.whole[0].own_forward = lambda: own_forward.of(owner, this())
 
     # ---- how it is made ----
 
@@ -251,7 +260,7 @@ class CompiledGraph:
         named = {lower.value_of(n).node.expr: n for n in given_numbers}
         in_torch = InTorch(nodes, self.module, self.around)
 
-        def run(args: Sequence[Any], exact: bool = False) -> Sequence[Any]:
+        def run(args: Sequence[Any], read: Reader | None = None) -> Sequence[Any]:
             known: Values = {
                 n: x.item() if sizes_of.is_number(n) else x
                 for n, x in zip(given, args, strict=True)
@@ -262,7 +271,7 @@ class CompiledGraph:
                 given_ = named.get(value.node.expr) if isinstance(value, lower.SYMBOLIC) else None
                 return number(value, values) if given_ is None else known[given_]
 
-            in_torch.run(known, numbers, exact=exact)
+            in_torch.run(known, numbers, read)
             return [known[n] for n in part.outputs]
 
         env = self.env
@@ -351,9 +360,14 @@ class CompiledGraph:
         """Values go with the last part that reads them."""
         last: dict[Node, int] = {}
         for i, step in enumerate(self.steps):
-            for node in (*step.part.nodes, *step.part.outputs):
-                for operand in (node, *node.all_input_nodes):
-                    last[operand] = i
+            read = dict.fromkeys((*step.part.nodes, *step.part.outputs))
+            found = [operand for node in read for operand in node.all_input_nodes]
+            while found:
+                operand = found.pop()
+                if operand not in read and sizes_of.is_number(operand):
+                    found += operand.all_input_nodes  # computed where it is read
+                read[operand] = None
+            last.update(dict.fromkeys(read, i))
         kept = {n for n in self.results if isinstance(n, Node)}
         for node, i in last.items():
             if node not in kept:

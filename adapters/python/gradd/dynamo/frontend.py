@@ -33,6 +33,7 @@ from gradd.dynamo import settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
+from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.dynamo.traces import Frames, cause
@@ -187,7 +188,10 @@ class Compiled:
         outer, forwarding.inside = forwarding.inside, self.module
         try:
             with self._held, settings.Applied():
-                result = self._compiled(versions, kwargs)(*args, **kwargs)
+                function = self._compiled(versions, kwargs)
+                if self.given_forward is None:
+                    owner.now.call = Present(self.module, function, args, kwargs, before)
+                result = function(*args, **kwargs)
         except (CaptureError, errors.GraddError):
             raise
         except Exception:  # the user's
@@ -196,6 +200,9 @@ class Compiled:
         finally:
             forwarding.inside = outer
             owner.chance.forget()
+            owner.now.call = None
+        if owner.failed is not None:  # a self-check has found it
+            return self._eager(*args, **kwargs)
         now = Frames.now()
         why = cause() if now != frames else ""
         if owner.calls == before:
@@ -369,12 +376,6 @@ def function_of(
     owner: Owner, module: torch.nn.Module, forward: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
     """A compiled function with a cache of its own: calls `forward`, or else the module."""
-    this = weakref.ref(owner)
-
-    def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        found = this()
-        return graph.forward if found is None else compiled(found, graph, examples)
-
     target = forward
     if target is None:
 
@@ -389,4 +390,11 @@ def function_of(
         users = isinstance(own, types.FunctionType) and is_users(own)
         names = own.__globals__ if users else globals()
         target = types.FunctionType(code, names, closure=target.__closure__)
+    this = weakref.ref(owner)
+    alone = None if forward is not None else target.__code__  # Dynamo keeps what a back end holds
+
+    def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        found = this()
+        return graph.forward if found is None else compiled(found, graph, examples, alone)
+
     return torch.compile(target, backend=backend, **settings.of_function())

@@ -22,6 +22,7 @@ from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
 from gradd.dynamo.budget import Budget
 from gradd.dynamo.chance import Chance
+from gradd.dynamo.own_forward import Now
 from gradd.dynamo.planning import Planning
 from gradd.fallback import Fallback
 from gradd.memory import Memory
@@ -41,7 +42,7 @@ class Owner:
 
     Attributes:
         title: For messages.
-        failed: Why there is no daemon, where the policy lets PyTorch run then.
+        failed: Why all calls run in PyTorch: there is no daemon, or a graph is not forward()'s.
         refused: Why a graph has run in PyTorch as a whole.
         last: Graphs and plans of the last call.
         calls: Of graphs, in the daemon or not.
@@ -49,6 +50,7 @@ class Owner:
         parts: How often parts of graphs have run in PyTorch, by reason.
         chance: Where the generator of random numbers stands in a call.
         planning: The call that is planned and not run.
+        now: The call that is computed.
         budget: What graphs of one call share.
     """
 
@@ -95,6 +97,7 @@ class Owner:
         self.parts: Counter[str] = Counter()
         self.chance = Chance()
         self.planning = Planning()
+        self.now = Now()
         self.budget = Budget(self.memory.budget)
         self._names: dict[int, str] = {}
         self.failed: Exception | None = None

@@ -233,7 +233,7 @@ def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 def _follow(
     node: Node, part: Part, memory: _Memory, bases: dict[Node, None], after: set[Node]
 ) -> None:
-    """Finds the base of a view, and what lies between."""
+    """Finds the base of a view, what lies between, and what else that reads."""
     own = set(part.nodes)
     at = node
     while True:
@@ -244,6 +244,9 @@ def _follow(
         if value_of(source) is value_of(at):
             part.same[at] = source
         after.add(at)
+        for other in at.all_input_nodes:  # a size that is a tensor
+            if other in own and other is not source and _tensors(other):
+                _follow(other, part, memory, bases, after)
         if source not in own:
             return  # an argument
         at = source

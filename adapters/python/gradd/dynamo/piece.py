@@ -30,12 +30,12 @@ from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
 from gradd.check.other_data import Data
-from gradd.check.reference import Reference, Task
 from gradd.fallback import DeviceError
 from gradd.spec import Capture, CaptureError
 from gradd.tensor_kinds import is_plain, refusal
 
 if TYPE_CHECKING:
+    from gradd.dynamo.own_forward import OwnForward
     from gradd.dynamo.owner import Owner
     from gradd.dynamo.program import Input
 
@@ -86,6 +86,7 @@ class Piece:
     Attributes:
         inputs: What its arguments are.
         in_torch: The same computed by PyTorch.
+        own_forward: The user's forward, where that computes this piece and nothing else.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Piece:
         owner: What pieces of one compiled function have in common.
         cap: The graph.
         inputs: Of its arguments; constants are not among them.
-        in_torch: The same in PyTorch; with a second argument True, without autocast.
+        in_torch: The same in PyTorch; a second argument is what an operation reads of a value.
         fits: Whether it may take arguments of other sizes.
         lazy: Outputs that only the loss needs may be left out.
         """
@@ -133,6 +134,7 @@ class Piece:
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._refused: dict[Hashable, str] = {}
         self._has_run = False  # in the daemon
+        self.own_forward: Callable[[], OwnForward | None] = lambda: None
         self.title = owner.title
 
     # ---- the call ----
@@ -316,7 +318,7 @@ class Piece:
         if checks is not None:
             kind, due = checks.due(graph, wish)
             if due:
-                checks.run(self, graph, wish, kind, Data(inputs))  # type: ignore
+                checks.run(self, wish, kind, Data(inputs))
                 self._tensors[:] = args
                 binding, bound = graph.bind(self.state)
         prepared = self.prepared(graph, binding, inputs, wish)
@@ -376,29 +378,21 @@ class Piece:
 
     # ---- self-checks ----
 
-    def inputs(self, graph: CapturedGraph, leaves: list) -> list[torch.Tensor]:
-        """The free inputs: the leaves of the data of a check."""
-        return list(leaves)
-
-    def reference(
-        self, graph: CapturedGraph, task: Task, dtype: Any = None, shaken: int | None = None
-    ) -> Reference:
-        """PyTorch's side of a check."""
-        return Reference(self, self._arguments, task, dtype, shaken)
-
-    def _arguments(self, leaves: Sequence[torch.Tensor]) -> list[Any]:
+    def arguments(self, leaves: Sequence[torch.Tensor] | None = None) -> list[Any]:
+        """Those of the present call, with other free inputs if need be."""
         args = list(self._tensors)
-        for i, leaf in zip(self._free_at, leaves, strict=True):
-            args[i] = leaf
+        if leaves is not None:
+            for i, leaf in zip(self._free_at, leaves, strict=True):
+                args[i] = leaf
         return args
 
     def buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Those that a call may change."""
         return [(p.name, p.get()) for p in self.graph.changed_places]
 
-    def fits(self, graph: CapturedGraph) -> Callable[[Data], bool]:
+    def fits(self, data: Data) -> bool:
         """Whether the graph may take data of other sizes."""
-        return lambda data: self._fits(self._arguments(data.leaves))
+        return self._fits(self.arguments(data.leaves))
 
     def close(self) -> None:
         """Gives up what the daemon holds."""

@@ -24,6 +24,9 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config  # settings.py: hooks would not be guarded
 from torch._dynamo import maybe_mark_dynamic
 
+# Side effects of a traced function: without it, self-checks never run the user's own forward.
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
 # What Dynamo could not trace, and how often: without it, messages name no cause.
 from torch._dynamo.utils import counters as dynamo_counters
 
@@ -68,6 +71,7 @@ __all__ = [
     "NUMPY",
     "FakeTensor",
     "HigherOrderOperator",
+    "InstructionTranslator",
     "ProxyTorchDispatchMode",
     "PythonKeyTracer",
     "PythonReferenceAnalysis",

@@ -1,0 +1,141 @@
+"""The user's own forward, run again for a self-check: what Dynamo's guards do not see shows there.
+
+Only where a call is one graph and does nothing else: Dynamo knows what else a traced function does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from gradd.dynamo import private
+
+if TYPE_CHECKING:
+    from gradd.check.other_data import Data
+    from gradd.dynamo.compiled_graph import CompiledGraph
+    from gradd.dynamo.owner import Owner
+
+StandIn = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
+
+
+def does_more(code: CodeType | None) -> bool:
+    """Whether the graph that Dynamo has just made is not all that a call of this code does.
+
+    It may be that of another function, or come with side effects; objects that the call makes are
+    none. Where Dynamo cannot be asked, it counts as one that does.
+    """
+    try:
+        output = private.InstructionTranslator.current_tx().output
+        effects = output.side_effects
+        if output.root_tx.f_code is not code or effects.tensor_hooks or effects.save_for_backward:
+            return True
+        return any(
+            effects.is_modified(item)
+            for item in effects.id_to_variable.values()
+            if not type(item.mutation_type).__name__.endswith("New")
+        )
+    except Exception:  # other names in another version of torch
+        return True
+
+
+class Present(NamedTuple):
+    """The call of a module that is computed now.
+
+    Attributes:
+        module: What is called.
+        compiled: The same in the daemon.
+        args: Of the call.
+        kwargs: Of the call.
+        before: Calls of graphs before this one.
+    """
+
+    module: torch.nn.Module
+    compiled: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    before: int
+
+
+class Now(threading.local):
+    """What a thread computes now."""
+
+    call: Present | None = None
+
+
+def of(owner: Owner, graph: CompiledGraph) -> OwnForward | None:
+    """What computes the present call in PyTorch, if the graph is all that it does."""
+    present = owner.now.call
+    if present is None or owner.calls != present.before + 1 or graph.whole[0].graph.changed:
+        return None  # what is written to may be seen elsewhere
+    if graph.leaves is None:
+        graph.leaves = _leaves(owner, graph, present)
+    return OwnForward(present, graph.leaves) if graph.leaves else None
+
+
+def _leaves(owner: Owner, graph: CompiledGraph, present: Present) -> list[int]:
+    """Where the results of a graph are among those of the call; empty = somewhere else.
+
+    Dynamo alone knows how it makes one of the other: it is given marked tensors.
+    """
+    marks = [torch.empty(0) for _ in graph.results]
+    calls = owner.calls
+    try:
+        with owner.planning.given(marks):
+            result = present.compiled(*present.args, **present.kwargs)
+    except Exception:
+        return []
+    finally:
+        owner.calls = calls
+    at = {id(x): i for i, x in enumerate(pytree.tree_leaves(result))}
+    found = [at.get(id(mark), -1) for mark in marks]
+    return [] if -1 in found else found
+
+
+class OwnForward:
+    """Runs of one call's forward.
+
+    Attributes:
+        parameters: Identities of the module's own.
+    """
+
+    def __init__(self, present: Present, leaves: list[int]) -> None:
+        self._present, self._leaves = present, leaves
+        module = present.module
+        self._tensors = dict(
+            itertools.chain(
+                module.named_parameters(remove_duplicate=False),
+                module.named_buffers(remove_duplicate=False),
+            )
+        )
+        self.parameters = {id(p) for p in module.parameters()}
+
+    def stand_ins(self, data: Data, stand_in: StandIn) -> dict[int, torch.Tensor]:
+        """Tensors to run with, by those of the call: that part of it which the data are."""
+        found = {
+            id(t): stand_in(t, t, isinstance(t, torch.nn.Parameter)) for t in self._tensors.values()
+        }
+        present = self._present
+        for x in pytree.tree_leaves((present.args, present.kwargs)):
+            if isinstance(x, torch.Tensor) and id(x) not in found:
+                found[id(x)] = stand_in(x, data.part_of(x), False)
+        return found
+
+    def __call__(self, stands: dict[int, torch.Tensor]) -> list[torch.Tensor] | None:
+        """The results in the order of the graph; None where the call gives something else."""
+        present = self._present
+        given = (present.args, present.kwargs)
+        args, kwargs = pytree.tree_map(lambda x: stands.get(id(x), x), given)
+        names = {name: stands[id(t)] for name, t in self._tensors.items()}
+        result = functional_call(present.module, names, args, kwargs, tie_weights=False)
+        leaves = pytree.tree_leaves(result)
+        if len(leaves) <= max(self._leaves):
+            return None
+        found = [leaves[i] for i in self._leaves]
+        return found if all(isinstance(x, torch.Tensor) for x in found) else None
