@@ -409,10 +409,12 @@ KNOWN: dict[str, list[Callable[[], Pair]]] = {
     "a deque with maxlen": [_window, _full_window],
     "sizes that a generator of the user's draws": [_size_that_is_drawn],
 }
-_ALL = [(kind, make) for kind, programs in KNOWN.items() for make in programs]
+ALL_KNOWN = [(kind, make) for kind, programs in KNOWN.items() for make in programs]
 
 
-@pytest.mark.parametrize(("kind", "make"), _ALL, ids=[f"{k}{m.__name__}" for k, m in _ALL])
+@pytest.mark.parametrize(
+    ("kind", "make"), ALL_KNOWN, ids=[f"{k}{m.__name__}" for k, m in ALL_KNOWN]
+)
 def test_torch_compile_does_not_see_it_either(kind: str, make: Callable[[], Pair]) -> None:
     expected = _values(lambda net: net, make)
     torch.compiler.reset()
