@@ -135,7 +135,9 @@ static gradd_status_t describe(dnnl_memory_desc_t *out, const gradd_gemm_t *g,
         steps[i] = batch_step[i] ? batch_step[i] : m->rows * m->cols;
     }
     dims[n] = m->rows, dims[n + 1] = m->cols;
-    steps[n] = m->row_step, steps[n + 1] = m->col_step;
+    /* The step of a dimension of 1 means nothing, but the library reads a layout out of it. */
+    steps[n] = m->rows > 1 ? m->row_step : m->cols * m->col_step;
+    steps[n + 1] = m->cols > 1 ? m->col_step : 1;
     TRY_DNNL(dnnl_memory_desc_create_with_strides(out, n + 2, dims, type_of(m->dtype), steps));
     return GRADD_OK;
 }

@@ -235,6 +235,28 @@ TEST(broadcast_and_strided_batches) {
     compare(blocked, &g, 6);
 }
 
+/* Steps of a dimension of 1 are those of the view that it comes from. */
+TEST(steps_of_one_row_or_column) {
+    static const int64_t sizes[][3] = {
+        {5, 3, 1},
+        {1, 3, 6},
+        {5, 1, 6},
+        {1, 3, 1},
+        {5, 1, 1}
+    };
+    for (int i = 0; i < (int)(sizeof sizes / sizeof sizes[0]); i++)
+        for (int form = 0; form < 8; form++) {
+            gradd_gemm_t g = matrices(GRADD_DT_F32, 2, sizes[i], form & 1, form & 2);
+            g.b_batch[0] = 0;
+            g.has_bias = form & 4;
+            if (g.k == 1) g.a_k = 7, g.b_k = 11;
+            if (g.m == 1) g.a_m = 7;
+            if (g.n == 1) g.b_n = 11;
+            compare(once, &g, 2);
+            compare(blocked, &g, 2);
+        }
+}
+
 TEST(rows_against_one_matrix_become_one_product) {
     gradd_gemm_t g = matrices(GRADD_DT_F32, 4, (int64_t[]){5, 3, 6}, false, false);
     g.b_batch[0] = 0;
