@@ -110,12 +110,12 @@ def train(name: str, engine: str, steps: int) -> dict[str, Any]:
     """Builds, wraps and trains one of SIZES in this process."""
     import torch
 
-    from gradd import unused_memory
+    from gradd.memory import unused
     from gradd.session import client  # noqa: F401  the samples ask it for the daemon
 
     phases = Phases()
     module, batch = build(SIZES[name], lora=name != "full")
-    unused_memory.trim()
+    unused.trim()
     parameters = sum(p.numel() * p.element_size() for p in module.parameters())
     trained = [p for p in module.parameters() if p.requires_grad]
     before = phases.now()

@@ -1,9 +1,10 @@
 """Fails when the Python package has a circle of imports, or one module uses another's privates.
 
-An import inside a function counts like any other, a relative one like an absolute one, one under
-TYPE_CHECKING does not; importing a module runs the packages around it, so these count as well. A
-private name is one with a single underscore in front that some module of the package defines and
-the one that uses it does not.
+An import inside a function counts like any other, a relative one like an absolute one; importing a
+module runs the packages around it, so these count as well. One under TYPE_CHECKING makes no circle,
+but counts for the floors: a folder of FLOORS imports from those before it alone, and of the modules
+beside the folders from BASE. A private name is one with a single underscore in front that some
+module of the package defines and the one that uses it does not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Folder of sys.path, and the package in it.
 PACKAGES = (("adapters/python", "gradd"), ("adapters/optimum", "optimum.gradd"))
+FLOORS = ("memory", "session", "graph", "calls", "check", "dynamo")
+BASE = frozenset(
+    {
+        *("arguments", "compiled", "errors", "fallback", "forwarding"),
+        *("interrupts", "options", "spec", "transforms"),
+    }
+)
 OURS = re.compile(r"(optimum\.)?gradd(\.|$)")
 # Private by their form, and torch's or a tool's own: those of modules and tensors that are read.
 FOREIGN = frozenset({"_buffers", "_parameters", "_modules", "_version", "_guards", "_fields"})
@@ -51,10 +59,12 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
         yield from statements(node)
 
 
-def imports(name: str, tree: ast.Module, known: dict[str, ast.Module]) -> set[str]:
-    """Which of the known modules this one runs."""
+def imports(
+    name: str, tree: ast.Module, known: dict[str, ast.Module], types: bool = False
+) -> set[str]:
+    """Which of the known modules this one runs; with `types` also those that it only names."""
     named = []
-    for node in statements(tree):
+    for node in ast.walk(tree) if types else statements(tree):
         if isinstance(node, ast.Import):
             named += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -91,6 +101,22 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
         if found := walk(name):
             return found
     return []
+
+
+def floor(name: str, package: str) -> int:
+    """Of a module: 0 of those that everybody may import, and one above all folders for the rest."""
+    first = name.removeprefix(package).lstrip(".").partition(".")[0]
+    if first in FLOORS:
+        return FLOORS.index(first) + 1
+    return 0 if first in BASE or name == package else len(FLOORS) + 1
+
+
+def upward(graph: dict[str, set[str]], package: str) -> Iterator[str]:
+    """Imports from a higher floor, as lines to print."""
+    for name, others in graph.items():
+        for other in sorted(others):
+            if name != package and floor(other, package) > floor(name, package):
+                yield f"{name}: imports {other}, which is above it"
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -136,6 +162,9 @@ def main() -> int:
         graph = {name: imports(name, tree, known) for name, tree in known.items()}
         if order := circle(graph):
             found.append(f"circle of imports: {' -> '.join(order)}")
+        if package == "gradd":
+            named = {name: imports(name, tree, known, True) for name, tree in known.items()}
+            found += upward(named, package)
         names = {n for tree in known.values() for n in defined(tree)}
         for name, tree in known.items():
             found += privates(name, tree, names)

@@ -22,7 +22,7 @@ COLUMNS = 100
 # Paths that name no file of the repository: build output, placeholders, globs, other people's.
 PATTERNS = re.compile(r"^(build|runs|demo-out|\.venv|~|\$\w+)/|[<>*{}$()\[\]…,=]|^/|\.\.\.")
 # Where a page may leave out the first folders of a path.
-FOLDERS = ("", "adapters/python/gradd", "adapters/python/gradd/export", "server", "kernels")
+FOLDERS = ("", "adapters/python/gradd", "adapters/python/gradd/graph", "server", "kernels")
 # Pages that may say what was.
 HISTORIC = frozenset({"CHANGELOG.md"})
 HISTORY = re.compile(r"\b(previously|used\s+to\s+be|formerly|no\s+longer)\b", re.IGNORECASE)

@@ -28,7 +28,7 @@ MAX_MADE_PARAMETERS = 10  # of functions that a macro or template makes for each
 KEYWORDS = {"if", "for", "while", "switch"}
 # Where others have said what the parameters are.
 GIVEN = {
-    "adapters/python/gradd/export/translation/": "translations take what torch's operator takes",
+    "adapters/python/gradd/graph/translation/": "translations take what torch's operator takes",
     "adapters/python/gradd/optim.py:__init__": "FusedAdam of onnxruntime.training.optim",
 }
 

@@ -236,7 +236,7 @@ def prepare() -> None:
     import onnxscript  # noqa: F401
     import transformers
 
-    import gradd.export  # noqa: F401
+    import gradd.graph  # noqa: F401
 
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()

@@ -89,7 +89,7 @@ class DebugOptions:
             logger.setLevel(_PYTHON_LEVELS[self.log_level])
 
     def save(self, capture: Capture, module: torch.nn.Module) -> None:
-        """Writes one captured graph if that is wanted; a bridge calls it after every capture."""
+        """Writes one captured graph if that is wanted; called after every capture."""
         if not self.save_onnx:
             return
         from gradd.explain import with_sources

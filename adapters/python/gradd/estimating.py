@@ -21,9 +21,9 @@ import torch
 from gradd import errors, picture
 from gradd.calls.planned import Planned
 from gradd.dynamo.planner import Planner
-from gradd.memory import Memory, parse_bytes
+from gradd.memory.budget import Memory, parse_bytes
+from gradd.memory.shm import available_bytes
 from gradd.session.client import Client, get_client
-from gradd.session.shm import available_bytes
 
 _MAX_BATCH = 1 << 20
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from gradd.session import protocol
 
 if TYPE_CHECKING:
-    from gradd.calls.captured import CapturedGraph, Plan
+    from gradd.calls.graph import Graph, Plan
+    from gradd.dynamo.frontend import Compiled
     from gradd.session.client import Client
 
 
@@ -149,7 +150,7 @@ class Explanation:
 
 
 def explain_plan(
-    client: Client, plan: Plan, graph: CapturedGraph | None = None, title: str = ""
+    client: Client, plan: Plan, graph: Graph | None = None, title: str = ""
 ) -> Explanation:
     """Asks the daemon about a plan of this client.
 
@@ -179,9 +180,7 @@ _SUMS = tuple(f.name for f in fields(Explanation) if f.name.endswith(("_bytes", 
 _ROWS = ("batch_rows", "label_rows", "real_rows")
 
 
-def explain_plans(
-    client: Client, found: Sequence[tuple[CapturedGraph, Plan]], title: str
-) -> Explanation:
+def explain_plans(client: Client, found: Sequence[tuple[Graph, Plan]], title: str) -> Explanation:
     """What the plans of one call do; their sums, and the rows of all, where there are several.
 
     Args:
@@ -213,6 +212,16 @@ def explain_plans(
         _text="\n\n".join(map(str, parts)),
         _graphs=tuple(g for p in parts for g in p._graphs),
     )
+
+
+def explain_call(compiled: Compiled, args: tuple, kwargs: dict[str, Any]) -> Explanation:
+    """What the daemon does in such a call; without arguments in the one that ran last.
+
+    Raises:
+        ValueError: No arguments, and no call has run in the daemon (or its plan is gone).
+    """
+    found = compiled.plans(args, kwargs)
+    return explain_plans(compiled.client, found, title=type(compiled.module).__name__)
 
 
 def _said(client: Client, plan: Plan, form: str) -> str:

@@ -41,9 +41,9 @@ def _made(module: torch.nn.Module, inner: Callable[..., Any]) -> types.FunctionT
 def _run(
     wrapper: Any, inner: Callable[..., Any] | None, args: tuple, kwargs: dict[str, Any]
 ) -> Any:
-    bridge = wrapper._gradd_bridge
-    own = inner is None or inner == bridge.module.forward
-    return (bridge if own else inner)(*args, **kwargs)  # type: ignore[misc]
+    compiled = wrapper._gradd_compiled
+    own = inner is None or inner == compiled.module.forward
+    return (compiled if own else inner)(*args, **kwargs)  # type: ignore[misc]
 
 
 class Attribute:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _compiling = torch._guards.TracingContext.try_get
-_OWN = {"_gradd_module", "_gradd_bridge", "_gradd_options", "_gradd_strict", "_gradd_memory"}
+_OWN = {"_gradd_module", "_gradd_compiled", "_gradd_options", "_gradd_strict", "_gradd_memory"}
 _OWN |= {"training"}
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _DELEGATED = (
@@ -96,7 +96,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_strict"] = strict
         self.__dict__["_gradd_memory"] = memory_budget
         # A module with hooks runs in PyTorch, and there those of the root must run as well.
-        self.__dict__["_gradd_bridge"] = Compiled(
+        self.__dict__["_gradd_compiled"] = Compiled(
             module,
             strict=strict,
             on_capture=debug.save,
@@ -112,7 +112,7 @@ class ORTModule(torch.nn.Module):
 
     def gradd_stats(self) -> dict[str, Any]:
         """Counts since construction: captures, plans, forwards, fallbacks by reason, memory."""
-        return self._gradd_bridge.stats()
+        return self._gradd_compiled.stats()
 
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What the daemon does in a call with these arguments, which is planned and not run.
@@ -120,7 +120,9 @@ class ORTModule(torch.nn.Module):
         Without arguments: in the call that ran last. The result prints as a table; see
         gradd.explain.Explanation.
         """
-        return self._gradd_bridge.explain(args, kwargs)
+        from gradd.explain import explain_call
+
+        return explain_call(self._gradd_compiled, args, kwargs)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -160,7 +162,7 @@ class ORTModule(torch.nn.Module):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         value = getattr(module, name)
         if name == "generate":  # transformers' calls the module itself
-            self._gradd_bridge.say_decoding()
+            self._gradd_compiled.say_decoding()
         if inspect.ismethod(value) and value.__self__ is module and _is_users(value.__func__):
             # A method that calls self(...) then goes through the daemon as well.
             return types.MethodType(value.__func__, self)

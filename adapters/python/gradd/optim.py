@@ -19,16 +19,16 @@ import torch
 
 from gradd import errors, interrupts
 from gradd.calls import tables
-from gradd.calls.holders import others
-from gradd.calls.parameter_changes import Snapshot
 from gradd.calls.parameters import identity, overlapping
-from gradd.calls.watch import data_ptr
+from gradd.memory.holders import others
+from gradd.memory.parameter_changes import Snapshot
+from gradd.memory.shm import DTYPE_CODES, nbytes
+from gradd.memory.watch import data_ptr
 from gradd.session import client as clients
 from gradd.session import protocol
 from gradd.session.client import Client
 from gradd.session.replay import Send
 from gradd.session.ring import Block
-from gradd.session.shm import DTYPE_CODES, nbytes
 
 logger = logging.getLogger("gradd")
 

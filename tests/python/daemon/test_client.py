@@ -19,7 +19,8 @@ from conftest import PYTHONPATH
 from nets import Net, batch, loss_of
 
 from gradd import ORTModule, errors
-from gradd.session import client, control, protocol, ring, shm
+from gradd.memory import shm
+from gradd.session import client, control, protocol, ring
 from gradd.session.daemon import check_directory, directory
 from gradd.session.finalizers import Ends
 
@@ -244,7 +245,7 @@ def test_interrupted_wait_does_not_shift_replies(
 ) -> None:
     model = ORTModule(Net(), strict=True)
     expected = loss_of(model(*batch())).item()
-    session = model._gradd_bridge.client
+    session = model._gradd_compiled.client
     wait = control.Wire._wait
 
     def interrupted(self: control.Wire, *args: object, **kwargs: object) -> None:
@@ -264,7 +265,7 @@ def test_plans_say_which_inputs_are_parameters(daemon: object) -> None:
     net.first.bias.requires_grad_(False)  # a frozen one is a parameter all the same
     model = ORTModule(net, strict=True)
     loss_of(model(*batch())).backward()
-    ledger = model._gradd_bridge.client.ledger
+    ledger = model._gradd_compiled.client.ledger
     for fields in ledger.plans.values():
         names = [name for name, _, _ in ledger.graphs[fields["graph"]].inputs]
         assert {names[i] for i in fields["parameters"]} == {n for n, _ in net.named_parameters()}
@@ -286,7 +287,7 @@ def test_a_table_of_sources_is_sent_up_to_the_daemons_limits(
 ) -> None:
     model = ORTModule(Net(), strict=True)
     model(*batch())
-    session = model._gradd_bridge.client
+    session = model._gradd_compiled.client
     (graph,) = fronts.graphs(model)
     row = ["node", "source"]
     for rows, text in ((protocol.SOURCE_ROWS, "x"), (10, "x" * 400_000)):
@@ -376,7 +377,7 @@ from nets import Net, batch, loss_of
 from gradd import ORTModule
 model = ORTModule(Net(), strict=True)
 loss_of(model(*batch())).backward()
-print(model._gradd_bridge.client.daemon_pid, flush=True)
+print(model._gradd_compiled.client.daemon_pid, flush=True)
 """
 
 

@@ -24,7 +24,7 @@ from conftest import Daemon
 from hostile import DROP, SEGMENT, Balance, Raw
 from stuck_file import StuckFile
 
-from gradd.session.shm import Segment
+from gradd.memory.shm import Segment
 
 _PER_PROCESS = 64  # control connections
 

@@ -16,7 +16,7 @@ import pytest
 from hostile import F32, Raw, many, put, types
 from onnx import TensorProto, helper
 
-from gradd.session.shm import Segment
+from gradd.memory.shm import Segment
 
 FACTORS = (0.5, 1.0, 1.5, 2.0, 2.5)
 NOMEM = next(i for i in range(32) if E.LIB.gradd_status_name(i) == b"NOMEM")

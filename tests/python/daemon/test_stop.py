@@ -231,8 +231,8 @@ def test_a_daemon_of_another_build_is_named_once(
     model = ORTModule(Net(), strict=True)
     for seed in (1, 2):
         _train_one(model, seed)
-    model._gradd_bridge.client._wire.close()  # connects to the same daemon again
-    model._gradd_bridge.client._wire = None
+    model._gradd_compiled.client._wire.close()  # connects to the same daemon again
+    model._gradd_compiled.client._wire = None
     _train_one(model, 3)
     said = _said(caplog, "another build")
     assert len(said) == 1

@@ -19,7 +19,7 @@ from nets import Net, batch, loss_of
 from torch import nn
 
 from gradd import ORTModule, errors
-from gradd.calls import watch
+from gradd.memory import watch
 from gradd.session import client
 
 Write = Callable[[nn.Parameter], Any]

@@ -300,7 +300,7 @@ def test_a_variable_that_a_script_sets_in_every_step(monkeypatch: Any) -> None:
     for step in range(12):
         monkeypatch.setenv("STEP_OF_A_TEST", str(step))
         model(X)
-    assert len(model._gradd_bridge._versions) <= 5
+    assert len(model._gradd_compiled._versions) <= 5
     one = model(X)
     for factor in (2.0, 3.0, 4.0, 5.0, 6.0):
         monkeypatch.setenv("FACTOR_OF_A_TEST", str(factor))

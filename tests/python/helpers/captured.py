@@ -25,7 +25,7 @@ from gradd.dynamo import checkpoints, lower, modes, partition, program, settings
 from gradd.dynamo.compiled_graph import CompiledGraph
 from gradd.dynamo.compiled_graph import _refusal as refusal
 from gradd.dynamo.owner import source_name
-from gradd.export.translation import model_bytes
+from gradd.graph.translation import model_bytes
 from gradd.spec import Capture, CaptureError
 
 

@@ -16,8 +16,8 @@ import torch
 from selection import SEED
 
 from gradd import ORTModule
-from gradd.calls import captured
-from gradd.pss import pss_bytes
+from gradd.calls import graph
+from gradd.memory.pss import pss_bytes
 from gradd.session.client import get_client
 
 IGNORED = -100
@@ -92,13 +92,13 @@ def test_any_lengths(daemon: Any, steps: int, monkeypatch: pytest.MonkeyPatch) -
         optimizer.zero_grad()
         if step == steps // 2:
             early = held()
-        assert model.gradd_stats()["plans"] <= captured._PLANS
+        assert model.gradd_stats()["plans"] <= graph._PLANS
     stats = model.gradd_stats()
     assert stats["captures"] == 1 and stats["fallbacks"] == {}
     assert stats["padding_rows_left_out"] > 0.2 * stats["rows"]
     assert stats["unlabelled_rows_left_out"] > stats["padding_rows_left_out"]
     del loss
-    assert plans_of_daemon() <= 2 * captured._PLANS + 1, "of both wrappers, and of a run"
+    assert plans_of_daemon() <= 2 * graph._PLANS + 1, "of both wrappers, and of a run"
     if steps >= 1000:  # before, there are more plans in the end than in the middle
         for name, before, after in zip(("trainer", "daemon"), early, held(), strict=True):
             assert after - before <= GROWTH, f"the {name} has grown from {before} to {after} bytes"

@@ -12,7 +12,7 @@ from selection import every_run
 from torch import nn
 
 from gradd import ORTModule
-from gradd.export.translation import translate
+from gradd.graph.translation import translate
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 E = torch.einsum

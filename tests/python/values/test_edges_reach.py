@@ -13,7 +13,7 @@ import torch
 from test_edges import TABLE
 from torch.onnx._internal.exporter import _core
 
-from gradd.export.translation import translate
+from gradd.graph.translation import translate
 from gradd.spec import CaptureError
 
 # What no row reaches, by reason: patterns of the name behind "aten.".

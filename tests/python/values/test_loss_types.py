@@ -19,7 +19,7 @@ from selection import drawn, every_run
 from torch import nn
 
 from gradd import ORTModule
-from gradd.export.translation import build, decompositions, translate
+from gradd.graph.translation import build, decompositions, translate
 from gradd.spec import CaptureError
 
 ROWS, CLASSES = 5, 4

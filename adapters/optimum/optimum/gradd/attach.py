@@ -5,8 +5,8 @@ autocast, generate, callbacks) sees the model that the user made. A wrapper modu
 accelerate does not unwrap it, configuration files go missing and label smoothing silently computes
 another loss.
 
-The replaced `forward` is a bound method that finds its bridge by the module it is bound to. A copy
-of the model (`copy.deepcopy`, pickle) is another module without a bridge: it runs in plain PyTorch
+The replaced `forward` is a bound method that finds what runs calls by the module it is bound to. A
+copy of the model (`copy.deepcopy`, pickle) is another module without that: it runs in plain PyTorch
 and touches nothing of the original.
 """
 

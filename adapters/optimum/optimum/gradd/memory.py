@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-from gradd.pss import pss_bytes
+from gradd.memory.pss import pss_bytes
 
 
 class PeakSampler:

@@ -53,8 +53,8 @@ class ORTTrainer(Trainer):
             kwargs.setdefault("processing_class", tokenizer)
         if args is None:
             args = ORTTrainingArguments(output_dir="tmp_trainer")
-        self._bridge: Any = None  # made at the first train() and kept for the next ones
-        self._bridge_module: nn.Module | None = None
+        self._compiled: Any = None  # made at the first train() and kept for the next ones
+        self._compiled_module: nn.Module | None = None
         self._grad_norm: torch.Tensor | None = None
         super().__init__(_unwrapped(model), args, *rest, **kwargs)
         self._enabled = not gradd_is_disabled()
@@ -79,37 +79,39 @@ class ORTTrainer(Trainer):
         try:
             return super().train(*args, **kwargs)
         finally:
-            if self._bridge_module is not None:
-                attach.detach(self._bridge_module)
+            if self._compiled_module is not None:
+                attach.detach(self._compiled_module)
 
     def _attach(self, model: nn.Module) -> None:
-        if self._bridge is None or self._bridge_module is not model:
+        if self._compiled is None or self._compiled_module is not model:
             from gradd.dynamo.frontend import Compiled
 
             debug = self._debug_options()
-            if self._bridge_module is not None:  # model_init: the model of an earlier trial
-                attach.detach(self._bridge_module)
-                self._bridge.close()
+            if self._compiled_module is not None:  # model_init: the model of an earlier trial
+                attach.detach(self._compiled_module)
+                self._compiled.close()
             strict = bool(getattr(self.args, "strict", False))
-            self._bridge = Compiled(
+            self._compiled = Compiled(
                 model,
                 forward=self._forward_to_capture(model),
                 strict=strict,
                 on_capture=debug.save,
                 memory_budget=getattr(self.args, "memory_budget", None),
             )
-            self._bridge_module = model
-        attach.attach(model, self._bridge)
+            self._compiled_module = model
+        attach.attach(model, self._compiled)
 
     def gradd_stats(self) -> dict[str, Any]:
-        """Counts of captures, daemon forwards and fallbacks by reason; empty without a bridge."""
-        return self._bridge.stats() if self._bridge is not None else {}
+        """Counts of captures, daemon forwards and fallbacks by reason; empty before train()."""
+        return self._compiled.stats() if self._compiled is not None else {}
 
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Any:
         """What the daemon does in a step: see ORTModule.gradd_explain()."""
-        if self._bridge is None:
+        if self._compiled is None:
             raise ValueError("nothing runs in the daemon before train(): call that first")
-        return self._bridge.explain(args, kwargs)
+        from gradd.explain import explain_call
+
+        return explain_call(self._compiled, args, kwargs)
 
     def _debug_options(self) -> Any:
         """`save_onnx`, `onnx_prefix` and `onnx_log_level` as ORTModule takes them."""
@@ -132,8 +134,8 @@ class ORTTrainer(Trainer):
     def _forward_to_capture(self, model: nn.Module) -> Callable[..., Any]:
         """The callable that graphs are captured from: forward, or forward and smoothed loss.
 
-        One callable serves both, so that the module has one bridge: the keyword that chooses is a
-        constant of the call and therefore part of what makes two captures different.
+        One callable serves both: the keyword that chooses is a constant of the call, and therefore
+        part of what makes two captures different.
         """
         plain = _without_cache(model, attach.original_forward(model))
         if not self._loss_in_graph:
@@ -174,8 +176,8 @@ class ORTTrainer(Trainer):
             and not return_outputs
             and model.training
             and "labels" in inputs
-            and self._bridge_module is not None
-            and attach.is_attached(self._bridge_module)
+            and self._compiled_module is not None
+            and attach.is_attached(self._compiled_module)
         )
         if not inside:
             return super().compute_loss(model, inputs, return_outputs, **kwargs)

@@ -93,7 +93,7 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
             raise ValueError("save_onnx=True needs onnx_prefix, the start of the files' names")
 
     def _check_memory_budget(self) -> None:
-        from gradd.memory import parse_bytes
+        from gradd.memory.budget import parse_bytes
 
         if self.memory_budget is not None:
             parse_bytes(self.memory_budget, "memory_budget")

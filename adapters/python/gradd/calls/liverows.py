@@ -26,8 +26,8 @@ import torch
 from gradd import errors, options
 
 if TYPE_CHECKING:
-    from gradd.calls.captured import Plan
-    from gradd.calls.prepared import Prepared
+    from gradd.calls.call import Call
+    from gradd.calls.graph import Plan
     from gradd.session.protocol import GraphInfo, Live
 
 logger = logging.getLogger("gradd")
@@ -144,15 +144,15 @@ class LiveRows:
 
     def choose(
         self,
-        prepared: Prepared,
+        call: Call,
         inputs: list[torch.Tensor],
         compile_for: Callable[[Sizes], Plan],
         quiet: bool = False,
-    ) -> tuple[Prepared, list[torch.Tensor]]:
+    ) -> tuple[Call, list[torch.Tensor]]:
         """How a call runs, and its free inputs.
 
         Args:
-            prepared: Over all rows.
+            call: Over all rows.
             inputs: Free inputs of the call.
             compile_for: Compiles the plan for such sizes.
             quiet: Print nothing.
@@ -160,10 +160,10 @@ class LiveRows:
         Raises:
             OutOfMemoryError: All rows do not meet the memory budget, nor do those that are needed.
         """
-        over = prepared.plan.over
+        over = call.plan.over
         if over is None and (self.waits or self._off):
             self.waits = max(self.waits - 1, 0)
-            return prepared, inputs
+            return call, inputs
         self.seen["rows"] += self.rows + self.source_rows
         rows = self.find(inputs)
         if self.switches.printed and not quiet:
@@ -173,7 +173,7 @@ class LiveRows:
             if over is not None:
                 raise errors.OutOfMemoryError(over)
             self._rest()
-            return prepared, inputs
+            return call, inputs
         self._idle = 0
         try:
             found = self._plan(sizes, compile_for, over is not None)
@@ -183,15 +183,15 @@ class LiveRows:
             self._off = True
             # its text alone: who keeps the record would keep the frames of the error, and tensors
             logger.warning("rows that nobody needs are computed all the same: %s", str(error))
-            return prepared, inputs
+            return call, inputs
         if found is None:
-            return prepared, inputs
+            return call, inputs
         sizes, plan = found
-        prepared.graph.keep(plan)
-        made = prepared.graph.made
+        call.graph.keep(plan)
+        made = call.graph.made
         own = made.get(plan)
-        if own is None or own.binding is not prepared.binding or own.wish is not prepared.wish:
-            own = made[plan] = prepared.with_lists(plan, [n for n in sizes if n])
+        if own is None or own.binding is not call.binding or own.selection is not call.selection:
+            own = made[plan] = call.with_lists(plan, [n for n in sizes if n])
         lists = [filled(r, n) for r, n in zip(rows, sizes, strict=True) if n and r is not None]
         self._count(sizes)
         return own, [*inputs, *lists]

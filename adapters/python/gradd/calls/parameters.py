@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from gradd import errors, unused_memory
-from gradd.calls.holders import others
-from gradd.calls.watch import accesses, data_ptr, untyped_storage
+from gradd import errors
+from gradd.memory import unused
+from gradd.memory.holders import others
+from gradd.memory.shm import DTYPE_CODES, nbytes
+from gradd.memory.tensor_kinds import is_dense, is_plain
+from gradd.memory.watch import accesses, data_ptr, untyped_storage
 from gradd.session.ring import Block, packed
-from gradd.session.shm import DTYPE_CODES, nbytes
-from gradd.tensor_kinds import is_dense, is_plain
 
 if TYPE_CHECKING:
     from gradd.session.client import Client
@@ -147,8 +148,8 @@ class State:
 
     def __init__(self, client: Client, module: torch.nn.Module | None) -> None:
         self.client = client
-        # Weakly: the finalizer of the bridge holds this object, and the module may lead to the
-        # bridge.
+        # Weakly: the finalizer of the compiled function holds this object, and the module may lead
+        # to that function.
         self._module = weakref.ref(module) if module is not None else None
         self._others: dict[int, weakref.ref] = {}  # tensors that belong to no module, by id
         self.generation = 0
@@ -246,7 +247,7 @@ class State:
         todo = []
         for tensor in tensors:
             block = self._own_block(tensor)
-            if block is not None:  # another bridge of this process has moved it
+            if block is not None:  # another compiled function of this process has moved it
                 block.pins += 1
                 self._homes[identity(tensor)] = Home(block, tensor, None)
             else:
@@ -269,7 +270,7 @@ class State:
                 self._move_one(tensor, stays=_stays(tensor, others[id(tensor)]))
                 left += nbytes(tensor.dtype, tensor.shape)
                 if left > _PIECE:
-                    unused_memory.trim()
+                    unused.trim()
                     left = 0
         except BaseException:
             for gone in self._homes.keys() - known:  # the daemon will not know them
@@ -339,7 +340,7 @@ class State:
                 self.generation = next(_generations)
 
     def drop_all(self) -> None:
-        """Gives up all homes (the bridge ends); the module's tensors keep their memory."""
+        """Gives up all homes at the end; the module's tensors keep their memory."""
         for home in self._homes.values():
             home.mirror = None
             home.block.drop()

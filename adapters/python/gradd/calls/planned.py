@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gradd.calls.captured import CapturedGraph, Plan, type_of
+from gradd.calls.graph import Graph, Plan, type_of
 from gradd.calls.liverows import Sizes
-from gradd.calls.wish import wish_of
+from gradd.calls.selection import selection_of
 from gradd.session.client import Client
 
 _ALL: Sizes = (0, 0, 0)
@@ -28,7 +28,7 @@ class Planned:
         pinned: Bytes of inputs that PyTorch has made for it, which stay until its backward.
     """
 
-    graph: CapturedGraph
+    graph: Graph
     plan: Plan
     less: Plan | None
     rows: Sizes
@@ -44,7 +44,7 @@ class Planned:
     def of(
         cls,
         client: Client,
-        graph: CapturedGraph,
+        graph: Graph,
         bound: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         *,
@@ -61,14 +61,14 @@ class Planned:
             lazy: Outputs that only the loss needs are left out of a training step.
             values: The inputs are those of a call, and tell which rows it needs.
         """
-        wish = wish_of(graph, list(bound), list(inputs), lazy)
+        selection = selection_of(graph, list(bound), list(inputs), lazy)
         if graph.binding is None:
             graph.kinds_bound = [(t.dtype, tuple(t.shape)) for t in bound]
-        asked = (client, tuple(map(type_of, inputs)), *wish.of_plan())
+        asked = (client, tuple(map(type_of, inputs)), *selection.of_plan())
         plan = graph.plan(*asked, budget=0)
         rows = plan.live.sizes(list(inputs)) if values and plan.live is not None else _ALL
         less = graph.plan(*asked, budget=0, live=rows) if any(rows) else None
-        return cls(graph, plan, less, rows, {id(bound[i]): bound[i] for i in wish.params})
+        return cls(graph, plan, less, rows, {id(bound[i]): bound[i] for i in selection.params})
 
     def within(self, budget: int) -> Planned:
         """The same within a memory budget; 0 = without one."""

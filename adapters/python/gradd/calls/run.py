@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from gradd import errors, interrupts, pss
+from gradd import errors, interrupts
 from gradd.calls import batched, sparse
 from gradd.calls.lazy import LazyTensor
-from gradd.calls.parameter_changes import Snapshot, steps, version_of
-from gradd.calls.watch import accesses
+from gradd.memory import pss
+from gradd.memory.parameter_changes import Snapshot, steps, version_of
+from gradd.memory.shm import DTYPE_CODES, DTYPES
+from gradd.memory.watch import accesses
 from gradd.session.finalizers import Tie
 from gradd.session.protocol import DROPOUT_OFF, ONCE, Type
-from gradd.session.shm import DTYPE_CODES, DTYPES
 
 if TYPE_CHECKING:
-    from gradd.calls.prepared import Kind, Prepared
+    from gradd.calls.call import Call, Kind
     from gradd.calls.slots import Layout, Slot
     from gradd.session.client import Client
     from gradd.session.ring import Block
@@ -78,29 +79,29 @@ class Run:
     """A forward in the daemon. Methods take the client's lock themselves."""
 
     __slots__ = (
-        *("__weakref__", "prepared", "client", "graph", "plan", "id", "seed", "flags", "counts"),
+        *("__weakref__", "call", "client", "graph", "plan", "id", "seed", "flags", "counts"),
         *("given", "rows", "_held", "_sources", "_read", "_again_of"),
     )
 
     def __init__(
         self,
-        prepared: Prepared,
+        call: Call,
         bound: list[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         counts: Counter[str],
         flags: int = 0,
     ) -> None:
         """Args:
-        prepared: What runs of this form have in common.
+        call: What runs of this form have in common.
         bound: The bound inputs.
         inputs: The free inputs, in order; copied into the ring by `start`.
         counts: Where "forwards" and "repeated_forwards" are counted.
         flags: Of the protocol.
         """
-        self.prepared = prepared
-        self.client = prepared.client
-        self.graph = graph = prepared.graph
-        self.plan = prepared.plan
+        self.call = call
+        self.client = call.client
+        self.graph = graph = call.graph
+        self.plan = call.plan
         self.counts = counts
         self.flags = flags
         self.seed = 0
@@ -134,16 +135,16 @@ class Run:
 
     def start(self) -> list[torch.Tensor]:
         """Copies the inputs and runs the forward; returns the wanted outputs in order."""
-        prepared, client, held = self.prepared, self.client, self._held
+        call, client, held = self.call, self.client, self._held
         with client.lock, interrupts.held:
             ring = client.ring
             if self._sources:
-                held.inputs = ring.allocate(prepared.in_bytes)
-                for source, row in zip(self._sources, prepared.in_rows, strict=True):
+                held.inputs = ring.allocate(call.in_bytes)
+                for source, row in zip(self._sources, call.in_rows, strict=True):
                     held.inputs.fill(source, row)
             self._sources = None
             segments, offsets = [], []
-            for _, _, size in prepared.out_rows:
+            for _, _, size in call.out_rows:
                 block = ring.allocate(size)
                 held.outputs.append(block)
                 segments.append(block.segment.id)
@@ -152,41 +153,39 @@ class Run:
 
             def make_tensors() -> None:
                 if not tensors:
-                    for block, (dtype, dims, size) in zip(
-                        held.outputs, prepared.out_rows, strict=True
-                    ):
+                    for block, (dtype, dims, size) in zip(held.outputs, call.out_rows, strict=True):
                         tensors.append(block.tensor(dtype, dims, 0, size))
 
-            fields = prepared.fields(self, held.inputs, segments, offsets)
-            if prepared.plan.early:
-                held.early = prepared.slots.acquire(prepared.plan.early_layout)
+            fields = call.fields(self, held.inputs, segments, offsets)
+            if call.plan.early:
+                held.early = call.slots.acquire(call.plan.early_layout)
                 fields["early"] = held.early.bind
             read = more = None
             if self._again_of:
                 read, more = self._read, self._read.expected()
-            elif prepared.trains:  # else it is over before anything can change
+            elif call.trains:  # else it is over before anything can change
                 read = self._read
                 calm = accesses.quiet and not read.aliased
                 more = {"look": 1 if calm else read.look()}
             if not client.forward(fields, read, more or {}, make_tensors):
                 self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
-            if prepared.prints_memory and not self.flags & ONCE:
+            if call.prints_memory and not self.flags & ONCE:
                 pss.print_after("forward", self)
             return tensors
 
     def outputs(self) -> list[torch.Tensor]:
         """Runs the forward for the user: all outputs, lazy ones among them; buffers change."""
-        prepared, tensors = self.prepared, self.start()
-        return tensors if prepared.plain else self._completed(tensors)
+        call, tensors = self.call, self.start()
+        return tensors if call.plain else self._completed(tensors)
 
     def _completed(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        graph, wish = self.graph, self.prepared.wish
+        graph, selection = self.graph, self.call.selection
         found: list[Any] = [None] * len(graph.user)
-        for position, tensor in zip(wish.real, tensors, strict=False):
+        for position, tensor in zip(selection.real, tensors, strict=False):
             found[position] = tensor
         if graph.changed:
-            values = tensors[len(wish.real) :]
+            values = tensors[len(selection.real) :]
             with torch.no_grad():
                 for place, value in zip(graph.changed_places, values, strict=False):
                     place.get().copy_(value)
@@ -231,9 +230,9 @@ class Run:
 
     def gradients(self, grads: Grads, keep: bool) -> list[torch.Tensor | None]:
         """backward() from the user's outputs, lazy ones among them."""
-        if self.prepared.plain:
+        if self.call.plain:
             return self.backward(grads, keep)
-        real = self.prepared.wish.real
+        real = self.call.selection.real
         if not any(g is not None and p not in real for p, g in enumerate(grads)):
             own = [grads[p] for p in real]
             return self.backward(own + [None] * (len(self.plan.outputs) - len(own)), keep)
@@ -257,7 +256,7 @@ class Run:
             grads: One per output of the plan; None = no gradient arrives.
             keep: The activations stay for another backward.
         """
-        client, prepared, plan = self.client, self.prepared, self.plan
+        client, call, plan = self.client, self.call, self.plan
         with client.lock, interrupts.held:
             if self._held.done:
                 raise errors.StaleError(
@@ -281,12 +280,12 @@ class Run:
                 at: list[int] = []
                 for i, grad in enumerate(grads):
                     if grad is not None:
-                        dtype, dims, size = prepared.out_rows[i]
+                        dtype, dims, size = call.out_rows[i]
                         block = self._scratch(scratch, arriving, dtype, dims, size)
                         block.fill(grad, (dtype, dims, size, 0))
                         at.append(i)
                 wires = _columns()
-                rows = [prepared.in_rows[i] for i in prepared.grad_inputs]
+                rows = [call.in_rows[i] for i in call.grad_inputs]
                 blocks = [self._scratch(scratch, wires, *row[:3]) for row in rows]
                 found: list[torch.Tensor | None] = []
 
@@ -317,7 +316,7 @@ class Run:
                     one.free()
                 for block in scratch:
                     block.returned.append(block)
-            if prepared.prints_memory and not self.flags & ONCE:
+            if call.prints_memory and not self.flags & ONCE:
                 pss.print_after("backward", self)
             if not keep:
                 self._held.release()
@@ -325,7 +324,7 @@ class Run:
 
     def _slot(self, slots: list[Slot], layout: Layout) -> Slot:
         """A slot for the time of a request."""
-        slot = self.prepared.slots.acquire(layout)
+        slot = self.call.slots.acquire(layout)
         slots.append(slot)
         return slot
 
@@ -350,7 +349,7 @@ class Run:
         if index < len(plan.params):
             dtype, shape = plan.kinds[index]
         else:
-            dtype, shape = self.prepared.kinds[self.graph.free.index(name)]
+            dtype, shape = self.call.kinds[self.graph.free.index(name)]
         return torch.zeros(shape, dtype=dtype)
 
     # ---- values that were not computed ----
@@ -384,7 +383,7 @@ class Run:
         other = Run.__new__(Run)
         for name in ("client", "graph", "seed", "flags", "counts", "_sources", "_read"):
             setattr(other, name, getattr(self, name))
-        other.prepared = self.prepared.for_plan(plan)
+        other.call = self.call.for_plan(plan)
         other.plan, other._again_of, other.given = plan, "", []
         other.rows = []
         if self._held.inputs is not None:
@@ -418,11 +417,11 @@ class Run:
         return other
 
     def _wire_types(self) -> tuple[Type, ...]:
-        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.prepared.kinds)
+        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.call.kinds)
 
     def type_of_output(self, name: str) -> Kind:
         """dtype and shape of an output that the plan leaves out."""
-        known = self.prepared.left_out
+        known = self.call.left_out
         if name not in known:
             with self.client.lock:
                 ((code, sizes),) = self._again((name,), ()).plan.info.outputs
@@ -477,8 +476,8 @@ class DaemonFunction(torch.autograd.Function):
         ctx.run = run
         run.given = list(map(weakref.ref, outputs))
         ctx.set_materialize_grads(False)
-        if not run.prepared.all_differentiable:
-            pairs = zip(outputs, run.prepared.wish.differentiable, strict=True)
+        if not run.call.all_differentiable:
+            pairs = zip(outputs, run.call.selection.differentiable, strict=True)
             ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
         # The daemon has copies of arguments, which somebody may write to meanwhile.
         ctx.save_for_backward(*tensors[: len(run.plan.params)])
@@ -499,7 +498,7 @@ class DaemonFunction(torch.autograd.Function):
         else:
             return (None,) * (len(ctx.needs_input_grad))
         run: Run = ctx.run
-        if run.prepared.watches_readers:
+        if run.call.watches_readers:
             run.check_readers(grads)
         if _keeps_graph is None:
             raise errors.UnsupportedError(

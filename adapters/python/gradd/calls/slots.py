@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradd.memory.shm import nbytes, round_up
 from gradd.session.finalizers import Tie
 from gradd.session.ring import Block, packed
-from gradd.session.shm import nbytes, round_up
 
 if TYPE_CHECKING:
     from gradd.session.client import Client
 
-_KEPT = 4  # backwards of the bridge, as long as which an idle slot waits for its next one
+_KEPT = 4  # backwards, as long as which an idle slot waits for its next one
 _pins = attrgetter("pins")
 Row = tuple[torch.dtype, tuple[int, ...], int, int, int]
 
@@ -128,7 +128,7 @@ class Slot:
 
 
 class SlotSet:
-    """The slots of one bridge. The caller holds the client's lock."""
+    """The slots of one compiled function. The caller holds the client's lock."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -170,7 +170,7 @@ class SlotSet:
         self.client.gradients.drain()
 
     def drop_all(self) -> None:
-        """Gives up every slot (the bridge ends); living tensors keep their memory."""
+        """Gives up every slot at the end; living tensors keep their memory."""
         for slots in self._slots.values():
             for slot in slots:
                 slot.drop()

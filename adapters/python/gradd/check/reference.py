@@ -19,8 +19,7 @@ from gradd.check.precise import Precise, Shaken
 from gradd.check.without_chance import Quiet
 
 if TYPE_CHECKING:
-    from gradd.dynamo.own_forward import OwnForward
-    from gradd.dynamo.piece import Piece
+    from gradd.check.checked import Checked, Forward
 
 _PERIOD = 8191  # of the pattern: a prime, so that rows of a tensor start differently
 Take = Callable[[Key, torch.Tensor | None], None]
@@ -55,7 +54,7 @@ def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 class Reference:
     """Runs in PyTorch of what one piece of a graph computes."""
 
-    def __init__(self, piece: Piece, task: Task) -> None:
+    def __init__(self, piece: Checked, task: Task) -> None:
         self.piece, self.task = piece, task
 
     def run(
@@ -100,7 +99,7 @@ class Reference:
                     take((BUFFER, given.name), own)
             self._backward(outputs, wanted, take)
 
-    def run_forward(self, own: OwnForward, data: Data, take: Take) -> bool:
+    def run_forward(self, own: Forward, data: Data, take: Take) -> bool:
         """The user's forward in place of the graph; False = it cannot be compared.
 
         Raises:

@@ -19,21 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import errors, unused_memory
+from gradd import errors
 from gradd.calls.run import Run
-from gradd.calls.wish import Wish, wish_of
+from gradd.calls.selection import Selection, selection_of
 from gradd.check import checktimes, other_data
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, apart
 from gradd.check.checktimes import Kind, Times
 from gradd.check.other_data import Data
 from gradd.check.reference import Reference, Take, Task, seed
 from gradd.fallback import SelfCheckError
+from gradd.memory import unused
 from gradd.session import protocol
 from gradd.spec import CaptureError
 
 if TYPE_CHECKING:
-    from gradd.calls.captured import CapturedGraph
-    from gradd.dynamo.piece import Piece
+    from gradd.calls.graph import Graph
+    from gradd.check.checked import Checked
 
 logger = logging.getLogger("gradd")
 _DRAWS = 3  # one may show next to nothing by luck
@@ -65,11 +66,11 @@ class Checks:
         self.seconds = 0.0
         self.last_step = 0
 
-    def due(self, graph: CapturedGraph, wish: Wish) -> tuple[Kind, bool]:
+    def due(self, graph: Graph, selection: Selection) -> tuple[Kind, bool]:
         """Counts a call; its kind of plan, and whether `run` is to be called."""
-        return self.times.due(graph.kinds, (wish.of_plan(), wish.asked))
+        return self.times.due(graph.kinds, (selection.of_plan(), selection.asked))
 
-    def run(self, piece: Piece, wish: Wish, kind: Kind, data: Data) -> None:
+    def run(self, piece: Checked, selection: Selection, kind: Kind, data: Data) -> None:
         """Checks a call, if that is due; a call that is known to differ is an error at once.
 
         Raises:
@@ -85,10 +86,10 @@ class Checks:
         if sizes in kind.passed and kind.calls < kind.due:
             return
         start = checktimes.clock()
-        check = _Check(piece, wish, self.counts)
+        check = _Check(piece, selection, self.counts)
         again = (kind.done or kind.waits) and not kind.failed
         try:
-            with unused_memory.unkept():
+            with unused.unkept():
                 check.run(data, kind, again)
             kind.succeed(sizes, check.says_something, check.zeros)
         except SelfCheckError as error:
@@ -122,7 +123,7 @@ class Checks:
         }
 
 
-def _sentence(piece: Piece, kind: Kind, text: str) -> str:
+def _sentence(piece: Checked, kind: Kind, text: str) -> str:
     what = f"step {kind.calls}"
     if kind.calls == 1:
         what = "the first " + (
@@ -140,8 +141,8 @@ class _Check:
         whole: All of the call was compared.
     """
 
-    def __init__(self, piece: Piece, wish: Wish, counts: Counter[str]) -> None:
-        self.piece, self.graph, self.wish = piece, piece.graph, wish
+    def __init__(self, piece: Checked, selection: Selection, counts: Counter[str]) -> None:
+        self.piece, self.graph, self.selection = piece, piece.graph, selection
         self.counts = counts
         self.half = self.graph.info.half
         self.says_something = False
@@ -157,11 +158,11 @@ class _Check:
         less = part(piece.fits, data, kind.calls if again else 0) if kind.rows else None
         if less is not None and (again or large):
             self.counts["few"] += 1
-            if not self._agrees(less, self.wish) or not (again or self.says_something):
-                self._examine(data, self.wish)
+            if not self._agrees(less, self.selection) or not (again or self.says_something):
+                self._examine(data, self.selection)
                 kind.rows = not again  # the whole is right: what differs is the cut
         else:
-            self._examine(data, self.wish)
+            self._examine(data, self.selection)
         whole = None if again else self._whole_wish(data)
         if whole is None or less is not None and self._agrees(less, whole):
             return
@@ -173,31 +174,31 @@ class _Check:
     def _is_large(self, data: Data) -> bool:
         """Whether a run of the whole call takes much memory."""
         binding, _, inputs = self._tensors(data)
-        prepared = self.piece.prepared(self.graph, binding, inputs, self.wish)
-        return prepared.plan.info.peak > _SMALL
+        call = self.piece.call(self.graph, binding, inputs, self.selection)
+        return call.plan.info.peak > _SMALL
 
-    def _examine(self, data: Data, wish: Wish) -> None:
+    def _examine(self, data: Data, selection: Selection) -> None:
         """Compares a whole call.
 
         Raises:
             SelfCheckError: For what differs again on other data, wherever it could.
         """
         self.whole = True
-        findings, tally = self._compare(data, wish)
-        self._note(tally, wish)
+        findings, tally = self._compare(data, selection)
+        self._note(tally, selection)
         del tally  # a second set of gradients would need a second slot
         for finding in findings:
             if finding.apart is None:
                 raise SelfCheckError(f"differs from PyTorch: {finding.text}")
         if findings:
-            self._judge({f.key: f for f in findings}, data, wish)
+            self._judge({f.key: f for f in findings}, data, selection)
 
-    def _judge(self, suspects: dict[Key, Finding], data: Data, wish: Wish) -> None:
+    def _judge(self, suspects: dict[Key, Finding], data: Data, selection: Selection) -> None:
         agreed: Counter[Key] = Counter()
         strikes = set[Key]()
         for other in other_data.others(data):
             try:
-                findings, tally = self._compare(other, wish)
+                findings, tally = self._compare(other, selection)
             except (_Incomparable, errors.GraddError):
                 continue  # these data mean nothing to the module
             differing = {f.key for f in findings if not f.excused}
@@ -217,39 +218,39 @@ class _Check:
             if key in strikes or not finding.excused and agreed[key] < _ENOUGH:
                 raise SelfCheckError(f"differs from PyTorch: {finding.text}")
 
-    def _agrees(self, data: Data, wish: Wish) -> bool:
+    def _agrees(self, data: Data, selection: Selection) -> bool:
         """Whether a cut batch runs and agrees."""
         try:
-            findings, tally = self._compare(data, wish)
+            findings, tally = self._compare(data, selection)
         except (_Incomparable, errors.GraddError) as error:
             logger.info("a self-check on few rows fails: %s", error)
             return False
-        self._note(tally, wish)
+        self._note(tally, selection)
         return all(f.excused for f in findings)
 
-    def _note(self, tally: Tally, wish: Wish) -> None:
+    def _note(self, tally: Tally, selection: Selection) -> None:
         self.says_something = self.says_something or tally.says_something()
-        if wish is self.wish:
+        if selection is self.selection:
             self.zeros = tally.zeros()
 
-    def _whole_wish(self, data: Data) -> Wish | None:
+    def _whole_wish(self, data: Data) -> Selection | None:
         """A plan for all outputs and their gradients, if the call's own plan shows less."""
-        whole = wish_of(self.graph, *self._tensors(data)[1:], lazy=False)
-        seeded = self._seeded(self.wish)
+        whole = selection_of(self.graph, *self._tensors(data)[1:], lazy=False)
+        seeded = self._seeded(self.selection)
         more = any(whole.real[k] not in seeded for k in whole.gmask)
-        return whole if more or whole.real != self.wish.real else None
+        return whole if more or whole.real != self.selection.real else None
 
-    def _seeded(self, wish: Wish) -> list[int]:
+    def _seeded(self, selection: Selection) -> list[int]:
         """Outputs from which a backward starts: the loss alone if the graph holds one."""
         loss = self.graph.cap.loss_leaf
-        found = [i for i in wish.real if self.graph.user[i].leaf == loss]
-        return found[:1] if wish is self.wish and found else list(wish.real)
+        found = [i for i in selection.real if self.graph.user[i].leaf == loss]
+        return found[:1] if selection is self.selection and found else list(selection.real)
 
     # ---- one comparison ----
 
-    def _compare(self, data: Data, wish: Wish) -> tuple[list[Finding], Tally]:
+    def _compare(self, data: Data, selection: Selection) -> tuple[list[Finding], Tally]:
         """Both sides, and a third in higher precision if they differ."""
-        ours, task = self._in_daemon(data, wish)
+        ours, task = self._in_daemon(data, selection)
         reference = Reference(self.piece, task)
         tally = Tally(ours, self.half)
         if self._by_forward(reference, data, tally):
@@ -286,7 +287,7 @@ class _Check:
             logger.info("the graph is compared, as forward() raises %r", error)
             return False
         finally:
-            unused_memory.trim()
+            unused.trim()
 
     def _not_stale(self, reference: Reference, data: Data, before: Tally) -> Tally:
         """The comparison with the graph in PyTorch.
@@ -331,7 +332,7 @@ class _Check:
                 f"cannot be compared: in PyTorch it raises {type(error).__name__}: {error}"
             ) from error
         finally:
-            unused_memory.trim()
+            unused.trim()
 
     def _in_higher(
         self, reference: Reference, data: Data, tally: Tally, dtype: torch.dtype
@@ -339,7 +340,7 @@ class _Check:
         """False if nothing exact is to be had: a graph may insist on its own precision."""
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
             reference.run(data, tally.add, dtype)
-            unused_memory.trim()
+            unused.trim()
             return True
         return False
 
@@ -362,26 +363,28 @@ class _Check:
         binding, bound = self.graph.bind(self.piece.state)
         return binding, bound, data.leaves
 
-    def _in_daemon(self, data: Data, wish: Wish) -> tuple[dict[Key, torch.Tensor | None], Task]:
+    def _in_daemon(
+        self, data: Data, selection: Selection
+    ) -> tuple[dict[Key, torch.Tensor | None], Task]:
         """The daemon's values, and what PyTorch is to compute."""
         piece, graph = self.piece, self.graph
         binding, bound, inputs = self._tensors(data)
         inputs = [t.detach() for t in inputs]
         piece.slots.drop_idle()  # another plan may lay gradients out in another way
         before = set(graph.plans)
-        prepared = piece.prepared(graph, binding, inputs, wish)
-        prepared, inputs = prepared.live(inputs, quiet=True)
-        run = Run(prepared, bound, inputs, piece.counts, protocol.DROPOUT_OFF | protocol.ONCE)
+        call = piece.call(graph, binding, inputs, selection)
+        call, inputs = call.live(inputs, quiet=True)
+        run = Run(call, bound, inputs, piece.counts, protocol.DROPOUT_OFF | protocol.ONCE)
         values: dict[Key, torch.Tensor | None] = {(BUFFER, n): b for n, b in piece.buffers()}
         self.counts["forwards"] += 1
         try:
             with torch.no_grad():
                 results = run.start()
-                outputs = dict(zip(wish.real, results, strict=False))
-                changed = results[len(wish.real) :]  # and indices of sparse gradients
-                task = self._task(outputs, wish)
+                outputs = dict(zip(selection.real, results, strict=False))
+                changed = results[len(selection.real) :]  # and indices of sparse gradients
+                task = self._task(outputs, selection)
                 starts = [
-                    task.seeds.get(wish.real[k]) if k in wish.gmask else None
+                    task.seeds.get(selection.real[k]) if k in selection.gmask else None
                     for k in range(len(results))
                 ]
                 if any(s is not None for s in starts):
@@ -391,21 +394,23 @@ class _Check:
                     values.update(zip(keys, grads, strict=True))
         finally:
             run.end()
-            if data.parts != () or wish is not self.wish:  # no call needs such a plan
+            if data.parts != () or selection is not self.selection:  # no call needs such a plan
                 for key in set(graph.plans) - before:
                     graph.made.pop(graph.plans.pop(key), None)
-            del run, prepared
+            del run, call
         values.update({(OUTPUT, str(i)): t for i, t in outputs.items()})
         for spec, value in zip(graph.changed, changed, strict=False):
             values[BUFFER, spec.fqn] = value
         piece.client.flush()  # gives the arena back
         return values, task
 
-    def _task(self, outputs: dict[int, torch.Tensor], wish: Wish) -> Task:
+    def _task(self, outputs: dict[int, torch.Tensor], selection: Selection) -> Task:
         seeds = {}
-        for i in self._seeded(wish) if self.wish.grad else ():
+        for i in self._seeded(selection) if self.selection.grad else ():
             tensor = outputs[i]
             # Without a finite value, the gradients of all other outputs would be lost in NaN.
-            if tensor.is_floating_point() and (wish is self.wish or bool(tensor.isfinite().any())):
+            if tensor.is_floating_point() and (
+                selection is self.selection or bool(tensor.isfinite().any())
+            ):
                 seeds[i] = seed(tensor, _F16_SCALE if self.half == _F16 else 1.0)
-        return Task(tuple(outputs), seeds, self.wish.grad)
+        return Task(tuple(outputs), seeds, self.selection.grad)

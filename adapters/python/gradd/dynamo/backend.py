@@ -21,11 +21,12 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd import errors, interrupts, unused_memory
+from gradd import errors, interrupts
 from gradd.dynamo import private
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare
 from gradd.dynamo.own_forward import does_more
 from gradd.dynamo.owner import Owner
+from gradd.memory import unused
 from gradd.session.client import get_client
 from gradd.spec import CaptureError
 
@@ -94,7 +95,7 @@ def compiled(
         return _refused(owner, graph, owner.failed)
     graph = _copied(graph)
     start = time.perf_counter()
-    with interrupts.held_for(f"the capture of {owner.title}"), unused_memory.unkept():
+    with interrupts.held_for(f"the capture of {owner.title}"), unused.unkept():
         try:
             made = CompiledGraph(owner, graph, examples, alone=not does_more(code))
         except (CaptureError, errors.GraddError) as error:

@@ -17,8 +17,8 @@ import torch
 import torch.fx
 
 from gradd.dynamo import lower
-from gradd.export.nodes import DATA, INFERENCE, OFF, is_mutable
-from gradd.export.places import place_of
+from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable
+from gradd.graph.places import place_of
 from gradd.spec import Capture
 
 _KEPT = 256

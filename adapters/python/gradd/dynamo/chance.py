@@ -13,7 +13,7 @@ import threading
 import torch
 
 from gradd.dynamo import private
-from gradd.export.nodes import argument
+from gradd.graph.nodes import argument
 from gradd.spec import CaptureError
 
 

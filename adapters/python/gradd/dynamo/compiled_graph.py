@@ -31,9 +31,9 @@ from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
 from gradd.dynamo.steps import InTorch, Reader, Values
-from gradd.export.nodes import storages
-from gradd.export.places import place_of
 from gradd.fallback import classify
+from gradd.graph.nodes import storages
+from gradd.graph.places import place_of
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
@@ -247,7 +247,7 @@ class CompiledGraph:
             lambda: 0 if self.env is None else len(self.env.guards),
         )
         if trial:
-            from gradd.calls.captured import check_supported
+            from gradd.calls.graph import check_supported
 
             check_supported(self.owner.client.put_graph(cap.onnx), cap)
             return None

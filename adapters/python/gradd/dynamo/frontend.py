@@ -25,7 +25,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from gradd import arguments, errors, forwarding, interrupts, options, transforms
-from gradd.calls import watch
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
@@ -37,12 +36,13 @@ from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.dynamo.traces import Frames, cause
+from gradd.memory import watch
 from gradd.session.client import Client
 from gradd.spec import CaptureError
 
 if TYPE_CHECKING:
+    from gradd.calls.graph import Graph, Plan
     from gradd.calls.planned import Planned
-    from gradd.explain import Explanation
 
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
@@ -291,18 +291,12 @@ class Compiled:
 
     # ---- for users and wrappers ----
 
-    def is_disabled(self) -> bool:
-        """Whether GRADD_DISABLE makes all calls run in PyTorch."""
-        return self._disabled
-
-    def explain(self, args: tuple, kwargs: dict) -> Explanation:
-        """What the plans of such a call do; without arguments those of the last call.
+    def plans(self, args: tuple, kwargs: dict) -> list[tuple[Graph, Plan]]:
+        """Graphs and plans of such a call; without arguments those of the last call.
 
         Raises:
             ValueError: No arguments, and no call has run in the daemon (or its plan is gone).
         """
-        from gradd.explain import explain_plans
-
         if args or kwargs:
             found = [(p.graph, p.used) for p in self._planned(args, kwargs)]
         else:
@@ -312,7 +306,7 @@ class Compiled:
                 "no call has run in the daemon yet, or its plan is gone: pass the arguments of a "
                 "call, which is then planned and not run"
             )
-        return explain_plans(self.client, found, title=type(self.module).__name__)
+        return found
 
     def _planned(self, args: tuple, kwargs: dict) -> list[Planned]:
         if self._disabled:

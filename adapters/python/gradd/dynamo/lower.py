@@ -8,7 +8,7 @@ tracer needs to propagate symbolic sizes. A function that calls several operator
 tensors.
 
 Sizes are expressions over the sizes of the inputs. Regions without gradients, detached aliases and
-autocast become marks of nodes, see export/nodes.py, and casts.
+autocast become marks of nodes, see graph/nodes.py, and casts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from gradd.dynamo import modes, private
-from gradd.export import autocast
-from gradd.export.nodes import DATA, INFERENCE, OFF, is_mutable, storages
-from gradd.export.places import place_of
+from gradd.graph import autocast
+from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable, storages
+from gradd.graph.places import place_of
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from gradd.dynamo import private
-from gradd.export import autocast
+from gradd.graph import autocast
 
 KEY = "gradd_modes"
 _LEFT = "gradd_left_inference"

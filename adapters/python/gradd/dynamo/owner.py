@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import errors, options, unused_memory
+from gradd import errors, options
 from gradd.calls import tables
-from gradd.calls.captured import CapturedGraph, Passes
-from gradd.calls.parameter_changes import watch_optimizers
+from gradd.calls.graph import Graph, Passes
 from gradd.calls.parameters import State
 from gradd.calls.slots import SlotSet
 from gradd.check import checktimes
@@ -25,7 +24,9 @@ from gradd.dynamo.chance import Chance
 from gradd.dynamo.own_forward import Now
 from gradd.dynamo.planning import Planning
 from gradd.fallback import Fallback
-from gradd.memory import Memory
+from gradd.memory import unused
+from gradd.memory.budget import Memory
+from gradd.memory.parameter_changes import watch_optimizers
 from gradd.session.client import Client, get_client
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Owner:
         self.lazy = bool(options.get("GRADD_LAZY"))
         self.passes = Passes.read()
         self.on_capture = on_capture
-        self.alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+        self.alive: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
         self.last: deque[tuple[weakref.ref, weakref.ref]] = deque(maxlen=_LAST)
         self.calls = 0
@@ -116,7 +117,7 @@ class Owner:
             with self.client.lock:
                 self.client.connect()
                 self.state.rehome_all()
-                unused_memory.trim()  # what the parameters have left
+                unused.trim()  # what the parameters have left
         except errors.GraddError as error:
             self.fallback.decide(error)
             self.failed = error
@@ -192,7 +193,7 @@ def source_name(node: torch.fx.Node) -> str:
 def _finish(
     state: State,
     slots: SlotSet,
-    alive: weakref.WeakSet[CapturedGraph],
+    alive: weakref.WeakSet[Graph],
     pieces: weakref.WeakSet[Piece],
 ) -> None:
     """Queues only: it may run in a finalizer. Dynamo may keep pieces, and they hold plans."""

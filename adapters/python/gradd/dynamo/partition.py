@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from gradd.dynamo import modes, private
 from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.sizes import is_number
-from gradd.export.nodes import is_mutable
+from gradd.graph.nodes import is_mutable
 
 Node = torch.fx.Node
 _WRITING = frozenset(

@@ -20,19 +20,19 @@ import torch.fx
 
 from gradd import errors
 from gradd.calls import run as runs
-from gradd.calls import watch
-from gradd.calls.captured import CapturedGraph, check_supported
+from gradd.calls.call import Call
+from gradd.calls.graph import Graph, check_supported
 from gradd.calls.parameters import Binding
 from gradd.calls.planned import Planned
-from gradd.calls.prepared import Prepared
-from gradd.calls.watch import data_ptr
-from gradd.calls.wish import Wish, wish_of
+from gradd.calls.selection import Selection, selection_of
 from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
 from gradd.check.other_data import Data
 from gradd.fallback import DeviceError
+from gradd.memory import watch
+from gradd.memory.tensor_kinds import is_plain, refusal
+from gradd.memory.watch import data_ptr
 from gradd.spec import Capture, CaptureError
-from gradd.tensor_kinds import is_plain, refusal
 
 if TYPE_CHECKING:
     from gradd.dynamo.own_forward import OwnForward
@@ -62,22 +62,22 @@ class _Known:
     """A call by its form: a plan bound to places.
 
     Attributes:
-        prepared: The plan, its binding, and the places of tensors.
+        call: The plan, its binding, and the places of tensors.
         pointers: Addresses of the bound tensors.
         requires: Whether each wants a gradient.
         kind: Of its self-checks; None = there are none.
     """
 
-    __slots__ = ("asked_for", "grad_inputs", "kind", "params", "pointers", "prepared", "requires")
+    __slots__ = ("asked_for", "grad_inputs", "kind", "params", "pointers", "call", "requires")
 
-    def __init__(self, prepared: Prepared, bound: list[torch.Tensor], kind: Any) -> None:
-        self.prepared = prepared
+    def __init__(self, call: Call, bound: list[torch.Tensor], kind: Any) -> None:
+        self.call = call
         self.pointers = list(map(data_ptr, bound))
         self.requires = list(map(_requires_grad, bound))
         self.kind = kind
-        self.params = prepared.wish.params
-        self.grad_inputs = prepared.grad_inputs
-        self.asked_for = len(prepared.graph.asked_for)
+        self.params = call.selection.params
+        self.grad_inputs = call.grad_inputs
+        self.asked_for = len(call.graph.asked_for)
 
 
 class Piece:
@@ -119,7 +119,7 @@ class Piece:
         at = {i.name: i.place for i in self.inputs_}
         info = self.client.put_graph(cap.onnx, cap.sources)
         check_supported(info, cap)
-        self.graph = CapturedGraph(
+        self.graph = Graph(
             owner,  # type: ignore[arg-type]  # of a module only the mode is asked
             cap,
             info,
@@ -225,16 +225,16 @@ class Piece:
             return None
         if list(map(_requires_grad, bound)) != known.requires:
             return None
-        prepared = known.prepared
-        graph.plans.move_to_end(prepared.plan.key)  # KeyError: it was given up
+        call = known.call
+        graph.plans.move_to_end(call.plan.key)  # KeyError: it was given up
         if known.kind is not None:
             known.kind.calls += 1
         inputs = [args[i] for i in self._free_at]
-        prepared, inputs = prepared.live(inputs)
+        call, inputs = call.live(inputs)
         if graph.changed:
             self._tensors.extend(args)
-        self.owner.last.append(prepared.last)
-        run = runs.Run(prepared, bound, inputs, self.counts)
+        self.owner.last.append(call.last)
+        run = runs.Run(call, bound, inputs, self.counts)
         tensors = [bound[i] for i in known.params]
         return run, tensors + [inputs[i] for i in known.grad_inputs]
 
@@ -312,30 +312,30 @@ class Piece:
         self.state.watch(args[i] for i in self._bound_at)
         binding, bound = graph.bind(self.state)
         inputs = [args[i] for i in self._free_at]
-        wish = self._affordable(binding, bound, inputs, share)
+        selection = self._affordable(binding, bound, inputs, share)
         kind = None
         checks = self.owner.checks
         if checks is not None:
-            kind, due = checks.due(graph, wish)
+            kind, due = checks.due(graph, selection)
             if due:
-                checks.run(self, wish, kind, Data(inputs))
+                checks.run(self, selection, kind, Data(inputs))
                 self._tensors[:] = args
                 binding, bound = graph.bind(self.state)
-        prepared = self.prepared(graph, binding, inputs, wish)
+        call = self.call(graph, binding, inputs, selection)
         if not self.state.mirrored:
-            self._keep(form, _Known(prepared, bound, kind))
-        own, inputs = prepared.live(inputs)
+            self._keep(form, _Known(call, bound, kind))
+        own, inputs = call.live(inputs)
         self._has_run = True
         self.owner.last.append(own.last)
         run = runs.Run(own, bound, inputs, self.counts)
-        tensors = [bound[i] for i in wish.params]
-        return run, tensors + [inputs[i] for i in prepared.grad_inputs]
+        tensors = [bound[i] for i in selection.params]
+        return run, tensors + [inputs[i] for i in call.grad_inputs]
 
     def _keep(self, form: Hashable, known: _Known) -> None:
         """Calls whose plans were given up would keep those in the daemon."""
         self._known[form] = known
         plans = self.graph.plans
-        gone = [f for f, k in self._known.items() if k.prepared.plan.key not in plans]
+        gone = [f for f, k in self._known.items() if k.call.plan.key not in plans]
         for other in gone:
             del self._known[other]
         if len(self._known) > _KEPT:
@@ -343,28 +343,28 @@ class Piece:
 
     def _affordable(
         self, binding: Binding, bound: list, inputs: list[torch.Tensor], share: int | None
-    ) -> Wish:
+    ) -> Selection:
         """What a call wants; not outputs that do not fit the memory budget beside the step."""
         graph, lazy = self.graph, self.lazy
-        wish = replace(wish_of(graph, bound, inputs, lazy), budget=share)
+        selection = replace(selection_of(graph, bound, inputs, lazy), budget=share)
         if not self.owner.memory.budget or graph.asks_again or not graph.asked_for:
-            return wish
+            return selection
         try:
-            self.prepared(graph, binding, inputs, wish).live(inputs)
-            return wish
+            self.call(graph, binding, inputs, selection).live(inputs)
+            return selection
         except errors.OutOfMemoryError:
             graph.asks_again = True
-            less = replace(wish_of(graph, bound, inputs, lazy), budget=share)
-            if less.real == wish.real:
+            less = replace(selection_of(graph, bound, inputs, lazy), budget=share)
+            if less.real == selection.real:
                 raise
             self.owner.warn_asks_again()
             return less
 
-    def prepared(
-        self, graph: CapturedGraph, binding: Binding, inputs: list[torch.Tensor], wish: Wish
-    ) -> Prepared:
+    def call(
+        self, graph: Graph, binding: Binding, inputs: list[torch.Tensor], selection: Selection
+    ) -> Call:
         """What runs with such inputs have in common; compiles the plan if need be."""
-        return Prepared.of(self.client, self.slots, graph, binding, inputs, wish)
+        return Call.of(self.client, self.slots, graph, binding, inputs, selection)
 
     def _check_devices(self, args: Sequence[Any]) -> None:
         for i in self.inputs_:

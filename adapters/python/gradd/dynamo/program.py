@@ -1,6 +1,6 @@
 """A lowered graph as the translation to ONNX takes it, and the capture that comes of it.
 
-The translation is that of torch's exporter with our own operators (export/translation). It wants a
+The translation is that of torch's exporter with our own operators (graph/translation). It wants a
 graph whose inputs and outputs have a signature as those of torch.export have.
 """
 
@@ -18,11 +18,11 @@ import torch.fx
 from torch.export import graph_signature as signatures
 
 from gradd.dynamo import lower, private
-from gradd.export import fx, outputs, sources
-from gradd.export.places import place_of
-from gradd.export.silence import silence
-from gradd.export.translation import decompositions, model_bytes, translate
-from gradd.session.shm import DTYPE_CODES
+from gradd.graph import fx, outputs, sources
+from gradd.graph.places import place_of
+from gradd.graph.silence import silence
+from gradd.graph.translation import decompositions, model_bytes, translate
+from gradd.memory.shm import DTYPE_CODES
 from gradd.spec import ONNX_DTYPES, Capture, CaptureError, InputSpec, OutputSpec
 
 

@@ -31,15 +31,15 @@ from typing import Any
 import torch
 
 from gradd import errors, interrupts, options
-from gradd.calls.parameter_changes import Snapshot
-from gradd.calls.watch import data_ptr
+from gradd.memory.parameter_changes import Snapshot
+from gradd.memory.shm import Header, Segment
+from gradd.memory.watch import data_ptr
 from gradd.session import control, daemon, protocol
 from gradd.session.control import ConnectionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
 from gradd.session.replay import Ledger
 from gradd.session.ring import Pool
-from gradd.session.shm import Header, Segment
 
 logger = logging.getLogger("gradd")
 

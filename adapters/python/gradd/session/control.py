@@ -25,8 +25,8 @@ import msgpack
 import zmq
 
 from gradd import __version__, errors, interrupts
+from gradd.memory.shm import HEADER_VERSION, Segment
 from gradd.session import daemon, protocol, versions
-from gradd.session.shm import HEADER_VERSION, Segment
 
 logger = logging.getLogger("gradd")
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from gradd import errors
-from gradd.calls.parameter_changes import Snapshot
+from gradd.memory.parameter_changes import Snapshot
 from gradd.session.protocol import GraphInfo
 
 Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradd import errors
-from gradd.calls import watch
-from gradd.session import shm
+from gradd.memory import shm, watch
+from gradd.memory.shm import ALIGN, DTYPE_CODES, Segment, nbytes, round_up
 from gradd.session.finalizers import Tie
-from gradd.session.shm import ALIGN, DTYPE_CODES, Segment, nbytes, round_up
 
 if TYPE_CHECKING:
     from gradd.session.client import Client

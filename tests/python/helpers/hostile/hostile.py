@@ -23,8 +23,8 @@ import numpy as np
 import zmq
 from onnx import TensorProto, helper
 
+from gradd.memory.shm import Segment
 from gradd.session import control
-from gradd.session.shm import Segment
 
 F32, U8, I64, F64, BF16 = 1, 2, 7, 11, 16
 DROP = object()  # as the value of a field: leave it out

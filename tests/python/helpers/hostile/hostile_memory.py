@@ -16,7 +16,7 @@ from typing import Any
 
 from hostile import DROP, Raw, Row, many
 
-from gradd.session.shm import Segment
+from gradd.memory.shm import Segment
 
 SEAL, SHRINK, GROW, WRITE = 1, 2, 4, 8
 ALL_SEALS = SEAL | SHRINK | GROW

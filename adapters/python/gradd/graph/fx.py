@@ -1,0 +1,123 @@
+"""Pre-pass on the lowered graph that keeps what differentiation must know.
+
+The graph still shows detach(), and marks what ran without gradients; the ONNX exporter would drop
+both without a trace, and gradients would silently be wrong. Here each value that leaves such a
+region, like each detach(), goes through the registered operator gradd::stop_gradient, which becomes
+com.gradd::StopGradient. Runs before any decomposition.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd.graph import apart, types, writes
+from gradd.graph.nodes import DETACH, OFF, is_float, is_mutable, rename_outputs, replace, stop
+from gradd.graph.translation import indices
+
+_ASSERTIONS = {
+    "aten::_assert_tensor_metadata",
+    "aten::_assert_async",
+    "aten::_assert_async.msg",
+    "aten::_assert_scalar",
+    "aten::_assert_tensor",
+    "aten::sym_constrain_range",
+    "aten::sym_constrain_range_for_size",
+}
+
+
+def prepare(program: Any) -> None:
+    """Rewrites a program in place: StopGradient explicit, assertions removed."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            _drop_assertions(module.graph)
+            apart.take_apart(module.graph, program.graph_signature)
+            _copy_attention(module.graph)
+            _copy_dropout(module.graph)
+            types.make_explicit(module.graph, program.graph_signature)
+            writes.make_explicit(module.graph, program.graph_signature)
+            _stop_detached(module.graph, program.graph_signature)
+            _stop_regions(module.graph, program.graph_signature)
+            indices.check(module.graph)
+            module.graph.eliminate_dead_code(is_impure_node=_is_impure)
+            module.delete_all_unused_submodules()
+            module.recompile()
+
+
+def _copy_attention(graph: torch.fx.Graph) -> None:
+    """contiguous() after an attention becomes a copy.
+
+    With the strides that the traced kernel gave it may have nothing to do, and is then dropped;
+    the decomposition's strides are others, and the view() that follows would fail. In ONNX a
+    copy costs nothing.
+    """
+    aten = torch.ops.aten
+    moves = (aten.transpose.int, aten.permute.default, aten.reshape.default, aten.view.default)
+    for node in graph.nodes:
+        if node.target is not aten.contiguous.default:
+            continue
+        source = node.args[0]
+        while source.target in moves:
+            source = source.args[0]
+        if source.target is aten.scaled_dot_product_attention.default:
+            node.target = aten.clone.default
+            node.args, node.kwargs = node.args[:1], {"memory_format": torch.contiguous_format}
+
+
+def _copy_dropout(graph: torch.fx.Graph) -> None:
+    """Dropout in place becomes Dropout and a copy; torch's decomposition draws its own numbers."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.dropout_.default):
+        with graph.inserting_before(node):
+            dropped = graph.call_function(aten.dropout.default, node.args, node.kwargs)
+        dropped.meta = {**node.meta, "val": node.meta["val"].clone()}
+        node.target, node.args, node.kwargs = aten.copy_.default, (node.args[0], dropped), {}
+
+
+def _is_impure(node: torch.fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    return node.op == "call_function" and is_mutable(node.target)
+
+
+def _drop_assertions(graph: torch.fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and hasattr(node.target, "_schema"):
+            if node.target.name() in _ASSERTIONS and not node.users:
+                graph.erase_node(node)
+
+
+def _stop_detached(graph: torch.fx.Graph, signature: Any) -> None:
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            continue
+        if node.target.name() not in DETACH:
+            continue
+        source = node.args[0]
+        if is_float(node):
+            with graph.inserting_before(node):
+                stopped = stop(graph, source)
+            stopped.meta = {k: v for k, v in node.meta.items() if k != OFF}
+            source = stopped
+        replace(node, source, signature)
+        graph.erase_node(node)
+
+
+def _stop_regions(graph: torch.fx.Graph, signature: Any) -> None:
+    """Puts a StopGradient where a value computed without gradients is used with them."""
+    for node in list(graph.nodes):
+        if not node.meta.get(OFF):
+            continue
+        if not is_float(node):
+            continue
+        outside = [u for u in node.users if not u.meta.get(OFF)]
+        if not outside:
+            continue
+        with graph.inserting_after(node):
+            stopped = stop(graph, node)
+        for user in outside:
+            user.replace_input_with(node, stopped)
+            if user.op == "output":
+                rename_outputs(signature, node.name, stopped.name)

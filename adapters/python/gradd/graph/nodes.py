@@ -1,0 +1,103 @@
+"""Small steps on FX graphs of exported programs, and the operators of ours that they may hold.
+
+gradd::stop_gradient(x) has the values of x and no history; it becomes com.gradd::StopGradient.
+gradd::straight_through(value, x) has the values of `value` and the history of x; it becomes
+com.gradd::StraightThrough. gradd::check_index(x, limit) has the values of x, which must be within
+[0, limit); it becomes com.gradd::CheckIndex. All make memory of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from gradd.memory.watch import untyped_storage
+
+_library = torch.library.Library("gradd", "FRAGMENT")
+_library.define("stop_gradient(Tensor x) -> Tensor")
+_library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
+_library.define("straight_through(Tensor value, Tensor x) -> Tensor")
+_library.impl(
+    "straight_through", lambda value, x: value.detach().clone(), "CompositeExplicitAutograd"
+)
+_library.define("check_index(Tensor x, SymInt limit) -> Tensor")
+_library.impl("check_index", lambda x, limit: x.clone(), "CompositeExplicitAutograd")
+
+# They give a view where the layout of their operand allows it, else a copy.
+MAY_COPY = frozenset({"contiguous", "flatten", "ravel", "reshape", "reshape_as"})
+DETACH = frozenset({"aten::detach", "aten::detach_"})
+OFF = "gradd_no_grad"  # mark of nodes that ran without gradients
+DATA = "gradd_data"  # mark of detach() that stands for Tensor.data
+INFERENCE = "gradd_inference"  # mark of nodes that ran in inference mode
+
+
+def is_float(node: torch.fx.Node) -> bool:
+    """True if the node's value is one tensor of floats."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def is_mutable(target: Any) -> bool:
+    """True if the operator writes to one of its arguments."""
+    schema = getattr(target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """An argument of an operator's call by its name in the schema; None if it is not given."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    position = names.index(name)
+    return node.args[position] if position < len(node.args) else None
+
+
+def packet(node: torch.fx.Node) -> str:
+    """Name of a node's operator without its overload: "reshape"."""
+    found = getattr(node.target, "overloadpacket", None)
+    return "" if found is None else found.__name__
+
+
+def storages(node: torch.fx.Node) -> set[int]:
+    """Addresses of the storages of a node's values; they are equal for tensors that share memory.
+
+    The trace's tensors hold them, so an address stands for one storage only.
+    """
+    value = node.meta.get("val")
+    values = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+    return {untyped_storage(v)._cdata for v in values if isinstance(v, torch.Tensor)}
+
+
+def stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:
+    """A stop_gradient of `source`, at the graph's point of insertion."""
+    node = graph.call_function(torch.ops.gradd.stop_gradient.default, (source,))
+    node.meta = {k: v for k, v in source.meta.items() if k not in (OFF, DATA)}
+    return node
+
+
+def replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:
+    """`new` takes the place of `old` for all readers but `new` itself and what it is made of."""
+    made_of = {new, *new.all_input_nodes}
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in made_of)
+    rename_outputs(signature, old.name, new.name)
+
+
+def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signature: Any) -> None:
+    """The result, or results, of what a call consists of take its place; the call goes."""
+    if isinstance(results, torch.fx.Node):
+        replace(node, results, signature)
+    else:
+        for user in list(node.users):
+            replace(user, results[user.args[1]], signature)
+            graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def rename_outputs(signature: Any, old: str, new: str) -> None:
+    """Follows in the program's signature what has become of an output."""
+    for spec in signature.output_specs:
+        if getattr(spec.arg, "name", None) == old:
+            spec.arg.name = new

@@ -1,0 +1,124 @@
+"""Folding of constants that compares: what a node computes must be what the trace says of it.
+
+The translation gives every value the element type and sizes of the trace, and translations decide
+by them: the sum of a value of rank 0 is the value itself. Where the trace has them wrong, or a
+translation computes something else than its operator, ONNX infers another type from the node's
+operands. The pass infers each node once anyway; here a difference is an error with a place in the
+user's code instead of a log line and a wrong graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript.optimizer import _constant_folding
+from torch.onnx._internal.exporter import _core
+
+from gradd.graph import places
+from gradd.graph.translation import doubles
+from gradd.graph.translation.translate import OPSET
+from gradd.spec import CaptureError
+
+_OTHER_SIZES = {"Attention", "CrossEntropy"}  # of our domain: what the trace says counts
+
+_RANDOM = {"Bernoulli", "Dropout"}  # those of ONNX that the pass does not know as such
+
+
+class Folding(_constant_folding.FoldConstantsPass):
+    """FoldConstantsPass with shape inference whose results are compared with what is known."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            shape_inference=True,
+            input_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
+            output_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
+        )
+
+    def process_node(self, node: ir.Node, is_function: bool) -> Any:
+        """As the pass does it, but for casts of numbers that are doubles, and for chance.
+
+        What draws from known numbers is drawn in every step.
+        """
+        if node.op_type in _RANDOM:
+            self._do_inference(node)
+            return None
+        done = super().process_node(node, is_function)
+        exact = doubles.exact_constant(node) if node.op_type in ("Cast", "CastLike") else None
+        if exact is None:
+            return done
+        return _constant_folding.Replacement(exact.outputs, [exact])
+
+    def _do_inference(self, node: ir.Node) -> None:
+        said = [(value.shape, value.type) for value in node.outputs]
+        for value in node.outputs:
+            value.shape = value.type = None
+        if node.domain == "com.gradd":
+            _infer_own(node)
+        else:
+            self._infer(node)
+        for value, (shape, kind) in zip(node.outputs, said, strict=True):
+            _compare(node, (shape, _traced(node, value) or kind), (value.shape, value.type))
+            value.shape = _constant_folding._merge_shapes(shape, value.shape)
+            value.type = value.type or kind
+
+    def _infer(self, node: ir.Node) -> None:
+        """As the opset of the nodes; the exporter's model says 18."""
+        given = self._opset_imports
+        self._opset_imports = {**given, "": OPSET}
+        try:
+            super()._do_inference(node)
+        finally:
+            self._opset_imports = given
+
+
+def _infer_own(node: ir.Node) -> None:
+    """Operators of our domain have the sizes of their first operand, most its type too."""
+    (result, *places), first = node.outputs, node.inputs[0]
+    if node.op_type in _OTHER_SIZES:
+        return
+    result.shape = first.shape
+    if node.op_type == "TorchTopK" and first.shape is not None:
+        sizes = list(first.shape)
+        sizes[node.attributes["axis"].as_int()] = None
+        result.shape = ir.Shape(sizes)
+    result.type = ir.TensorType(ir.DataType.BOOL) if node.op_type == "SignBit" else first.type
+    for value in places:
+        value.shape, value.type = result.shape, ir.TensorType(ir.DataType.INT64)
+
+
+def _traced(node: ir.Node, value: ir.Value) -> ir.TensorType | None:
+    """The type of an operator's result in the trace; a Cast at its end has said its own."""
+    made_by = node.meta.get("node")
+    name, _, number = (value.name or "").partition("__")
+    if made_by is None or made_by.name not in (name, value.name):
+        return None
+    result = made_by.meta.get("val")
+    if isinstance(result, (list, tuple)):
+        result = result[int(number)] if number.isdigit() and int(number) < len(result) else None
+    if not isinstance(result, torch.Tensor) or result.is_complex():
+        return None
+    return ir.TensorType(_core.torch_dtype_to_onnx_dtype(result.dtype))
+
+
+def _compare(node: ir.Node, said: tuple[Any, Any], found: tuple[Any, Any]) -> None:
+    (shape, kind), (inferred, type_found) = said, found
+    if kind is not None and type_found is not None and kind != type_found:
+        raise _difference(node, f"elements of {kind.dtype}", f"{type_found.dtype}")
+    if shape is None or inferred is None:
+        return
+    if len(shape) != len(inferred):
+        raise _difference(node, f"rank {len(shape)}", f"{len(inferred)}")
+    for axis, (a, b) in enumerate(zip(shape, inferred, strict=True)):
+        if isinstance(a, int) and isinstance(b, int) and a != b:
+            raise _difference(node, f"size {a} along axis {axis}", f"{b}")
+
+
+def _difference(node: ir.Node, expected: str, found: str) -> CaptureError:
+    where, name = places.translated(node)
+    return CaptureError(
+        "unsupported_operator",
+        f"{where}: the result of {name} has {expected} in PyTorch, its translation to ONNX has "
+        f"{found} ({node.op_type})",
+    )

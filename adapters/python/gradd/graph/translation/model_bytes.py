@@ -1,0 +1,409 @@
+"""From the translated model to the bytes of graph.put: weightless, small, deterministic.
+
+Parameters and buffers become graph inputs before any optimisation, so that no pass can fold a
+weight, or merge two weights that happen to be equal. The cleanup folds constants and shape
+arithmetic, drops dead nodes and merges equal nodes, but never two draws. Then everything
+that is not meaning (metadata, shapes of inner values, exporter names) is removed.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+from onnxscript import rewriter
+from onnxscript.rewriter.rules.common import (
+    _basic_rules,
+    _cast_constant_of_shape,
+    _collapse_slices,
+    _no_op,
+)
+
+from gradd.graph.translation import doubles, inference, wide
+from gradd.graph.translation.build import SPARSE
+from gradd.graph.translation.translate import OPSET
+from gradd.spec import CaptureError
+
+IR_VERSION = 10
+_REFUSED = {"Loop", "Scan", "If", "Optional", "OptionalGetElement", "OptionalHasElement"}
+_OPTIONAL_OUTPUTS = {
+    "BatchNormalization",
+    "Dropout",
+    "LayerNormalization",
+    "MaxPool",
+    "SoftmaxCrossEntropyLoss",
+}
+
+
+class Cleaned:
+    """The cleaned model and which of its inputs and outputs mean what."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.user_inputs: dict[str, ir.Value] = {}
+        self.states: dict[str, ir.Value] = {}
+        self.outside: dict[str, ir.Value] = {}
+        self.sources: dict[str, Any] = {}
+        self.user_outputs: list[ir.Value] = []
+        self.leaves: list[int] = []  # numbers of the results that they are
+        self.buffer_outputs: dict[str, ir.Value] = {}
+        # Lookups in parameters that have a sparse gradient: parameter, indices, padding index.
+        self.lookups: list[tuple[str, ir.Value, int]] = []
+        self.read_densely: set[str] = set()  # states that something else reads
+
+
+def clean(
+    model: ir.Model,
+    program: Any,
+    outside: dict[str, Any] | None = None,
+    dropped: frozenset[int] = frozenset(),
+) -> Cleaned:
+    """Turns the exporter's model into a weightless graph with explicit buffer outputs.
+
+    Args:
+        model: Translated model; changed in place.
+        program: The ExportedProgram it was made from.
+        outside: Names of constants that become inputs, and where their values come from.
+        dropped: Numbers of the results that are no outputs.
+
+    Raises:
+        CaptureError: "sequence_or_loop" for graphs with control flow or sequences.
+    """
+    graph = model.graph
+    done = Cleaned(model)
+    signature = program.graph_signature
+    states = _state_names(signature)
+    done.user_inputs = {v.name: v for v in graph.inputs}
+    done.sources = dict(outside or {})
+    for name in list(graph.initializers):
+        if name in states or name in done.sources:
+            value = graph.initializers.pop(name)
+            value.const_value = None
+            graph.inputs.append(value)
+            (done.states if name in states else done.outside)[name] = value
+    done.leaves = [i for i in range(len(graph.outputs)) if i not in dropped]
+    for number in sorted(dropped, reverse=True):
+        del graph.outputs[number]
+    _separate_outputs(graph)
+    n_user = len(graph.outputs)
+    _add_buffer_outputs(graph, signature, done)
+    _add_lookup_outputs(graph, signature, done)
+    _mark_draws(graph)
+    _optimize_or_named(model)
+    doubles.check(graph)
+    _unmark_draws(graph)
+    _trim_outputs(graph)
+    wide.narrow(graph)
+    _canonical_order(graph)
+    _check_nodes(graph)
+    done.user_outputs = list(graph.outputs[:n_user])
+    names = list(done.buffer_outputs)
+    n_rows = n_user + len(names)
+    done.buffer_outputs = dict(zip(names, graph.outputs[n_user:n_rows], strict=True))
+    done.lookups = [
+        (fqn, value, padding)
+        for (fqn, _, padding), value in zip(done.lookups, graph.outputs[n_rows:], strict=True)
+    ]
+    return done
+
+
+def _state_names(signature: Any) -> set[str]:
+    return set(signature.inputs_to_parameters.values()) | set(signature.inputs_to_buffers.values())
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Every output is its own value with a producer: no pass-through and no duplicates."""
+    seen: set[int] = set()
+    for i, value in enumerate(graph.outputs):
+        if value.producer() is not None and id(value) not in seen:
+            seen.add(id(value))
+            continue
+        graph.outputs[i] = _copy_of(graph, value)
+
+
+def _copy_of(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    node = ir.Node("", "Identity", [value])
+    if value.dtype is not None:
+        node.outputs[0].dtype = value.dtype
+    node.outputs[0].shape = value.shape
+    graph.append(node)
+    return node.outputs[0]
+
+
+def _add_buffer_outputs(graph: ir.Graph, signature: Any, done: Cleaned) -> None:
+    values = {v.name: v for v in graph.inputs}
+    values |= {v.name: v for n in graph for v in n.outputs}
+    for output_name, fqn in signature.buffers_to_mutate.items():
+        value = _copy_of(graph, values[output_name])
+        graph.outputs.append(value)
+        done.buffer_outputs[fqn] = value
+
+
+def _add_lookup_outputs(graph: ir.Graph, signature: Any, done: Cleaned) -> None:
+    """The indices of lookups in a parameter whose gradient is sparse become outputs."""
+    parameters = set(signature.inputs_to_parameters.values())
+    for fqn, value in done.states.items():
+        if any(use.node.meta.get(SPARSE) is None for use in value.uses()):
+            done.read_densely.add(fqn)
+    of = {value: fqn for fqn, value in done.states.items() if fqn in parameters}
+    for node in [n for n in graph if SPARSE in n.meta]:
+        table, ids = node.inputs
+        if table not in of:
+            raise CaptureError(
+                "unsupported_operator",
+                "Embedding(sparse=True) of a weight that is no parameter is not supported",
+            )
+        value = _copy_of(graph, ids)
+        graph.outputs.append(value)
+        done.lookups.append((of[table], value, node.meta[SPARSE]))
+
+
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+_DRAWS = {"Dropout", "Bernoulli"}
+
+
+def _mark_draws(graph: ir.Graph) -> None:
+    """A seed of its own per random node keeps common-subexpression elimination from merging them;
+    it knows of the other random operators by itself."""
+    for i, node in enumerate(n for n in graph if n.op_type in _DRAWS):
+        attribute = ir.AttrInt64 if node.op_type == "Dropout" else ir.AttrFloat32
+        node.attributes["seed"] = attribute("seed", i)
+
+
+def _unmark_draws(graph: ir.Graph) -> None:
+    for node in graph:
+        if node.op_type in _DRAWS:
+            node.attributes.pop("seed", None)
+
+
+def _trim_outputs(graph: ir.Graph) -> None:
+    """Drops trailing optional outputs that nobody uses (the mask of a Dropout and the like)."""
+    wanted = set(graph.outputs)
+    for node in graph:
+        count = len(node.outputs)
+        while count > 1 and not node.outputs[count - 1].uses():
+            if node.outputs[count - 1] in wanted:
+                break
+            count -= 1
+        if count != len(node.outputs) and node.op_type in _OPTIONAL_OUTPUTS:
+            node.resize_outputs(count)
+
+
+@functools.lru_cache(maxsize=1)
+def _rules() -> list:
+    rules = [
+        *_no_op.rules,
+        *_cast_constant_of_shape.rules,
+        *_collapse_slices.rules,
+        *_basic_rules.basic_optimization_rules(),
+    ]
+    return [_only_where_it_may(rule) for rule in rules]
+
+
+def _only_where_it_may(rule: Any) -> Any:
+    """A copy of a rule that looks at the node first.
+
+    At its type, which saves most of the matcher's time, and at the constant of a sum or product:
+    the matcher takes 1e-8 for 0 and 1.00001 for 1, and `x / (norm + 1e-8)` would lose its epsilon.
+    """
+    roots = [node.op for node in rule._target_pattern.output_nodes]
+    copied = copy.copy(rule)
+    attempt = copied.try_rewrite
+
+    def try_rewrite(model: Any, scope: Any, node: ir.Node, **options: Any) -> Any:
+        if not any(root.matches(node.op_type) for root in roots) or _changes_value(node):
+            return None
+        return attempt(model, scope, node, **options)
+
+    copied.try_rewrite = try_rewrite
+    return copied
+
+
+def _changes_value(node: ir.Node) -> bool:
+    """True for sums and products with a constant that is not exactly the neutral one."""
+    neutral = _NEUTRAL.get(node.op_type)
+    if neutral is None:
+        return False
+    constants = (v.const_value for v in node.inputs if v is not None)
+    known = [c.numpy() for c in constants if c is not None and c.size == 1]
+    return not any(c.item() == neutral for c in known)
+
+
+def _optimize(model: ir.Model) -> None:
+    ir.passes.Sequential(
+        passes.InlinePass(),
+        passes.RemoveUnusedNodesPass(),  # so that only what is computed is compared
+        ir.passes.PassManager(
+            [
+                inference.Folding(),
+                rewriter.RewritePass(_rules()),
+                passes.RemoveUnusedNodesPass(),
+            ],
+            steps=2,
+            early_stop=True,
+        ),
+        passes.RemoveUnusedFunctionsPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.RemoveUnusedNodesPass(),
+    )(model)
+
+
+def _optimize_or_named(model: ir.Model) -> None:
+    try:
+        _optimize(model)
+    except Exception as error:  # whatever a rewrite raises for a form that it does not expect
+        causes = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            causes.append(cause)
+        for named in causes:
+            if isinstance(named, CaptureError):
+                raise named from error
+        texts = [str(c).splitlines()[0] for c in causes if str(c)]
+        raise CaptureError(
+            "export_failed", f"the translated graph cannot be simplified: {'; '.join(texts[-2:])}"
+        ) from error
+
+
+def _canonical_order(graph: ir.Graph) -> None:
+    """Orders nodes depth first from the outputs, so that order depends on meaning alone.
+
+    Module code may iterate over sets of strings (Gemma-3's layer types): the order of a trace
+    then differs from process to process, and with it the hash of the graph.
+    """
+    order: dict[ir.Node, None] = {}
+    stack = [(v.producer(), False) for v in reversed(graph.outputs)]
+    while stack:
+        node, done = stack.pop()
+        if node is None or node in order:
+            continue
+        if done:
+            order[node] = None
+            continue
+        stack.append((node, True))
+        stack.extend((v.producer(), False) for v in reversed(node.inputs) if v is not None)
+    nodes = list(order)
+    graph.remove(list(graph))
+    graph.extend(nodes)
+
+
+def _check_nodes(graph: ir.Graph) -> None:
+    for node in graph:
+        kind = node.op_type
+        if kind in _REFUSED or "Sequence" in kind:
+            raise CaptureError(
+                "sequence_or_loop",
+                f"the graph needs {kind} (node {node.name}); control flow and lists of tensors "
+                "cannot be differentiated yet",
+            )
+
+
+class Names:
+    """Deterministic names for a cleaned graph: decided ones kept, inner values v0, v1, ..."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = set(taken)
+
+    def fresh(self, wanted: str, suffix: str = "_") -> str:
+        """`wanted`, or `wanted` with suffixes until nobody else has the name."""
+        while wanted in self._taken:
+            wanted += suffix
+        self._taken.add(wanted)
+        return wanted
+
+
+def rename(graph: ir.Graph, fixed: dict[ir.Value, str]) -> None:
+    """Names every value and node by position; `fixed` holds inputs, states and outputs."""
+    names = Names(set(fixed.values()))
+    constants = list(graph.initializers.values())
+    order = {v: i for i, v in enumerate(_used_order(graph))}
+    constants.sort(key=lambda v: order.get(v, len(order)))
+    graph.initializers.clear()
+    for i, value in enumerate(constants):
+        value.name = fixed.get(value) or names.fresh(f"c{i}")
+        if value.const_value is not None:
+            value.const_value.name = value.name
+        graph.initializers[value.name] = value
+    count = 0
+    for value, name in fixed.items():
+        value.name = name
+    for i, node in enumerate(graph):
+        node.name = f"n{i}"
+        for value in node.outputs:
+            if value in fixed:
+                continue
+            value.name = names.fresh(f"v{count}")
+            count += 1
+
+
+def _used_order(graph: ir.Graph) -> list[ir.Value]:
+    seen: dict[ir.Value, None] = {}
+    for node in graph:
+        for value in node.inputs:
+            if value is not None:
+                seen.setdefault(value)
+    return list(seen)
+
+
+def serialize(model: ir.Model) -> bytes:
+    """Bytes of the model without metadata, types of inner values and versions of the exporter."""
+    graph = model.graph
+    outputs = set(graph.outputs)
+    symbols: dict[str, str] = {}
+    for value in graph.inputs:
+        value.metadata_props.clear()
+        value.shape = _plain_shape(value.shape, symbols)
+    for value in graph.initializers.values():
+        value.metadata_props.clear()
+        value.const_value = ir.Tensor(value.const_value.numpy(), name=value.name, dtype=value.dtype)
+    for node in graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+        node.version = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+            value.doc_string = None
+            if value in outputs:
+                value.shape = None
+            else:
+                value.type = value.shape = None
+    graph.metadata_props.clear()
+    graph.name, graph.doc_string = "gradd", None
+    model.metadata_props.clear()
+    model.functions.clear()
+    model.opset_imports.clear()
+    model.opset_imports.update({"": OPSET, "com.gradd": 1})
+    model.producer_name, model.producer_version = "gradd", None
+    model.doc_string = model.domain = None
+    model.ir_version = IR_VERSION
+    proto = ir.serde.serialize_model(model)
+    del proto.graph.value_info[:]
+    return proto.SerializeToString(deterministic=True)
+
+
+def _plain_shape(shape: Any, symbols: dict[str, str]) -> Any:
+    """Sizes as numbers, symbols renamed d0, d1, ... in order of appearance."""
+    if shape is None:
+        return None
+    sizes = []
+    for size in shape:
+        if isinstance(size, int):
+            sizes.append(size)
+        else:
+            sizes.append(symbols.setdefault(str(size), f"d{len(symbols)}"))
+    return ir.Shape(sizes)
+
+
+def op_histogram(data: bytes) -> dict[str, int]:
+    """Node types of serialised model bytes with their counts, most frequent first."""
+    counts: dict[str, int] = {}
+    for node in onnx.ModelProto.FromString(data).graph.node:
+        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        counts[name] = counts.get(name, 0) + 1
+    return dict(sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))

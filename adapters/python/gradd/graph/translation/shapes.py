@@ -1,0 +1,51 @@
+"""Translations of operators on sizes and places whose stock ones lose sizes of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from onnxscript.function_libs.torch_lib.ops.core import aten_flatten
+
+from gradd.graph.translation.build import ints, op
+
+_aten = torch.ops.aten
+
+
+def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, **unused: Any) -> Any:
+    """repeat_interleave() of a number of times, which may be a size of the call."""
+    if dim is None:
+        x, axis, rank = op.Reshape(x, ints(-1)), 0, 1
+    else:
+        rank = max(len(x.shape), 1)
+        axis = dim % rank
+    times = ints(repeats) if isinstance(repeats, int) else op.Reshape(repeats, ints(1))
+    before, after = op.Shape(x, start=0, end=axis), op.Shape(x, start=axis + 1)
+    number = op.Shape(x, start=axis, end=axis + 1)
+    copies = op.Expand(
+        op.Unsqueeze(x, ints(axis + 1)), op.Concat(before, number, times, after, axis=0)
+    )
+    return op.Reshape(copies, op.Concat(before, op.Mul(number, times), after, axis=0))
+
+
+def reshape(x: Any, sizes: list) -> Any:
+    """reshape(), where a size of zero means zero: the stock one lets it copy an axis."""
+    parts = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(-1)) for n in sizes]
+    return op.Reshape(x, op.Concat(*parts, axis=0) if parts else ints(), allowzero=1)
+
+
+def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """flatten(); of a tensor without elements the stock one loses sizes."""
+    known = list(x.shape)
+    if 0 not in known:
+        return aten_flatten(x, start_dim, end_dim)
+    start, end = start_dim % len(known), end_dim % len(known) + 1
+    middle = op.ReduceProd(op.Shape(x, start=start, end=end), ints(0), keepdims=1)
+    before, after = op.Shape(x, start=0, end=start), op.Shape(x, start=end)
+    return op.Reshape(x, op.Concat(before, middle, after, axis=0), allowzero=1)
+
+
+def of_sizes() -> dict[Any, tuple[int, Callable]]:
+    """aten overload -> the argument that may be computed from sizes, and the translation for it."""
+    return {_aten.repeat_interleave.self_int: (1, repeat_interleave)}

@@ -1,0 +1,338 @@
+"""Translation of an exported program to ONNX opset 23, with the stock exporter's defects repaired.
+
+The train-mode program is translated directly where every operator is functional and known,
+which skips the exporter's decomposition (half of its time); otherwise the program is decomposed
+first. Depends on internals of the pinned torch, as does doubles.py, which widens its constants.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradd.graph import nodes
+from gradd.graph.places import place_of
+from gradd.graph.translation import doubles, indices, norms, operators, pointwise, quotients, shapes
+from gradd.spec import CaptureError
+
+OPSET = 23
+_STOCK_OPSET = 20  # of the exporter's own translations, which later opsets take as they are
+
+# Operators that are functional by schema but whose direct translation loses training semantics.
+_DECOMPOSE = {
+    "aten::batch_norm",
+    "aten::instance_norm",
+    "aten::_batch_norm_impl_index",
+    "aten::rnn_tanh.input",
+    "aten::rnn_relu.input",
+}
+# Operators that torch takes apart although they have a translation, into parts with other
+# derivatives at ties and NaN.
+_LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
+
+# Errors that only say that there was another one.
+_WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
+
+
+@functools.lru_cache(maxsize=1)
+def _registry() -> Any:
+    import logging
+
+    from torch.onnx._internal.exporter import _registration
+
+    logger = logging.getLogger(_registration.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # torchvision's absence is not news
+    try:
+        registry = _registration.ONNXRegistry.from_torchlib(_STOCK_OPSET)
+    finally:
+        logger.setLevel(level)
+    for target, function in operators.table().items():
+        registry.register_op(target, function)
+    for target, function in (pointwise.of_doubles() | norms.of_doubles()).items():
+        stock = registry.get_decomps(target)[0].onnx_function
+        registry.register_op(target, _by_type(function, stock))
+    for target, (place, function) in shapes.of_sizes().items():
+        stock = registry.get_decomps(target)[0].onnx_function
+        registry.register_op(target, _by_argument(place, function, stock))
+    for target, function in indices.by_masks().items():
+        stock = registry.get_decomps(target)[0].onnx_function
+        registry.register_op(target, _or_else(function, stock))
+    return registry
+
+
+def _or_else(special: Callable, stock: Callable) -> Callable:
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        done = special(*args, **kwargs)
+        return stock(*args, **kwargs) if done is None else done
+
+    return translate
+
+
+def _by_type(of_doubles: Callable, of_others: Callable) -> Callable:
+    def translate(x: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = of_doubles if x.dtype == doubles.DOUBLE else of_others
+        return chosen(x, *args, **kwargs)
+
+    return translate
+
+
+def _by_argument(place: int, of_sizes: Callable, of_numbers: Callable) -> Callable:
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        known = isinstance(args[place], (bool, int, float))
+        return (of_numbers if known else of_sizes)(*args, **kwargs)
+
+    return translate
+
+
+def to_onnx(program: Any) -> tuple[Any, Any]:
+    """Translates an ExportedProgram prepared by fx.prepare().
+
+    Returns:
+        The onnx_ir model (parameters and buffers still initializers) and the program that it
+        was made from, whose signature describes inputs and outputs.
+
+    Raises:
+        CaptureError: "unsupported_operator" or "input_mutation".
+    """
+    registry = _registry()
+    try:
+        apart = _taken_apart(program, registry)
+        if apart is None:
+            try:
+                return _direct(program, registry)
+            except CaptureError:
+                raise
+            except Exception:  # a translation that only knows core operators
+                apart = "another operator"
+        return _decomposed(program, registry, apart)
+    except CaptureError:
+        raise
+    except Exception as err:
+        raise _explain(err) from err
+
+
+def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
+    from torch.onnx._internal.exporter import _fx_passes
+
+    if _needs_promotion(program.graph_module):
+        _fx_passes.insert_type_promotion_nodes(program.graph_module)
+        _name_outputs(program)
+    _check_signature(program.graph_signature)
+    return _translated(program, registry), program
+
+
+def _translated(program: Any, registry: Any) -> Any:
+    from torch.onnx._internal.exporter import _core
+
+    quotients.round_down(program)
+    with doubles.translating(program):
+        return _core._exported_program_to_onnx_program(program, registry=registry).model
+
+
+def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
+    from torch.onnx._internal.exporter import _core
+
+    _refuse_lost(program, apart)
+    traced = _results(program)
+    if not isinstance(program, torch.export.ExportedProgram):
+        program = program.exported()
+    program = _core._prepare_exported_program_for_export(program, registry=registry)
+    _name_outputs(program)
+    _check_signature(program.graph_signature)
+    _check_results(traced, _results(program))
+    _refuse_untranslated(program, registry)
+    return _translated(program, registry), program
+
+
+def _refuse_untranslated(program: Any, registry: Any) -> None:
+    """Names all kinds of operators that have no translation; the exporter names the first."""
+    kinds: dict[str, list[torch.fx.Node]] = {}
+    for node in program.graph_module.graph.nodes:
+        if node.op == "call_function" and not (
+            registry.is_registered(node.target) or getattr(node.target, "__name__", "") == "getitem"
+        ):
+            kinds.setdefault(str(node.target), []).append(node)
+    if kinds:
+        texts = [
+            f"{place_of(nodes[0])}: {kind}" + (f" ({len(nodes)} of them)" if nodes[1:] else "")
+            for kind, nodes in kinds.items()
+        ]
+        raise CaptureError("unsupported_operator", f"no translation to ONNX for {'; '.join(texts)}")
+
+
+def _results(program: Any) -> list[torch.fx.Node]:
+    """The nodes whose values forward() returns, in order."""
+    named = {node.name: node for node in program.graph_module.graph.nodes}
+    specs = program.graph_signature.output_specs
+    names = [getattr(s.arg, "name", None) for s in specs if s.kind.name == "USER_OUTPUT"]
+    return [named[name] for name in names if name in named]
+
+
+def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node]) -> None:
+    """Taking operators apart must not change what the trace says of the results."""
+    for node, new in zip(traced, decomposed, strict=True):
+        a, b = node.meta.get("val"), new.meta.get("val")
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            continue
+        if a.dim() != b.dim() or a.dtype != b.dtype:
+            raise CaptureError(
+                "unsupported_operator",
+                f"{place_of(node)}: {node.target} gives {a.dtype} of rank {a.dim()}; torch's "
+                f"decomposition makes it {b.dtype} of rank {b.dim()}",
+            )
+
+
+def _refuse_lost(program: Any, apart: str) -> None:
+    for node in program.graph_module.graph.nodes:
+        if getattr(node.target, "_schema", None) and node.target.name() in _LOST:
+            raise CaptureError(
+                "unsupported_operator",
+                f"{place_of(node)}: {node.target} is not translated beside {apart}, for which "
+                "torch takes all operators apart",
+            )
+
+
+def _name_outputs(program: Any) -> None:
+    """Follows the results that type promotion has put a cast behind, which it does not say."""
+    (results,) = program.graph_module.graph.output_node().args
+    for spec, node in zip(program.graph_signature.output_specs, results, strict=True):
+        if isinstance(node, torch.fx.Node) and hasattr(spec.arg, "name"):
+            spec.arg.name = node.name
+
+
+def _taken_apart(program: Any, registry: Any) -> str | None:
+    """What only torch's decompositions can translate, which take the whole graph apart."""
+    for module in program.graph_module.modules():
+        if module is not program.graph_module:
+            return "control flow"
+        for node in module.graph.nodes:
+            if node.op == "call_function" and not _is_direct(node.target, registry):
+                return f"{getattr(node.target, '__name__', node.target)} ({place_of(node)})"
+    return None
+
+
+def _is_direct(target: Any, registry: Any) -> bool:
+    if not hasattr(target, "_schema"):
+        return registry.is_registered(target) or getattr(target, "__name__", "") == "getitem"
+    if target.name() in _DECOMPOSE or nodes.is_mutable(target):
+        return False
+    return registry.is_registered(target)
+
+
+def _needs_promotion(module: torch.fx.GraphModule) -> bool:
+    """True if some operator mixes element types, or computes floats from integers."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target in operators.TYPE_STABLE:
+            continue
+        result = node.meta.get("val")
+        if not isinstance(result, torch.Tensor) or node.target is not _overload(node):
+            continue
+        if not _promotable(node.target):
+            continue
+        tensors = [a.meta.get("val") for a in node.all_input_nodes]
+        dtypes = {t.dtype for t in tensors if isinstance(t, torch.Tensor)}
+        if len(dtypes) > 1:
+            return True
+        if dtypes and result.dtype is not torch.bool and result.dtype not in dtypes:
+            return True
+        if any(not t.is_floating_point for t in dtypes) and _has_float(node.args):
+            return True
+    return False
+
+
+def _overload(node: torch.fx.Node) -> Any:
+    return node.target if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _promotion_table() -> Any:
+    from torch.onnx._internal.fx.passes import type_promotion
+
+    return type_promotion.TypePromotionTable()
+
+
+def _promotable(target: Any) -> bool:
+    return _promotion_table().get_rule(target.overloadpacket) is not None
+
+
+def _has_float(args: tuple) -> bool:
+    return any(isinstance(a, (float, torch.SymFloat)) for a in args)
+
+
+def _check_signature(signature: Any) -> None:
+    mutated = getattr(signature, "user_inputs_to_mutate", None)
+    if mutated:
+        raise CaptureError(
+            "input_mutation",
+            f"forward() writes in place to {_argument(mutated)}; clone it first",
+        )
+    for spec in signature.output_specs:
+        if spec.kind.name == "PARAMETER_MUTATION":
+            raise CaptureError(
+                "input_mutation", f"forward() writes to the parameter {spec.target!r}"
+            )
+
+
+def _argument(mutated: dict[str, str]) -> str:
+    """The tracer calls arguments leaves_0, leaves_1, ...: tensors in the order of the call."""
+    name = next(iter(mutated.values()))
+    return f"tensor {name.rpartition('_')[2]} of its arguments"
+
+
+def _explain(err: BaseException) -> CaptureError:
+    seen: BaseException | None = err
+    text = ""
+    while seen is not None:
+        if isinstance(seen, CaptureError):
+            return seen
+        if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
+            line = str(seen).strip().splitlines()[0]  # a translation, but not for this overload
+            return CaptureError("unsupported_operator", _named(err, line))
+        if "expected compiled_fn to be GraphModule" in str(seen):  # torch cannot functionalise it
+            return CaptureError(
+                "input_mutation",
+                "forward() writes to a buffer that shares its memory with another buffer or a "
+                "parameter; register a clone()",
+            )
+        if "to have an entirely functional graph" in str(seen):
+            return CaptureError(
+                "unsupported_operator",
+                "forward() writes in place to a view that torch's exporter cannot put back (as "
+                "diagonal().add_()); write it out of place",
+            )
+        if "size_bytes_is_heap_allocated_" in str(seen):
+            return CaptureError(
+                "input_mutation",
+                "forward() writes in place to an argument that shares its memory with another "
+                "one; clone it first",
+            )
+        taken = re.search(r"attribute '(\w+)' already exists", str(seen))
+        if taken:  # of torch.fx.GraphModule
+            return CaptureError(
+                "unsupported_parameter",
+                f"forward() writes the buffer {taken[1]!r}, and torch.fx uses that name for "
+                "something else; give it another one",
+            )
+        if not text or type(seen).__name__ not in _WRAPPERS:
+            text = f"{type(seen).__name__}: {''.join(str(seen).strip().splitlines()[:1])[:300]}"
+        seen = seen.__cause__ or seen.__context__
+    return CaptureError("unsupported_operator", _named(err, text))
+
+
+def _named(err: BaseException, text: str) -> str:
+    """The text, and in front of it the operator that was being worked on, with its place."""
+    found, seen = None, [err]
+    while (cause := seen[-1].__cause__ or seen[-1].__context__) is not None:
+        seen.append(cause)
+    for error in seen:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            for value in frame.f_locals.values():
+                if isinstance(value, torch.fx.Node) and value.op == "call_function":
+                    found = value
+    return text if found is None else f"{place_of(found)}: {found.target} ({text})"

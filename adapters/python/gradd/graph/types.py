@@ -1,0 +1,183 @@
+"""Element types that torch's operators mix and their ONNX translations do not, made explicit.
+
+softmax(x, dtype=float32) converts x first, its translation converts the result; the same holds
+for sums and means. A normalisation takes bf16 values with f32 weights (autocast), computes in f32
+and rounds once; ONNX wants one type. A number that is computed from sizes (`x * x.shape[1] ** 0.5`)
+takes part in whatever type the tensors beside it have, and for halves in f32; so does a number
+that no half is, as in `x / 301`. What torch computes of halves in f32 and rounds once, and its
+translation writes in several steps, would be rounded, or overflow, between them. All become casts
+around the operator in the exported program, which neither decomposition nor translation can get
+wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd.graph.nodes import argument
+
+_aten = torch.ops.aten
+_WITH_DTYPE = frozenset(
+    {
+        *(_aten.softmax.int, _aten.log_softmax.int),
+        *(_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim),
+        *(_aten.prod.default, _aten.prod.dim_int),
+    }
+)
+# torch rounds numbers beside halves to their type here; elsewhere it computes with them in f32.
+_ROUNDED = frozenset(
+    {
+        *(_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.fmod.Scalar),
+        *(getattr(_aten, n).Scalar for n in ("eq", "ne", "lt", "le", "gt", "ge")),
+        *(getattr(_aten, n).Tensor for n in ("eq", "ne", "lt", "le", "gt", "ge")),
+    }
+)
+# Pointwise, of tensors and numbers.
+_WITH_NUMBERS = frozenset(
+    getattr(getattr(_aten, name), kind)
+    for name in (
+        *("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "rsub"),
+        *("__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    )
+    for kind in ("Tensor", "Scalar")
+    if kind in getattr(_aten, name).overloads()
+)
+_UNROUNDED = _WITH_NUMBERS - _ROUNDED
+# Formulas that are one kernel of torch's, and several operators of ONNX.
+_FORMULAS = frozenset(
+    {
+        *(_aten.rsqrt.default, _aten.round.decimals),
+        *(_aten.addcmul.default, _aten.addcdiv.default, _aten.lerp.Scalar, _aten.lerp.Tensor),
+    }
+)
+_HALVES = (torch.bfloat16, torch.float16)
+_NORMS = frozenset({_aten.layer_norm.default, _aten.group_norm.default, _aten.rms_norm.default})
+
+
+def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
+    """Inserts the casts, in place.
+
+    Args:
+        graph: Of an exported program.
+        signature: The program's; names of outputs may change.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        _round_numbers(node)
+        if node.target in _WITH_DTYPE:
+            _convert_first(graph, node)
+        elif node.target in _NORMS:
+            _compute_in_one_type(graph, node, signature)
+        elif node.target in _WITH_NUMBERS and any(map(_is_number, node.args)):
+            _number_in_type(graph, node, signature)
+        elif _rounds_between(node):
+            _compute_wide(graph, node, signature)
+
+
+def _type(node: Any) -> torch.dtype | None:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _cast(graph: torch.fx.Graph, source: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    node = graph.call_function(_aten.to.dtype, (source, dtype))
+    node.meta = dict(source.meta)
+    with torch.no_grad():
+        node.meta["val"] = source.meta["val"].to(dtype)
+    return node
+
+
+def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    wanted, source = argument(node, "dtype"), node.args[0]
+    if wanted is None or _type(source) in (None, wanted):
+        return
+    with graph.inserting_before(node):
+        node.replace_input_with(source, _cast(graph, source, wanted))
+
+
+def _round_numbers(node: torch.fx.Node) -> None:
+    places = range(2) if node.target in _ROUNDED else ()
+    if node.target is _aten.floor_divide.default:
+        places = range(1)  # of x // 0.1 the number is as it is
+    dtype = next((t for t in map(_type, node.args) if t is not None), None)
+    for i in places if dtype in _HALVES else ():
+        if isinstance(node.args[i], (int, float)):
+            node.update_arg(i, torch.tensor(node.args[i], dtype=dtype).item())
+
+
+def _rounds_between(node: torch.fx.Node) -> bool:
+    """Whether halves alone go into a formula, or stand beside a number that is none of theirs."""
+    if node.target not in _FORMULAS and node.target not in _UNROUNDED:
+        return False
+    types = {t for t in map(_type, node.all_input_nodes) if t is not None}
+    if len(types) != 1 or not types <= set(_HALVES) or _type(node) not in types:
+        return False
+    (dtype,) = types
+    numbers = (v for v in (*node.args, *node.kwargs.values()) if type(v) in (int, float))
+    return node.target in _FORMULAS or any(
+        torch.tensor(v, dtype=dtype).double() != v and v == v for v in numbers
+    )
+
+
+def _is_number(operand: Any) -> bool:
+    value = operand.meta.get("val") if isinstance(operand, torch.fx.Node) else None
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) -> None:
+    tensor = next((n for n in node.all_input_nodes if _type(n) is not None), None)
+    if tensor is None:
+        return
+    own = _type(tensor)
+    if not own.is_floating_point and not _is_whole(node, own):
+        return  # the result has another type than the tensor
+    wide = torch.float32 if own in _HALVES else own
+    for number in [n for n in node.args if _is_number(n)]:
+        with graph.inserting_before(node):
+            made = graph.call_function(_aten.scalar_tensor.default, (number,), {"dtype": wide})
+        made.meta["val"] = tensor.meta["val"].new_empty((), dtype=wide)
+        node.replace_input_with(number, made)
+    node.target = node.target.overloadpacket.Tensor
+    _compute_in_one_type(graph, node, signature, wide)
+
+
+def _is_whole(node: torch.fx.Node, own: torch.dtype) -> bool:
+    """Numbers beside a tensor of integers are integers, decisions beside one of booleans."""
+    kinds = (torch.SymBool,) if own is torch.bool else (torch.SymInt, torch.SymBool)
+    numbers = [n.meta["val"] for n in node.args if _is_number(n)]
+    return all(isinstance(v, kinds) for v in numbers) and not node.meta["val"].is_floating_point()
+
+
+def _compute_in_one_type(
+    graph: torch.fx.Graph, node: torch.fx.Node, signature: Any, wide: torch.dtype = torch.float32
+) -> None:
+    own = next((t for t in map(_type, node.args) if t is not None), None)
+    if own is None or all(_type(n) in (None, own) for n in node.all_input_nodes):
+        return
+    _compute_wide(graph, node, signature, wide)
+
+
+def _compute_wide(
+    graph: torch.fx.Graph, node: torch.fx.Node, signature: Any, wide: torch.dtype = torch.float32
+) -> None:
+    for operand in list(node.all_input_nodes):
+        if _type(operand) not in (None, wide):
+            with graph.inserting_before(node):
+                node.replace_input_with(operand, _cast(graph, operand, wide))
+    users = list(node.users)
+    result = node.meta["val"].dtype
+    if not result.is_floating_point or result is wide:
+        return
+    with torch.no_grad():
+        node.meta["val"] = node.meta["val"].to(wide)
+    with graph.inserting_after(node):
+        back = _cast(graph, node, result)
+    for user in users:
+        user.replace_input_with(node, back)
+    for spec in signature.output_specs:
+        if getattr(spec.arg, "name", None) == node.name:
+            spec.arg.name = back.name

@@ -1,0 +1,1 @@
+"""Memory that tensors lie in: shared, watched, given back."""

@@ -1,0 +1,213 @@
+"""Who may have written parameters without a trace: the ways round torch's version counters.
+
+`p.data`, `p.numpy()`, `p.data_ptr()`, `p.untyped_storage()` and DLPack give memory away; what is
+written through them no version tells. Here it is noticed that one of them was used for memory of
+parameters, whoever holds it and through whatever view: the attributes of torch.Tensor are replaced
+by descriptors that note the address and go on. On the class they give what was there before, so
+that torch's own machinery (overrides, tracers, compilers) sees no difference.
+
+Nothing is compared here. A noted access says that the drawn fingerprint of the parameters, which
+sees writes of all elements, is not enough: what is compared must be the sum of all bytes, see
+parameter_changes.py. An alias that lives on (a list of `.data`, an array) is an access in every
+step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gradd.memory.tensor_kinds import is_plain
+
+NAMES = ("data", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
+_original: dict[str, Any] = {name: getattr(torch.Tensor, name) for name in NAMES}
+_own = {name for name in NAMES if name in torch.Tensor.__dict__}  # the rest is inherited
+_PATIENCE = 6  # forwards
+data_ptr = torch._C.TensorBase.data_ptr  # what gradd itself calls: noted nowhere
+untyped_storage = torch._C.TensorBase.untyped_storage
+_lock = threading.Lock()
+_ranges: dict[int, int] = {}  # memory of parameters: begin and end
+_spans: tuple[tuple[int, int], ...] = ()  # the same, for those who do not lock
+_low, _high = 1, 0  # of all of them
+_mine = threading.local()
+on_class = torch.Tensor.__dict__.get
+found = list(map(on_class, NAMES))  # there when install() was called; others are a reason to do it
+
+
+class Accesses:
+    """Counts accesses; one for the process.
+
+    Attributes:
+        count: Another number after every noted access.
+        given: Addresses of the storages that were accessed and of which an alias may still live.
+        quiet: There were none for a while, so that none are expected.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self.count = next(self._numbers)
+        self.given: set[int] = set()
+        self.quiet = False
+        self._seen = 0
+        self._patience = _PATIENCE
+
+    def are_expected(self) -> bool:
+        """Whether there were some lately, so that there will be more; asked once per forward."""
+        if self.count != self._seen:
+            self._patience = _PATIENCE
+        self._seen = self.count
+        self._patience = max(self._patience - 1, 0)
+        self.quiet = self._patience == 0
+        return not self.quiet
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Notes an access if the tensor lies in memory of parameters."""
+        try:
+            address = data_ptr(tensor)
+        except RuntimeError:  # it has no memory: functional, batched
+            return
+        if not _low <= address < _high or getattr(_mine, "depth", 0):
+            return
+        for begin, end in _spans:
+            if begin <= address < end:
+                self.given.add(untyped_storage(tensor).data_ptr())
+                self.touch()
+                return
+
+    def touch(self) -> None:
+        """Memory of parameters may be written from now on."""
+        # Another number whatever threads do: of two additions at once one might be lost.
+        self.count = next(self._numbers)
+        self.quiet = False
+
+    def expect(self) -> None:
+        """A new model is trained: what its loop does is not known yet."""
+        self._patience = _PATIENCE
+        self.quiet = False
+
+    def settle(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """A forward begins. True if an alias of one of these parameters lives that was noted."""
+        if not self.given:
+            return False
+        aliased = [self.is_given(t) for t in tensors]
+        return any(aliased)
+
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Whether an alias of its memory lives that was noted.
+
+        A tensor that shares its storage with another one looks like an alias, which costs time and
+        nothing else.
+        """
+        address = data_ptr(tensor)
+        if address not in self.given:
+            return False
+        if uses(tensor) > _ALONE or _holders(tensor) > _UNHELD:
+            return True
+        self.given.discard(address)
+        return False
+
+
+def uses(tensor: torch.Tensor) -> int:
+    """How many tensors, arrays and storages hold the memory of this one."""
+    return torch._C._storage_Use_Count(untyped_storage(tensor)._cdata)
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    """How many hold the storage as an object of Python, which uses() counts once."""
+    return sys.getrefcount(untyped_storage(tensor))
+
+
+_ALONE = uses(torch.empty(1))
+_UNHELD = _holders(torch.empty(1))
+accesses = Accesses()
+
+
+class _Watched:
+    """In place of an attribute of torch.Tensor. See the top of this file."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.get = original.__get__
+
+    def __get__(self, tensor: torch.Tensor | None, kind: type | None = None) -> Any:
+        if tensor is None:
+            return self.original
+        if is_plain(type(tensor)):
+            accesses.note(tensor)
+        return self.get(tensor, kind)
+
+
+class _WatchedData(_Watched):
+    """One that can be assigned: the memory that was there is not written."""
+
+    def __set__(self, tensor: torch.Tensor, value: Any) -> None:
+        self.original.__set__(tensor, value)
+
+    def __delete__(self, tensor: torch.Tensor) -> None:
+        self.original.__delete__(tensor)
+
+
+def add(begin: int, size: int) -> None:
+    """From now on accesses to this memory are noted."""
+    with _lock:
+        _ranges[begin] = begin + size
+        _span()
+    install()
+
+
+def install() -> None:
+    """Watches the attributes, those too that somebody has replaced and put back.
+
+    Who does that puts back what the class gave him, which is the attribute without its watch.
+    """
+    with _lock:
+        for name in NAMES if _ranges else ():
+            now = torch.Tensor.__dict__.get(name, None if name in _own else _original[name])
+            if now is _original[name]:
+                kind = _WatchedData if name == "data" else _Watched
+                setattr(torch.Tensor, name, kind(_original[name]))
+                accesses.touch()  # nobody knows of those that were not noted
+        found[:] = map(on_class, NAMES)
+
+
+def remove(begin: int) -> None:
+    """The memory is gone; with the last of it torch.Tensor is as it was."""
+    with _lock:
+        end = _ranges.pop(begin, None)
+        known = end is not None
+        if known:
+            gone = {address for address in accesses.given.copy() if begin <= address < end}
+            accesses.given -= gone
+        _span()
+        for name in NAMES if known and not _ranges else ():
+            if not isinstance(torch.Tensor.__dict__.get(name), _Watched):
+                continue  # somebody has replaced it since
+            if name in _own:
+                setattr(torch.Tensor, name, _original[name])
+            else:
+                delattr(torch.Tensor, name)
+        found[:] = map(on_class, NAMES)
+
+
+def _span() -> None:
+    global _low, _high, _spans
+    _spans = tuple(_ranges.items())
+    _low, _high = min(_ranges, default=1), max(_ranges.values(), default=0)
+
+
+class _Ours:
+    """What this thread does inside is gradd's own reading."""
+
+    def __enter__(self) -> None:
+        _mine.depth = getattr(_mine, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        _mine.depth -= 1
+
+
+ours = _Ours()

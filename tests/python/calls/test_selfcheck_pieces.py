@@ -1,0 +1,112 @@
+"""Self-checks of calls that take much memory: on few rows and positions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradd import ORTModule
+from gradd.check import other_data, selfcheck
+from gradd.check.reference import Reference
+from gradd.fallback import SelfCheckError
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+
+class Tagger(nn.Module):
+    """A loss over all positions of token ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, ids, labels):
+        """The mean over labelled positions."""
+        scores = self.head(torch.tanh(self.embedding(ids)))
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def batch(rows=8, length=512):
+    torch.manual_seed(0)
+    ids = torch.randint(1, 50, (rows, length))
+    labels = ids.clone()
+    labels[:, : length // 2] = -100
+    return ids, labels
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    """Every call counts as large."""
+    monkeypatch.setattr(selfcheck, "_SMALL", 0)
+
+
+@pytest.fixture
+def references(monkeypatch):
+    """The shapes of the arguments of every run in PyTorch."""
+    shapes: list[tuple] = []
+    run = Reference.run_forward
+
+    def noted(self, own, data, take):
+        shapes.append(tuple(x.shape for x in data.leaves))
+        return run(self, own, data, take)
+
+    monkeypatch.setattr(Reference, "run_forward", noted)
+    return shapes
+
+
+def test_a_large_call_is_checked_on_a_piece(small_limit, references) -> None:
+    torch.manual_seed(1)
+    model = ORTModule(Tagger(), strict=True)
+    model(*batch()).backward()
+    stats = model.gradd_stats()
+    assert (stats["self_checks"], stats["self_checks_on_few_rows"]) == (1, 1)
+    assert references == [((2, 256), (2, 256))]
+
+
+def test_a_small_call_is_checked_whole(references) -> None:
+    model = ORTModule(Tagger(), strict=True)
+    model(*batch()).backward()
+    assert references == [((8, 512), (8, 512))]
+    assert model.gradd_stats()["self_checks_on_few_rows"] == 0
+
+
+def test_an_error_shows_in_a_piece(small_limit, monkeypatch) -> None:
+    """A gradient of the daemon that is off by a hundredth."""
+    compare = selfcheck._Check._in_daemon
+
+    def wrong(self, data, selection):
+        values, task = compare(self, data, selection)
+        values["the gradient of", "head.weight"].mul_(1.01)
+        return values, task
+
+    monkeypatch.setattr(selfcheck._Check, "_in_daemon", wrong)
+    model = ORTModule(Tagger(), strict=True)
+    with pytest.raises(SelfCheckError, match=r"head\.weight"):
+        model(*batch())
+    assert model.gradd_stats()["self_check_failures"] == 1
+
+
+def test_a_piece_has_labels(small_limit, monkeypatch) -> None:
+    """Of positions without labels nothing could be learned."""
+    parts, piece = [], other_data.piece
+
+    def pieces(fits, data, start=0):
+        parts.extend(piece(fits, data, start + i) for i in range(4))
+        return parts[-4]
+
+    monkeypatch.setattr(other_data, "piece", pieces)
+    ORTModule(Tagger(), strict=True)(*batch()).backward()
+    assert len(parts) >= 4
+    for part in parts:
+        assert part.leaves[0].shape == (2, 256)
+        assert bool((part.leaves[1] != -100).any())
+
+
+def test_a_piece_keeps_fixed_sizes(small_limit, references) -> None:
+    """The second axis is the weight's: only rows can be left out."""
+    model = ORTModule(nn.Sequential(nn.Linear(512, 8), nn.Tanh()), strict=True)
+    model(torch.ones(16, 512)).sum().backward()
+    assert references[0] == ((2, 512),)
