@@ -20,6 +20,7 @@ import torch
 
 from gradd import errors, picture
 from gradd.calls.planned import Planned
+from gradd.dynamo import locks
 from gradd.dynamo.planner import Planner
 from gradd.memory.budget import Memory, parse_bytes
 from gradd.memory.shm import available_bytes
@@ -270,7 +271,7 @@ class _Planner:
     def of(self, size: int) -> Estimate:
         """The estimate for one batch size."""
         args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
-        with self.client.lock:
+        with locks.both(self.client):
             given = size == self.size
             found, in_torch = self.front.plans(args, kwargs, given, self.memory.budget)
             return replace(self._add_up(found, in_torch), batch=size)

@@ -28,6 +28,7 @@ from gradd.calls.selection import Selection, selection_of
 from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
 from gradd.check.other_data import Data
+from gradd.dynamo import locks
 from gradd.fallback import DeviceError
 from gradd.memory import watch
 from gradd.memory.tensor_kinds import is_plain, refusal
@@ -255,7 +256,10 @@ class Piece:
         if reason is None:
             try:
                 self.client.check_process()
-                with self.client.lock, watch.ours:
+                # A self-check may run the user's forward, which Dynamo may have to compile.
+                runs_forward = self.owner.checks is not None and not self.graph.changed
+                lock = locks.both(self.client) if runs_forward else self.client.lock
+                with lock, watch.ours:
                     self._tensors[:] = args
                     try:
                         run, tensors = self._prepare(args, form, share)

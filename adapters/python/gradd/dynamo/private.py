@@ -24,6 +24,9 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config  # settings.py: hooks would not be guarded
 from torch._dynamo import maybe_mark_dynamic
 
+# Dynamo's lock: without it, two threads could wait for each other in a self-check.
+from torch._dynamo.convert_frame import compile_lock
+
 # Side effects of a traced function: without it, self-checks never run the user's own forward.
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -81,6 +84,7 @@ __all__ = [
     "_exit_autocast",
     "_exit_inference_mode",
     "_set_grad_enabled",
+    "compile_lock",
     "dict_version",
     "dynamo_config",
     "dynamo_counters",

@@ -1,0 +1,20 @@
+"""The order of locks: Dynamo's, which it holds while it compiles, before the client's.
+
+A back end is called under Dynamo's and asks the daemon. What may make Dynamo compile while the
+client's lock is held takes both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from gradd.dynamo import private
+from gradd.session.client import Client
+
+
+@contextlib.contextmanager
+def both(client: Client) -> Iterator[None]:
+    """Both locks, in their order."""
+    with private.compile_lock, client.lock:
+        yield
