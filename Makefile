@@ -148,7 +148,7 @@ BIN  := $(B)/bin/gradd
 FAKE := $(B)/bin/gradd-fake
 
 # ---------------------------------------------------------------- targets
-.PHONY: all cuda cuda-deps gpu-bundle setup test nightly check check-asan check-tsan check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
+.PHONY: all versions cuda cuda-deps gpu-bundle setup test nightly check check-asan check-tsan check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
         info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
@@ -164,6 +164,9 @@ nightly: all ## long property tests, parity per switch (ONLY="FILES SWITCHES"), 
 
 check: lint all $(B)/bin/tests $(FAKE) ## the inner loop, a minute: lint, layers, sizes, C, quick Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B) --quick
+
+versions: all ## example and quick Python tests under other versions of torch and Python (ONLY="2.14-3.13"), some GB each
+	@$(PY) tools/versions.py --build $(B) $(if $(ONLY),--only $(ONLY))
 
 # Leaks count as well: a daemon that leaks ends with a status that its test refuses. Time limits and
 # budgets are stretched; only Python tests that talk to a daemon run, for a library of this kind cannot

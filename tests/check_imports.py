@@ -22,7 +22,7 @@ FLOORS = ("memory", "session", "graph", "calls", "check", "dynamo")
 BASE = frozenset(
     {
         *("arguments", "compiled", "errors", "fallback", "forwarding"),
-        *("interrupts", "options", "spec", "transforms"),
+        *("interrupts", "module_tables", "options", "private", "spec", "transforms", "tried"),
     }
 )
 OURS = re.compile(r"(optimum\.)?gradd(\.|$)")

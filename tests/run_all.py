@@ -4,7 +4,8 @@ Order: the checks (layers, sizes, pages), the C runner, then pytest with a real 
 (`--quick`: only what is marked quick), then the tests of a device's own once more on the device of
 tests/fake. A check script counts as one test. Everything that was skipped is listed with its
 reason by the part that skipped it. At the end: the slowest tests and files of all parts, and for
-each failure the command that repeats it alone.
+each failure the command that repeats it alone. `--python` runs pytest alone, with the interpreter
+that runs this file.
 `--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and every parity
 test once more under each of SWITCHES; FILE keeps what the last run of each said. Called by `make
 test`, `make check`, `make nightly`.
@@ -169,6 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--quick", action="store_true", help="only Python tests marked quick")
+    parser.add_argument("--python", action="store_true", help="nothing but Python tests")
     parser.add_argument("--nightly", type=Path, help="the long property tests; keep the result")
     parser.add_argument("--only", nargs="*", default=[], help="of these: some files of tests")
     args = parser.parse_args()
@@ -180,6 +182,8 @@ def main() -> int:
     if args.nightly:
         return run_nightly(build, args.nightly, args.only)
     start = time.monotonic()
+    if args.python:
+        return finish(run_python(build, "quick" if args.quick else "not nightly"))
     made = ["tools/docs.py", str(build / "bin" / "gradd"), "--check"]
     counts = [
         run_script("layers", ["sh", "tests/check_layers.sh"]),

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gradd import errors, picture
+from gradd import errors, picture, private
 from gradd.calls.planned import Planned
 from gradd.dynamo import locks
 from gradd.dynamo.planner import Planner
@@ -366,9 +366,7 @@ def _walk(value: Any) -> Iterator[torch.Tensor]:
 
 def _mapped(args: tuple, kwargs: dict, change: Any) -> tuple[tuple, dict]:
     """The same arguments with other tensors."""
-    from torch.utils import _pytree
-
-    args, kwargs = _pytree.tree_map(
+    args, kwargs = private.pytree.tree_map(
         lambda x: change(x) if isinstance(x, torch.Tensor) else x, (tuple(args), dict(kwargs))
     )
     return args, kwargs

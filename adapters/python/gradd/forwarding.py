@@ -8,6 +8,7 @@ means the wrapped module's earlier one, and is part of the same graph.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -15,9 +16,7 @@ from typing import Any
 
 import torch
 
-from gradd.compiled import left_alone
-
-CALL = torch.nn.Module._wrapped_call_impl
+CALL = torch.nn.Module.__call__
 inside: torch.nn.Module | None = None  # the wrapped module whose call runs or is traced
 
 
@@ -87,5 +86,7 @@ def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
     return CALL(self, *args, **kwargs)
 
 
-for _function in (_run, Attribute.__get__, call_wrapper):
-    left_alone(_function, "an ORTModule runs in the daemon")
+# torch.compile around a wrapped module cuts its graphs here.
+_apart = functools.partial(torch.compiler.disable, reason="an ORTModule runs in the daemon")
+_run, call_wrapper = _apart(_run), _apart(call_wrapper)
+Attribute.__get__ = _apart(Attribute.__get__)  # type: ignore[method-assign]

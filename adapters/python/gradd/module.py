@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import forwarding
+from gradd import forwarding, module_tables
 from gradd.debug import DebugOptions
 from gradd.dynamo.frontend import Compiled
 
@@ -23,18 +23,16 @@ if TYPE_CHECKING:
     from gradd.explain import Explanation
 
 logger = logging.getLogger("gradd")
-_compiling = torch._guards.TracingContext.try_get
 _OWN = {"_gradd_module", "_gradd_compiled", "_gradd_options", "_gradd_strict", "_gradd_memory"}
 _OWN |= {"training"}
-_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _DELEGATED = (
-    *("state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict"),
+    *("state_dict", "load_state_dict"),
     *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
     *("named_children", "modules", "named_modules", "zero_grad", "extra_repr", "get_parameter"),
     *("get_buffer", "get_submodule", "get_extra_state", "set_extra_state", "share_memory"),
     *("register_buffer", "register_parameter", "add_module", "register_module"),
 )
-_CHAINED = ("apply", "_apply", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
+_CHAINED = ("apply", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
 _CHAINED += ("requires_grad_", "to_empty")
 # Methods of these packages run on the wrapped module itself: they look after their own calls.
 _LIBRARIES = ("torch.", "transformers.", "peft.", "accelerate.", "optimum.")
@@ -89,8 +87,10 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_module"] = module
         torch.nn.Module.__init__(self)
         module.training = training
-        for name in _SHARED:
+        for name in module_tables.SHARED:
             self.__dict__[name] = module.__dict__[name]
+        for name in module_tables.replaced_steps(type(module)):
+            self.__dict__[name] = getattr(module, name)
         debug.apply()
         self.__dict__["_gradd_options"] = debug
         self.__dict__["_gradd_strict"] = strict
@@ -140,7 +140,7 @@ class ORTModule(torch.nn.Module):
         there and compile them, is told the truth.
         """
         module = self.__dict__.get("_gradd_module")
-        return type(self) if module is None or _compiling() is not None else module.__class__
+        return type(self) if module is None or _is_traced() else module.__class__
 
     @property  # type: ignore[override]
     def training(self) -> bool:
@@ -243,6 +243,11 @@ def _check(module: Any) -> None:
             "ORTModule cannot wrap torch.nn.DataParallel: use DistributedDataParallel around "
             "ORTModule, one process per replica"
         )
+
+
+def _is_traced() -> bool:
+    """Whether Dynamo traces something in this thread."""
+    return torch._guards.detect_fake_mode() is not None
 
 
 def _is_hook_table(name: str) -> bool:

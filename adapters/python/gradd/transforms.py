@@ -13,14 +13,10 @@ library built with -ffast-math): the daemon's threads do not, and a capture woul
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
+from gradd import private
 from gradd.spec import CaptureError
 
-_level = torch._C._functorch.maybe_current_level
-_recording = torch._C._get_tracing_state
-_n_modes = torch._C._len_torch_dispatch_stack
-_MODES = ("FAKE", "PROXY", "FUNCTIONAL")
 SMALLEST = 2.0**-1022  # normal number of 64 bits
 
 
@@ -30,18 +26,18 @@ def check() -> None:
     Raises:
         CaptureError: "func_transform", "forward_ad", "being_traced" or "flush_denormal".
     """
-    if _level() is not None:
-        kind = torch._C._functorch.peek_interpreter_stack().key().name.lower()
+    if levels := private.transforms():
+        kind = levels[-1].key().name.lower()
         raise CaptureError(
             "func_transform",
             f"the call is under a transform of torch.func ({kind}), whose tensors only PyTorch "
             "can compute with",
         )
-    if forward_ad._current_level >= 0:
+    if private.dual_level() >= 0:
         raise CaptureError(
             "forward_ad", "forward-mode derivatives (dual_level) are not available in the daemon"
         )
-    if _recording() is not None:
+    if torch.jit.is_tracing():
         raise CaptureError("being_traced", "torch.jit records the operators of this call")
     if not SMALLEST * 0.5:
         raise CaptureError(
@@ -50,20 +46,11 @@ def check() -> None:
             "or a library built with -ffast-math asks for, and the daemon computes with them: "
             "torch.set_flush_denormal(False) before the call lets it run there",
         )
-    if not _n_modes():
-        return
-    for name in _MODES:
-        if torch._C._get_dispatch_mode(getattr(torch._C._TorchDispatchModeKey, name)) is not None:
-            raise CaptureError(
-                "being_traced",
-                f"the operators of this call are recorded by a tracer ({name.lower()} mode), as "
-                "torch.export or make_fx does",
-            )
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-    mode = type(_get_current_dispatch_mode())
-    raise CaptureError(
-        "being_traced",
-        f"the dispatch mode {mode.__module__}.{mode.__qualname__} watches every operator, which "
-        "the daemon does not show",
-    )
+    mode = private.dispatch_mode()
+    if mode is not None:
+        kind = f"{type(mode).__module__}.{type(mode).__qualname__}"
+        raise CaptureError(
+            "being_traced",
+            f"the dispatch mode {kind} sees every operator, as a tracer (torch.export, make_fx) "
+            "has to, and the daemon shows none",
+        )

@@ -334,7 +334,7 @@ def test_tables_of_modules_are_looked_at(how: str) -> None:
         assert_same_grads(ours, theirs)
 
 
-class Name(str, enum.Enum):
+class Name(str, enum.Enum):  # noqa: UP042 - as libraries have them
     """Equal to the string that it is."""
 
     A = "a"

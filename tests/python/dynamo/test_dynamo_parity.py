@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from typing import Any
 
 import models
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 
 from gradd import ORTModule
-from gradd.dynamo import private
 
 FEW = ("mlp_ce", "llama", "bert_mlm")
 
@@ -107,10 +105,3 @@ def test_a_graph_that_switches_gradients_on() -> None:
         result.sum().backward()
         assert wrapped.linear.weight.grad is not None
         wrapped.zero_grad()
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("name", private.__all__)
-def test_private_names_are_there(name: str) -> None:
-    assert hasattr(importlib.import_module("gradd.dynamo.private"), name)
-    assert len(private.__all__) <= 25

@@ -165,7 +165,7 @@ class ORTTrainer(Trainer):
 
     def _is_causal_lm(self, model: nn.Module) -> bool:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return inner._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        return inner.__class__.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any

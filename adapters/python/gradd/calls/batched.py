@@ -7,18 +7,22 @@ one. They may also carry derivatives of their own, which do not exist there: a n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from gradd import errors
+from gradd import errors, private
+from gradd.memory.tensor_kinds import is_dense
+from gradd.memory.watch import data_ptr
 
 _Grads = tuple[torch.Tensor | None, ...]
 _Run = Callable[[_Grads], list[torch.Tensor | None]]
-_level = torch._C._functorch.maybe_current_level
-_is_old_batch = torch._C._functorch.is_legacy_batchedtensor
+_library = torch.library.Library("gradd", "FRAGMENT")
+_library.define("each_of_batch(Tensor x) -> Tensor")
+_library.impl("each_of_batch", lambda x: _each.function(x), "CompositeExplicitAutograd")
 
 
 def is_transformed(grads: _Grads) -> bool:
@@ -27,11 +31,11 @@ def is_transformed(grads: _Grads) -> bool:
     Raises:
         UnsupportedError: One carries a tangent, which the daemon would drop.
     """
-    if forward_ad._current_level >= 0:
+    if private.dual_level() >= 0:
         for grad in grads:
             if grad is not None and forward_ad.unpack_dual(grad).tangent is not None:
                 raise _no_derivatives("in forward mode")
-    return _level() is not None or any(g is not None and _is_old_batch(g) for g in grads)
+    return bool(private.transforms()) or any(g is not None and _is_old_batch(g) for g in grads)
 
 
 def _no_derivatives(how: str) -> errors.UnsupportedError:
@@ -87,9 +91,10 @@ def one_by_one(run: _Run, grads: _Grads) -> list[torch.Tensor | None]:
     Raises:
         UnsupportedError: The transform is a derivative.
     """
-    if _level() is None:
+    levels = private.transforms()
+    if not levels:
         return _old_batch(run, grads)
-    kinds = {level.key().name for level in torch._C._functorch.get_interpreter_stack()}
+    kinds = {level.key().name for level in levels}
     if kinds != {"Vmap"}:
         raise _no_derivatives(f"torch.func.{min(kinds - {'Vmap'}).lower()}")
     calls = _Calls(run)
@@ -97,20 +102,59 @@ def one_by_one(run: _Run, grads: _Grads) -> list[torch.Tensor | None]:
     return [next(found) if g else None for g in calls.got]
 
 
+class _Each(threading.local):
+    """What the operator gradd::each_of_batch does in this thread."""
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+
+
+_each = _Each()
+
+
+def _is_old_batch(grad: torch.Tensor) -> bool:
+    """Whether a tensor is a batch of torch.autograd itself, which has no memory to be seen."""
+    if type(grad) is not torch.Tensor or not is_dense(grad):
+        return False
+    try:
+        data_ptr(grad)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _for_each(grad: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A batch made of what a function gives for each of a batch.
+
+    torch calls an operator that knows no batches once for each of them.
+    """
+    _each.function = function
+    try:
+        return torch.ops.gradd.each_of_batch(grad)
+    finally:
+        del _each.function
+
+
 def _old_batch(run: _Run, grads: _Grads) -> list[torch.Tensor | None]:
     """The same for the batches of torch.autograd itself, which torch.func does not know."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    if level != 1:
+    batches = [g for g in grads if g is not None and _is_old_batch(g)]
+    each: dict[int, list[torch.Tensor]] = {}
+    for batch in batches:
+        rows = each[id(batch)] = []
+        _for_each(batch, lambda row, rows=rows: rows.append(row) or row.clone())
+    sizes = set(map(len, each.values()))
+    if len(sizes) > 1:
         raise _no_derivatives("batches of batches")
-    rows = [
-        torch._remove_batch_dim(g, level, 0, 0) if g is not None and _is_old_batch(g) else None
-        for g in grads
+    found = [
+        run(tuple(each[id(g)][i] if id(g) in each else g for g in grads))
+        for i in range(sizes.pop())
     ]
-    size = next(len(r) for r in rows if r is not None)
-    pairs = list(zip(grads, rows, strict=True))
-    found = [run(tuple(g if r is None else r[i] for g, r in pairs)) for i in range(size)]
     return [
-        None if column[0] is None else torch._add_batch_dim(torch.stack(column), 0, level)
+        None if column[0] is None else _batch_of(batches[0], column)
         for column in zip(*found, strict=True)
     ]
+
+
+def _batch_of(like: torch.Tensor, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A batch of these, at the level of another one."""
+    left = iter(rows)
+    return _for_each(like, lambda _: next(left))

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_map_only
 
-from gradd import errors
+from gradd import errors, private
 
 if TYPE_CHECKING:
     from gradd.calls.run import Run
@@ -84,6 +83,11 @@ for _name in _PROPERTIES:
         _METADATA.add(_getter)
 
 
+def untouched(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a function gives without a look at the values of lazy outputs."""
+    return torch.Tensor.__torch_function__(func, (), args, kwargs)
+
+
 class LazyTensor(torch.Tensor):
     """See the top of this file."""
 
@@ -115,7 +119,7 @@ class LazyTensor(torch.Tensor):
     def _new(
         shape: Any, dtype: torch.dtype, run: Run | None, output: str, source: LazyTensor | None
     ) -> LazyTensor:
-        self = torch.Tensor._make_wrapper_subclass(LazyTensor, shape, dtype=dtype)
+        self = private.make_wrapper(LazyTensor, shape, dtype=dtype)
         self._run = run
         self._output = output
         self._source = source
@@ -175,8 +179,7 @@ class LazyTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+            return untouched(func, *args, **kwargs)
         wanted = _converted_type(func, args, kwargs)
         if wanted is not None and wanted is args[0].dtype:
             return args[0]
@@ -185,15 +188,14 @@ class LazyTensor(torch.Tensor):
         if func is torch.Tensor.__reduce_ex__ or func is torch.Tensor.__deepcopy__:
             return func(args[0].gradd_value().clone(), *args[1:], **kwargs)
         if func in _FROM_ROOTS:
-            args, kwargs = tree_map_only(LazyTensor, _latest, (args, kwargs))
+            args, kwargs = private.pytree.tree_map_only(LazyTensor, _latest, (args, kwargs))
         if func in _AUTOGRAD:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+            return untouched(func, *args, **kwargs)
         if func is torch.Tensor.__repr__ and args[0]._is_lost():
             return args[0]._describe()
         read = _plain if func is torch.Tensor.detach else connected
-        args = tree_map_only(LazyTensor, read, args)
-        kwargs = tree_map_only(LazyTensor, read, kwargs)
+        args = private.pytree.tree_map_only(LazyTensor, read, args)
+        kwargs = private.pytree.tree_map_only(LazyTensor, read, kwargs)
         return func(*args, **kwargs)
 
     @classmethod
@@ -201,8 +203,8 @@ class LazyTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """What reaches the value from C++ without passing by __torch_function__."""
-        args = tree_map_only(LazyTensor, _plain, args)
-        kwargs = tree_map_only(LazyTensor, _plain, kwargs or {})
+        args = private.pytree.tree_map_only(LazyTensor, _plain, args)
+        kwargs = private.pytree.tree_map_only(LazyTensor, _plain, kwargs or {})
         return func(*args, **kwargs)
 
 

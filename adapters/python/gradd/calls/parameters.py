@@ -21,12 +21,12 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from gradd import errors
+from gradd import errors, module_tables
 from gradd.memory import unused
 from gradd.memory.holders import others
 from gradd.memory.shm import DTYPE_CODES, nbytes
@@ -94,9 +94,7 @@ class Place:
         path, _, self.key = name.rpartition(".")
         owner = module.get_submodule(path)
         self.name = name
-        self.table: dict[str, Any] = owner._parameters
-        if self.key not in self.table:
-            self.table = owner._buffers
+        self.table = module_tables.holding(owner, self.key)
 
     def get(self) -> torch.Tensor:
         """The tensor that the name stands for now."""

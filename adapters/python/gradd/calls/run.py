@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from gradd import errors, interrupts
+from gradd import errors, interrupts, private
 from gradd.calls import batched, sparse
-from gradd.calls.lazy import LazyTensor
+from gradd.calls.lazy import LazyTensor, untouched
 from gradd.memory import pss
 from gradd.memory.parameter_changes import Snapshot, steps, version_of
 from gradd.memory.shm import DTYPE_CODES, DTYPES
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gradd.session.client import Client
     from gradd.session.ring import Block
 
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 Grads = Sequence[torch.Tensor | None]
 
 
@@ -458,9 +457,12 @@ def _columns() -> dict[str, list]:
     return {"segments": [], "offsets": [], "dtypes": [], "dims": []}
 
 
+_retains_grad = torch.Tensor.retains_grad.__get__  # type: ignore[attr-defined]
+
+
 def _is_waited_for(output: torch.Tensor) -> bool:
-    with torch._C.DisableTorchFunctionSubclass():  # a look is no reason to compute it
-        return bool(output._backward_hooks) or output.retains_grad
+    # A look is no reason to compute it.
+    return bool(untouched(private.hooks, output) or untouched(_retains_grad, output))
 
 
 class DaemonFunction(torch.autograd.Function):
@@ -500,11 +502,11 @@ class DaemonFunction(torch.autograd.Function):
         run: Run = ctx.run
         if run.call.watches_readers:
             run.check_readers(grads)
-        if _keeps_graph is None:
+        if private.keeps_graph is None:
             raise errors.UnsupportedError(
                 "this torch does not tell whether retain_graph is set; use a supported version"
             )
-        keep = bool(_keeps_graph())
+        keep = bool(private.keeps_graph())
         if batched.is_transformed(grads):
             found = batched.one_by_one(lambda own: run.gradients(own, True), grads)
             if not keep:

@@ -6,7 +6,7 @@ An optimizer is given parameters, not modules: what is wrapped is noted here, we
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -19,8 +19,12 @@ def note(module: torch.nn.Module) -> None:
     _wrapped.add(module)
 
 
+def _own(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return module.named_parameters(recurse=False, remove_duplicate=False)
+
+
 def among(params: Iterable[torch.Tensor]) -> set[int]:
     """Identities of those that are the weight of an embedding in a wrapped module."""
     modules = (m for wrapped in list(_wrapped) for m in wrapped.modules() if isinstance(m, _KINDS))
-    weights = {id(m._parameters.get("weight")) for m in modules}
+    weights = {id(p) for m in modules for n, p in _own(m) if n == "weight"}
     return {id(p) for p in params} & weights

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradd import private
 
 _ROUNDING = 2.0**-24  # of f32, relative
 
@@ -72,8 +73,8 @@ class Shaken(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         results = func(*args, **(kwargs or {}))
-        if all(r.alias_info is None for r in func._schema.returns):
-            for value in pytree.tree_leaves(results):
+        if all(r.alias_info is None for r in private.schema(func).returns):
+            for value in private.pytree.tree_leaves(results):
                 if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
                     self._shake(value)
         return results

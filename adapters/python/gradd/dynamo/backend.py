@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo import config
 
 from gradd import errors, interrupts
-from gradd.dynamo import private
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare
 from gradd.dynamo.own_forward import does_more
-from gradd.dynamo.owner import Owner
+from gradd.dynamo.owner import SOURCE, Owner
 from gradd.memory import unused
 from gradd.session.client import get_client
 from gradd.spec import CaptureError
@@ -119,8 +119,9 @@ def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     values: dict[torch.fx.Node, torch.fx.Node] = {}
     graph.output(graph.graph_copy(module.graph, values))
     for node, made in values.items():
-        if hasattr(node, "_dynamo_source"):
-            made._dynamo_source = node._dynamo_source
+        if found := node.meta.get("grapharg"):
+            made.meta.pop("grapharg")  # it holds a tensor
+            made.meta[SOURCE] = found.source
     made = torch.fx.GraphModule(module, graph)
     made.compile_subgraph_reason = module.compile_subgraph_reason
     return made
@@ -159,7 +160,7 @@ def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Cal
         return _raising(owner, error)
     if owner.is_new(str(error)):
         owner.fallback.warn(reason, error, 0.0, 0.0)
-    if isinstance(error, DrawnError) and private.dynamo_config.suppress_errors:
+    if isinstance(error, DrawnError) and config.suppress_errors:
         raise error  # Dynamo runs the function as it is written
 
     def run(*args: Any) -> Any:

@@ -12,9 +12,12 @@ import threading
 
 import torch
 
-from gradd.dynamo import private
+from gradd import private
 from gradd.graph.nodes import argument
 from gradd.spec import CaptureError
+
+# That of Tensor is watched for writes: a look at the generator would take twice as long.
+_numpy = torch.Tensor.__base__.numpy  # type: ignore[union-attr]
 
 
 class Chance(threading.local):
@@ -42,7 +45,7 @@ class Chance(threading.local):
 
 
 def _now() -> bytes:
-    return private.numpy_of(torch.get_rng_state()).tobytes()  # torch.equal() takes 10 us
+    return _numpy(torch.get_rng_state()).tobytes()  # torch.equal() takes 10 us
 
 
 def refusal() -> CaptureError:
@@ -62,7 +65,7 @@ def draws(graph: torch.fx.Graph) -> bool:
 def _draws(node: torch.fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    for given in node.target._schema.arguments:  # type: ignore[union-attr]
+    for given in private.schema(node.target).arguments:
         if given.name in ("p", "dropout_p"):
             chance = argument(node, given.name)
             return (given.default_value if chance is None else chance) != 0

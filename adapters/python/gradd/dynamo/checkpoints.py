@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.dynamo import private
+from gradd.graph.nodes import takes_graphs
 
 _NAMES = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoint"})
 
@@ -28,8 +28,7 @@ def inline(module: torch.fx.GraphModule) -> int:
 
 
 def _is_checkpoint(node: torch.fx.Node) -> bool:
-    operator_of_graphs = isinstance(node.target, private.HigherOrderOperator)
-    return operator_of_graphs and node.target.name() in _NAMES
+    return takes_graphs(node.target) and node.target.name() in _NAMES
 
 
 def _inline_one(module: torch.fx.GraphModule, node: torch.fx.Node, number: int) -> None:

@@ -39,6 +39,7 @@ from gradd.spec import CaptureError
 Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
 _numbers = itertools.count()
+_TRANSFORMS = torch.func.vmap.__module__.split(".")[1]  # the package that has them, here and in C
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
 
@@ -173,7 +174,7 @@ class CompiledGraph:
     def _check_transforms(self) -> None:
         """Between the calls that begin and end a transform, tensors are wrapped ones."""
         for node in self.module.graph.nodes:
-            if "_functorch" in str(getattr(node.target, "__module__", "")).split("."):
+            if _TRANSFORMS in str(getattr(node.target, "__module__", "")).split("."):
                 raise CaptureError(
                     "func_transform",
                     f"{place_of(node)}: forward() transforms a function (torch.func, vmap)",

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
-from gradd import arguments, errors, forwarding, interrupts, options, transforms
+from gradd import arguments, errors, forwarding, interrupts, options, private, transforms
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
@@ -176,7 +175,7 @@ class Compiled:
             return self._decode(args, kwargs)
         leaves = arguments.leaves(args, kwargs)
         if LazyTensor in map(type, leaves):
-            args, kwargs = pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
+            args, kwargs = private.pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
         before, frames = owner.calls, Frames.now()
         versions = self._versions

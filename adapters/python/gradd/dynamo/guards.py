@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gradd.dynamo import private
+from gradd import module_tables, private
 
 _NOT_USERS = {"torch", "numpy", "gradd", *sys.stdlib_module_names} - {"__main__"}
 _FUNCTIONS = (types.FunctionType, classmethod, staticmethod, property)
@@ -45,6 +45,15 @@ _OFTEN = 3
 _ASKING = {"KeyError", "AttributeError", "LookupError", "Exception", "__dict__", "vars"}
 _HOLDERS = 128  # dictionaries of objects that are compared where code asks in such ways
 _BUILTINS = frozenset(vars(builtins))
+# Hooks of all modules, which Dynamo does not guard: one that comes late would not run.
+HOOKS_OF_ALL = tuple(
+    table
+    for name, table in vars(torch.nn.modules.module).items()
+    if isinstance(table, dict) and not name.startswith("__")
+)
+# From Python 3.12 on torch is not told of every write: not of those to attributes that an object
+# keeps beside its dictionary, and not when an empty one becomes a copy of another one.
+version_of_names = private.dict_version if sys.version_info < (3, 12) else tuple
 _Holder = Callable[[], dict[Any, Any]]
 _values: defaultdict[Any, set[Any]] = defaultdict(set)  # that a variable has had, a few of them
 
@@ -70,7 +79,7 @@ class Supplement:
             *((table, self._over_builtins) for table in found.globals.values()),
             (sys.modules, self._of_modules),
             (_ENVIRONMENT, dict),
-            *((hooks, tuple) for hooks in private.HOOKS_OF_ALL),
+            *((hooks, tuple) for hooks in HOOKS_OF_ALL),
         ]
         self._dictionaries = [table for table, _ in self._tables]
         self._versions = self._versions_now()
@@ -108,10 +117,10 @@ class Supplement:
             noise = noise and not named and len(_values[name]) > _OFTEN
         return noise
 
-    def _versions_now(self) -> list[int]:
+    def _versions_now(self) -> list[Any]:
         versions = list(map(private.dict_version, self._dictionaries))
         for holder in self._holders:
-            versions.append(private.dict_version(holder()))
+            versions.append(version_of_names(holder()))
         return versions
 
     def _found(self, i: int) -> Any:
@@ -132,18 +141,18 @@ class Supplement:
             os.getpid(),
         ]
 
-    def _of_class(self, table: dict[str, Any]) -> dict[str, int]:
+    def _of_class(self, table: dict[str, Any]) -> dict[str, Any]:
         """What counts in the dictionary of a class: its functions, and which names it has."""
         return {
-            name: id(value) if _is_function(value) else 0
+            name: _itself(value) if _is_function(value) else 0
             for name, value in list(table.items())  # threads may write
             if name in self._names or _is_function(value)
         }
 
-    def _of_torch(self, table: dict[str, Any]) -> dict[str, int]:
+    def _of_torch(self, table: dict[str, Any]) -> dict[str, Any]:
         """Of a class of torch the data as well, which Dynamo takes for constant."""
         return {
-            name: id(value)
+            name: _itself(value)
             for name, value in list(table.items())
             if (name in self._names or _is_function(value)) and name not in _OF_DYNAMO
         }
@@ -155,9 +164,14 @@ class Supplement:
         """Names of builtins that globals have as well."""
         return [name for name in self._builtins if name in table]
 
-    def _of_modules(self, table: dict[str, Any]) -> dict[str, int]:
+    def _of_modules(self, table: dict[str, Any]) -> dict[str, Any]:
         """Modules that code may import by name."""
-        return {name: id(table[name]) for name in self._imports if name in table}
+        return {name: _itself(table[name]) for name in self._imports if name in table}
+
+
+def _itself(value: Any) -> tuple[int, Any]:
+    """What is equal for one object only, which it keeps: another one may get its address."""
+    return id(value), value
 
 
 def _dictionary(kind: type) -> dict[str, Any]:
@@ -289,7 +303,6 @@ class _Reached:
 
 _NUMBERS = (type(None), bool, int, float, str, bytes)
 _PLAIN = (*_NUMBERS, torch.Tensor, torch.dtype, torch.device)
-_PARTS = ("_parameters", "_buffers", "_modules")
 
 
 def _names_of(value: Any) -> dict[str, Any]:
@@ -315,7 +328,7 @@ def _holders(value: Any) -> Iterator[_Holder]:
         this = lambda: value  # noqa: E731
     yield lambda: _names_of(this())
     if issubclass(type(value), torch.nn.Module):
-        yield from (partial(_part_of, this, name) for name in _PARTS)
+        yield from (partial(_part_of, this, name) for name in module_tables.NAMES)
 
 
 def _part_of(this: Callable[[], Any], name: str) -> dict[str, Any]:

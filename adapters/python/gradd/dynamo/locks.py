@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from gradd.dynamo import private
+from gradd import private
 from gradd.session.client import Client
 
 

@@ -21,13 +21,16 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 
-from gradd.dynamo import modes, private
+from gradd import private
+from gradd.dynamo import arithmetic, modes
 from gradd.graph import autocast
-from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable, storages
+from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable, storages, takes_graphs
 from gradd.graph.places import place_of
+from gradd.memory.watch import address
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
@@ -55,7 +58,7 @@ def _indexes(node: torch.fx.Node) -> bool:
 
 def _may_give(func: Any, value: Any) -> bool:
     """Whether a value has the form of what an operator gives."""
-    returns = func._schema.returns
+    returns = private.schema(func).returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         return isinstance(value, torch.Tensor)
     if not isinstance(value, (list, tuple)):
@@ -65,9 +68,9 @@ def _may_give(func: Any, value: Any) -> bool:
 
 def _is_same(a: Any, b: torch.Tensor) -> bool:
     """Whether two objects are one tensor without values."""
-    if not isinstance(a, private.FakeTensor) or a.dtype is not b.dtype:
+    if not isinstance(a, FakeTensor) or a.dtype is not b.dtype:
         return False
-    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+    if address(a) != address(b):
         return False
     return a.shape == b.shape and a.stride() == b.stride()
 
@@ -158,7 +161,7 @@ def lower(
     done = Lowered()
     recorder = _Recorder(done, inputs, owner)
     fakes = (value_of(n) for n in (*inputs, *nodes))
-    mode = next((v.fake_mode for v in fakes if isinstance(v, private.FakeTensor)), None)
+    mode = next((v.fake_mode for v in fakes if isinstance(v, FakeTensor)), None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(True))
         stack.enter_context(torch.autocast("cpu", enabled=False))
@@ -172,13 +175,13 @@ def lower(
     return done
 
 
-class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch lets in here
+class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in here
     """Records the operators that functions of torch call."""
 
     def __init__(
         self, done: Lowered, inputs: Sequence[torch.fx.Node], owner: torch.fx.GraphModule
     ) -> None:
-        super().__init__(private.PythonKeyTracer(), "real", pre_dispatch=True)
+        super().__init__(PythonKeyTracer(), "real", pre_dispatch=True)
         self.done = done
         self.flat = done.graph
         self.owner = owner
@@ -246,7 +249,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
 
     def _copied(self, tensor: torch.Tensor) -> torch.fx.Node | None:
         """The node of a tensor that torch.empty_like() and others have copied: `kept` holds it."""
-        if isinstance(tensor, private.FakeTensor):
+        if isinstance(tensor, FakeTensor):
             for known in reversed(self.kept):
                 if id(known) in self.nodes and _is_same(known, tensor):
                     self._track(tensor, self.nodes[id(known)])
@@ -254,7 +257,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         return None
 
     def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
-        if isinstance(tensor, private.FakeTensor):
+        if isinstance(tensor, FakeTensor):
             raise self._refusal("export_failed", "uses a tensor that the graph does not know")
         fake = self._fake_mode().from_tensor(tensor, static_shapes=True)
         made = self._placeholder(f"constant_{len(self.done.inputs)}", tensor, fake)
@@ -262,7 +265,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         return made
 
     def _fake_mode(self) -> Any:
-        return next(v.fake_mode for v in self.kept if isinstance(v, private.FakeTensor))
+        return next(v.fake_mode for v in self.kept if isinstance(v, FakeTensor))
 
     def _number(self, value: Any) -> Any:
         """A node for a size or a number made of sizes; itself where it is known by now."""
@@ -283,7 +286,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             node = self._size(symbol) if symbol in self.sizes else self._given(symbol)
             known[symbol] = torch.fx.Proxy(node, _Numbers(self.flat))
         try:
-            made = private.sympy_interp(private.PythonReferenceAnalysis, known, expression).node
+            made = arithmetic.computed(expression, known).node
         except Exception as error:
             made = self._computed(expression)
             if made is None:
@@ -367,7 +370,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
 
     def _check(self, node: torch.fx.Node) -> None:
         target = node.target
-        if isinstance(target, private.HigherOrderOperator):
+        if takes_graphs(target):
             custom = target.name() == "autograd_function_apply"
             reason = "autograd_function" if custom else "unsupported_operator"
             raise self._refusal(reason, f"calls {target.name()}")
@@ -384,7 +387,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
 
     def _call(self, node: torch.fx.Node) -> Any:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._known_value)
-        self.data = name_of(node) == "_get_data_attr"
+        self.data = node.target is private.get_data
         self._enter(modes.of(node))
         if self.data:
             return args[0].detach()
@@ -409,7 +412,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
     @staticmethod
     def _enter(wanted: modes.Modes) -> None:
         if torch.is_grad_enabled() is not wanted.grad:
-            private._set_grad_enabled(wanted.grad)
+            torch.set_grad_enabled(wanted.grad)
         if torch.is_autocast_enabled("cpu") is not (wanted.cast is not None):
             torch.set_autocast_enabled("cpu", wanted.cast is not None)
         if wanted.cast is not None and torch.get_autocast_dtype("cpu") is not wanted.cast:
@@ -445,7 +448,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
                 self.flat.erase_node(made)
 
     def _is_known(self, result: Any) -> bool:
-        leaves = pytree.tree_leaves(result)
+        leaves = private.pytree.tree_leaves(result)
         return all(id(x) in self.nodes for x in leaves if isinstance(x, torch.Tensor))
 
     def _take_several(self, node: torch.fx.Node) -> None:
@@ -461,7 +464,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
                 "export_failed", f"{node.format_node()}: gives a tensor that no operator has made"
             )
         expected = value_of(node)
-        found, wanted = pytree.tree_leaves(result), pytree.tree_leaves(expected)
+        found, wanted = private.pytree.tree_leaves(result), private.pytree.tree_leaves(expected)
         if len(found) != len(wanted):
             self.known[node] = result
             return
@@ -490,7 +493,7 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
             raise self._refusal("memory_layout", text)
         if self.expected is _UNKNOWN or is_mutable(func):
             node = self._emit(func, args, kwargs)
-            args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
+            args, kwargs = private.pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
             self.steps += 1
             with torch.no_grad():
                 result = func(*args, **kwargs)
@@ -506,12 +509,12 @@ class _Recorder(private.ProxyTorchDispatchMode):  # the kind of mode that torch 
         return func(*args, **(kwargs or {}))
 
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, private.FakeTensor):
+        if isinstance(tensor, FakeTensor):
             return tensor
         return self.nodes[id(tensor)].meta["val"]  # a constant
 
     def _emit(self, func: Any, args: tuple, kwargs: dict) -> torch.fx.Node:
-        operands = pytree.tree_map(self._operand, (args, kwargs))
+        operands = private.pytree.tree_map(self._operand, (args, kwargs))
         node = self.flat.call_function(func, *operands)
         assert self.origin is not None
         node.meta = self._place()
@@ -602,10 +605,12 @@ def _targets(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
         return
     if node.target is _aten.detach_.default:
         return
-    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for i, argument in enumerate(private.schema(node.target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.kwargs.get(argument.name, node.args[i] if i < len(node.args) else None)
-            yield from (v for v in pytree.tree_leaves(value) if isinstance(v, torch.fx.Node))
+            yield from (
+                v for v in private.pytree.tree_leaves(value) if isinstance(v, torch.fx.Node)
+            )
 
 
 class _Numbers(torch.fx.proxy.GraphAppendingTracer):

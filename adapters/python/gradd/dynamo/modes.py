@@ -14,12 +14,15 @@ from typing import NamedTuple
 import torch
 import torch.fx
 
-from gradd.dynamo import private
+from gradd import private
 from gradd.graph import autocast
 
 KEY = "gradd_modes"
 _LEFT = "gradd_left_inference"
 _DEVICE = "cpu"
+_GRAD = "grad"
+_AUTOCAST = torch.amp.autocast_mode.__name__
+_INFERENCE = torch.autograd.grad_mode.__name__
 
 
 class Modes(NamedTuple):
@@ -64,7 +67,7 @@ def leaves_inference(node: torch.fx.Node) -> bool:
 
 def changes(node: torch.fx.Node) -> bool:
     """Whether a node does nothing but change modes."""
-    return node.op == "call_function" and node.target in _CHANGES
+    return _kind(node) != ""
 
 
 def mark(graph: torch.fx.Graph, around: Modes) -> None:
@@ -82,35 +85,40 @@ def mark(graph: torch.fx.Graph, around: Modes) -> None:
     inferences: list[tuple[torch.fx.Node, Modes, bool]] = []
     left = False
     for node in graph.nodes:
-        target = node.target
-        if not changes(node):
-            pass
-        elif target is private._set_grad_enabled:
-            modes = modes._replace(grad=bool(node.args[0]))
-        elif target is private._enter_autocast:
+        kind = _kind(node)
+        begun = node.args[0] if kind else None  # what the end of a region names
+        if kind == _GRAD:
+            modes = modes._replace(grad=bool(begun))
+        elif kind == _AUTOCAST and isinstance(begun, torch.fx.Node):
+            before = next(cast for begin, cast in casts if begin is begun)
+            modes = modes._replace(cast=before)
+        elif kind == _AUTOCAST:
             casts.append((node, modes.cast))
             modes = modes._replace(cast=_entered(node, modes.cast))
-        elif target is private._exit_autocast:
-            before = next(cast for begin, cast in casts if begin is node.args[0])
-            modes = modes._replace(cast=before)
-        elif target is private._enter_inference_mode:
-            inferences.append((node, modes, left))
-            left = not node.args[0]
-            modes = modes._replace(inference=bool(node.args[0]), grad=not node.args[0])
-        else:
-            before, left = next(m for begin, *m in inferences if begin is node.args[0])
+        elif kind == _INFERENCE and isinstance(begun, torch.fx.Node):
+            before, left = next(m for begin, *m in inferences if begin is begun)
             modes = modes._replace(inference=before.inference, grad=before.grad)
+        elif kind == _INFERENCE:
+            inferences.append((node, modes, left))
+            left = not begun
+            modes = modes._replace(inference=bool(begun), grad=not begun)
         node.meta[KEY] = modes
         if left:
             node.meta[_LEFT] = True
 
 
-_CHANGES = frozenset(
-    {
-        *(private._set_grad_enabled, private._enter_autocast, private._exit_autocast),
-        *(private._enter_inference_mode, private._exit_inference_mode),
-    }
-)
+def _kind(node: torch.fx.Node) -> str:
+    """Which mode a node changes; "" = none.
+
+    What Dynamo's graphs call of the modules of autocast and of inference mode begins a region of
+    theirs, or ends the one that it names.
+    """
+    if node.op != "call_function":
+        return ""
+    if node.target is private.set_grad_enabled:
+        return _GRAD
+    module = getattr(node.target, "__module__", "")
+    return module if module in (_AUTOCAST, _INFERENCE) else ""
 
 
 def _entered(node: torch.fx.Node, before: torch.dtype | None) -> torch.dtype | None:

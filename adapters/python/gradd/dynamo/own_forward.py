@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
-from gradd.dynamo import private
+from gradd import private
 
 if TYPE_CHECKING:
     from gradd.check.other_data import Data
@@ -32,7 +31,7 @@ def does_more(code: CodeType | None) -> bool:
     none. Where Dynamo cannot be asked, it counts as one that does.
     """
     try:
-        output = private.InstructionTranslator.current_tx().output
+        output = private.tracer.current_tx().output
         effects = output.side_effects
         if output.root_tx.f_code is not code or effects.tensor_hooks or effects.save_for_backward:
             return True
@@ -93,7 +92,7 @@ def _leaves(owner: Owner, graph: CompiledGraph, present: Present) -> list[int]:
         return []
     finally:
         owner.calls = calls
-    at = {id(x): i for i, x in enumerate(pytree.tree_leaves(result))}
+    at = {id(x): i for i, x in enumerate(private.pytree.tree_leaves(result))}
     found = [at.get(id(mark), -1) for mark in marks]
     return [] if -1 in found else found
 
@@ -122,7 +121,7 @@ class OwnForward:
             id(t): stand_in(t, t, isinstance(t, torch.nn.Parameter)) for t in self._tensors.values()
         }
         present = self._present
-        for x in pytree.tree_leaves((present.args, present.kwargs)):
+        for x in private.pytree.tree_leaves((present.args, present.kwargs)):
             if isinstance(x, torch.Tensor) and id(x) not in found:
                 found[id(x)] = stand_in(x, data.part_of(x), False)
         return found
@@ -131,10 +130,10 @@ class OwnForward:
         """The results in the order of the graph; None where the call gives something else."""
         present = self._present
         given = (present.args, present.kwargs)
-        args, kwargs = pytree.tree_map(lambda x: stands.get(id(x), x), given)
+        args, kwargs = private.pytree.tree_map(lambda x: stands.get(id(x), x), given)
         names = {name: stands[id(t)] for name, t in self._tensors.items()}
         result = functional_call(present.module, names, args, kwargs, tie_weights=False)
-        leaves = pytree.tree_leaves(result)
+        leaves = private.pytree.tree_leaves(result)
         if len(leaves) <= max(self._leaves):
             return None
         found = [leaves[i] for i in self._leaves]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import errors, options
+from gradd import errors, options, tried
 from gradd.calls import tables
 from gradd.calls.graph import Graph, Passes
 from gradd.calls.parameters import State
@@ -79,6 +79,7 @@ class Owner:
             ValueError: A budget, or another option, that cannot be read.
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
+        tried.tell()
         self._module = weakref.ref(module) if module is not None else None
         self.title = title
         self.counts: Counter[str] = Counter()
@@ -176,9 +177,12 @@ class Owner:
         return partial(_finish, self.state, self.slots, self.alive, self.pieces)
 
 
+SOURCE = "gradd_source"  # mark of inputs: where Dynamo has found them
+
+
 def source_name(node: torch.fx.Node) -> str:
     """A name from where Dynamo has found a tensor: `layers.0.weight`, `input_ids`."""
-    source = getattr(node, "_dynamo_source", None)
+    source = node.meta.get(SOURCE)
     parts = _PART.findall(str(source.name)) if source is not None else []
     if parts:
         return ".".join(parts)

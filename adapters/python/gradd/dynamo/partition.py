@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
-from gradd.dynamo import modes, private
+from gradd import private
+from gradd.dynamo import modes
 from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.sizes import is_number
 from gradd.graph.nodes import is_mutable
+from gradd.memory.watch import address
 
 Node = torch.fx.Node
 _WRITING = frozenset(
@@ -82,7 +83,9 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
             source = parts[-1]
         source.nodes.append(node)
         of[node] = source
-    results = list(pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n)))
+    results = list(
+        private.pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n))
+    )
     wanted = dict.fromkeys(n for n in results if isinstance(n, Node))
     for part in parts:
         find_ends(part, wanted)
@@ -106,7 +109,9 @@ def _writes(part: Part) -> bool:
 def is_write(node: Node) -> bool:
     """Whether a node may write in place."""
     name = name_of(node)
-    if isinstance(node.target, private.NUMPY):  # a.fill(2), np.add(a, 1, a)
+    if type(node.target).__module__.startswith(
+        "torch._dynamo."
+    ):  # a.fill(2), np.add(a, 1, a) of NumPy
         return name != "wrapped_getitem"
     if node.target in _WRITING or name in ("setitem", "__setitem__") or "out" in node.kwargs:
         return True
@@ -136,11 +141,11 @@ def _place_of_inplace(function: Any) -> int | None:
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
+    return [x for x in private.pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return address(tensor)
 
 
 class _Memory:

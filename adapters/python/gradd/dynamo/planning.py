@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
-from gradd import arguments
+from gradd import arguments, private
 from gradd.calls.planned import Planned
 from gradd.dynamo import settings, sizes
 from gradd.dynamo.budget import curve_of, shares
@@ -86,7 +85,7 @@ class Imagined:
     def get(self, node: Node) -> Any:
         """The value of a node."""
         if node not in self._known:
-            self._known[node] = pytree.tree_map(self._one, value_of(node))
+            self._known[node] = private.pytree.tree_map(self._one, value_of(node))
         return self._known[node]
 
     def _one(self, value: Any) -> Any:

@@ -7,6 +7,7 @@ graph whose inputs and outputs have a signature as those of torch.export have.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import graph_signature as signatures
 
-from gradd.dynamo import lower, private
+from gradd import private
+from gradd.dynamo import lower
 from gradd.graph import fx, outputs, sources
 from gradd.graph.places import place_of
 from gradd.graph.silence import silence
@@ -119,8 +122,14 @@ class Program:
             {},
             _call_graph(self.graph_signature),
             constants=dict(self.constants),
-            verifiers=[private.TrainingIRVerifier],
+            verifiers=[_verifier()],
         )
+
+
+@functools.cache
+def _verifier() -> Any:
+    """That of torch's programs before autograd, which lets them write in place."""
+    return torch.export.export(torch.nn.Identity(), (torch.zeros(1),)).verifier
 
 
 _ORDER = {
@@ -149,13 +158,12 @@ def _ordered(graph: torch.fx.Graph, signature: Any) -> torch.fx.Graph:
 
 def _call_graph(signature: Any) -> list[Any]:
     from torch.export import ModuleCallEntry, ModuleCallSignature
-    from torch.utils import _pytree as pytree
 
     kind = signatures.InputKind.USER_INPUT
     taken = [s.arg for s in signature.input_specs if s.kind is kind]
     given = [s.arg for s in signature.output_specs]
-    in_spec = pytree.tree_flatten((tuple(taken), {}))[1]
-    out_spec = pytree.tree_flatten(tuple(given))[1]
+    in_spec = private.pytree.tree_flatten((tuple(taken), {}))[1]
+    out_spec = private.pytree.tree_flatten(tuple(given))[1]
     return [ModuleCallEntry("", ModuleCallSignature(taken, given, in_spec, out_spec))]
 
 
@@ -213,7 +221,7 @@ def capture(
 def _numbers_of_tensors(done: lower.Lowered) -> Iterator[None]:
     """Taking operators apart, torch may meet the number of a tensor, which Dynamo has let pass."""
     values = (node.meta["val"] for node in done.placeholders())
-    mode = next((v.fake_mode for v in values if isinstance(v, private.FakeTensor)), None)
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         yield
         return

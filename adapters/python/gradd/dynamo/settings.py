@@ -9,12 +9,14 @@ import inspect
 import logging
 import threading
 from collections.abc import Collection
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch._dynamo import config
 from torch.backends import mha
 
-from gradd.dynamo import private
+from gradd import private
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
@@ -62,8 +64,14 @@ class _Loggers(list):
         return function in own or (isinstance(self._more, Collection) and function in self._more)
 
 
+def _variable(name: str) -> ContextVar[Any] | None:
+    """What holds a setting of Dynamo in a thread; None = only its attribute does (torch 2.11)."""
+    found = getattr(private.settings.get(name), "user_override", None)
+    return found if isinstance(found, ContextVar) else None
+
+
 # The variables that hold settings: Dynamo's own access to all of ours takes 40 us of a call.
-_VARIABLES = {name: private.variable_of(name) for name in (*_DISTRIBUTED, _IGNORED)}
+_VARIABLES = {name: _variable(name) for name in (*_DISTRIBUTED, _IGNORED)}
 _FAST = all(_VARIABLES.values())
 
 
@@ -110,7 +118,6 @@ class Applied:
             ignored = _VARIABLES[_IGNORED]
             self._before.append((ignored, ignored.set(_with_loggers(ignored.get()))))
             return
-        config = private.dynamo_config
         wanted = {**wanted, _IGNORED: _Loggers(getattr(config, _IGNORED))}
         self._before = [(name, getattr(config, name)) for name in wanted]
         for name, value in wanted.items():
@@ -125,7 +132,7 @@ class Applied:
                 variable.reset(before)
             return
         for name, before in self._before:
-            setattr(private.dynamo_config, name, before)
+            setattr(config, name, before)
 
 
 def _is_distributed() -> bool:

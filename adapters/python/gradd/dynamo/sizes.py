@@ -16,10 +16,10 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from torch._dynamo import maybe_mark_dynamic
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 
-from gradd.dynamo import private
+from gradd import private
 from gradd.dynamo.lower import SYMBOLIC, value_of
 
 # What sympy prints.
@@ -38,7 +38,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 def is_number(node: torch.fx.Node) -> bool:
     """Whether a node gives sizes, or what is made of them, and no tensor."""
-    leaves = pytree.tree_leaves(value_of(node))
+    leaves = private.pytree.tree_leaves(value_of(node))
     if not leaves or any(isinstance(x, torch.Tensor) or x is None for x in leaves):
         return False
     return not is_read(node)
@@ -46,7 +46,7 @@ def is_number(node: torch.fx.Node) -> bool:
 
 def is_read(node: torch.fx.Node) -> bool:
     """Whether a node gives a number that is known when a tensor has been computed."""
-    leaves = pytree.tree_leaves(value_of(node))
+    leaves = private.pytree.tree_leaves(value_of(node))
     return any(isinstance(x, SYMBOLIC) and free_unbacked_symbols(x) for x in leaves)
 
 
@@ -109,7 +109,7 @@ def number(value: Any, values: dict[str, int]) -> Any:
             return leaf.node.pytype(expression)
         return leaf.node.pytype(_evaluate(expression, values))
 
-    return pytree.tree_map(one, value)
+    return private.pytree.tree_map(one, value)
 
 
 def _evaluate(expression: sympy.Expr, values: dict[str, Any]) -> Any:
@@ -172,14 +172,14 @@ def mark(leaves: Sequence[Any]) -> None:
         if not own:
             own.update(marks)
         elif not own.keys() >= marks.keys():
-            private.maybe_mark_dynamic(tensor, axes)
+            maybe_mark_dynamic(tensor, axes)
 
 
 @functools.lru_cache
 def _marks(axes: tuple[int, ...]) -> dict[str, Any]:
     """What maybe_mark_dynamic leaves on a tensor: to call it takes ten times as long."""
     tensor = torch.empty(0)
-    private.maybe_mark_dynamic(tensor, axes)
+    maybe_mark_dynamic(tensor, axes)
     return tensor.__dict__
 
 

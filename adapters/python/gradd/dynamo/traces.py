@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from gradd.dynamo import private
+from gradd import private
 
 _EXPLANATION = "Explanation: "
 _known: Counter[str] = Counter()  # causes that have been asked for
@@ -20,7 +20,7 @@ class Frames(NamedTuple):
     @classmethod
     def now(cls) -> Frames:
         """Of the process."""
-        found = private.dynamo_counters["frames"]
+        found = private.counters["frames"]
         return cls(found["total"], found["ok"])
 
     def failed(self, before: Frames) -> bool:
@@ -30,7 +30,7 @@ class Frames(NamedTuple):
 
 def cause() -> str:
     """Why Dynamo could not trace something, since this was asked the last time; "" = unknown."""
-    now = private.dynamo_counters["unimplemented"]
+    now = private.counters["unimplemented"]
     found = Counter(now) - _known
     _known.clear()
     _known.update(now)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
+from gradd import private
 from gradd.dynamo.lower import name_of, value_of
 
 _PRODUCTS = frozenset({"matmul", "bmm", "mm", "addmm", "baddbmm", "addbmm", "mv", "einsum", "dot"})
@@ -43,7 +43,7 @@ def _number(size: Any) -> int:
 
 def work(node: torch.fx.Node) -> int:
     """Operations of one node."""
-    out = [x for x in pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
+    out = [x for x in private.pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
     given = [value_of(n) for n in node.all_input_nodes]
     given = [x for x in given if isinstance(x, torch.Tensor)]
     count = sum(map(_size, out))

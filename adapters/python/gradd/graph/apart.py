@@ -13,7 +13,8 @@ import torch
 import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gradd.graph.nodes import is_mutable, replace_call
+from gradd import private
+from gradd.graph.nodes import Operator, is_mutable, replace_call
 
 # Products and rearrangements; what checks indices or has edges of its own stays whole.
 _COMPOSED = {
@@ -34,11 +35,11 @@ def take_apart(graph: torch.fx.Graph, signature: Any) -> None:
 
 
 def _is_composed(target: Any) -> bool:
-    if not hasattr(target, "_schema") or is_mutable(target):
+    if not isinstance(target, Operator) or is_mutable(target):
         return False
-    name = target._schema.name.removeprefix("aten::")
-    composed = torch._C._dispatch_has_kernel_for_dispatch_key
-    return name in _COMPOSED and composed(target.name(), "CompositeImplicitAutograd")
+    name = private.schema(target).name.removeprefix("aten::")
+    composed = target.has_kernel_for_dispatch_key
+    return name in _COMPOSED and composed("CompositeImplicitAutograd")
 
 
 def _steps(node: torch.fx.Node) -> torch.fx.Graph | None:
@@ -57,7 +58,7 @@ def _steps(node: torch.fx.Node) -> torch.fx.Graph | None:
 
     try:
         with mode:
-            return make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True)(*values).graph
+            return make_fx(run)(*values).graph
     except Exception:  # a step that depends on values: the whole program's way says what
         return None
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gradd.graph.nodes import Operator
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
@@ -67,7 +68,7 @@ def make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype
     Raises:
         CaptureError: "autocast" for a compound operator that hides its casts.
     """
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, Operator):
         return
     if _has_kernel(node.target, "AutocastCPU"):
         _cast_operands(graph, node, dtype)
@@ -80,8 +81,8 @@ def make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype
 
 
 @functools.lru_cache(maxsize=1024)
-def _has_kernel(target: torch._ops.OpOverload, key: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)
+def _has_kernel(target: Any, key: str) -> bool:
+    return target.has_kernel_for_dispatch_key(key)
 
 
 class _Enough(Exception):

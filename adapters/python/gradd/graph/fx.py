@@ -14,7 +14,16 @@ import torch
 import torch.fx
 
 from gradd.graph import apart, types, writes
-from gradd.graph.nodes import DETACH, OFF, is_float, is_mutable, rename_outputs, replace, stop
+from gradd.graph.nodes import (
+    DETACH,
+    OFF,
+    Operator,
+    is_float,
+    is_mutable,
+    rename_outputs,
+    replace,
+    stop,
+)
 from gradd.graph.translation import indices
 
 _ASSERTIONS = {
@@ -84,14 +93,14 @@ def _is_impure(node: torch.fx.Node) -> bool:
 
 def _drop_assertions(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
-        if node.op == "call_function" and hasattr(node.target, "_schema"):
+        if node.op == "call_function" and isinstance(node.target, Operator):
             if node.target.name() in _ASSERTIONS and not node.users:
                 graph.erase_node(node)
 
 
 def _stop_detached(graph: torch.fx.Graph, signature: Any) -> None:
     for node in list(graph.nodes):
-        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        if node.op != "call_function" or not isinstance(node.target, Operator):
             continue
         if node.target.name() not in DETACH:
             continue

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.utils import _pytree as pytree
 
-from gradd.memory.watch import untyped_storage
+from gradd import private
+from gradd.memory.watch import address
 
 _library = torch.library.Library("gradd", "FRAGMENT")
 _library.define("stop_gradient(Tensor x) -> Tensor")
@@ -34,6 +34,14 @@ DATA = "gradd_data"  # mark of detach() that stands for Tensor.data
 INFERENCE = "gradd_inference"  # mark of nodes that ran in inference mode
 
 
+Operator = type(torch.ops.aten.add.Tensor)
+
+
+def takes_graphs(target: Any) -> bool:
+    """True for an operator whose arguments are graphs, as checkpoints and custom Functions are."""
+    return getattr(target, "namespace", "") == "higher_order"
+
+
 def is_float(node: torch.fx.Node) -> bool:
     """True if the node's value is one tensor of floats."""
     value = node.meta.get("val")
@@ -42,15 +50,14 @@ def is_float(node: torch.fx.Node) -> bool:
 
 def is_mutable(target: Any) -> bool:
     """True if the operator writes to one of its arguments."""
-    schema = getattr(target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
+    return isinstance(target, Operator) and private.schema(target).is_mutable
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
     """An argument of an operator's call by its name in the schema; None if it is not given."""
     if name in node.kwargs:
         return node.kwargs[name]
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    names = [a.name for a in private.schema(node.target).arguments]
     position = names.index(name)
     return node.args[position] if position < len(node.args) else None
 
@@ -67,8 +74,8 @@ def storages(node: torch.fx.Node) -> set[int]:
     The trace's tensors hold them, so an address stands for one storage only.
     """
     value = node.meta.get("val")
-    values = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
-    return {untyped_storage(v)._cdata for v in values if isinstance(v, torch.Tensor)}
+    values = [value] if isinstance(value, torch.Tensor) else private.pytree.tree_leaves(value)
+    return {address(v) for v in values if isinstance(v, torch.Tensor)}
 
 
 def stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:

@@ -30,6 +30,7 @@ import torch
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gradd import private
 from gradd.graph import places
 from gradd.graph.nodes import (
     DATA,
@@ -37,6 +38,7 @@ from gradd.graph.nodes import (
     INFERENCE,
     MAY_COPY,
     OFF,
+    Operator,
     is_float,
     is_mutable,
     packet,
@@ -70,7 +72,7 @@ def _targets(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The operands that a node writes to (detach_() writes no data)."""
     if node.op != "call_function" or not is_mutable(node.target) or _is_detach(node):
         return []
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = private.schema(node.target)
     found = []
     for i, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -88,7 +90,7 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _is_detach(node: torch.fx.Node) -> bool:
-    return hasattr(node.target, "_schema") and node.target.name() in DETACH
+    return isinstance(node.target, Operator) and node.target.name() in DETACH
 
 
 # Writes that read nothing of their target.

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gradd.memory.watch import data_ptr, untyped_storage, uses
+from gradd import private
+from gradd.memory.watch import address, data_ptr, untyped_storage, uses
 
 _ADDRESS, _DELETER, _CONTEXT = 2, 3, 4  # words of a storage
 _OWNER, _CALLS = 1, slice(3, 5)  # words of the context: the owner, the function's code
@@ -31,7 +32,7 @@ def _words(address: int, count: int) -> tuple[int, ...]:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, ...]:
-    return _words(untyped_storage(tensor)._cdata, _CONTEXT + 1)
+    return _words(address(tensor), _CONTEXT + 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _handles(tensor: torch.Tensor) -> int:
     counts as well, which costs a copy for as long as it lives; DLPack refuses what requires a
     gradient, so that only other tensors are asked.
     """
-    return tensor._use_count() - 1 if hasattr(tensor, "_use_count") else 0
+    return private.tensor_users(tensor) - 1
 
 
 @functools.cache

@@ -11,7 +11,9 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_NO_DISPATCH = (None, torch._C._disabled_torch_dispatch_impl)
+# What these classes do without an override of their own.
+_NO_FUNCTION = torch.nn.Parameter.__torch_function__
+_NO_DISPATCH = (None, torch.Tensor.__torch_dispatch__)
 
 
 def is_plain(kind: type) -> bool:
@@ -19,7 +21,7 @@ def is_plain(kind: type) -> bool:
     if kind in _PLAIN:
         return True
     return (
-        kind.__torch_function__ is torch._C._disabled_torch_function_impl
+        kind.__torch_function__ is _NO_FUNCTION
         and getattr(kind, "__torch_dispatch__", None) in _NO_DISPATCH
         and not issubclass(kind, UninitializedTensorMixin)
     )

@@ -22,14 +22,16 @@ from typing import Any
 
 import torch
 
+from gradd import private
 from gradd.memory.tensor_kinds import is_plain
 
 NAMES = ("data", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
 _original: dict[str, Any] = {name: getattr(torch.Tensor, name) for name in NAMES}
 _own = {name for name in NAMES if name in torch.Tensor.__dict__}  # the rest is inherited
 _PATIENCE = 6  # forwards
-data_ptr = torch._C.TensorBase.data_ptr  # what gradd itself calls: noted nowhere
-untyped_storage = torch._C.TensorBase.untyped_storage
+# What gradd itself calls: noted nowhere.
+data_ptr = torch.Tensor.__base__.data_ptr  # type: ignore[union-attr]
+untyped_storage = torch.Tensor.__base__.untyped_storage  # type: ignore[union-attr]
 _lock = threading.Lock()
 _ranges: dict[int, int] = {}  # memory of parameters: begin and end
 _spans: tuple[tuple[int, int], ...] = ()  # the same, for those who do not lock
@@ -112,9 +114,14 @@ class Accesses:
         return False
 
 
+def address(tensor: torch.Tensor) -> int:
+    """Where the structure of a tensor's storage lies; those that share memory share it."""
+    return private.address(untyped_storage(tensor))
+
+
 def uses(tensor: torch.Tensor) -> int:
     """How many tensors, arrays and storages hold the memory of this one."""
-    return torch._C._storage_Use_Count(untyped_storage(tensor)._cdata)
+    return private.storage_users(address(tensor))
 
 
 def _holders(tensor: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript
+from onnxscript import evaluator
 
 from gradd.spec import CaptureError
 
@@ -107,12 +108,10 @@ def first_of(domain: str, name: str, *operands: Any, **attributes: Any) -> Any:
 def _node(
     domain: str, name: str, operands: list[Any], attributes: dict[str, Any], outputs: int = 1
 ) -> ir.Node:
-    from torch.onnx._internal.exporter import _core
-
     given = ir.convenience.convert_attributes(attributes)
     version = 1 if domain else op.version
     node = ir.Node(domain, name, operands, given, num_outputs=outputs, version=version)
-    _core.current_tracer.nodes.append(node)
+    evaluator.default().nodes.append(node)  # type: ignore[attr-defined]
     return node
 
 

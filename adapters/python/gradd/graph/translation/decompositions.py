@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
+from gradd import private
+
 _aten = torch.ops.aten
 MISREAD = (
     *(_aten.nll_loss.default, _aten.std_mean.dim),
@@ -23,7 +25,7 @@ MISREAD = (
 @contextlib.contextmanager
 def sound() -> Iterator[None]:
     """torch computes those operators from what they consist of in C, as a call does."""
-    table = torch._decomp.decomposition_table
+    table = private.decompositions
     taken = {target: table.pop(target) for target in MISREAD if target in table}
     try:
         yield

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.utils import _pytree as pytree
 
+from gradd import private
 from gradd.graph import places
 from gradd.spec import CaptureError
 
@@ -44,7 +44,7 @@ def is_exact(number: float) -> bool:
 
 
 def _types(values: Any) -> set[torch.dtype]:
-    kinds = {v.dtype for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)}
+    kinds = {v.dtype for v in private.pytree.tree_leaves(values) if isinstance(v, torch.Tensor)}
     return {k.to_real() for k in kinds if k.is_floating_point or k.is_complex}
 
 
@@ -81,10 +81,7 @@ def _meets_doubles(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
 @contextlib.contextmanager
 def translating(program: Any) -> Iterator[None]:
     """Constants beside doubles are doubles; patches the exporter, one capture at a time."""
-    from torch.onnx._internal.exporter import _building, _core
-
-    handle = _core._handle_call_function_node_with_lowering
-    choose = _building._determine_input_dtype
+    handle, choose = private.handle_node, private.input_type
     found = _meets_doubles(list(program.graph_module.graph.nodes))
     inside: list[torch.fx.Node] = []
 
@@ -99,18 +96,20 @@ def translating(program: Any) -> Iterator[None]:
         if inside:
             _widen_casts(node, values, options["graph_like"])
 
-    _core._handle_call_function_node_with_lowering = handle_wide
-    _building._determine_input_dtype = choose_wide
+    private.replace("handle_node", handle_wide)
+    private.replace("input_type", choose_wide)
     try:
         yield
     finally:
-        _core._handle_call_function_node_with_lowering = handle
-        _building._determine_input_dtype = choose
+        private.replace("handle_node", handle)
+        private.replace("input_type", choose)
 
 
 def _widen_casts(node: torch.fx.Node, values: dict[str, Any], graph: Any) -> None:
     """The library computes some operators in floats, whatever they are given."""
-    of_sizes = not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(_values(node)))
+    of_sizes = not any(
+        isinstance(v, torch.Tensor) for v in private.pytree.tree_leaves(_values(node))
+    )
     taken = node.target is torch.ops.aten._local_scalar_dense.default  # a double, as item() gives
     if _types(_values(node)) & set(_NARROW):
         return  # a cast may be what the operator is

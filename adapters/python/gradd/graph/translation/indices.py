@@ -19,7 +19,8 @@ import onnx_ir as ir
 import torch
 import torch.fx
 
-from gradd.graph.nodes import argument
+from gradd import private
+from gradd.graph.nodes import Operator, argument
 from gradd.graph.translation.build import ints, op, scalar
 
 _aten = torch.ops.aten
@@ -41,7 +42,7 @@ def check(graph: torch.fx.Graph) -> None:
         graph: Of an exported program.
     """
     for node in list(graph.nodes):
-        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        if node.op != "call_function" or not isinstance(node.target, Operator):
             continue
         name = node.target.name().partition(".")[0].removesuffix("_")
         if name in _ALONG_DIM:
@@ -63,7 +64,7 @@ def _check(graph: torch.fx.Graph, node: torch.fx.Node, name: str, limit: Any, *d
         if dim:
             limit = _size(graph, limit, *dim)
         checked = _expanded(graph, index, limit) or _checked(graph, index, limit, node)
-    position = [a.name for a in node.target._schema.arguments].index(name)  # type: ignore
+    position = [a.name for a in private.schema(node.target).arguments].index(name)
     if name in node.kwargs:
         node.update_kwarg(name, checked)
     else:

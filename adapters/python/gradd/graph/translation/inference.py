@@ -14,7 +14,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnxscript.optimizer import _constant_folding
-from torch.onnx._internal.exporter import _core
 
 from gradd.graph import places
 from gradd.graph.translation import doubles
@@ -99,7 +98,7 @@ def _traced(node: ir.Node, value: ir.Value) -> ir.TensorType | None:
         result = result[int(number)] if number.isdigit() and int(number) < len(result) else None
     if not isinstance(result, torch.Tensor) or result.is_complex():
         return None
-    return ir.TensorType(_core.torch_dtype_to_onnx_dtype(result.dtype))
+    return ir.TensorType(ir.tensor_adapters.from_torch_dtype(result.dtype))
 
 
 def _compare(node: ir.Node, said: tuple[Any, Any], found: tuple[Any, Any]) -> None:

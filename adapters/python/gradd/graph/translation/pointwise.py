@@ -56,47 +56,6 @@ def relu6(x: Any) -> Any:
     return hardtanh(x, 0.0, 6.0)
 
 
-def _is_constant(bound: Any) -> bool:
-    """A number that type promotion has made a tensor of."""
-    if len(bound.shape) != 0:
-        return False
-    node = bound.producer()
-    while node is not None and node.op_type in ("Cast", "CastLike", "Identity"):
-        node = node.inputs[0].producer() if node.inputs[0] is not None else None
-    return node is not None and node.op_type == "Constant"
-
-
-def clamp_tensor(x: Any, min: Any = None, max: Any = None) -> Any:
-    """clamp() to tensors: x has the gradient within the closed interval, bounds outside of it."""
-    low, high = min, max
-    if all(b is None or _is_constant(b) for b in (low, high)):
-        return op.Clip(x, low, high)
-    y = x if low is None else op.Max(x, low)
-    y = y if high is None else op.Min(y, high)
-    if not is_float(x):
-        return y
-    below = None if low is None else op.Less(x, low)
-    above = None if high is None else op.Greater(x, high)
-    inside = [] if low is None else [op.GreaterOrEqual(x, low)]
-    inside += [] if high is None else [op.LessOrEqual(x, high)]
-    if low is not None and high is not None:
-        below = op.And(below, op.Less(low, high))
-        above = op.Or(above, op.Less(high, low))
-    mask = op.And(*inside) if len(inside) == 2 else inside[0]
-    return with_slope(y, x, mask, low, below, high, above)
-
-
-def clip(x: Any, min: Any = None, max: Any = None) -> Any:
-    """clamp() to numbers: the gradient passes within the closed interval."""
-    low, high = (None if b is None else scalar(b, x.dtype) for b in (min, max))
-    return op.Clip(x, low, high)
-
-
-def clamp_max_tensor(x: Any, max: Any) -> Any:
-    """clamp_max() to a tensor."""
-    return clamp_tensor(x, None, max)
-
-
 def softshrink(x: Any, lambd: float = 0.5) -> Any:
     """softshrink(); NaN stays one, and has no gradient.
 
@@ -436,11 +395,6 @@ def table() -> dict[Any, Callable]:
     return {
         _aten.hardtanh.default: hardtanh,
         _aten.relu6.default: relu6,
-        _aten.clip.default: clip,
-        _aten.clip.Tensor: clamp_tensor,
-        _aten.clamp.Tensor: clamp_tensor,
-        _aten.clamp_min.Tensor: clamp_tensor,
-        _aten.clamp_max.Tensor: clamp_max_tensor,
         _aten.softshrink.default: softshrink,
         _aten.hardshrink.default: hardshrink,
         _aten.elu.default: elu,

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from gradd import private
 from gradd.graph import nodes
+from gradd.graph.nodes import Operator
 from gradd.graph.places import place_of
 from gradd.graph.translation import doubles, indices, norms, operators, pointwise, quotients, shapes
 from gradd.spec import CaptureError
@@ -43,13 +45,11 @@ _WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"}
 def _registry() -> Any:
     import logging
 
-    from torch.onnx._internal.exporter import _registration
-
-    logger = logging.getLogger(_registration.__name__)
+    logger = logging.getLogger(private.ONNXRegistry.__module__)
     level = logger.level
     logger.setLevel(logging.ERROR)  # torchvision's absence is not news
     try:
-        registry = _registration.ONNXRegistry.from_torchlib(_STOCK_OPSET)
+        registry = private.ONNXRegistry.from_torchlib(_STOCK_OPSET)
     finally:
         logger.setLevel(level)
     for target, function in operators.table().items():
@@ -118,36 +118,57 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
 
 
 def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
-    from torch.onnx._internal.exporter import _fx_passes
-
     if _needs_promotion(program.graph_module):
-        _fx_passes.insert_type_promotion_nodes(program.graph_module)
+        private.promote(program.graph_module)
         _name_outputs(program)
     _check_signature(program.graph_signature)
     return _translated(program, registry), program
 
 
 def _translated(program: Any, registry: Any) -> Any:
-    from torch.onnx._internal.exporter import _core
-
     quotients.round_down(program)
     with doubles.translating(program):
-        return _core._exported_program_to_onnx_program(program, registry=registry).model
+        return private.to_onnx_program(program, registry=registry).model
 
 
 def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
-    from torch.onnx._internal.exporter import _core
-
     _refuse_lost(program, apart)
     traced = _results(program)
     if not isinstance(program, torch.export.ExportedProgram):
         program = program.exported()
-    program = _core._prepare_exported_program_for_export(program, registry=registry)
+    program = program.run_decompositions(_untranslated(registry))
+    private.promote(program.graph_module)
+    _drop_assertions(program.graph_module)
     _name_outputs(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
     _refuse_untranslated(program, registry)
     return _translated(program, registry), program
+
+
+def _untranslated(registry: Any) -> dict[Any, Any]:
+    """torch's rules for operators that have no translation."""
+    rules = dict(private.decompositions)
+    rules |= torch.export.default_decompositions().items()
+    return {
+        target: rule
+        for target, rule in rules.items()
+        if isinstance(target, Operator) and not registry.is_registered(target)
+    }
+
+
+_aten = torch.ops.aten
+_ASSERTIONS = (
+    *(_aten._assert_async.default, _aten._assert_async.msg, _aten._assert_scalar.default),
+    *(_aten._assert_tensor_metadata.default, _aten.sym_constrain_range_for_size.default),
+)
+
+
+def _drop_assertions(module: torch.fx.GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.target in _ASSERTIONS:
+            module.graph.erase_node(node)
+    module.recompile()
 
 
 def _refuse_untranslated(program: Any, registry: Any) -> None:
@@ -190,7 +211,7 @@ def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node])
 
 def _refuse_lost(program: Any, apart: str) -> None:
     for node in program.graph_module.graph.nodes:
-        if getattr(node.target, "_schema", None) and node.target.name() in _LOST:
+        if isinstance(node.target, Operator) and node.target.name() in _LOST:
             raise CaptureError(
                 "unsupported_operator",
                 f"{place_of(node)}: {node.target} is not translated beside {apart}, for which "
@@ -218,7 +239,7 @@ def _taken_apart(program: Any, registry: Any) -> str | None:
 
 
 def _is_direct(target: Any, registry: Any) -> bool:
-    if not hasattr(target, "_schema"):
+    if not isinstance(target, Operator):
         return registry.is_registered(target) or getattr(target, "__name__", "") == "getitem"
     if target.name() in _DECOMPOSE or nodes.is_mutable(target):
         return False
@@ -247,18 +268,20 @@ def _needs_promotion(module: torch.fx.GraphModule) -> bool:
 
 
 def _overload(node: torch.fx.Node) -> Any:
-    return node.target if isinstance(node.target, torch._ops.OpOverload) else None
+    return node.target if isinstance(node.target, Operator) else None
 
 
-@functools.lru_cache(maxsize=1)
-def _promotion_table() -> Any:
-    from torch.onnx._internal.fx.passes import type_promotion
-
-    return type_promotion.TypePromotionTable()
+# Of the operators that convert their operands those that are not tagged as pointwise.
+_PROMOTED = {
+    *("addr", "all", "amax", "amin", "any", "cat", "cumprod", "cumsum", "dot", "floor_divide"),
+    *("fill", "glu", "huber_loss", "isreal", "l1_loss", "logsumexp", "mse_loss", "nll_loss"),
+    *("pdist", "poisson_nll_loss", "prelu", "prod", "smooth_l1_loss", "std", "std_mean", "sum"),
+    *("var", "vdot"),
+}
 
 
 def _promotable(target: Any) -> bool:
-    return _promotion_table().get_rule(target.overloadpacket) is not None
+    return torch.Tag.pointwise in target.tags or target.overloadpacket.__name__ in _PROMOTED
 
 
 def _has_float(args: tuple) -> bool:

@@ -1,0 +1,53 @@
+"""Arithmetic of sizes: what an expression over symbols is, computed from what stands for them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+import sympy
+import torch
+
+# By the names of sympy's classes, and of torch's own.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Add": lambda *args: reduce(operator.add, args),
+    "Mul": lambda *args: reduce(operator.mul, args),
+    "Max": lambda *args: reduce(torch.sym_max, args),
+    "Min": lambda *args: reduce(torch.sym_min, args),
+    "Pow": operator.pow,
+    "PowByNatural": operator.pow,
+    "FloatPow": operator.pow,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "ToFloat": torch.sym_float,
+    "CeilToInt": math.ceil,
+    "FloorToInt": math.floor,
+    "TruncToInt": math.trunc,
+}
+
+
+def computed(expression: sympy.Basic, known: Mapping[sympy.Symbol, Any]) -> Any:
+    """The value of an expression.
+
+    Args:
+        expression: Of sizes.
+        known: What takes the places of its symbols: anything that Python can compute with.
+
+    Raises:
+        KeyError: A function that has no counterpart here.
+    """
+    if isinstance(expression, sympy.Symbol):
+        return known[expression]
+    if isinstance(expression, sympy.Integer):
+        return int(expression)
+    if isinstance(expression, sympy.Float):
+        return float(expression)
+    function = _FUNCTIONS[type(expression).__name__]
+    return function(*(computed(part, known) for part in expression.args))

@@ -1,0 +1,40 @@
+"""Where a torch.nn.Module keeps its parameters, buffers and submodules.
+
+The names of the tables are those of what a fresh module has, which torch does not document.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+_fresh = vars(torch.nn.Module())
+# Parameters, buffers, submodules; tables of hooks remember their order by a class of their own.
+NAMES = tuple(name for name, table in _fresh.items() if type(table) is dict)
+# With the names of buffers that are not saved, and hooks of state dicts.
+SHARED = (
+    *(*NAMES, *(name for name, table in _fresh.items() if type(table) is set)),
+    *(name for name in _fresh if "state_dict" in name),
+)
+_OF_CALLS = ("call", "forward")
+_STEPS = {
+    name: function
+    for name, function in vars(torch.nn.Module).items()
+    if inspect.isfunction(function) and name.startswith("_") and not name.startswith("__")
+    if not any(word in name for word in _OF_CALLS)
+}
+
+
+def holding(module: torch.nn.Module, key: str) -> dict[str, torch.Tensor]:
+    """The table of a module that has a tensor of its own under a name."""
+    tables = (vars(module)[name] for name in NAMES)
+    return next(table for table in tables if isinstance(table.get(key), torch.Tensor))
+
+
+def replaced_steps(kind: type[torch.nn.Module]) -> list[str]:
+    """What a class does in another way of its own when the module around it is moved or loaded.
+
+    nn.Module's methods for that call the ones of the submodules.
+    """
+    return [name for name, function in _STEPS.items() if getattr(kind, name) is not function]

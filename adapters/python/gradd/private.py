@@ -1,0 +1,210 @@
+"""The names of torch that its documentation does not show: what for, and what goes without each.
+
+Nothing else in the adapters uses such a name; a test walks the sources. Each is looked up when it
+is first asked for. Without one that has a substitute gradd goes on as the table says; without
+another, what needs it fails by name. Names that the documentation shows are used where they are
+needed (DOCUMENTED), operators (`torch.ops.aten._to_copy`) as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+_numbers = itertools.count()
+
+
+class Name(NamedTuple):
+    """One of them.
+
+    Attributes:
+        path: From the module on.
+        use: What it is for.
+        without: What happens in a torch that does not have it.
+        substitute: Makes what is taken in its place; None = there is nothing, an ImportError says
+            so.
+    """
+
+    path: str
+    use: str
+    without: str = "what needs it raises an ImportError that names it"
+    substitute: Callable[[], Any] | None = None
+
+
+NAMES: dict[str, Name] = {
+    # --- what Dynamo gives, and what a graph of it is made of
+    "set_grad_enabled": Name(
+        "torch._C._set_grad_enabled", "Dynamo writes a change of grad mode as a call of it"
+    ),
+    "counters": Name(
+        "torch._dynamo.utils.counters",
+        "what Dynamo could not trace, and why",
+        "messages name no cause, and such functions are not counted",
+        lambda: defaultdict(Counter),
+    ),
+    "tracer": Name(
+        "torch._dynamo.symbolic_convert.InstructionTranslator",
+        "what a function does beside its graph",
+        "self-checks do not run the user's own forward",
+        lambda: None,
+    ),
+    "compile_lock": Name(
+        "torch._dynamo.convert_frame.compile_lock",
+        "is held while Dynamo compiles",
+        "a self-check in one thread and a compilation in another may wait for each other",
+        threading.RLock,
+    ),
+    "dict_version": Name(
+        "torch._C._dynamo.guards.dict_version",
+        "changes with every write to a dictionary",
+        "each call compares what stands in the dictionaries",
+        lambda: lambda table: next(_numbers),
+    ),
+    "settings": Name(
+        "torch._dynamo.config._config",
+        "holds the variables of Dynamo's settings",
+        "a call takes 40 us longer",
+        dict,
+    ),
+    "get_data": Name(
+        "torch._C._autograd._get_data_attr",
+        "Dynamo writes `x.data` as a call of it",
+    ),
+    "tracing": Name(
+        "torch._guards.tracing",
+        "torch.export takes graphs apart in the fake mode of their tensors, not in Dynamo's",
+    ),
+    "enable_python_dispatcher": Name(
+        "torch._dispatch.python.enable_python_dispatcher",
+        "records operators before autograd and autocast",
+    ),
+    "decompositions": Name(
+        "torch._decomp.decomposition_table",
+        "some of torch's rules take arguments wrongly: they are put aside",
+    ),
+    "schema": Name("torch.ops.aten.add.Tensor._schema", "what an operator takes, writes and gives"),
+    "pytree": Name("torch.utils._pytree", "what stands in nested results, those of libraries too"),
+    # --- torch's exporter to ONNX
+    "ONNXRegistry": Name(
+        "torch.onnx._internal.exporter._registration.ONNXRegistry", "the table of translations"
+    ),
+    "to_onnx_program": Name(
+        "torch.onnx._internal.exporter._core._exported_program_to_onnx_program", "translates"
+    ),
+    "promote": Name(
+        "torch.onnx._internal.exporter._fx_passes.insert_type_promotion_nodes",
+        "makes the conversions explicit that operators do",
+    ),
+    "handle_node": Name(
+        "torch.onnx._internal.exporter._core._handle_call_function_node_with_lowering",
+        "is wrapped: constants beside doubles are doubles",
+    ),
+    "input_type": Name(
+        "torch.onnx._internal.exporter._building._determine_input_dtype",
+        "is wrapped for the same",
+    ),
+    # --- what goes on around a call
+    "transforms": Name(
+        "torch._C._functorch.get_interpreter_stack", "transforms of torch.func that are active"
+    ),
+    "dispatch_mode": Name(
+        "torch.utils._python_dispatch._get_current_dispatch_mode", "who records a call's operators"
+    ),
+    "dual_level": Name(
+        "torch.autograd.forward_ad._current_level", "whether forward-mode derivatives are active"
+    ),
+    "keeps_graph": Name(
+        "torch._C._autograd._get_current_graph_task_keep_graph",
+        "whether a backward keeps its graph (retain_graph)",
+        "a backward raises an UnsupportedError",
+        lambda: None,
+    ),
+    # --- tensors and their memory
+    "storage_users": Name(
+        "torch._C._storage_Use_Count", "who else holds memory that is to move, or may be written"
+    ),
+    "tensor_users": Name(
+        "torch.Tensor._use_count",
+        "who holds a tensor out of Python's sight",
+        "a buffer that was exported by DLPack may move",
+        lambda: lambda tensor: 1,
+    ),
+    "address": Name("torch.UntypedStorage._cdata", "where the structure of a storage lies"),
+    "hooks": Name("torch.Tensor._backward_hooks", "who waits for the gradient of an output"),
+    "make_wrapper": Name(
+        "torch.Tensor._make_wrapper_subclass", "a tensor without memory: an output that is lazy"
+    ),
+}
+
+# Names with an underscore that torch's documentation shows, by the page or the text.
+DOCUMENTED: dict[str, str] = {
+    "torch._dynamo": "Custom Backends; its config: torch.compile Troubleshooting",
+    "torch._dynamo.maybe_mark_dynamic": "Dynamic Shapes",
+    "torch._guards.detect_fake_mode": "Fake tensor",
+    "torch._subclasses.fake_tensor.FakeTensor": "Fake tensor",
+    "torch.utils._python_dispatch.TorchDispatchMode": "Extending PyTorch: modes",
+    "torch.Tensor._version": "torch.inference_mode",
+}
+
+
+def dual_level() -> int:
+    """Level of forward-mode derivatives, from 0 on; below there are none."""
+    return forward_ad._current_level
+
+
+def replace(name: str, value: Any) -> None:
+    """Puts something else in torch into the place of what a name stands for."""
+    module, _, attribute = NAMES[name].path.rpartition(".")
+    setattr(named(module), attribute, value)
+
+
+def schema(operator: Any) -> Any:
+    """What an operator takes, writes and gives; None of anything else."""
+    return getattr(operator, "_schema", None)
+
+
+def hooks(tensor: torch.Tensor) -> Any:
+    """Those that wait for a tensor's gradient; None or empty if there are none."""
+    return tensor._backward_hooks
+
+
+def address(storage: torch.UntypedStorage) -> int:
+    """Where the structure of a storage lies."""
+    return storage._cdata
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _found(NAMES[name])
+    return found
+
+
+def _found(name: Name) -> Any:
+    try:
+        return named(name.path)
+    except (AttributeError, ImportError) as error:
+        if name.substitute is not None:
+            return name.substitute()
+        raise ImportError(
+            f"torch {torch.__version__} has no {name.path}, which gradd needs ({name.use}); use a "
+            "version of torch that gradd was tried with"
+        ) from error
+
+
+def named(path: str) -> Any:
+    """What a path of names stands for, through modules and what stands in them."""
+    first, *rest = path.split(".")
+    found = importlib.import_module(first)
+    for i, name in enumerate(rest):
+        if not hasattr(found, name) and isinstance(found, type(torch)):
+            importlib.import_module(".".join((first, *rest[: i + 1])))
+        found = getattr(found, name)
+    return found

@@ -1,0 +1,24 @@
+"""The versions of torch that gradd was tried with (`make versions`), and what is said of others."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+
+TORCH = ((2, 11), (2, 13), (2, 14))
+logger = logging.getLogger("gradd")
+
+
+@functools.cache
+def tell() -> None:
+    """Says once per process that this torch is newer than those; it is taken all the same."""
+    numbers = torch.__version__.split(".")[:2]
+    if all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) > TORCH[-1]:
+        newest = ".".join(map(str, TORCH[-1]))
+        logger.warning(
+            "torch %s is newer than %s, the last one that gradd was tried with",
+            torch.__version__,
+            newest,
+        )
