@@ -181,7 +181,15 @@ def test_each_one_says_what_for_and_what_happens_without_it() -> None:
     for row in private.NAMES.values():
         assert row.use and row.without
     assert sorted(SUBSTITUTED) == sorted(
-        ["counters", "dict_version", "keeps_graph", "settings", "tensor_users", "tracer"]
+        [
+            "compile_lock",
+            "counters",
+            "dict_version",
+            "keeps_graph",
+            "settings",
+            "tensor_users",
+            "tracer",
+        ]
     )
 
 
