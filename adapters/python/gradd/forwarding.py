@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +18,26 @@ from typing import Any
 import torch
 
 CALL = torch.nn.Module.__call__
-inside: torch.nn.Module | None = None  # the wrapped module whose call runs or is traced
+
+
+class _Here(threading.local):
+    """What this thread calls."""
+
+    module: torch.nn.Module | None = None  # the wrapped one whose call runs, or is traced
+
+
+here = _Here()
 
 
 def _made(module: torch.nn.Module, inner: Callable[..., Any]) -> types.FunctionType:
     """The `forward` of a wrapper whose module has this one."""
 
+    @torch.compiler.assume_constant_result
+    def is_traced() -> bool:
+        return here.module is module
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if inside is module:  # what has replaced it calls it
+        if torch.compiler.is_compiling() and is_traced():  # what has replaced it calls it
             return inner(*args, **kwargs)
         return _run(self, inner, args, kwargs)
 

@@ -123,7 +123,7 @@ def _refusal(name: str, sources: list[tuple[str, str]], x: protocol.Type = (1, (
     graph = onnx.helper.make_graph([node], "g", inputs, [value("y", 1, [2, 5])])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
     client = get_client()
-    info = client.put_graph(model.SerializeToString(), (), sources)
+    info = client.put_graph(model.SerializeToString(), sources)
     with pytest.raises(errors.GraddError) as caught:
         client.plan(protocol.plan_fields(info.id, [x, WRONG], (), (), ("y",), ()))
     return str(caught.value)

@@ -574,7 +574,7 @@ def test_a_text_of_many_pieces(daemon: Any) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     client = get_client()
-    info = client.put_graph(model.SerializeToString(), ())
+    info = client.put_graph(model.SerializeToString())
     types = [(F, (4,)), (F, (4,))]
     plan = client.plan(protocol.plan_fields(info.id, types, [], [], [f"v{count}"], []))
     e = explain_plan(client, SimpleNamespace(info=plan))

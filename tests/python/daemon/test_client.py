@@ -200,7 +200,7 @@ def test_model_bytes_that_are_no_model(daemon: object) -> None:
     session = client.get_client()
     for bytes_ in (b"", b"not a protobuf at all", bytes(range(256)) * 40):
         with pytest.raises((errors.ModelError, errors.GraphError, errors.LimitError)):
-            session.put_graph(bytes_, [])
+            session.put_graph(bytes_)
     session.request("release", {"runs": []})
 
 

@@ -179,7 +179,7 @@ def test_the_reply_names_inputs_types_and_sizes(daemon: Daemon) -> None:
     w = Writer()
     y = w("Mul", w("Add", "a", "b"), w("Cast", w("Greater", "b", "c"), to=FLOAT))
     shapes = {"a": ["N", 4], "b": ["N", 4], "c": [None, 4], "i": ["M"]}
-    info = get_client().put_graph(w.proto(shapes, [y, "a"], ints=("i",)), ())
+    info = get_client().put_graph(w.proto(shapes, [y, "a"], ints=("i",)))
     assert info.reach == {y: {"a", "b"}, "a": {"a"}}
     assert (info.random, info.half) == (False, 0)
     assert info.types["a"] == (1, ("N", 4))

@@ -184,7 +184,8 @@ class Compiled:
         owner.last.clear()
         owner.budget.begin()
         owner.chance.note()
-        outer, forwarding.inside = forwarding.inside, self.module
+        here = forwarding.here
+        outer, here.module = here.module, self.module
         try:
             with self._held, settings.Applied():
                 function = self._compiled(versions, kwargs)
@@ -197,7 +198,7 @@ class Compiled:
             self._set_aside(leaves, frames)
             raise
         finally:
-            forwarding.inside = outer
+            here.module = outer
             owner.chance.forget()
             owner.now.call = None
         if owner.failed is not None:  # a self-check has found it
