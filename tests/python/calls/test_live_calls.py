@@ -203,7 +203,7 @@ def test_plans_that_are_forgotten_are_gone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_plans_that_are_used_stay_and_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths as they come: what calls by the short way use is none of the oldest plans."""
+    """Lengths as they come: calls on the fast path keep their plans from being the oldest."""
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     monkeypatch.setattr(graph, "_PLANS", 6)
     model, batch, used = ORTModule(build("llama")[0], strict=True), padded(), set()

@@ -367,7 +367,7 @@ def _then(value: torch.Tensor, *writes: torch.Tensor) -> torch.Tensor:
 
 
 def _last(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """z's own backward would be refused, and nobody asks for it."""
+    """PyTorch refuses the backward of z, which no test here calls."""
     (z * z).add_(1)
     z.add_(1)
     return y.sum()

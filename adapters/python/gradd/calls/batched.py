@@ -35,7 +35,14 @@ def is_transformed(grads: _Grads) -> bool:
         for grad in grads:
             if grad is not None and forward_ad.unpack_dual(grad).tangent is not None:
                 raise _no_derivatives("in forward mode")
-    return bool(private.transforms()) or any(g is not None and _is_old_batch(g) for g in grads)
+    try:
+        for grad in grads:
+            if grad is not None:
+                data_ptr(grad)
+    except RuntimeError:  # it has no memory to be seen: sparse ones have none, either
+        if any(g is not None and _is_old_batch(g) for g in grads):
+            return True
+    return bool(private.transforms())
 
 
 def _no_derivatives(how: str) -> errors.UnsupportedError:

@@ -121,7 +121,7 @@ class Call:
     def live(
         self, inputs: list[torch.Tensor], quiet: bool = False
     ) -> tuple[Call, list[torch.Tensor]]:
-        """How a call with these free inputs runs, and its inputs: without rows nobody needs.
+        """The call that runs with these inputs, and its inputs: without rows that no loss reads.
 
         `quiet`: a call of gradd's own, of which nothing is printed.
         """

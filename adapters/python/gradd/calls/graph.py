@@ -103,7 +103,7 @@ class Graph:
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        owner: Any,
         cap: Capture,
         info: protocol.GraphInfo,
         memory: Memory,
@@ -111,7 +111,7 @@ class Graph:
         passes: Passes,
     ) -> None:
         """Args:
-        module: Whose `training` tells whether outputs may be left out.
+        owner: Its `training` tells whether outputs may be left out.
         cap: The capture.
         info: What the daemon says of it.
         memory: The most that its plans may take.
@@ -122,7 +122,7 @@ class Graph:
         without = replace(memory, budget=0)
         self._memory = (without.fields(cap.checkpoints), memory.fields(cap.checkpoints))
         self.info = info
-        self.module = module
+        self.owner = owner
         self.plain, self.dense = passes
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]

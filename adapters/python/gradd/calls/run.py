@@ -481,7 +481,7 @@ class DaemonFunction(torch.autograd.Function):
         if not run.call.all_differentiable:
             pairs = zip(outputs, run.call.selection.differentiable, strict=True)
             ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
-        # The daemon has copies of arguments, which somebody may write to meanwhile.
+        # The run holds copies of the arguments: a later write to those does not matter.
         ctx.save_for_backward(*tensors[: len(run.plan.params)])
         return tuple(outputs)
 

@@ -65,7 +65,7 @@ def selection_of(
     asked = (params, input_grads, grad)
     differentiable, params, input_grads = graph.differentiable(params, input_grads)
     left_out: set[int] = set()
-    if lazy and any(differentiable) and graph.module.training:
+    if lazy and any(differentiable) and graph.owner.training:
         asked_for = () if graph.asks_again else graph.asked_for
         left_out = {i for i in graph.left_out() if graph.user[i].name not in asked_for}
     real = [i for i in range(len(graph.user)) if i not in left_out]

@@ -163,7 +163,7 @@ class _Check:
                 kind.rows = not again  # the whole is right: what differs is the cut
         else:
             self._examine(data, self.selection)
-        whole = None if again else self._whole_wish(data)
+        whole = None if again else self._whole_selection(data)
         if whole is None or less is not None and self._agrees(less, whole):
             return
         try:
@@ -233,7 +233,7 @@ class _Check:
         if selection is self.selection:
             self.zeros = tally.zeros()
 
-    def _whole_wish(self, data: Data) -> Selection | None:
+    def _whole_selection(self, data: Data) -> Selection | None:
         """A plan for all outputs and their gradients, if the call's own plan shows less."""
         whole = selection_of(self.graph, *self._tensors(data)[1:], lazy=False)
         seeded = self._seeded(self.selection)

@@ -30,6 +30,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "CeilToInt": math.ceil,
     "FloorToInt": math.floor,
     "TruncToInt": math.trunc,
+    "Equality": operator.eq,
+    "Unequality": operator.ne,
+    "StrictGreaterThan": operator.gt,
+    "GreaterThan": operator.ge,
+    "StrictLessThan": operator.lt,
+    "LessThan": operator.le,
+    "And": lambda *args: reduce(operator.and_, args),
+    "Or": lambda *args: reduce(operator.or_, args),
+    "Not": torch.sym_not,
 }
 
 

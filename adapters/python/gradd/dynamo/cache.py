@@ -36,7 +36,7 @@ def find(
         key: Of `key_of`.
         make: Translates.
         decided: How much has been decided about sizes so far. A capture that decides something is
-            kept for nobody: where the same graph comes with other sizes, it is another one.
+            not kept: with other sizes the same graph is translated in another way.
     """
     with _lock:
         known = _captures.get(key)

@@ -47,8 +47,8 @@ _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their s
 class DrawnError(CaptureError):
     """A graph is given numbers of Python's `random`.
 
-    Dynamo draws those of a generator of the user's own anew in every call, from the state that it
-    had when it was traced.
+    Of a generator that the user made, Dynamo restores the state of the trace in each call, so each
+    call draws the same numbers.
     """
 
 

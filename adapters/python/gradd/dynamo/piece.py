@@ -121,7 +121,7 @@ class Piece:
         info = self.client.put_graph(cap.onnx, cap.sources)
         check_supported(info, cap)
         self.graph = Graph(
-            owner,  # type: ignore[arg-type]  # of a module only the mode is asked
+            owner,
             cap,
             info,
             owner.memory,

@@ -8,9 +8,7 @@ PyTorch computes, is evaluated from the arguments.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
-from types import CodeType
 from typing import Any
 
 import sympy
@@ -20,20 +18,8 @@ from torch._dynamo import maybe_mark_dynamic
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd import private
+from gradd.dynamo import arithmetic
 from gradd.dynamo.lower import SYMBOLIC, value_of
-
-# What sympy prints.
-_FUNCTIONS: dict[str, Any] = {
-    "math": math,
-    "Max": max,
-    "Min": min,
-    "max": max,
-    "min": min,
-    "Mod": lambda a, b: a % b,
-    "FloorDiv": lambda a, b: a // b,
-    "Eq": lambda a, b: a == b,
-    "Ne": lambda a, b: a != b,
-}
 
 
 def is_number(node: torch.fx.Node) -> bool:
@@ -112,29 +98,18 @@ def number(value: Any, values: dict[str, int]) -> Any:
     return private.pytree.tree_map(one, value)
 
 
-def _evaluate(expression: sympy.Expr, values: dict[str, Any]) -> Any:
-    try:
-        return evaluate(str(expression), values)
-    except NameError:
-        if any(s.name not in values for s in expression.free_symbols):
-            raise
-    # A function of torch's own, as IntTrueDiv.
-    known = {s: sympy.sympify(values[s.name]) for s in expression.free_symbols}
-    return expression.xreplace(known).evalf(17)
-
-
-@functools.lru_cache(maxsize=4096)
-def _code(expression: str) -> CodeType:
-    return compile(expression, "<size>", "eval")
-
-
-def evaluate(text: str, values: dict[str, Any]) -> Any:
-    """A number that an expression over sizes is in a call.
+def _evaluate(expression: sympy.Basic, values: dict[str, Any]) -> Any:
+    """What an expression over sizes is in a call.
 
     Raises:
-        NameError: It depends on something else than these symbols.
+        KeyError: It depends on something else than these symbols.
     """
-    return eval(_code(text), {"__builtins__": {}}, {**_FUNCTIONS, **values})
+    known = {s: values[s.name] for s in expression.free_symbols}  # type: ignore[attr-defined]
+    try:
+        return arithmetic.computed(expression, known)
+    except KeyError:  # a function, or a fraction: sympy computes exactly
+        exact = expression.xreplace({s: sympy.sympify(n) for s, n in known.items()})
+    return bool(exact) if exact in (sympy.true, sympy.false) else exact.evalf(17)
 
 
 def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
@@ -151,7 +126,7 @@ def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
             if isinstance(want, int):
                 if want != have:
                     return False
-            elif have < 2 or evaluate(str(want), values) != have:
+            elif have < 2 or _evaluate(want, values) != have:
                 return False
     for guard in env.guards if env is not None else ():
         expression = env.replace(guard.expr)

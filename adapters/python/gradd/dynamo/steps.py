@@ -93,6 +93,6 @@ class InTorch:
             elif is_number(node):
                 try:
                     known[node] = numbers(value_of(node))
-                except NameError:  # no size: the value of a tensor
+                except KeyError:  # no size: the value of a tensor
                     self._run([node], known, numbers)
         return known[node]

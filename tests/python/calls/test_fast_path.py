@@ -1,4 +1,4 @@
-"""A call like an earlier one: how short its way is, and that whatever has changed is seen."""
+"""The fast path of a call: how short it is, and that it notices every change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALE = 1.0
 
 @pytest.fixture(autouse=True)
 def _first_checks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later self-checks come by the clock, and take the long way."""
+    """Later self-checks come by the clock, and take the slow path."""
     monkeypatch.setenv("GRADD_SELF_CHECK", "first")
 
 
