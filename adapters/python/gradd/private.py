@@ -8,6 +8,7 @@ needed (DOCUMENTED), operators (`torch.ops.aten._to_copy`) as well.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import threading
@@ -154,9 +155,9 @@ DOCUMENTED: dict[str, str] = {
 }
 
 
-def dual_level() -> int:
-    """Level of forward-mode derivatives, from 0 on; below there are none."""
-    return forward_ad._current_level
+# Level of forward-mode derivatives, from 0 on; below there are none. Every call asks: a function of
+# C, without a frame of its own.
+dual_level: Callable[[], int] = functools.partial(getattr, forward_ad, "_current_level")
 
 
 def replace(name: str, value: Any) -> None:
