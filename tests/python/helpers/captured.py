@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from gradd import ORTModule
 from gradd.dynamo import checkpoints, lower, modes, partition, program, settings, sizes
 from gradd.dynamo.compiled_graph import CompiledGraph
-from gradd.dynamo.compiled_graph import _refusal as refusal
+from gradd.dynamo.compiled_graph import refusal as refusal
 from gradd.dynamo.owner import source_name
 from gradd.graph.translation import model_bytes
 from gradd.spec import Capture, CaptureError

@@ -22,13 +22,12 @@ import torch
 import torch.fx
 from torch._dynamo import config
 
-from gradd import errors, interrupts
-from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare
+from gradd import interrupts
+from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
 from gradd.dynamo.own_forward import does_more
 from gradd.dynamo.owner import SOURCE, Owner
 from gradd.memory import unused
 from gradd.session.client import get_client
-from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
 _OPTIONS = ("memory_budget", "strict")
@@ -98,8 +97,8 @@ def compiled(
     with interrupts.held_for(f"the capture of {owner.title}"), unused.unkept():
         try:
             made = CompiledGraph(owner, graph, examples, alone=not does_more(code))
-        except (CaptureError, errors.GraddError) as error:
-            return _refused(owner, graph, bare(error))
+        except Exception as error:  # raised here, it would leave Dynamo's state as it is
+            return _refused(owner, graph, refusal(error))
     owner.made(made)
     logger.info("captured %s in %.1f s", owner.title, time.perf_counter() - start)
     # The first one may name all operators at once.

@@ -39,7 +39,7 @@ from gradd.spec import CaptureError
 Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
 _numbers = itertools.count()
-_TRANSFORMS = torch.func.vmap.__module__.split(".")[1]  # the package that has them, here and in C
+_TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
 
@@ -147,7 +147,7 @@ class CompiledGraph:
                     self._check_again(part)
                     piece = self._piece(part)
                 except Exception as raised:  # whatever torch, or the exporter, does not expect
-                    error = _refusal(raised)
+                    error = refusal(raised)
                     self.first = self.first or error
                     node = getattr(error, "node", None)
                     if node is not None and node in part.nodes and node not in torchs:
@@ -174,7 +174,7 @@ class CompiledGraph:
     def _check_transforms(self) -> None:
         """Between the calls that begin and end a transform, tensors are wrapped ones."""
         for node in self.module.graph.nodes:
-            if _TRANSFORMS in str(getattr(node.target, "__module__", "")).split("."):
+            if _TRANSFORMS in str(getattr(node.target, "__module__", "")):
                 raise CaptureError(
                     "func_transform",
                     f"{place_of(node)}: forward() transforms a function (torch.func, vmap)",
@@ -223,7 +223,7 @@ class CompiledGraph:
         try:
             self._piece(part, trial=True)
         except Exception as error:  # the same
-            return _refusal(error)
+            return refusal(error)
         return None
 
     def _piece(self, part: partition.Part, trial: bool = False) -> Piece | None:
@@ -510,7 +510,7 @@ def _read(node: Node) -> CaptureError:
     )
 
 
-def _refusal(error: Exception) -> Exception:
+def refusal(error: Exception) -> Exception:
     """An error as a reason to run something in PyTorch.
 
     Raises:
