@@ -173,7 +173,7 @@ versions: all ## example and quick Python tests under other versions of torch an
 # be loaded into Python.
 ASAN_ENV := ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1:detect_leaks=1 \
             UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2
-ASAN_PY  := daemon/test_hostile.py values/test_gradients.py bridge/test_optim.py
+ASAN_PY  := daemon/test_hostile.py values/test_gradients.py calls/test_optim.py
 check-asan: ## C tests and hostile input under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(B)/asan/bin/gradd $(B)/asan/bin/tests
 	@$(ASAN_ENV) GRADD_BIN=$(abspath $(B))/asan/bin/gradd $(B)/asan/bin/tests --limit-scale 6
