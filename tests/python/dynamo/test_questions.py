@@ -330,8 +330,12 @@ UNSEEN: dict[str, tuple[Callable, list[Callable[[], Tensor]]]] = {
         lambda x: isinstance(x, nn.Buffer),
         [lambda: tensor(1), lambda: nn.Buffer(tensor(1))],
     ),
-    "a tensor of outside": (lambda x: x is ONE, [lambda: ONE, lambda: ONE.clone()]),
 }
+
+
+def test_a_tensor_of_outside_is_told_by_the_self_check() -> None:
+    model = run(lambda s, x: s.layer(x) * (2.0 if x is ONE else 1.0), (ONE,), (ONE.clone(),))
+    assert model.gradd_stats()["fallbacks"] == {"self_check": 2}
 
 
 @pytest.mark.parametrize("name", UNSEEN)

@@ -135,13 +135,14 @@ class Reference:
     def stand_in(
         self, tensor: torch.Tensor, values: torch.Tensor, shared: bool, dtype: Any = None
     ) -> torch.Tensor:
-        """A leaf in place of a tensor: with a gradient as that has, and with these values."""
+        """A leaf like a tensor, with a gradient if that has one, and with these values."""
         wants = tensor.requires_grad and self.task.grad
-        if shared:
-            return torch.nn.Parameter(values.detach(), wants)
-        own = values.detach().clone()
+        own = values.detach() if shared else values.detach().clone()
         if dtype is not None and own.is_floating_point():
             own = own.to(dtype)
+        if isinstance(tensor, torch.nn.Parameter):
+            own = torch.nn.Parameter(own, wants)
+        vars(own).update(vars(tensor))  # what a script has written there
         return own.requires_grad_(wants)
 
     @contextlib.contextmanager
