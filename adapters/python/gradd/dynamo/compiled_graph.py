@@ -146,6 +146,8 @@ class CompiledGraph:
                 try:
                     self._check_again(part)
                     piece = self._piece(part)
+                except errors.SessionError:  # it is not about the graph
+                    raise
                 except Exception as raised:  # whatever torch, or the exporter, does not expect
                     error = refusal(raised)
                     self.first = self.first or error
@@ -222,6 +224,8 @@ class CompiledGraph:
             return None  # a view
         try:
             self._piece(part, trial=True)
+        except errors.SessionError:
+            raise
         except Exception as error:  # the same
             return refusal(error)
         return None
@@ -511,13 +515,7 @@ def _read(node: Node) -> CaptureError:
 
 
 def refusal(error: Exception) -> Exception:
-    """An error as a reason to run something in PyTorch.
-
-    Raises:
-        Exception: The error, if it is about the session and not about a graph.
-    """
-    if isinstance(error, errors.SessionError):
-        raise error
+    """An error as a reason to run something in PyTorch."""
     if not isinstance(error, (CaptureError, errors.GraddError)):
         text = " ".join(str(error).strip().splitlines()[:1])[:300]
         error = CaptureError("export_failed", f"{type(error).__name__}: {text}")
