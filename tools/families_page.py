@@ -20,16 +20,17 @@ LONGEST = 160  # characters of a reason
 
 HEAD = """# Model families
 
-Does a family of Hugging Face models train in gradd? {trains} of the {tried} model classes below do.
+Does a family of Hugging Face models train in gradd? Of the {tried} model classes below {trains} train
+wholly in the daemon, and {most} with at least half of the operations of their products.
 Written by `make families` with {versions}.
 
 Each class was built small and with random weights from the family's own configuration class: two to
 four layers, of the kinds that the default configuration lists; fp32, text only, dropout off. It
 ran forward and backward in PyTorch eager and through `ORTModule(model, strict=True)`, with three
-batch shapes and with padding, and the loss and the gradient of every parameter were compared. A
-checkpoint may set options that the default configuration does not: `ORTModule` compares the first
-step with PyTorch, `strict=True` raises instead of running in PyTorch, and
-`print(model.gradd_explain())` shows what was recognised.
+batch shapes and with padding, and the loss and the gradient of every parameter were compared; what
+`strict=True` refuses ran without it. A checkpoint may set options that the default configuration
+does not: `ORTModule` compares the first step with PyTorch, `strict=True` raises instead of running
+anything in PyTorch, and `print(model.gradd_explain())` shows what was recognised.
 
 `make families` takes about an hour on two cores and goes on where it was stopped; remove
 `build/families.jsonl` to start over.
@@ -50,15 +51,20 @@ EXPERTS = """
 ## Train in the daemon with one setting
 
 Mixture of experts: call `model.set_experts_implementation("batched_mm")` before wrapping the model.
-The default, `grouped_mm`, runs in PyTorch. `batched_mm` copies the weights of the chosen experts
+With the default, `grouped_mm`, the experts run in PyTorch. `batched_mm` copies the weights of the chosen experts
 for every token: expect much memory with long batches or large experts.
 
 """
-PYTORCH = """
-## Run in PyTorch
+PARTLY = """
+## Train partly in the daemon
 
-The daemon cannot run these. They train in PyTorch, with one warning that gives this reason.
+What the daemon cannot run is cut out and runs in PyTorch between pieces in the daemon, with one
+warning that gives the reason. *Share* is that of the daemon in the floating-point operations of
+products and convolutions of a forward, counted by PyTorch's profiler: with the tiny sizes of this
+page, so that a cut weighs more here than in a real model.
 
+| Family | Model class | Share | Gradient difference |
+| --- | --- | --- | --- |
 """
 PROBLEMS = """
 ## Errors and differences
@@ -86,10 +92,11 @@ def read(path: Path) -> list[Row]:
 
 def page(rows: list[Row]) -> str:
     """The whole page."""
-    by_status = {s: [r for r in rows if r["status"] == s] for s in ("daemon", "pytorch", "untried")}
+    by_status = {s: [r for r in rows if r["status"] == s] for s in ("daemon", "partly", "untried")}
     problems = [r for r in rows if r["status"] in ("differs", "error")]
     text = HEAD.format(
         trains=len(by_status["daemon"]),
+        most=sum(r["share"] >= 0.5 for r in by_status["partly"]),
         tried=len(rows) - len(by_status["untried"]),
         versions="; ".join(sorted({r["versions"] for r in rows})),
     )
@@ -98,7 +105,9 @@ def page(rows: list[Row]) -> str:
     text += DAEMON + table(plain)
     if experts:
         text += EXPERTS + table(experts)
-    text += PYTORCH + items(by_status["pytorch"], lambda r: f"`{r['reason']}`, {reason(r)}")
+    partly = by_status["partly"]
+    text += PARTLY + "".join(map(part, partly)) + "\nWhat was cut out first:\n\n"
+    text += items(partly, lambda r: f"`{r['reason']}`, {reason(r)}")
     if problems:
         text += PROBLEMS + items(problems, problem)
     if by_status["untried"]:
@@ -133,6 +142,12 @@ def table(rows: list[Row]) -> str:
         lines.append(line)
     below = "\n" + items(long, lambda r: f"not recognised {leftovers(r)}") if long else ""
     return "\n".join(lines) + "\n" + below
+
+
+def part(row: Row) -> str:
+    """A line of the table of models that train partly in the daemon."""
+    cells = (row["family"], f"`{row['model']}`", f"{row['share']:.0%}", gradient(row))
+    return "| " + " | ".join(cells) + " |\n"
 
 
 def gradient(row: Row) -> str:
