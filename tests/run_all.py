@@ -104,7 +104,9 @@ def nightly_files() -> list[str]:
     """The files of tests that have long ones."""
     tests = sorted((ROOT / "tests" / "python").rglob("test_*.py"))
     return [
-        str(t.relative_to(ROOT)) for t in tests if re.search("nightly|every_run", t.read_text())
+        str(t.relative_to(ROOT))
+        for t in tests
+        if re.search("nightly|every_run|one_in", t.read_text())
     ]
 
 

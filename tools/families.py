@@ -152,10 +152,13 @@ def attempt(model: torch.nn.Module, batches: list[dict], theirs: list[Step]) -> 
         except Exception as error:
             row = {**outcome(error), "experts": BATCHED}
             spare.set_experts_implementation(BATCHED)
-    if row["status"] == "pytorch":
+    if row["status"] != "pytorch":
+        return row
+    try:
         found = in_daemon(spare, batches, theirs, strict=False)
-        row |= {**found, "status": "partly" if found["status"] == "daemon" else "differs"}
-    return row
+    except Exception as error:  # without strict=True nothing may raise
+        return {**row, **outcome(error), "status": "error"}
+    return {**row, **found, "status": "partly" if found["status"] == "daemon" else "differs"}
 
 
 def outcome(error: Exception) -> Row:

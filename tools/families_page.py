@@ -20,8 +20,8 @@ LONGEST = 160  # characters of a reason
 
 HEAD = """# Model families
 
-Does a family of Hugging Face models train in gradd? Of the {tried} model classes below {trains} train
-wholly in the daemon, and {most} with at least half of the operations of their products.
+Does a family of Hugging Face models train in gradd? Of the {tried} model classes below {trains}
+train wholly in the daemon, and {most} with at least half of the operations of their products.
 Written by `make families` with {versions}.
 
 Each class was built small and with random weights from the family's own configuration class: two to
@@ -51,8 +51,8 @@ EXPERTS = """
 ## Train in the daemon with one setting
 
 Mixture of experts: call `model.set_experts_implementation("batched_mm")` before wrapping the model.
-With the default, `grouped_mm`, the experts run in PyTorch. `batched_mm` copies the weights of the chosen experts
-for every token: expect much memory with long batches or large experts.
+With the default, `grouped_mm`, the experts run in PyTorch. `batched_mm` copies the weights of the
+chosen experts for every token: expect much memory with long batches or large experts.
 
 """
 PARTLY = """

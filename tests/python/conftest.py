@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.guards
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = ROOT / "tests/python/helpers"
@@ -38,6 +39,8 @@ for _folder in ("adapters/python", "adapters/optimum"):
     if str(ROOT / _folder) not in sys.path:
         sys.path.insert(0, str(ROOT / _folder))
 logging.getLogger("torch.__trace").addFilter(lambda record: False)  # megabytes per compilation
+# It only logs a time, for which it writes through all caches of the processor: 20 ms per graph.
+torch._dynamo.guards.profile_guard_manager = lambda *unused: 0.0
 torch.set_num_threads(1)  # there is a worker for each core (tests/machine.py)
 
 from gradd.session import client as gradd_client  # noqa: E402

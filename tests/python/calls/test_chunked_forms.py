@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from selection import one_in
 from torch import nn
 from torch.nn import functional as F
 
@@ -217,7 +218,7 @@ def assert_near(
         assert error < tol, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", one_in(2, FORMS))
 def test_f32(shared_daemon: object, name: str) -> None:
     net = Net(**FORMS[name])
     model, exact = wrapped(net), copy.deepcopy(net).double()
@@ -227,7 +228,7 @@ def test_f32(shared_daemon: object, name: str) -> None:
     assert_chunked(model)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", one_in(2, FORMS))
 def test_bf16(shared_daemon: object, name: str) -> None:
     net = Net(**FORMS[name]).bfloat16()
     model, exact = wrapped(net), copy.deepcopy(net).double()

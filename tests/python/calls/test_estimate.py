@@ -17,6 +17,7 @@ import torch
 from conftest import BINARY, PYTHONPATH
 from nets import Net, batch
 from onnx import TensorProto, helper
+from selection import every_run
 from test_explain import command, layer, value, write  # noqa: F401
 
 import gradd
@@ -233,12 +234,17 @@ SIZES = ("input_ids=4x32", "attention_mask=4x32", "labels=4x32")
 
 
 @pytest.mark.parametrize(
-    ("labelled", "real"), [(13, 64), (40, None), (None, 70), (0, 128), (64, 64), (127, 128)]
+    "rows",
+    every_run(
+        {(13, 64), (None, 70), (0, 128)},
+        [(13, 64), (40, None), (None, 70), (0, 128), (64, 64), (127, 128)],
+    ),
 )
 def test_shares_plan_what_a_batch_would(
-    llama: tuple[Path, str], labelled: int | None, real: int | None
+    llama: tuple[Path, str], rows: tuple[int | None, int | None]
 ) -> None:
     """Lists, memory and operations are those of a batch with so many labelled and real rows."""
+    labelled, real = rows
     path, trained = llama
     options = [] if labelled is None else ["--labelled", str(labelled / 128)]
     options += [] if real is None else ["--real", str(real / 128)]

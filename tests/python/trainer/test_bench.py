@@ -240,6 +240,7 @@ def test_the_table_of_messages() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_models_of_real_sizes_in_small() -> None:
     """Both engines train the same; wrapping and every step are measured."""
     command = [sys.executable, str(BENCHMARKS / "real_sizes.py"), "--only", "small", "--steps", "2"]

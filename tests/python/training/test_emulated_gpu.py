@@ -18,9 +18,10 @@ from selection import every_run
 
 CHILD = Path(__file__).resolve().parents[1] / "helpers" / "training_child.py"
 FAKE = BINARY.with_name("gradd-fake")
-DAILY = [("mlp_ce", "float32"), ("llama", "float32"), ("gpt2", "float32")]
+DAILY = [("mlp_ce", "float32"), ("gpt2", "float32")]
 ALL = [
     *DAILY,
+    ("llama", "float32"),
     ("llama_chunks", "float32"),
     ("llama_chunks", "bfloat16"),
     *((name, "float32") for name in ("bert_mlm", "qwen3", "gemma2", "llama_tied", "mlp_bce")),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import random_graphs
 import torch
-from selection import SEED, every_run
+from selection import SEED, every_run, one_in
 
 from gradd.spec import CaptureError
 
@@ -102,7 +102,7 @@ def assert_same_bits(got: dict[str, Any], want: dict[str, Any]) -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("half", [False, True], ids=["f32", "bf16"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_in(2, FAMILIES))
 def test_gradients_have_the_same_bits(name: str, half: bool):
     of = family(name, half)
     whole = of.plan()
@@ -125,7 +125,7 @@ def trained(of: Captured, plan: E.Plan) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["f32", "bf16"])
-@pytest.mark.parametrize("name", ["llama", "bert_mlm"])
+@pytest.mark.parametrize("name", every_run(("llama",), ["llama", "bert_mlm"]))
 def test_a_smaller_budget_never_needs_more(name: str, half: bool):
     """50 random budgets: each is met with the same bits, or refused with the smallest that can be.
 
@@ -158,7 +158,7 @@ def test_a_smaller_budget_never_needs_more(name: str, half: bool):
     assert 0 < refused < 50 and len(set(arenas)) > 4
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_in(2, FAMILIES))
 def test_every_point_of_the_curve_can_be_met(name: str):
     of = family(name)
     points = of.curve()
@@ -227,6 +227,7 @@ def test_random_programs_have_the_same_bits(seed: int):
     assert_same_bits(results(of, plan), want)
 
 
+@pytest.mark.nightly
 def test_deep_models_are_planned_in_time():
     """Neither what a pattern stands for nor the search grows faster than the model does much."""
     of = family("llama", layers=32)
