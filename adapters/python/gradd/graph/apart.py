@@ -1,12 +1,12 @@
-"""Operators that torch itself composes of others, taken apart one by one.
+"""Operators that consist of others, taken apart one by one.
 
-einsum() and its like have no operator in ONNX that would do, or none at all. torch says what they
-consist of, for this one call: its steps take the node's place. Without this the call is refused, or
-the whole program is taken apart, which costs as much as the rest of the translation.
+torch says what an operator consists of, for this one call: its steps take the node's place. Without
+this the whole program is taken apart, which takes several times as long as the translation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,34 +16,63 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from gradd import private
 from gradd.graph.nodes import Operator, is_mutable, replace_call
 
-# Products and rearrangements; what checks indices or has edges of its own stays whole.
+# Products and rearrangements whose operator in ONNX would not do, where it has one. What checks
+# indices or has edges of its own stays whole until those are looked after.
 _COMPOSED = {
     *("einsum", "tensordot", "kron", "inner", "outer"),
     *("linalg_multi_dot", "chain_matmul", "matrix_power", "linalg_matrix_power"),
     *("hstack", "vstack", "dstack", "column_stack"),
     *("trapezoid", "trapz", "cumulative_trapezoid"),
 }
+Rules = Mapping[Any, Callable[..., Any]]
 
 
-def take_apart(graph: torch.fx.Graph, signature: Any) -> None:
-    """Replaces what torch composes of other operators, in place."""
+def take_apart(
+    graph: torch.fx.Graph,
+    signature: Any,
+    wanted: Callable[[Operator], bool] | None = None,
+    rules: Rules | None = None,
+) -> bool:
+    """Replaces what consists of other operators, in place.
+
+    Args:
+        graph: What is changed.
+        signature: Follows its outputs.
+        wanted: Which operators; None = what torch composes of others, as einsum().
+        rules: torch's for operators that it does not compose itself.
+
+    Returns:
+        Whether one was replaced.
+    """
+    replaced = False
     for node in list(graph.nodes):
-        if node.op == "call_function" and _is_composed(node.target):
-            body = _steps(node)
+        target = node.target
+        if not isinstance(target, Operator) or is_mutable(target):
+            continue
+        if (wanted or _is_composed)(target):
+            body = _steps(node, (rules or {}).get(target))
             if body is not None:
                 _inline(graph, node, body, signature)
+                replaced = True
+    return replaced
 
 
-def _is_composed(target: Any) -> bool:
-    if not isinstance(target, Operator) or is_mutable(target):
-        return False
+def _is_composed(target: Operator) -> bool:
     name = private.schema(target).name.removeprefix("aten::")
-    composed = target.has_kernel_for_dispatch_key
-    return name in _COMPOSED and composed("CompositeImplicitAutograd")
+    return name in _COMPOSED and _is_torchs(target)
 
 
-def _steps(node: torch.fx.Node) -> torch.fx.Graph | None:
+def _is_torchs(target: Operator) -> bool:
+    """Whether torch composes an operator of others in C++."""
+    return target.has_kernel_for_dispatch_key("CompositeImplicitAutograd")
+
+
+def _steps(node: torch.fx.Node, rule: Callable[..., Any] | None) -> torch.fx.Graph | None:
     """What the operator does with its operands; None where torch does not say."""
+    if rule is None:
+        if not _is_torchs(node.target):  # type: ignore[arg-type]
+            return None
+        rule = node.target.decompose  # type: ignore[union-attr]
     operands = list(node.all_input_nodes)
     values = [operand.meta.get("val") for operand in operands]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -54,13 +83,27 @@ def _steps(node: torch.fx.Node) -> torch.fx.Graph | None:
     def run(*given: Any) -> Any:
         known = dict(zip(operands, given, strict=True))
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
-        return node.target.decompose(*args, **kwargs)  # type: ignore[union-attr]
+        return rule(*args, **kwargs)
 
     try:
         with mode:
-            return make_fx(run)(*values).graph
+            body = make_fx(run)(*values).graph
     except Exception:  # a step that depends on values: the whole program's way says what
         return None
+    if any(is_mutable(step.target) for step in body.nodes if isinstance(step.target, Operator)):
+        return None  # only that way makes writes functional
+    return body if _is_same(body.output_node().args[0], node.meta.get("val")) else None
+
+
+def _is_same(results: Any, expected: Any) -> bool:
+    """Whether taking apart changes nothing of what is known of the results."""
+    found = private.pytree.tree_leaves(torch.fx.map_arg(results, lambda n: n.meta.get("val")))
+    wanted = private.pytree.tree_leaves(expected)
+    return len(found) == len(wanted) and all(
+        (a.dim(), a.dtype) == (b.dim(), b.dtype)
+        for a, b in zip(found, wanted, strict=True)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    )
 
 
 def _inline(graph: torch.fx.Graph, node: torch.fx.Node, body: torch.fx.Graph, sig: Any) -> None:

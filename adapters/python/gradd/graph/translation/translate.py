@@ -1,8 +1,9 @@
 """Translation of an exported program to ONNX opset 23, with the stock exporter's defects repaired.
 
-The train-mode program is translated directly where every operator is functional and known,
-which skips the exporter's decomposition (half of its time); otherwise the program is decomposed
-first. Depends on internals of the pinned torch, as does doubles.py, which widens its constants.
+The train-mode program is translated directly where every operator is functional and has a
+translation, or consists of such ones, which skips the exporter's decomposition (several times the
+rest); otherwise the program is decomposed first. Depends on internals of torch, as does doubles.py,
+which widens its constants.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from gradd import private
 from gradd.graph import nodes
+from gradd.graph.apart import take_apart
 from gradd.graph.nodes import Operator
 from gradd.graph.places import place_of
 from gradd.graph.translation import doubles, indices, norms, operators, pointwise, quotients, shapes
@@ -37,6 +39,7 @@ _DECOMPOSE = {
 # derivatives at ties and NaN.
 _LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
 
+_ROUNDS = 3  # what an operator consists of may consist of others
 # Errors that only say that there was another one.
 _WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
 
@@ -102,6 +105,7 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     """
     registry = _registry()
     try:
+        _take_apart(program, registry)
         apart = _taken_apart(program, registry)
         if apart is None:
             try:
@@ -115,6 +119,24 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
         raise
     except Exception as err:
         raise _explain(err) from err
+
+
+def _take_apart(program: Any, registry: Any) -> None:
+    """Operators without a translation become those of which they consist, where that is enough."""
+
+    def wanted(target: Operator) -> bool:
+        return target.name() not in _DECOMPOSE and not registry.is_registered(target)
+
+    graph = program.graph_module.graph
+    functions = [n.target for n in graph.nodes if isinstance(n.target, Operator)]
+    if any(nodes.is_mutable(f) or f.name() in _DECOMPOSE for f in functions):
+        return
+    if any(map(wanted, functions)):
+        rules = _untranslated(registry)
+        for _ in range(_ROUNDS):
+            if not take_apart(graph, program.graph_signature, wanted, rules):
+                break
+        program.graph_module.recompile()
 
 
 def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
@@ -136,7 +158,7 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     traced = _results(program)
     if not isinstance(program, torch.export.ExportedProgram):
         program = program.exported()
-    program = program.run_decompositions(_untranslated(registry))
+    program = program.run_decompositions(dict(_untranslated(registry)))
     private.promote(program.graph_module)
     _drop_assertions(program.graph_module)
     _name_outputs(program)
@@ -146,6 +168,7 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     return _translated(program, registry), program
 
 
+@functools.lru_cache(maxsize=1)
 def _untranslated(registry: Any) -> dict[Any, Any]:
     """torch's rules for operators that have no translation."""
     rules = dict(private.decompositions)
