@@ -3,7 +3,8 @@
 The graph still shows detach(), and marks what ran without gradients; the ONNX exporter would drop
 both without a trace, and gradients would silently be wrong. Here each value that leaves such a
 region, like each detach(), goes through the registered operator gradd::stop_gradient, which becomes
-com.gradd::StopGradient. Runs before any decomposition.
+com.gradd::StopGradient. Runs before any decomposition. Writes in
+place become values where that is simple.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.graph import apart, types, writes
+from gradd.graph import apart, functional, types, writes
 from gradd.graph.nodes import (
     DETACH,
     OFF,
@@ -50,6 +51,7 @@ def prepare(program: Any) -> None:
             _stop_detached(module.graph, program.graph_signature)
             _stop_regions(module.graph, program.graph_signature)
             indices.check(module.graph)
+            functional.make_functional(module.graph, program.graph_signature)
             module.graph.eliminate_dead_code(is_impure_node=_is_impure)
             module.delete_all_unused_submodules()
             module.recompile()

@@ -1,0 +1,222 @@
+"""Writes in place as values: what reads the memory later reads what the write gives.
+
+torch does this as well, but only together with taking the whole program apart, which takes several
+times as long as the translation. Here a write to x[1:] becomes the functional operator, and the
+memory's next value is the one before with that part replaced; views are made again of the present
+value where they are read. Memory that comes from outside, draws, writes of several tensors and
+parts that no operator puts back are left to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd import private
+from gradd.graph.nodes import Operator, is_mutable, rename_outputs, storages
+
+_aten = torch.ops.aten
+Node = torch.fx.Node
+# What puts the part that a view shows back into the whole, with the same arguments.
+_SCATTER = {
+    _aten.slice.Tensor: _aten.slice_scatter.default,
+    _aten.select.int: _aten.select_scatter.default,
+}
+# What turns a view of all elements back.
+_BACK = {
+    _aten.transpose.int: _aten.transpose.int,
+    _aten.t.default: _aten.t.default,
+    _aten.unsqueeze.default: _aten.squeeze.dim,
+}
+
+
+def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
+    """Replaces all writes of a graph, or none where one of them cannot be.
+
+    Args:
+        graph: It is changed.
+        signature: Follows its outputs.
+    """
+    writes = [n for n in graph.nodes if n.op == "call_function" and is_mutable(n.target)]
+    if writes:
+        walk = _Walk(graph, signature)
+        if all(map(walk.can_replace, writes)):
+            walk.run()
+
+
+def _functional(target: Operator) -> Operator | None:
+    """The operator that gives what this one writes."""
+    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    if target.namespace != "aten" or not name.endswith("_"):
+        return None
+    # __iand__ writes what __and__ gives.
+    name = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")
+    return getattr(getattr(_aten, name, None), overload, None)
+
+
+def _writes_self(target: Operator) -> bool:
+    schema = private.schema(target)
+    written = [
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return written == ["self"] and schema.arguments[0].name == "self"
+
+
+class _Walk:
+    """One walk in the order of execution.
+
+    Attributes:
+        memory: What each node shows of the memory that is written.
+        sources: The operands whose memory nodes show.
+        operands: Of nodes, before the walk.
+        version: How often memory was written so far.
+        present: Its whole value now.
+        values: What stands for an alias, and the version that it is of.
+    """
+
+    def __init__(self, graph: torch.fx.Graph, signature: Any) -> None:
+        self.graph = graph
+        self.signature = signature
+        self.memory: dict[Node, set[Hashable]] = {}
+        written: set[Hashable] = set()
+        for node in graph.nodes:
+            self.memory[node] = self._memory(node)
+            if node.op == "call_function" and is_mutable(node.target):
+                written |= self.memory[node]
+        for memory in self.memory.values():
+            memory &= written
+        self.version = dict.fromkeys(written, 0)
+        self.present: dict[Hashable, Node] = {}
+        self.values: dict[Node, tuple[Node, int]] = {}
+        # As the graph has them: operands are replaced on the way.
+        self.sources = {n: self._source(n) for n in graph.nodes}
+        self.operands = {n: (n.args, n.kwargs) for n in graph.nodes}
+
+    def _memory(self, node: Node) -> set[Hashable]:
+        if isinstance(node.target, Operator):
+            if node.target.namespace == "gradd":  # they make memory, whatever their values say
+                return {node}
+            if is_mutable(node.target) and _writes_self(node.target):
+                return set(self.memory[node.args[0]])  # type: ignore[index]
+        return set(storages(node))
+
+    def _source(self, node: Node) -> Node | None:
+        """The operand whose written memory a node shows; None = it has memory of its own."""
+        shared = self.memory[node]
+        return next((n for n in node.all_input_nodes if shared & self.memory[n]), None)
+
+    # ---- what can be replaced ----
+
+    def can_replace(self, node: Node) -> bool:
+        """Whether a write has a functional operator, and its part can be put back."""
+        target = node.target
+        assert isinstance(target, Operator)
+        if _functional(target) is None or torch.Tag.nondeterministic_seeded in target.tags:
+            return False
+        if not _writes_self(target) or not isinstance(node.meta.get("val"), torch.Tensor):
+            return False
+        one: Node | None = node.args[0]  # type: ignore[assignment]
+        while one is not None:
+            if one.op != "call_function" or not isinstance(one.meta.get("val"), torch.Tensor):
+                return False
+            if len(self.memory[one]) != 1:
+                return False
+            source = self.sources[one]
+            if source is not None and not (is_mutable(one.target) or self._goes_back(one)):
+                return False
+            one = source
+        return True
+
+    @staticmethod
+    def _goes_back(view: Node) -> bool:
+        return view.target is _aten.alias.default or view.target in {*_SCATTER, *_BACK}
+
+    # ---- the walk ----
+
+    def run(self) -> None:
+        writes = []
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and is_mutable(node.target):
+                self._write(node)
+                writes.append(node)
+            elif node.op != "placeholder":
+                self._read(node)
+        for node in reversed(writes):
+            self.graph.erase_node(node)
+
+    def _read(self, node: Node) -> None:
+        with self.graph.inserting_before(node):
+            for operand in node.all_input_nodes:
+                value = self._now(operand)
+                if value is not operand:
+                    node.replace_input_with(operand, value)
+                    if node.op == "output":
+                        rename_outputs(self.signature, operand.name, value.name)
+        for storage in self.memory[node] if node.op == "call_function" else ():
+            self.present.setdefault(storage, node)
+            self.values[node] = node, self.version[storage]
+
+    def _now(self, node: Node) -> Node:
+        """What stands for a node's value at this place."""
+        known = self.values.get(node)
+        if known is None:
+            return node
+        (storage,) = self.memory[node]
+        value, version = known
+        if version != self.version[storage]:
+            source = self.sources[node]
+            if source is None:
+                value = self.present[storage]
+            elif is_mutable(node.target):
+                value = self._now(source)
+            else:
+                value = self._call(node.target, *self._operands(node), like=node)
+            self.values[node] = value, self.version[storage]
+        return value
+
+    def _operands(self, node: Node) -> tuple[Any, Any]:
+        return torch.fx.map_arg(self.operands[node], self._now)
+
+    def _call(self, target: Any, args: Any, kwargs: Any = None, *, like: Node) -> Node:
+        made = self.graph.call_function(target, tuple(args), kwargs or {})
+        made.meta = dict(like.meta)
+        return made
+
+    def _write(self, node: Node) -> None:
+        target = node.args[0]
+        (storage,) = self.memory[node]
+        with self.graph.inserting_before(node):
+            value = whole = self._result(node)
+            part: Any = target
+            while (source := self.sources[part]) is not None:
+                if not is_mutable(part.target):
+                    whole = self._put_back(part, source, whole)
+                part = source
+        self.version[storage] += 1
+        self.present[storage] = whole
+        for alias in (target, node):
+            self.values[alias] = value, self.version[storage]  # type: ignore[index]
+
+    def _result(self, node: Node) -> Node:
+        """What a write gives, in the type of its target."""
+        args, kwargs = self._operands(node)
+        value = self._call(_functional(node.target), args, kwargs, like=node)  # type: ignore[arg-type]
+        known = node.meta["val"]
+        given = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with known.fake_mode, torch.no_grad():
+            value.meta["val"] = value.target(*given[0], **given[1])  # type: ignore[operator]
+        if value.meta["val"].dtype is known.dtype:
+            return value
+        return self._call(_aten._to_copy.default, (value,), {"dtype": known.dtype}, like=node)
+
+    def _put_back(self, view: Node, source: Node, value: Node) -> Node:
+        """The value of what a view shows, with the view's value in its place."""
+        if view.target is _aten.alias.default:
+            return value
+        (whole, *rest), kwargs = self._operands(view)
+        if view.target in _BACK:
+            return self._call(_BACK[view.target], (value, *rest), kwargs, like=source)
+        return self._call(_SCATTER[view.target], (whole, value, *rest), kwargs, like=source)
