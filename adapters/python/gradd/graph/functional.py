@@ -9,7 +9,6 @@ parts that no operator puts back are left to torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -40,11 +39,9 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
         graph: It is changed.
         signature: Follows its outputs.
     """
-    writes = [n for n in graph.nodes if n.op == "call_function" and is_mutable(n.target)]
-    if writes:
-        walk = _Walk(graph, signature)
-        if all(map(walk.can_replace, writes)):
-            walk.run()
+    walk = _Walk(graph, signature)
+    if walk.writes and all(map(walk.can_replace, walk.writes)):
+        walk.run()
 
 
 def _functional(target: Operator) -> Operator | None:
@@ -69,6 +66,7 @@ class _Walk:
     """One walk in the order of execution.
 
     Attributes:
+        writes: The nodes that write.
         memory: What each node shows of the memory that is written.
         sources: The operands whose memory nodes show.
         operands: Of nodes, before the walk.
@@ -80,28 +78,16 @@ class _Walk:
     def __init__(self, graph: torch.fx.Graph, signature: Any) -> None:
         self.graph = graph
         self.signature = signature
-        self.memory: dict[Node, set[Hashable]] = {}
-        written: set[Hashable] = set()
-        for node in graph.nodes:
-            self.memory[node] = self._memory(node)
-            if node.op == "call_function" and is_mutable(node.target):
-                written |= self.memory[node]
-        for memory in self.memory.values():
-            memory &= written
+        writes = [n for n in graph.nodes if n.op == "call_function" and is_mutable(n.target)]
+        written = {s for n in writes for s in storages(n)}
+        self.memory = {n: storages(n) & written for n in graph.nodes}
         self.version = dict.fromkeys(written, 0)
-        self.present: dict[Hashable, Node] = {}
+        self.present: dict[int, Node] = {}
         self.values: dict[Node, tuple[Node, int]] = {}
         # As the graph has them: operands are replaced on the way.
         self.sources = {n: self._source(n) for n in graph.nodes}
         self.operands = {n: (n.args, n.kwargs) for n in graph.nodes}
-
-    def _memory(self, node: Node) -> set[Hashable]:
-        if isinstance(node.target, Operator):
-            if node.target.namespace == "gradd":  # they make memory, whatever their values say
-                return {node}
-            if is_mutable(node.target) and _writes_self(node.target):
-                return set(self.memory[node.args[0]])  # type: ignore[index]
-        return set(storages(node))
+        self.writes = writes
 
     def _source(self, node: Node) -> Node | None:
         """The operand whose written memory a node shows; None = it has memory of its own."""
@@ -137,14 +123,12 @@ class _Walk:
     # ---- the walk ----
 
     def run(self) -> None:
-        writes = []
         for node in list(self.graph.nodes):
             if node.op == "call_function" and is_mutable(node.target):
                 self._write(node)
-                writes.append(node)
             elif node.op != "placeholder":
                 self._read(node)
-        for node in reversed(writes):
+        for node in reversed(self.writes):
             self.graph.erase_node(node)
 
     def _read(self, node: Node) -> None:

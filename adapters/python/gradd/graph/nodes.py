@@ -8,6 +8,7 @@ com.gradd::StraightThrough. gradd::check_index(x, limit) has the values of x, wh
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -82,7 +83,14 @@ def stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:
     """A stop_gradient of `source`, at the graph's point of insertion."""
     node = graph.call_function(torch.ops.gradd.stop_gradient.default, (source,))
     node.meta = {k: v for k, v in source.meta.items() if k not in (OFF, DATA)}
+    node.meta["val"] = own(node.meta["val"])
     return node
+
+
+def own(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of a trace like another one, with memory of its own."""
+    with getattr(value, "fake_mode", None) or contextlib.nullcontext(), torch.no_grad():
+        return value.clone()
 
 
 def replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:

@@ -41,6 +41,7 @@ from gradd.graph.nodes import (
     Operator,
     is_float,
     is_mutable,
+    own,
     packet,
     rename_outputs,
     replace,
@@ -220,6 +221,7 @@ class _Pass:
             node.meta[OFF] = False
             with self.graph.inserting_after(node):
                 stopped = stop(self.graph, node)
+            node.meta["val"], stopped.meta["val"] = stopped.meta["val"], node.meta["val"]
             node.replace_all_uses_with(stopped, delete_user_cb=lambda user: user is not stopped)
             rename_outputs(self.signature, node.name, stopped.name)
             return
@@ -341,6 +343,7 @@ class _Pass:
         with self.graph.inserting_before(node):
             fresh = stop(self.graph, target)
         node.replace_input_with(target, fresh)
+        node.meta["val"] = fresh.meta["val"]
         return fresh
 
     def _write_back(
@@ -350,6 +353,7 @@ class _Pass:
             done = self.graph.call_function(_aten.copy_.default, (target, value))
         for new in (value, done):
             new.meta = {k: v for k, v in node.meta.items() if k != OFF}
+        value.meta["val"], done.meta["val"] = own(node.meta["val"]), target.meta["val"]
         replace(node, done, self.signature)
         self._follow(target, done)
         return done

@@ -20,7 +20,7 @@ import torch
 import torch.fx
 
 from gradd import private
-from gradd.graph.nodes import Operator, argument
+from gradd.graph.nodes import Operator, argument, own
 from gradd.graph.translation.build import ints, op, scalar
 
 _aten = torch.ops.aten
@@ -73,7 +73,7 @@ def _check(graph: torch.fx.Graph, node: torch.fx.Node, name: str, limit: Any, *d
 
 def _checked(graph: torch.fx.Graph, index: Any, limit: Any, reader: torch.fx.Node) -> torch.fx.Node:
     checked = graph.call_function(torch.ops.gradd.check_index.default, (index, limit))
-    checked.meta = {**reader.meta, "val": index.meta["val"]}
+    checked.meta = {**reader.meta, "val": own(index.meta["val"])}
     return checked
 
 
@@ -83,7 +83,7 @@ def _expanded(graph: torch.fx.Graph, index: torch.fx.Node, limit: Any) -> torch.
         return None
     few = _checked(graph, index.args[0], limit, index)
     many = graph.call_function(index.target, (few, *index.args[1:]), index.kwargs)
-    many.meta = dict(index.meta)
+    many.meta = {**index.meta, "val": own(index.meta["val"])}
     return many
 
 
