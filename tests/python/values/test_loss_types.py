@@ -214,9 +214,9 @@ def _refused(module: nn.Module, *args: torch.Tensor) -> str:
 
 def test_a_wrong_rank_of_the_trace_is_refused(monkeypatch):
     monkeypatch.setattr(decompositions, "sound", contextlib.nullcontext)
-    text = _refused(_module(_nll, USES["exp sum"], "plain"), *_data())
+    text = _refused(_module(_nll, USES["exp sum"], DECOMPOSED[1]), *_data())
     assert "aten.nll_loss.default" in text and "rank 0" in text
-    text = _refused(_module(_nll, lambda n: n, "plain"), *_data())
+    text = _refused(_module(_nll, lambda n: n, DECOMPOSED[1]), *_data())
     assert "rank 1" in text and "rank 0" in text
 
 

@@ -7,6 +7,7 @@ this the whole program is taken apart, which takes several times as long as the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,36 +26,39 @@ _COMPOSED = {
     *("trapezoid", "trapz", "cumulative_trapezoid"),
 }
 Rules = Mapping[Any, Callable[..., Any]]
+Wanted = Callable[[Any], bool]
 
 
 def take_apart(
     graph: torch.fx.Graph,
     signature: Any,
-    wanted: Callable[[Operator], bool] | None = None,
+    wanted: Wanted | None = None,
     rules: Rules | None = None,
-) -> bool:
+) -> None:
     """Replaces what consists of other operators, in place.
 
     Args:
         graph: What is changed.
         signature: Follows its outputs.
-        wanted: Which operators; None = what torch composes of others, as einsum().
+        wanted: Which operators, if nothing of the kind is left then; None = what torch composes
+            of others, as einsum().
         rules: torch's for operators that it does not compose itself.
-
-    Returns:
-        Whether one was replaced.
     """
-    replaced = False
     for node in list(graph.nodes):
         target = node.target
         if not isinstance(target, Operator) or is_mutable(target):
             continue
         if (wanted or _is_composed)(target):
             body = _steps(node, (rules or {}).get(target))
-            if body is not None:
-                _inline(graph, node, body, signature)
-                replaced = True
-    return replaced
+            if body is None or wanted and not _is_enough(body, wanted, rules or {}):
+                continue
+            _inline(graph, node, body, signature)
+
+
+def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
+    """Takes apart what an operator consists of; whether nothing is left that is wanted."""
+    take_apart(body, SimpleNamespace(output_specs=[]), wanted, rules)
+    return not any(isinstance(n.target, Operator) and wanted(n.target) for n in body.nodes)
 
 
 def _is_composed(target: Operator) -> bool:

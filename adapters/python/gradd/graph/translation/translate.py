@@ -39,7 +39,6 @@ _DECOMPOSE = {
 # derivatives at ties and NaN.
 _LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
 
-_ROUNDS = 3  # what an operator consists of may consist of others
 # Errors that only say that there was another one.
 _WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
 
@@ -132,10 +131,7 @@ def _take_apart(program: Any, registry: Any) -> None:
     if any(nodes.is_mutable(f) or f.name() in _DECOMPOSE for f in functions):
         return
     if any(map(wanted, functions)):
-        rules = _untranslated(registry)
-        for _ in range(_ROUNDS):
-            if not take_apart(graph, program.graph_signature, wanted, rules):
-                break
+        take_apart(graph, program.graph_signature, wanted, _untranslated(registry))
         program.graph_module.recompile()
 
 
@@ -158,7 +154,7 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     traced = _results(program)
     if not isinstance(program, torch.export.ExportedProgram):
         program = program.exported()
-    program = program.run_decompositions(dict(_untranslated(registry)))
+    program = program.run_decompositions(_untranslated(registry))
     private.promote(program.graph_module)
     _drop_assertions(program.graph_module)
     _name_outputs(program)
@@ -168,7 +164,6 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     return _translated(program, registry), program
 
 
-@functools.lru_cache(maxsize=1)
 def _untranslated(registry: Any) -> dict[Any, Any]:
     """torch's rules for operators that have no translation."""
     rules = dict(private.decompositions)
