@@ -113,7 +113,15 @@ def diagonal(s: Written, x: Tensor) -> Tensor:
     return h
 
 
-WITH_TORCH = {f.__name__: f for f in (counts, diagonal)}
+def views_of_several(s: Written, x: Tensor) -> Tensor:
+    a, b = s.layer(x) * 1, x[:1] * 2
+    one, other = torch.broadcast_tensors(a, b)
+    a.add_(1)
+    b.mul_(3)
+    return one + other
+
+
+WITH_TORCH = {f.__name__: f for f in (counts, diagonal, views_of_several)}
 
 
 @pytest.mark.parametrize("name", [*ALONE, *WITH_TORCH])

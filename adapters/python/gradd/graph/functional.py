@@ -40,7 +40,7 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
         signature: Follows its outputs.
     """
     walk = _Walk(graph, signature)
-    if walk.writes and all(map(walk.can_replace, walk.writes)):
+    if walk.writes and walk.can_run():
         walk.run()
 
 
@@ -96,7 +96,12 @@ class _Walk:
 
     # ---- what can be replaced ----
 
-    def can_replace(self, node: Node) -> bool:
+    def can_run(self) -> bool:
+        """Whether all writes can be replaced, and no node shows memory of several tensors."""
+        alone = all(len(memory) <= 1 for memory in self.memory.values())
+        return alone and all(map(self._can_replace, self.writes))
+
+    def _can_replace(self, node: Node) -> bool:
         """Whether a write has a functional operator, and its part can be put back."""
         target = node.target
         assert isinstance(target, Operator)
@@ -107,8 +112,6 @@ class _Walk:
         one: Node | None = node.args[0]  # type: ignore[assignment]
         while one is not None:
             if one.op != "call_function" or not isinstance(one.meta.get("val"), torch.Tensor):
-                return False
-            if len(self.memory[one]) != 1:
                 return False
             source = self.sources[one]
             if source is not None and not (is_mutable(one.target) or self._goes_back(one)):
