@@ -36,7 +36,7 @@ WITH_NUMBERS: dict[str, Form] = {
     "alpha of 3": lambda x, y: torch.add(x, y, alpha=3),
     "sub alpha": lambda x, y: torch.sub(x, y, alpha=0.1),
     "integer": lambda x, y: x * 1001,
-    "in place": lambda x, y: x.clone().mul_(0.3).div_(301),
+    "in place, one by one": lambda x, y: x.clone().mul_(0.3).div_(301),
     "two": lambda x, y: (x * 0.3 + 1e-3) / 7.7,
     "in place": lambda x, y: (x * y).mul_(0.3).add_(1e-3),
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.1),
