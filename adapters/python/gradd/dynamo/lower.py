@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from gradd import private
 from gradd.dynamo import arithmetic, modes
 from gradd.graph import autocast
-from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable, storages, takes_graphs
+from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable, storages, takes_graphs, targets
 from gradd.graph.places import place_of
 from gradd.memory.watch import address
 from gradd.spec import CaptureError
@@ -584,7 +584,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             if cast is not None:
                 self.origin = node.meta[ORIGIN]
                 autocast.make_explicit(self.flat, node, cast)
-        written = {s for n in self.flat.nodes for t in _targets(n) for s in storages(t)}
+        written = {s for n in self.flat.nodes for t in targets(n) for s in storages(t)}
         self.done.written = [
             i for i, node in enumerate(self.done.placeholders()) if storages(node) & written
         ]
@@ -594,23 +594,9 @@ def writer_of(done: Lowered, placeholder: torch.fx.Node) -> torch.fx.Node:
     """The node of Dynamo's graph that writes to an input."""
     own = storages(placeholder)
     for node in done.graph.nodes:
-        if any(storages(target) & own for target in _targets(node)):
+        if any(storages(target) & own for target in targets(node)):
             return node.meta[ORIGIN]
     raise KeyError(placeholder.name)
-
-
-def _targets(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The operands that a node writes to."""
-    if node.op != "call_function" or not is_mutable(node.target):
-        return
-    if node.target is _aten.detach_.default:
-        return
-    for i, argument in enumerate(private.schema(node.target).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.kwargs.get(argument.name, node.args[i] if i < len(node.args) else None)
-            yield from (
-                v for v in private.pytree.tree_leaves(value) if isinstance(v, torch.fx.Node)
-            )
 
 
 class _Numbers(torch.fx.proxy.GraphAppendingTracer):

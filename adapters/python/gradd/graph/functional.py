@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd import private
-from gradd.graph.nodes import Operator, is_mutable, rename_outputs, storages
+from gradd.graph.nodes import Operator, rename_outputs, storages, targets
 
 _aten = torch.ops.aten
 Node = torch.fx.Node
@@ -39,9 +38,10 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
         graph: It is changed.
         signature: Follows its outputs.
     """
-    walk = _Walk(graph, signature)
-    if walk.writes and walk.can_run():
-        walk.run()
+    if any(map(targets, graph.nodes)):
+        walk = _Walk(graph, signature)
+        if walk.can_run():
+            walk.run()
 
 
 def _functional(target: Operator) -> Operator | None:
@@ -54,19 +54,11 @@ def _functional(target: Operator) -> Operator | None:
     return getattr(getattr(_aten, name, None), overload, None)
 
 
-def _writes_self(target: Operator) -> bool:
-    schema = private.schema(target)
-    written = [
-        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    ]
-    return written == ["self"] and schema.arguments[0].name == "self"
-
-
 class _Walk:
     """One walk in the order of execution.
 
     Attributes:
-        writes: The nodes that write.
+        writes: The nodes that write, in order.
         memory: What each node shows of the memory that is written.
         sources: The operands whose memory nodes show.
         operands: Of nodes, before the walk.
@@ -78,8 +70,8 @@ class _Walk:
     def __init__(self, graph: torch.fx.Graph, signature: Any) -> None:
         self.graph = graph
         self.signature = signature
-        writes = [n for n in graph.nodes if n.op == "call_function" and is_mutable(n.target)]
-        written = {s for n in writes for s in storages(n)}
+        self.writes = {n: None for n in graph.nodes if targets(n)}
+        written = {s for n in self.writes for s in storages(n)}
         self.memory = {n: storages(n) & written for n in graph.nodes}
         self.version = dict.fromkeys(written, 0)
         self.present: dict[int, Node] = {}
@@ -87,7 +79,6 @@ class _Walk:
         # As the graph has them: operands are replaced on the way.
         self.sources = {n: self._source(n) for n in graph.nodes}
         self.operands = {n: (n.args, n.kwargs) for n in graph.nodes}
-        self.writes = writes
 
     def _source(self, node: Node) -> Node | None:
         """The operand whose written memory a node shows; None = it has memory of its own."""
@@ -107,14 +98,14 @@ class _Walk:
         assert isinstance(target, Operator)
         if _functional(target) is None or torch.Tag.nondeterministic_seeded in target.tags:
             return False
-        if not _writes_self(target) or not isinstance(node.meta.get("val"), torch.Tensor):
+        if targets(node) != [node.args[0]] or not isinstance(node.meta.get("val"), torch.Tensor):
             return False
         one: Node | None = node.args[0]  # type: ignore[assignment]
         while one is not None:
             if one.op != "call_function" or not isinstance(one.meta.get("val"), torch.Tensor):
                 return False
             source = self.sources[one]
-            if source is not None and not (is_mutable(one.target) or self._goes_back(one)):
+            if source is not None and not (one in self.writes or self._goes_back(one)):
                 return False
             one = source
         return True
@@ -127,7 +118,7 @@ class _Walk:
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
-            if node.op == "call_function" and is_mutable(node.target):
+            if node in self.writes:
                 self._write(node)
             elif node.op != "placeholder":
                 self._read(node)
@@ -157,7 +148,7 @@ class _Walk:
             source = self.sources[node]
             if source is None:
                 value = self.present[storage]
-            elif is_mutable(node.target):
+            elif node in self.writes:
                 value = self._now(source)
             else:
                 value = self._call(node.target, *self._operands(node), like=node)
@@ -179,7 +170,7 @@ class _Walk:
             value = whole = self._result(node)
             part: Any = target
             while (source := self.sources[part]) is not None:
-                if not is_mutable(part.target):
+                if part not in self.writes:
                     whole = self._put_back(part, source, whole)
                 part = source
         self.version[storage] += 1

@@ -54,6 +54,23 @@ def is_mutable(target: Any) -> bool:
     return isinstance(target, Operator) and private.schema(target).is_mutable
 
 
+def targets(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The operands that a node writes to (detach_() writes no data)."""
+    if node.op != "call_function" or not is_mutable(node.target) or is_detach(node):
+        return []
+    found: list[torch.fx.Node] = []
+    for i, given in enumerate(private.schema(node.target).arguments):
+        if given.alias_info is not None and given.alias_info.is_write:
+            value = node.kwargs.get(given.name, node.args[i] if i < len(node.args) else None)
+            found += [v for v in private.pytree.tree_leaves(value) if isinstance(v, torch.fx.Node)]
+    return found
+
+
+def is_detach(node: torch.fx.Node) -> bool:
+    """True for detach() and detach_()."""
+    return isinstance(node.target, Operator) and node.target.name() in DETACH
+
+
 def argument(node: torch.fx.Node, name: str) -> Any:
     """An argument of an operator's call by its name in the schema; None if it is not given."""
     if name in node.kwargs:

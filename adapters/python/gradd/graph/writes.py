@@ -23,30 +23,27 @@ Memory that nobody writes is left to fx.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gradd import private
 from gradd.graph import places
 from gradd.graph.nodes import (
     DATA,
-    DETACH,
     INFERENCE,
     MAY_COPY,
     OFF,
-    Operator,
+    is_detach,
     is_float,
-    is_mutable,
     own,
     packet,
     rename_outputs,
     replace,
     stop,
     storages,
+    targets,
 )
 from gradd.spec import CaptureError
 
@@ -63,35 +60,10 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
     Raises:
         CaptureError: "unsupported_operator" for a write whose gradient cannot be expressed.
     """
-    written = {s for node in graph.nodes for t in _targets(node) for s in storages(t)}
+    written = {s for node in graph.nodes for t in targets(node) for s in storages(t)}
     if written:
         _keep_copies(graph, written)
         _Pass(graph, signature, written).run()
-
-
-def _targets(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The operands that a node writes to (detach_() writes no data)."""
-    if node.op != "call_function" or not is_mutable(node.target) or _is_detach(node):
-        return []
-    schema = private.schema(node.target)
-    found = []
-    for i, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.kwargs.get(argument.name, node.args[i] if i < len(node.args) else None)
-            found += [v for v in _flat(value) if isinstance(v, torch.fx.Node)]
-    return found
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
-
-
-def _is_detach(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, Operator) and node.target.name() in DETACH
 
 
 # Writes that read nothing of their target.
@@ -173,8 +145,8 @@ class _Pass:
                 self._add(node, self._has_history(node))
             elif node.op == "output":
                 self._stop_reads(node, set())
-            elif targets := _targets(node):
-                self._write(node, targets)
+            elif written := targets(node):
+                self._write(node, written)
             elif node.op == "call_function" and (source := self._aliased(node)) is not None:
                 self._alias(node, source)
             else:
@@ -214,7 +186,7 @@ class _Pass:
     def _compute(self, node: torch.fx.Node) -> None:
         """A node that makes memory of its own."""
         off = bool(node.meta.get(OFF))
-        reads = not (off or _is_detach(node))
+        reads = not (off or is_detach(node))
         live = reads and any(self._is_live(n) for n in node.all_input_nodes)
         if off and is_float(node) and storages(node) & self.written:
             # Whoever writes to it later must meet this memory, not a copy for some readers.
@@ -251,7 +223,7 @@ class _Pass:
 
     def _alias(self, node: torch.fx.Node, source: torch.fx.Node) -> None:
         """A view, a detached alias, or an element of a list of views."""
-        if source in self.stopped or _is_detach(node) or node.meta.get(OFF):
+        if source in self.stopped or is_detach(node) or node.meta.get(OFF):
             self.stopped.add(node)
         elif self._is_live(source):
             self.live.add(node)
@@ -259,7 +231,7 @@ class _Pass:
             self.through_data.add(node)
         if source in self.partial or not _is_whole(node, source):
             self.partial.add(node)
-        if _is_detach(node):
+        if is_detach(node):
             node.target = _aten.alias.default
         node.meta[OFF] = False
 
