@@ -19,9 +19,7 @@ from tests.python.helpers.models import VOCAB, build
 IGNORED = -100
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
 # A size of 1 or 2 has a graph of its own, which takes as long as all others together.
-_ALL = bool(os.environ.get("GRADD_NIGHTLY"))
-ROWS = (1, 5) if _ALL else (2, 5)
-POSITIONS = (1, 2, 3, 17, 40) if _ALL else (3, 17, 40)
+SMALLEST = 1 if os.environ.get("GRADD_NIGHTLY") else 3
 KINDS = ("right", "left", "mixed", "holes", "none", "few")
 
 
@@ -54,6 +52,12 @@ def masked_batch(
         labels = torch.full_like(ids, IGNORED)
         labels[0, -1] = ids[0, -1] if bool(mask[0, -1] and before[0, -1]) else IGNORED
     return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
+
+
+def drawn_batch(draw: random.Random, *longer: int) -> dict[str, torch.Tensor]:
+    """Of any size, `longer` ones too."""
+    lengths = [n for n in (1, 2, 3, 17, 40, *longer) if n >= SMALLEST]
+    return masked_batch(draw, draw.randint(min(SMALLEST, 2), 5), draw.choice(lengths))
 
 
 def found(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, Any]]:

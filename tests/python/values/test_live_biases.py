@@ -12,10 +12,9 @@ import torch
 from gradd import ORTModule
 from tests.python.helpers.live_twins import (
     IGNORED,
-    POSITIONS,
-    ROWS,
     Twins,
     agree,
+    drawn_batch,
     found,
     left_out,
     masked_batch,
@@ -63,7 +62,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def _cases(family: str, dtype: torch.dtype, count: int, patch: pytest.MonkeyPatch) -> None:
     twins, draw = Twins(build(family), dtype, patch), random.Random(f"{SEED} {family}")
     for _ in range(count):
-        case = masked_batch(draw, draw.randint(*ROWS), draw.choice((*POSITIONS, 90)))
+        case = drawn_batch(draw, 90)
         try:
             twins.compare(case)
         except AssertionError as error:

@@ -12,13 +12,12 @@ import torch
 from gradd import ORTModule
 from tests.python.helpers.live_twins import (
     IGNORED,
-    POSITIONS,
-    ROWS,
+    SMALLEST,
     Twins,
     agree,
+    drawn_batch,
     found,
     left_out,
-    masked_batch,
 )
 from tests.python.helpers.models import HIDDEN, VOCAB
 from tests.python.helpers.selection import SEED, every_run
@@ -50,10 +49,10 @@ def build(family: str, dropout: float = 0.0) -> Any:
 
 def batch_of(draw: random.Random, decoder_mask: bool = False) -> dict[str, torch.Tensor]:
     """Of equal lengths now and then; a sequence without a real position of the encoder, too."""
-    rows, positions = draw.randint(*ROWS), draw.choice(POSITIONS)
-    batch = masked_batch(draw, rows, positions)
+    batch = drawn_batch(draw)
+    rows, positions = batch["input_ids"].shape
     gen = torch.Generator().manual_seed(draw.getrandbits(40))
-    own = draw.choice([*POSITIONS[:-2], 20, positions])
+    own = draw.choice([SMALLEST, 3, 20, positions])
     if draw.random() < 0.8:
         batch["attention_mask"][:, draw.randrange(positions)] = 1
     labels = torch.randint(2, VOCAB, (rows, own), generator=gen)

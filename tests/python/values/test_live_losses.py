@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from gradd import ORTModule
 from tests.python.helpers.live_twins import (
     IGNORED,
-    POSITIONS,
-    ROWS,
     Twins,
     agree,
+    drawn_batch,
     found,
     left_out,
     masked_batch,
@@ -64,7 +63,7 @@ def _cases(kind: str, dtype: torch.dtype, count: int, patch: pytest.MonkeyPatch)
     twins = Twins(Weighted(**LOSSES[kind]), dtype, patch)
     draw = random.Random(f"{SEED} {kind}")
     for _ in range(count):
-        case = masked_batch(draw, draw.randint(*ROWS), draw.choice(POSITIONS))
+        case = drawn_batch(draw)
         try:
             twins.compare(case)
         except AssertionError as error:

@@ -17,10 +17,9 @@ from gradd.calls.liverows import LiveRows, filled, rounded
 from tests.python.helpers import models
 from tests.python.helpers.live_twins import (
     IGNORED,
-    POSITIONS,
-    ROWS,
     Twins,
     agree,
+    drawn_batch,
     found,
     left_out,
     masked_batch,
@@ -43,8 +42,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def _cases(family: str, dtype: torch.dtype, count: int, patch: pytest.MonkeyPatch) -> None:
     twins, draw = Twins(family, dtype, patch), random.Random(f"{SEED} {family}")
     for _ in range(count):
-        batch, positions = draw.randint(*ROWS), draw.choice(POSITIONS)
-        case = masked_batch(draw, batch, positions)
+        case = drawn_batch(draw)
         try:
             twins.compare(case)
         except AssertionError as error:

@@ -104,7 +104,7 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     """
     registry = _registry()
     try:
-        _take_apart(program, registry)
+        _inline_untranslated(program, registry)
         apart = _taken_apart(program, registry)
         if apart is None:
             try:
@@ -120,7 +120,7 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
         raise _explain(err) from err
 
 
-def _take_apart(program: Any, registry: Any) -> None:
+def _inline_untranslated(program: Any, registry: Any) -> None:
     """Operators without a translation become those of which they consist, where that is enough."""
 
     def wanted(target: Operator) -> bool:
