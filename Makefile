@@ -311,15 +311,23 @@ $(B)/lib/libgradd_cuda.so: $(CUDA_OBJ) tools/gpu/gates.py
 -include $(CUDA_OBJ:.o=.d)
 
 # What travels to a machine with a GPU: daemon, tests and probes without oneDNN (it is large), the
-# plug-in, and the shared libraries that such a machine may lack. libcublasLt is its own.
+# plug-in, the shared libraries that such a machine may lack, pyzmq for its Python, and a model.
+# libcublasLt is its own.
 GPU_B := $(B)/gpu
+GPU_PYTHON ?= 3.12
 gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.sh needs
-	@$(MAKE) --no-print-directory ONEDNN=none B=$(GPU_B) $(GPU_B)/bin/gradd $(GPU_B)/bin/tests
+	@$(MAKE) --no-print-directory ONEDNN=none B=$(GPU_B) $(addprefix $(GPU_B)/bin/,gradd tests bench_engine)
+	@mkdir -p $(GPU_B)/models; for shape in 1b 8b; do \
+	    [ -e $(GPU_B)/models/$$shape.onnx ] || { $(MAKE) --no-print-directory all && \
+	    GRADD_BIN=$(abspath $(B)/bin/gradd) PYTHONPATH=adapters/python GRADD_SELF_CHECK=0 \
+	    $(PY) tools/gpu/llama.py capture $$shape $(GPU_B)/models/$$shape.onnx; } || exit 1; done
+	@$(PY) -m pip download -q --no-deps --only-binary=:all: --implementation cp -d $(GPU_B)/wheels \
+	    --python-version $(GPU_PYTHON) --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 pyzmq
 	@mkdir -p $(GPU_B)/lib; cp $(B)/lib/libgradd_cuda.so $(GPU_B)/lib/
 	@for f in $$(ldd $(GPU_B)/bin/gradd | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | grep -vE '/(libc|libm|libdl|librt|libresolv|libpthread|libstdc\+\+|libgcc_s|ld-linux[^/]*)\.so'); do \
 	    cp -L $$f $(GPU_B)/lib/; done
 	@strip -g $(GPU_B)/bin/* $(GPU_B)/lib/*; rm -rf $(GPU_B)/gen $(GPU_B)/gen-obj $(GPU_B)/shm $(GPU_B)/kernels \
-	    $(GPU_B)/server $(GPU_B)/tests $(GPU_B)/emu $(GPU_B)/fake $(GPU_B)/lib/*.a; du -sh $(GPU_B)
+	    $(GPU_B)/server $(GPU_B)/tests $(GPU_B)/emu $(GPU_B)/fake $(GPU_B)/benchmarks $(GPU_B)/lib/*.a; du -sh $(GPU_B)
 $(GPU_B)/bin/probe: tools/gpu/probe.cu tools/gpu/told.h $(wildcard kernels/math/*.h kernels/cuda/half.h)
 	@mkdir -p $(@D); echo "  NVCC    $<"
 	$(Q)$(NVCC) -std=c++20 -O2 $(CUDA_ARCHS) -I. -I$(CUDA_LIBS)/include $< -o $@ -ldl
@@ -454,8 +462,8 @@ $(B)/bin/bench_ipc: $(B)/benchmarks/bench_ipc.o $(call obj,$(PEER_SRC) $(TEST_HE
     $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a | $(B)/bin/gradd
 	$(call link,$(DAEMON_LIBS))
 # Where a step's time goes, operator by operator: build/bin/bench_engine model.onnx input=2x3 ...
-$(B)/bin/bench_engine: $(B)/benchmarks/bench_engine.o $(B)/lib/libgradd.a
-	$(call link,$(ENGINE_LIBS))
+$(B)/bin/bench_engine: $(B)/benchmarks/bench_engine.o $(ENGINE_OBJ)
+	$(call link,$(PLUGIN_HOST) $(ENGINE_LIBS))
 .SECONDARY:
 
 -include $(ALL_OBJ:.o=.d) $(B)/tests/runner.d

@@ -5,15 +5,18 @@
 #     tools/gpu/run.sh first      libraries, every kernel against the CPU, halves by the GPU's
 #                                 conversions, shared memory and events of two processes, ceilings,
 #                                 some kernels under memcheck: 6 minutes at most
+#     tools/gpu/run.sh models     Llamas of real shapes in bf16: the engine's forward, backward and
+#                                 AdamW step, operator by operator, beside transformers by PyTorch;
+#                                 small models train through the daemon: 6 minutes at most
 #
 # Each part has a limit of time and the next one starts whatever became of it; what there is no time
 # left for is a failure. The last line is "N passed, N failed"; results.json holds every part's
 # status, seconds and lines of JSON, products/ what was measured. Variables GRADD_TEST_... of the
 # caller do not count.
 case ${1:-} in
-first) ;;
+first | models) ;;
 *)
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    sed -n '2,16s/^# \{0,1\}//p' "$0"
     case ${1:-} in -h | --help) exit 0 ;; esac
     exit 2
     ;;
@@ -69,7 +72,7 @@ part() {
     took=$(($(date +%s) - began))
     [ $status -eq 0 ] || echo "-- failed: status $status after $took of $seconds s" >> "$OUT/part.txt"
     cat "$OUT/part.txt" >> "$log"
-    tail -n 12 "$OUT/part.txt"
+    tail -n "${GRADD_GPU_LINES:-12}" "$OUT/part.txt"
     lines=$(grep '^{.*}$' "$OUT/part.txt" | paste -sd, -)
     all=$all${all:+,$newline}$(printf '{"part": "%s", "status": %d, "seconds": %d, "lines": [%s]}' \
         "$name" "$status" "$took" "$lines")
@@ -99,19 +102,57 @@ measured='"$0" --filter emu.every_case --limit 25 &&
 echo "nothing was measured, or a test failed"
 exit 1'
 
+trained='site=$XDG_CACHE_HOME/site
+python3 -c "import zmq" 2>/dev/null ||
+    python3 -m pip install -q --no-index --no-deps --target "$site" "$2"/wheels/*.whl || exit
+export PYTHONPATH=$site:$1/adapters/python GRADD_BIN=$2/bin/gradd GRADD_SELF_CHECK=0
+child=$1/tests/python/helpers/training_child.py
+python3 "$child" "$3" "$4" "$(mktemp -d)" cpu cuda > "$XDG_CACHE_HOME/losses" 2> "$XDG_CACHE_HOME/said"
+status=$?
+cat "$XDG_CACHE_HOME/said" "$XDG_CACHE_HOME/losses"
+[ $status -eq 0 ] && ! grep -q "computes on the CPU" "$XDG_CACHE_HOME/said" || exit 1
+python3 - "$XDG_CACHE_HOME/losses" "$4" <<END
+import json, sys
+cpu, gpu = (json.loads(line)["losses"] for line in open(sys.argv[1]))
+off = 1e-4 if sys.argv[2] == "float32" else 2e-2
+sys.exit(not all(abs(a - b) <= off * abs(a) for a, b in zip(cpu, gpu, strict=True)))
+END'
+
 # In the order in which it would be missed most. No test gets as much as its part has.
 tests=$bundle/bin/tests
 gpu='env GRADD_TEST_GPU=cuda'
-part machine 40 sh -c "$machine"
-part libraries 10 sh -c "$libraries" "$bundle/lib/libgradd_cuda.so"
-part doctor 30 sh -c "$doctor" "$bundle/bin/gradd"
-part operators 80 $gpu "$tests" --limit 75 --filter emu.every_case_runs
-part "operators in halves" 80 $gpu "$tests" --limit 75 --filter emu.every_case_in_halves
-for probe in half ipc vmm host copy; do part "probe $probe" 30 "$bundle/bin/probe" "$probe"; done
-part "probe product" 60 "$bundle/bin/probe" product
-part "measured products" 60 $gpu GRADD_TEST_OP=MatMul GRADD_CUDA_TUNE=all sh -c "$measured" "$tests"
-part memcheck 90 $gpu GRADD_TEST_EVERY=40 compute-sanitizer --tool memcheck --target-processes all \
-    --error-exitcode 1 "$tests" --limit 40 --filter emu.every_case
+first() {
+    part machine 40 sh -c "$machine"
+    part libraries 10 sh -c "$libraries" "$bundle/lib/libgradd_cuda.so"
+    part doctor 30 sh -c "$doctor" "$bundle/bin/gradd"
+    part operators 80 $gpu "$tests" --limit 75 --filter emu.every_case_runs
+    part "operators in halves" 80 $gpu "$tests" --limit 75 --filter emu.every_case_in_halves
+    for probe in half ipc vmm host copy scratch; do
+        part "probe $probe" 30 "$bundle/bin/probe" "$probe"
+    done
+    part "probe product" 60 "$bundle/bin/probe" product
+    part "measured products" 60 $gpu GRADD_TEST_OP=MatMul GRADD_CUDA_TUNE=all sh -c "$measured" "$tests"
+    part memcheck 90 $gpu GRADD_TEST_EVERY=40 compute-sanitizer --tool memcheck \
+        --target-processes all --error-exitcode 1 "$tests" --limit 40 --filter emu.every_case
+}
+models() {
+    llama=$root/tools/gpu/llama.py
+    for shape in 1b 8b; do
+        for rows in 1 4; do
+            part "engine $shape ${rows}x2048" 60 "$bundle/bin/bench_engine" \
+                "$bundle/models/$shape.onnx" --device cuda --ids 128256 --repeat 5 \
+                --step $((rows == 1)) input_ids=${rows}x2048 labels=${rows}x2048
+        done
+        part "attention $shape" 60 python3 "$llama" attention $shape
+        part "eager $shape" 60 python3 "$llama" eager $shape
+    done
+    part compile 120 python3 "$llama" compile 1b
+    for model in mlp_ce llama gpt2 bert_mlm; do
+        part "trainer $model" 45 sh -c "$trained" "" "$root" "$bundle" $model float32
+    done
+    part "trainer llama bf16" 45 sh -c "$trained" "" "$root" "$bundle" llama bfloat16
+}
+"$1"
 
 printf '%d passed, %d failed\n' "$passed" "$failed" | tee -a "$log"
 [ "$failed" -eq 0 ]
