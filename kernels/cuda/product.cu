@@ -7,6 +7,8 @@
 #include "kernels/cuda/map.h"
 #include "kernels/cuda/product/choose.h"
 
+enum { SCRATCH_ALIGN = 256 }; /* of what the library gets */
+
 /* A product that is ready. `outer` batches are calls of their own. The first choice is for operands
  * that lie where tensors begin, or a step of a batch further; the second one for all others: it is
  * there before anybody knows whether it is needed, for a launch may choose nothing. */
@@ -53,6 +55,7 @@ static gradd_status_t prepare(product_t *p, gpu_after_t after, gradd_prepared_t 
     GRADD_TRY(choose(p));
     for (int i = 0; i < p->n_choices; i++)
         if (p->choices[i].workspace > out->workspace) out->workspace = p->choices[i].workspace;
+    if (out->workspace) out->workspace += SCRATCH_ALIGN - 1;
     return GRADD_OK;
 }
 
@@ -169,6 +172,9 @@ static gradd_status_t multiply_batches(const product_t *p, const gpu_product_cal
 
 gradd_status_t gpu_product(const void *state, const gpu_product_call_t *call) {
     const product_t *p = (const product_t *)state;
+    gpu_product_call_t x = *call;
     if (!p->library) return multiply_plainly(p, call);
-    return p->outer ? multiply_batches(p, call) : multiply(p, call);
+    const uintptr_t scratch = (uintptr_t)x.workspace + SCRATCH_ALIGN - 1;
+    x.workspace = (void *)(scratch - scratch % SCRATCH_ALIGN);
+    return p->outer ? multiply_batches(p, &x) : multiply(p, &x);
 }

@@ -177,6 +177,12 @@ gradd_status_t ground_call_on(const gradd_backend_t *backend, const gradd_kernel
     gradd_status_t status = run_there(device, &p, block);
     if (!status) carry(&p, block, false);
     free(block);
+    if (status == GRADD_E_DEVICE) { /* it is lost; what comes next has another one */
+        const gradd_failure_t failure = *gradd_failure();
+        gradd_device_close(device);
+        device = NULL;
+        gradd_failure_restore(&failure);
+    }
     return status;
 }
 

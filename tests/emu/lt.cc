@@ -344,7 +344,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                          number(&how, beta)};
     if (status) return status;
     if (layout_c != layout_d || c != d || !known(&p.algo) || bytes < SCRATCH || !workspace ||
-        (uintptr_t)workspace % WIDEST || misaligned(&p))
+        (uintptr_t)workspace % 256 || misaligned(&p))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (how.epilogue & ADDS && !how.bias) return CUBLAS_STATUS_INVALID_VALUE;
     if (how.epilogue & KEEPS && (!how.aux || (uintptr_t)how.aux % WIDEST))
