@@ -12,7 +12,8 @@
  *
  * GPU_BLOCK takes the threads of a block, and how many blocks a multiprocessor should hold.
  * Elements are stored in T and computed in gpu_real<T>: f32 for bf16 and f16. GPU_SHARED declares
- * an array in a block's shared memory.
+ * an array in a block's shared memory, of which there are 48 KiB. What a kernel needs beyond that
+ * its launch says, GPU_LAUNCH_MORE(bytes, kernel, ...), up to 88 KiB, and GPU_MORE names it.
  */
 #ifndef GRADD_KERNELS_CUDA_GPU_H
 #define GRADD_KERNELS_CUDA_GPU_H
@@ -21,8 +22,14 @@
 #include <cuda_runtime.h>
 #define GPU_BLOCK(...)         __launch_bounds__(__VA_ARGS__)
 #define GPU_SHARED(T, name, n) __shared__ T name[n]
-#define GPU_RUN(kernel, blocks, threads, ...)                                                      \
-    kernel<<<blocks, threads, 0, (cudaStream_t)gpu_call.stream>>>(__VA_ARGS__)
+#define GPU_MORE(T, name)                                                                          \
+    extern __shared__ uint4 gpu_more[];                                                            \
+    T *const name = (T *)gpu_more
+#define GPU_RUN(more, kernel, blocks, threads, ...)                                                \
+    kernel<<<blocks, threads, more, (cudaStream_t)gpu_call.stream>>>(__VA_ARGS__)
+#define GPU_RUN_MORE(more, kernel, ...)                                                            \
+    (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(more)),       \
+     GPU_RUN(more, kernel, __VA_ARGS__))
 #else
 #include "emu.h"
 #define GPU_BLOCK(...)
@@ -31,7 +38,8 @@
 #define GPU_ALL  0xffffffffu
 #define GPU_WARP 32
 /* A template kernel with commas stands in parentheses. */
-#define GPU_LAUNCH(...) GPU_RUN(__VA_ARGS__)
+#define GPU_LAUNCH(...)            GPU_RUN(0, __VA_ARGS__)
+#define GPU_LAUNCH_MORE(more, ...) GPU_RUN_MORE(more, __VA_ARGS__)
 
 #include "kernels/cuda/half.h"
 #include "kernels/fault.h"

@@ -68,11 +68,11 @@ static struct {
     void *argument;
     region_t region[MAX_SHARED];
     int regions;
-    size_t used;
+    size_t used, more;
     uint64_t random;
 } b;
 
-alignas(128) static char memory[SHARED_LIMIT];
+alignas(128) static char memory[SHARED_LIMIT], more_memory[MORE_LIMIT];
 static long order_set = -1, switches;
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* queues have threads */
 
@@ -260,6 +260,10 @@ void *shared(const void *tag, size_t bytes, const char *at) {
     return memory + b.used - room;
 }
 
+void *shared_more() {
+    return more_memory;
+}
+
 /* ---- blocks ---- */
 
 static void draw_order(long order, int round) {
@@ -295,6 +299,7 @@ static void start_block(dim3 threads) {
     b.alive = b.n;
     b.arrived = b.regions = 0;
     b.used = 0;
+    memset(more_memory, 0xff, b.more);
     memset(b.warp, 0, sizeof b.warp);
     for (int i = 0; i < b.n; i++) {
         b.warp[i / WARP].size++;
@@ -368,7 +373,8 @@ void end_in_turn() {
 
 /* ---- launches ---- */
 
-void launch(dim3 blocks, dim3 threads, void (*run)(void *), void *argument, const char *kernel) {
+void launch(dim3 blocks, dim3 threads, size_t more, void (*run)(void *), void *argument,
+            const char *kernel) {
     const long order = order_now();
     wait_in_turn();
     pthread_mutex_lock(&one_at_a_time);
@@ -377,6 +383,7 @@ void launch(dim3 blocks, dim3 threads, void (*run)(void *), void *argument, cons
     if (b.n < 1 || b.n > MAX_THREADS || threads.z > 64) stop("a block of that size", "launch");
     if (!blocks.x || !blocks.y || !blocks.z || blocks.y > 65535 || blocks.z > 65535)
         stop("a grid of that size", "launch");
+    if (more > MORE_LIMIT) stop("more shared memory than a block has", "launch");
     if (!b.stacks) {
         const size_t bytes = (size_t)MAX_THREADS * (size_t)STACK;
         b.stacks = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -384,6 +391,7 @@ void launch(dim3 blocks, dim3 threads, void (*run)(void *), void *argument, cons
         if (b.stacks == MAP_FAILED) stop("no memory for stacks", "launch");
     }
     b.run = run;
+    b.more = more;
     b.argument = argument;
     b.random = (uint64_t)order + 1;
     here.threads = threads;

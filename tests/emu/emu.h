@@ -33,7 +33,7 @@ struct dim3 {
 
 namespace emu {
 
-enum { WARP = 32, SHARED_LIMIT = 48 << 10 };
+enum { WARP = 32, SHARED_LIMIT = 48 << 10, MORE_LIMIT = 88 << 10 };
 
 /* Where the running thread stands. */
 struct place_t {
@@ -61,7 +61,10 @@ void wait_copies();
 uint32_t vote(bool mine, const char *at);
 /* The block's shared memory for the declaration with that tag. */
 void *shared(const void *tag, size_t bytes, const char *at);
-void launch(dim3 blocks, dim3 threads, void (*run)(void *), void *argument, const char *kernel);
+/* What the launch has asked for. */
+void *shared_more();
+void launch(dim3 blocks, dim3 threads, size_t more, void (*run)(void *), void *argument,
+            const char *kernel);
 /* A copy in the order of launches, of what the source holds now: the target gets it when the next
  * launch of this thread begins, or when it waits. Whoever ends with copies on their way has
  * forgotten to wait for them: stops the process. */
@@ -78,8 +81,9 @@ template <class T> T exchanged(T value, int lane, const char *at) {
     return value;
 }
 
-template <class F> void run_all(dim3 blocks, dim3 threads, F body, const char *kernel) {
-    launch(blocks, threads, [](void *f) { (*(F *)f)(); }, &body, kernel);
+template <class F>
+void run_all(dim3 blocks, dim3 threads, size_t more, F body, const char *kernel) {
+    launch(blocks, threads, more, [](void *f) { (*(F *)f)(); }, &body, kernel);
 }
 
 static inline int lane() {
@@ -149,7 +153,9 @@ static inline int __ffs(int x) {
 #define GPU_SHARED(T, name, n)                                                                     \
     static const char name##_tag = 0;                                                              \
     T *const name = (T *)emu::shared(&name##_tag, sizeof(T) * (n), EMU_AT)
-#define GPU_RUN(kernel, blocks, threads, ...)                                                      \
-    emu::run_all(blocks, threads, [&] { kernel(__VA_ARGS__); }, #kernel)
+#define GPU_MORE(T, name) T *const name = (T *)emu::shared_more()
+#define GPU_RUN(more, kernel, blocks, threads, ...)                                                \
+    emu::run_all(blocks, threads, more, [&] { kernel(__VA_ARGS__); }, #kernel)
+#define GPU_RUN_MORE GPU_RUN
 
 #endif

@@ -52,6 +52,16 @@ TURNED = """            *(pack *)(row + x.t1) = high;
         }
         __syncthreads();
 """
+BROUGHT = (
+    "        __syncthreads(); /* these are there, and nobody reads those before them any more */\n"
+)
+SEEN = "        __syncthreads(); /* all have seen it */\n"
+
+
+def in_queries(name: str, barrier: str) -> Mutant:
+    """A barrier that is missing where tiles of queries go by."""
+    file = "kernels/cuda/attention/attention_mma_grad.cu"
+    return Mutant(name, file, barrier, "", env={"GRADD_TEST_OP": "FusedAttentionGrad"})
 
 
 def in_rows(name: str, old: str, new: str) -> Mutant:
@@ -91,6 +101,8 @@ KERNELS = [
         TURNED[: TURNED.index("        __")],
         env={"GRADD_TEST_OP": "Transpose"},
     ),
+    in_queries("no barrier before a tile is multiplied", BROUGHT),
+    in_queries("no barrier before queries are looked at again", SEEN),
     Mutant(
         "one element too far",
         "kernels/cuda/map.h",

@@ -184,8 +184,9 @@ GPU_FN bool attn_is_biased(const attn_row_t &row, const attn_key_t &key) {
     return key.sequence < 0 || key.sequence == row.sequence;
 }
 
-/* The score of a pair whose product, scaled and capped, is x. -inf: the query does not see it. */
-template <class A>
+/* The score of a pair whose product, scaled and capped, is x. -inf: the query does not see it.
+ * EASY, here and below: the call has no bias, no cap and no dropout. */
+template <bool EASY = false, class A>
 GPU_FN A attn_score(const gradd_attn_t &p, const attn_row_t &row, const attn_key_t &key, A x) {
     const bool hides_bias = p.hides & GRADD_ATTN_HIDES_BIAS;
     if (key.at < row.lo || key.at >= row.hi) return -(A)INFINITY;
@@ -195,15 +196,15 @@ GPU_FN A attn_score(const gradd_attn_t &p, const attn_row_t &row, const attn_key
         x = (A)p.fill;
         if (hides_bias) return x;
     }
-    if (p.bias.data && attn_is_biased(row, key))
+    if (!EASY && p.bias.data && attn_is_biased(row, key))
         x += ((const A *)p.bias.data)[row.bias + key.position * p.bias.col];
     return x;
 }
 
 /* The product, scaled and capped. */
-template <class A> GPU_FN A attn_capped(const gradd_attn_t &p, A x) {
+template <bool EASY = false, class A> GPU_FN A attn_capped(const gradd_attn_t &p, A x) {
     x *= (A)p.scale;
-    return p.softcap != 0 ? (A)p.softcap * attn_tanh(x * (1 / (A)p.softcap)) : x;
+    return !EASY && p.softcap != 0 ? (A)p.softcap * attn_tanh(x * (1 / (A)p.softcap)) : x;
 }
 
 /* Random words; neighbours of one counter cost one call of the cipher. */
@@ -239,19 +240,19 @@ GPU_FN bool attn_kept(const gradd_attn_drop_t &d, uint64_t element, attn_words_t
 template <class A> struct attn_dscore_t {
     A bias, product;
 };
-template <class A>
+template <bool EASY = false, class A>
 GPU_FN attn_dscore_t<A> attn_dscore(const gradd_attn_t &p, const attn_row_t &row,
                                     const attn_key_t &key, A capped, A z) {
     if (key.at < row.lo || key.at >= row.hi) return {0, 0};
     const bool shown = attn_shown(p, row, key.at), floor = p.hides & GRADD_ATTN_FLOOR;
     if (!shown && floor) {
-        const A *bias = (const A *)p.bias.data;
+        const A *bias = EASY ? NULL : (const A *)p.bias.data;
         z *= bias && bias[row.bias + key.position * p.bias.col] < (A)p.fill ? (A)0 : (A)0.5;
     }
     const bool passes = shown || floor;
     const A of_bias = passes || !(p.hides & GRADD_ATTN_HIDES_BIAS) ? z : 0;
     if (!passes && p.hides & GRADD_ATTN_HIDES_SCORE) z = 0;
-    if (p.softcap != 0) {
+    if (!EASY && p.softcap != 0) {
         const A x = capped * (1 / (A)p.softcap);
         z *= 1 - x * x;
     }

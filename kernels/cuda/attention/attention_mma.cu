@@ -8,14 +8,19 @@
 static const int TILE = 64, THREADS = 128, N = TILE / 8;
 
 /* A tile's products become scores, of the lane's row r. */
-GPU_FN void score(const attn_call_t &a, const attn_row_t &row, int first, int r, float (&x)[N][4]) {
-    if (attn_is_plain(a.p, row, first, TILE)) {
+template <bool EASY>
+GPU_FN void score(const attn_call_t &a, const attn_row_t &row, attn_pairs_t pairs, int first, int r,
+                  float (&x)[N][4]) {
+    if (pairs != ATTN_ANY) {
         const float scale = (float)a.p.scale;
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            x[n][2 * r] *= scale;
-            x[n][2 * r + 1] *= scale;
-        }
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int key = first + n * 8 + attn_t() + e;
+                const bool out = pairs == ATTN_RANGE && (key < row.lo || key >= row.hi);
+                x[n][2 * r + e] = out ? -INFINITY : x[n][2 * r + e] * scale;
+            }
         return;
     }
 #pragma unroll
@@ -24,7 +29,7 @@ GPU_FN void score(const attn_call_t &a, const attn_row_t &row, int first, int r,
         for (int e = 0; e < 2; e++) {
             float *at = &x[n][2 * r + e];
             const attn_key_t key = attn_key(a, first + n * 8 + attn_t() + e);
-            *at = attn_score(a.p, row, key, attn_capped(a.p, *at));
+            *at = attn_score<EASY>(a.p, row, key, attn_capped<EASY>(a.p, *at));
         }
 }
 
@@ -76,7 +81,7 @@ GPU_FN float gather(float sum) {
     return sum + __shfl_xor_sync(GPU_ALL, sum, 2);
 }
 
-template <class T, int D>
+template <class T, int D, bool EASY>
 __global__ void GPU_BLOCK(THREADS) attention_mma(attn_call_t a, int tiles) {
     constexpr int LD = attn_mma_ld<D>;
     typedef gpu_pack<T, 8> pack_t;
@@ -87,8 +92,9 @@ __global__ void GPU_BLOCK(THREADS) attention_mma(attn_call_t a, int tiles) {
     T *const k_tile = (T *)k_packs, *const v_tile = (T *)v_packs;
     const gradd_attn_t &p = a.p;
     /* a mask of the past leaves most to the last queries: they begin */
-    const int64_t first = (tiles - 1 - (int)(blockIdx.x % tiles)) * (int64_t)TILE;
-    const int head = blockIdx.x / tiles, b = head / a.heads, h = head % a.heads, kv = h / a.group;
+    const int heads = (int)gridDim.x / tiles, head = (int)blockIdx.x % heads;
+    const int64_t first = (tiles - 1 - (int)blockIdx.x / heads) * (int64_t)TILE;
+    const int b = head / a.heads, h = head % a.heads, kv = h / a.group;
     const int d = (int)p.d, d_v = (int)p.d_v;
     const float sink = p.sinks ? ((const float *)p.sinks)[h] : -INFINITY;
     const attn_row_t *const row = rows + attn_warp() * 16 + attn_g();
@@ -113,16 +119,17 @@ __global__ void GPU_BLOCK(THREADS) attention_mma(attn_call_t a, int tiles) {
 #pragma unroll
             for (int k = 0; k < D / 16; k++)
                 if (k * 16 < d) attn_mma_step<D>(x, q[k], k_tile, k * 16);
+            const attn_pairs_t pairs = attn_pairs_of<EASY>(p, row[0], row[8], at, TILE);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                score(a, row[8 * r], at, r, x);
+                score<EASY>(a, row[8 * r], pairs, at, r, x);
                 const float factor = soften(r, x, &most[r], &sum[r]);
 #pragma unroll
                 for (int n = 0; n < D / 8; n++) {
                     y[n][2 * r] *= factor;
                     y[n][2 * r + 1] *= factor;
                 }
-                if (p.drop.active) drop(a, row[8 * r], at, r, x);
+                if (!EASY && p.drop.active) drop(a, row[8 * r], at, r, x);
             }
             gpu_copies_wait();
             __syncthreads();
@@ -166,6 +173,13 @@ bool attn_mma_takes(const gradd_attn_t *p) {
     return (p->dtype == GRADD_DT_BF16 || p->dtype == GRADD_DT_F16) && fits(p->d) && fits(p->d_v);
 }
 
+template <class T, int D> static void launch(const attn_call_t *a, int64_t blocks, int64_t tiles) {
+    if (attn_is_easy(a->p))
+        GPU_LAUNCH((attention_mma<T, D, true>), (unsigned)blocks, THREADS, *a, (int)tiles);
+    else
+        GPU_LAUNCH((attention_mma<T, D, false>), (unsigned)blocks, THREADS, *a, (int)tiles);
+}
+
 gradd_status_t attn_mma_forward(const attn_call_t *a) {
     const gradd_attn_t &p = a->p;
     const int64_t tiles = (p.n_q + TILE - 1) / TILE, blocks = p.batch * p.heads * tiles;
@@ -177,9 +191,9 @@ gradd_status_t attn_mma_forward(const attn_call_t *a) {
     return gpu_switch(gpu_types<gradd_bf16_t, gradd_f16_t>(), p.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         if (p.d <= 64 && p.d_v <= 64)
-            GPU_LAUNCH((attention_mma<T, 64>), (unsigned)blocks, THREADS, *a, (int)tiles);
+            launch<T, 64>(a, blocks, tiles);
         else
-            GPU_LAUNCH((attention_mma<T, 128>), (unsigned)blocks, THREADS, *a, (int)tiles);
+            launch<T, 128>(a, blocks, tiles);
         return gpu_launched("FusedAttention");
     });
 }

@@ -140,11 +140,36 @@ GPU_FN void attn_mma_put(const attn_rows<T> &to, int cols, const float (&x)[D / 
     }
 }
 
-/* Whether all pairs of a query with the keys [first, first + n) are looked at, and no more is to be
- * known of them than their products. */
-GPU_FN bool attn_is_plain(const gradd_attn_t &p, const attn_row_t &row, int first, int n) {
-    return row.kind == ATTN_SOLID && row.lo <= first && row.hi >= first + n && !p.bias.data &&
-           p.softcap == 0;
+/* ---- pairs that need little ------------------------------------------------------------------ */
+
+/* What most calls are: nothing happens to a score but its scale and a mask. They have kernels of
+ * their own (EASY), for the code of all else that may happen does not fit a multiprocessor's cache.
+ */
+static inline bool attn_is_easy(const gradd_attn_t &p) {
+    return !p.bias.data && p.softcap == 0 && !p.drop.active;
+}
+
+/* What is to be known of a query's pairs with the keys [first, first + n) beyond their products. */
+enum attn_pairs_t {
+    ATTN_ALL,   /* nothing: it sees all */
+    ATTN_RANGE, /* where its range ends */
+    ATTN_ANY,   /* all that there is */
+};
+template <bool EASY>
+GPU_FN attn_pairs_t attn_pairs_of(const gradd_attn_t &p, const attn_row_t &row, int first, int n) {
+    const bool empty = row.lo >= row.hi;
+    if (!EASY && (p.bias.data || p.softcap != 0)) return ATTN_ANY;
+    if (row.kind != ATTN_SOLID && !empty) return ATTN_ANY;
+    return row.lo <= first && row.hi >= first + n ? ATTN_ALL : ATTN_RANGE;
+}
+/* Of all queries of the lanes of a warp, so that it takes one way. */
+template <bool EASY>
+GPU_FN attn_pairs_t attn_pairs_of(const gradd_attn_t &p, const attn_row_t &a, const attn_row_t &b,
+                                  int first, int n) {
+    const attn_pairs_t x = attn_pairs_of<EASY>(p, a, first, n);
+    const attn_pairs_t y = attn_pairs_of<EASY>(p, b, first, n);
+    if (__any_sync(GPU_ALL, x == ATTN_ANY || y == ATTN_ANY)) return ATTN_ANY;
+    return __any_sync(GPU_ALL, x == ATTN_RANGE || y == ATTN_RANGE) ? ATTN_RANGE : ATTN_ALL;
 }
 
 #endif

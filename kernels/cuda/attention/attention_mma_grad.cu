@@ -1,19 +1,21 @@
 /* Gradients of attention by tensor cores. See attention_mma.h and attention_grad.cu.
  *
- * dk and dv: one block per tile of keys, 16 of them per warp, so scores are made the other way
- * round, keys by queries: what is rounded of them is the left side of the sums over queries. dq:
- * one block per 64 queries, 16 per warp. The sums of dy y and the bias's gradient are those of the
+ * dk and dv: one block per 64 keys, 16 per warp, so scores are made the other way round, keys by
+ * queries: what is rounded of them is the left side of the sums over queries. dq: one block per 64
+ * queries, 16 per warp. The sums of dy y and the bias's gradient are those of the
  * kernels for all types. */
 #include "kernels/cuda/attention/attention_mma.h"
 #include "kernels/cuda/attention/attention_pair.h"
 
-/* A pair that has nothing but its product. */
+/* A pair that has nothing but its product, which counts within the query's range. */
+template <bool EASY, attn_pairs_t PAIRS>
 GPU_FN void plain_pair(const gradd_attn_t &p, const attn_query_t<float> &q, const attn_key_t &key,
                        attn_words_t *words, float *x, float *z) {
     const gradd_attn_drop_t &drop = p.drop;
     const float scale = (float)p.scale;
-    const float prob = attn_fast_exp((*x * scale - q.most) - q.log);
-    if (!drop.active) {
+    const bool out = PAIRS == ATTN_RANGE && (key.at < q.row.lo || key.at >= q.row.hi);
+    const float prob = out ? 0 : attn_fast_exp((*x * scale - q.most) - q.log);
+    if (EASY || !drop.active) {
         *x = prob;
         *z = prob * (*z - q.delta) * scale;
         return;
@@ -24,87 +26,140 @@ GPU_FN void plain_pair(const gradd_attn_t &p, const attn_query_t<float> &q, cons
     *z = prob * ((kept ? *z * factor : 0) - q.delta) * scale;
 }
 
+template <bool EASY, attn_pairs_t PAIRS>
+GPU_FN void pair(const attn_call_t &a, const attn_query_t<float> &q, const attn_key_t &key,
+                 attn_words_t *words, float *x, float *z) {
+    if (PAIRS == ATTN_ANY)
+        attn_pair<false, EASY>(a, q, key, words, x, z);
+    else
+        plain_pair<EASY, PAIRS>(a.p, q, key, words, x, z);
+}
+
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 /* Probabilities and gradients of scores, keys by queries, from products. */
-template <int N>
+template <bool EASY, attn_pairs_t PAIRS, int N>
 GPU_FN void pairs_by_key(const attn_call_t &a, const attn_query_t<float> *query, int first,
-                         int keys, float (&x)[N][4], float (&z)[N][4]) {
+                         float (&x)[N][4], float (&z)[N][4]) {
     const int mine = first + attn_warp() * 16 + attn_g();
     const attn_key_t key[2] = {attn_key(a, mine), attn_key(a, mine + 8)};
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < N; n++) {
+        if (n % 2 == 0) __syncwarp(); /* no loads of all queries at once: registers are few */
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const attn_query_t<float> &q = query[n * 8 + attn_t() + e];
-            const bool plain = attn_is_plain(a.p, q.row, first, keys);
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 attn_words_t words = attn_words();
-                if (plain)
-                    plain_pair(a.p, q, key[r], &words, &x[n][2 * r + e], &z[n][2 * r + e]);
-                else
-                    attn_pair<false>(a, q, key[r], &words, &x[n][2 * r + e], &z[n][2 * r + e]);
+                pair<EASY, PAIRS>(a, q, key[r], &words, &x[n][2 * r + e], &z[n][2 * r + e]);
             }
         }
+    }
 }
 
-template <class T, int D, int WARPS, int QUERIES>
-__global__ void GPU_BLOCK(GPU_WARP *WARPS) attention_mma_dkv(attn_call_t a, int tiles) {
-    constexpr int LD = attn_mma_ld<D>, KEYS = 16 * WARPS, THREADS = GPU_WARP * WARPS;
-    constexpr int N = QUERIES / 8;
-    typedef gpu_pack<T, 8> pack_t;
+/* The steps of a block of keys: tiles of the queries of all heads that share them. */
+template <int QUERIES> struct walk_t {
+    int b, first_head, tiles, end; /* end: of steps */
+
+    __device__ __forceinline__ walk_t(const attn_call_t &a, int b_, int kv)
+        : b(b_), first_head(kv * a.group), tiles((int)((a.p.n_q + QUERIES - 1) / QUERIES)),
+          end(tiles * a.group) {
+    }
+    __device__ __forceinline__ int head(int step) const {
+        return first_head + step / tiles;
+    }
+    __device__ __forceinline__ int64_t at(int step) const {
+        return step % tiles * (int64_t)QUERIES;
+    }
+};
+
+/* The first step from `step` on of which a query sees any of the keys, and its queries. */
+template <int QUERIES>
+GPU_FN int seek(const attn_call_t &a, const walk_t<QUERIES> &walk, int step, int first, int keys,
+                attn_query_t<float> *query) {
+    for (; step < walk.end; step++) {
+        if (threadIdx.x < QUERIES)
+            query[threadIdx.x] =
+                attn_query<float>(a, walk.b, walk.head(step), walk.at(step) + threadIdx.x);
+        __syncthreads();
+        bool sees = false;
+        for (int i = attn_lane(); i < QUERIES; i += GPU_WARP)
+            sees |= query[i].row.lo < first + keys && query[i].row.hi > first;
+        if (__any_sync(GPU_ALL, sees)) break;
+        __syncthreads(); /* all have seen it */
+    }
+    return step;
+}
+
+enum { KEYS = 64, THREADS = 128 };
+
+/* Bytes of a block's tiles: one of keys and of values, two of queries and of dy. */
+template <int D, int QUERIES>
+constexpr int room_dkv = 2 * (KEYS + 2 * QUERIES) * attn_mma_ld<D> * (int)sizeof(uint16_t);
+
+template <class T, int D, int QUERIES, bool EASY>
+__global__ void GPU_BLOCK(THREADS) attention_mma_dkv(attn_call_t a, int heads) {
+    constexpr int LD = attn_mma_ld<D>, N = QUERIES / 8;
     typedef attn_query_t<float> query_t;
-    GPU_SHARED(query_t, query, QUERIES);
-    GPU_SHARED(pack_t, k_packs, KEYS * LD / 8);
-    GPU_SHARED(pack_t, v_packs, KEYS * LD / 8);
-    GPU_SHARED(pack_t, q_packs, QUERIES * LD / 8);
-    GPU_SHARED(pack_t, dy_packs, QUERIES * LD / 8);
-    GPU_SHARED(int, any, 1);
-    T *const k_tile = (T *)k_packs, *const v_tile = (T *)v_packs;
-    T *const q_tile = (T *)q_packs, *const dy_tile = (T *)dy_packs;
+    GPU_SHARED(query_t, queries, 2 * QUERIES);
+    GPU_MORE(T, k_tile);
+    T *const v_tile = k_tile + KEYS * LD, *const q_tiles = v_tile + KEYS * LD;
+    T *const dy_tiles = q_tiles + 2 * QUERIES * LD;
     const gradd_attn_t &p = a.p;
-    const int first = blockIdx.x % tiles * KEYS, head = blockIdx.x / tiles;
+    /* a mask of the past leaves most to the first keys: they begin */
+    const int first = (int)blockIdx.x / heads * KEYS, head = (int)blockIdx.x % heads;
     const int b = head / a.kv_heads, kv = head % a.kv_heads, d = (int)p.d, d_v = (int)p.d_v;
+    const walk_t<QUERIES> walk(a, b, kv);
     float dk[D / 8][4], dv[D / 8][4], x[N][4], z[N][4];
     attn_clear(dk);
     attn_clear(dv);
     attn_copy<D, KEYS, THREADS>(k_tile, attn_rows_of<T>(p.k, b, kv, first, p.n_k), d);
     attn_copy<D, KEYS, THREADS>(v_tile, attn_rows_of<T>(p.v, b, kv, first, p.n_k), d_v);
-    for (int h = kv * a.group; h < (kv + 1) * a.group; h++)
-        for (int64_t at = 0; at < p.n_q; at += QUERIES) {
-            __syncthreads(); /* nobody reads the queries before these any more */
-            if (threadIdx.x == 0) *any = 0;
-            __syncthreads();
-            if (threadIdx.x < QUERIES) {
-                const query_t q = attn_query<float>(a, b, h, at + threadIdx.x);
-                query[threadIdx.x] = q;
-                if (q.row.lo < first + KEYS && q.row.hi > first) *any = 1;
-            }
-            __syncthreads();
-            if (!*any) continue;
-            attn_copy<D, QUERIES, THREADS>(q_tile, attn_rows_of<T>(p.q, b, h, at, p.n_q), d);
-            attn_copy<D, QUERIES, THREADS>(dy_tile, attn_rows_of<T>(p.dy, b, h, at, p.n_q), d_v);
-            gpu_copies_wait();
-            __syncthreads();
-            attn_clear(x);
-            attn_clear(z);
-#pragma unroll
-            for (int k = 0; k < D / 16; k++) {
-                uint32_t left[4];
-                if (k * 16 < d) {
-                    attn_left_at<D>(left, k_tile, k * 16);
-                    attn_mma_step<D>(x, left, q_tile, k * 16);
-                }
-                if (k * 16 < d_v) {
-                    attn_left_at<D>(left, v_tile, k * 16);
-                    attn_mma_step<D>(z, left, dy_tile, k * 16);
-                }
-            }
-            pairs_by_key(a, query, first, KEYS, x, z);
-            if (p.dv.data) attn_mma_add<D>(dv, x, dy_tile, d_v);
-            if (p.dk.data) attn_mma_add<D>(dk, z, q_tile, d);
+    /* the next tiles come while these are multiplied */
+    int turn = 1, step = -1;
+    for (int next; step < walk.end; step = next, turn ^= 1) {
+        const query_t *const query = queries + turn * QUERIES;
+        const T *const q_tile = q_tiles + turn * QUERIES * LD;
+        const T *const dy_tile = dy_tiles + turn * QUERIES * LD;
+        gpu_copies_wait();
+        __syncthreads(); /* these are there, and nobody reads those before them any more */
+        next = seek(a, walk, step + 1, first, KEYS, queries + (turn ^ 1) * QUERIES);
+        if (next < walk.end) {
+            const int h = walk.head(next), skip = (turn ^ 1) * QUERIES * LD;
+            const int64_t at = walk.at(next);
+            attn_copy<D, QUERIES, THREADS>(q_tiles + skip, attn_rows_of<T>(p.q, b, h, at, p.n_q),
+                                           d);
+            attn_copy<D, QUERIES, THREADS>(dy_tiles + skip, attn_rows_of<T>(p.dy, b, h, at, p.n_q),
+                                           d_v);
         }
+        if (step < 0) continue;
+        attn_clear(x);
+        attn_clear(z);
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t left[4];
+            if (k * 16 < d) {
+                attn_left_at<D>(left, k_tile, k * 16);
+                attn_mma_step<D>(x, left, q_tile, k * 16);
+            }
+            if (k * 16 < d_v) {
+                attn_left_at<D>(left, v_tile, k * 16);
+                attn_mma_step<D>(z, left, dy_tile, k * 16);
+            }
+        }
+        const int lane = attn_lane();
+        const attn_pairs_t pairs = attn_pairs_of<EASY>(
+            p, query[lane].row, query[lane + QUERIES - GPU_WARP].row, first, KEYS);
+        if (pairs == ATTN_ALL)
+            pairs_by_key<EASY, ATTN_ALL>(a, query, first, x, z);
+        else if (pairs == ATTN_RANGE)
+            pairs_by_key<EASY, ATTN_RANGE>(a, query, first, x, z);
+        else
+            pairs_by_key<EASY, ATTN_ANY>(a, query, first, x, z);
+        if (p.dv.data) attn_mma_add<D>(dv, x, dy_tile, d_v);
+        if (p.dk.data) attn_mma_add<D>(dk, z, q_tile, d);
+    }
     const float one[2] = {1, 1};
     if (p.dk.data) attn_mma_put<D>(attn_rows_of<T>(p.dk, b, kv, first, p.n_k), d, dk, one);
     if (p.dv.data) attn_mma_put<D>(attn_rows_of<T>(p.dv, b, kv, first, p.n_k), d_v, dv, one);
@@ -113,37 +168,37 @@ __global__ void GPU_BLOCK(GPU_WARP *WARPS) attention_mma_dkv(attn_call_t a, int 
 /* ---- queries --------------------------------------------------------------------------------- */
 
 /* The gradients of scores, queries by keys. Keys 16 apart share a call of the cipher. */
-template <int N>
-GPU_FN void pairs_by_query(const attn_call_t &a, const attn_query_t<float> &q, int first, int r,
+template <bool EASY, attn_pairs_t PAIRS, int N>
+GPU_FN void pairs_by_query(const attn_call_t &a, const attn_query_t<float> *query, int first,
                            float (&x)[N][4], float (&z)[N][4]) {
-    const bool plain = attn_is_plain(a.p, q.row, first, N * 8);
 #pragma unroll
-    for (int begin = 0; begin < 4; begin++) {
-        attn_words_t words = attn_words();
-        const int i = 2 * r + begin % 2;
+    for (int i = 0; i < 4; i++) {
+        const attn_query_t<float> &q = query[8 * (i / 2)];
 #pragma unroll
-        for (int n = begin / 2; n < N; n += 2) {
-            const attn_key_t key = attn_key(a, first + n * 8 + attn_t() + begin % 2);
-            if (plain)
-                plain_pair(a.p, q, key, &words, &x[n][i], &z[n][i]);
-            else
-                attn_pair<false>(a, q, key, &words, &x[n][i], &z[n][i]);
+        for (int begin = 0; begin < 2; begin++) {
+            attn_words_t words = attn_words();
+#pragma unroll
+            for (int n = begin; n < N; n += 2) {
+                const attn_key_t key = attn_key(a, first + n * 8 + attn_t() + i % 2);
+                pair<EASY, PAIRS>(a, q, key, &words, &x[n][i], &z[n][i]);
+            }
         }
     }
 }
 
-template <class T, int D, int KEYS>
-__global__ void GPU_BLOCK(128) attention_mma_dq(attn_call_t a, int tiles) {
-    constexpr int LD = attn_mma_ld<D>, QUERIES = 64, THREADS = 128, N = KEYS / 8;
+template <class T, int D, int TILE, bool EASY>
+__global__ void GPU_BLOCK(THREADS) attention_mma_dq(attn_call_t a, int tiles) {
+    constexpr int LD = attn_mma_ld<D>, QUERIES = 64, N = TILE / 8;
     typedef gpu_pack<T, 8> pack_t;
     typedef attn_query_t<float> query_t;
     GPU_SHARED(query_t, queries, QUERIES);
-    GPU_SHARED(pack_t, k_packs, 2 * KEYS * LD / 8);
-    GPU_SHARED(pack_t, v_packs, 2 * KEYS * LD / 8);
+    GPU_SHARED(pack_t, k_packs, 2 * TILE * LD / 8);
+    GPU_SHARED(pack_t, v_packs, 2 * TILE * LD / 8);
     const gradd_attn_t &p = a.p;
     /* a mask of the past leaves most to the last queries: they begin */
-    const int64_t first = (tiles - 1 - (int)(blockIdx.x % tiles)) * (int64_t)QUERIES;
-    const int head = blockIdx.x / tiles, b = head / a.heads, h = head % a.heads, kv = h / a.group;
+    const int heads = (int)gridDim.x / tiles, head = (int)blockIdx.x % heads;
+    const int64_t first = (tiles - 1 - (int)blockIdx.x / heads) * (int64_t)QUERIES;
+    const int b = head / a.heads, h = head % a.heads, kv = h / a.group;
     const int d = (int)p.d, d_v = (int)p.d_v;
     const query_t *const query = queries + attn_warp() * 16 + attn_g();
     uint32_t q[D / 16][4], dy[D / 16][4];
@@ -155,19 +210,19 @@ __global__ void GPU_BLOCK(128) attention_mma_dq(attn_call_t a, int tiles) {
         queries[threadIdx.x] = attn_query<float>(a, b, h, first + threadIdx.x);
     __syncthreads();
     int from, to, turn = 0;
-    attn_span<KEYS>(queries, QUERIES, &from, &to);
-    for (int at = from - KEYS; at < to; at += KEYS, turn ^= 1) {
+    attn_span<TILE>(queries, QUERIES, &from, &to);
+    for (int at = from - TILE; at < to; at += TILE, turn ^= 1) {
         /* the next tiles come while these are multiplied */
-        T *const k_tile = (T *)k_packs + turn * KEYS * LD, *const v_tile =
-                                                               (T *)v_packs + turn * KEYS * LD;
+        T *const k_tile = (T *)k_packs + turn * TILE * LD, *const v_tile =
+                                                               (T *)v_packs + turn * TILE * LD;
         gpu_copies_wait();
         __syncthreads();
-        if (at + KEYS < to) {
-            const int skip = (1 - 2 * turn) * KEYS * LD;
-            attn_copy<D, KEYS, THREADS>(k_tile + skip,
-                                        attn_rows_of<T>(p.k, b, kv, at + KEYS, p.n_k), d);
-            attn_copy<D, KEYS, THREADS>(v_tile + skip,
-                                        attn_rows_of<T>(p.v, b, kv, at + KEYS, p.n_k), d_v);
+        if (at + TILE < to) {
+            const int skip = (1 - 2 * turn) * TILE * LD;
+            attn_copy<D, TILE, THREADS>(k_tile + skip,
+                                        attn_rows_of<T>(p.k, b, kv, at + TILE, p.n_k), d);
+            attn_copy<D, TILE, THREADS>(v_tile + skip,
+                                        attn_rows_of<T>(p.v, b, kv, at + TILE, p.n_k), d_v);
         }
         if (at < from) continue;
         attn_clear(x);
@@ -177,9 +232,13 @@ __global__ void GPU_BLOCK(128) attention_mma_dq(attn_call_t a, int tiles) {
             if (k * 16 < d) attn_mma_step<D>(x, q[k], k_tile, k * 16);
             if (k * 16 < d_v) attn_mma_step<D>(z, dy[k], v_tile, k * 16);
         }
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            pairs_by_query(a, query[8 * r], at, r, x, z);
+        const attn_pairs_t pairs = attn_pairs_of<EASY>(p, query[0].row, query[8].row, at, TILE);
+        if (pairs == ATTN_ALL)
+            pairs_by_query<EASY, ATTN_ALL>(a, query, at, x, z);
+        else if (pairs == ATTN_RANGE)
+            pairs_by_query<EASY, ATTN_RANGE>(a, query, at, x, z);
+        else
+            pairs_by_query<EASY, ATTN_ANY>(a, query, at, x, z);
         attn_mma_add<D>(dq, z, k_tile, d);
     }
     const float one[2] = {1, 1};
@@ -188,25 +247,30 @@ __global__ void GPU_BLOCK(128) attention_mma_dq(attn_call_t a, int tiles) {
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-template <class T, int D, int WARPS, int QUERIES>
+template <class T, int D, int QUERIES, bool EASY>
 static gradd_status_t launch_dkv(const attn_call_t *a) {
     const gradd_attn_t &p = a->p;
-    const int64_t tiles = (p.n_k + 16 * WARPS - 1) / (16 * WARPS);
-    const int64_t blocks = p.batch * p.kv_heads * tiles;
+    const int64_t heads = p.batch * p.kv_heads, blocks = heads * ((p.n_k + KEYS - 1) / KEYS);
     if (!blocks || (!p.dk.data && !p.dv.data)) return GRADD_OK;
     GRADD_TRY(attn_grid(blocks));
-    GPU_LAUNCH((attention_mma_dkv<T, D, WARPS, QUERIES>), (unsigned)blocks, GPU_WARP * WARPS, *a,
-               (int)tiles);
+    GPU_LAUNCH_MORE((room_dkv<D, QUERIES>), (attention_mma_dkv<T, D, QUERIES, EASY>),
+                    (unsigned)blocks, THREADS, *a, (int)heads);
     return gpu_launched("FusedAttentionGrad");
 }
 
-template <class T, int D, int KEYS> static gradd_status_t launch_dq(const attn_call_t *a) {
+template <class T, int D, int TILE, bool EASY>
+static gradd_status_t launch_dq(const attn_call_t *a) {
     const gradd_attn_t &p = a->p;
     const int64_t tiles = (p.n_q + 63) / 64, blocks = p.batch * p.heads * tiles;
     if (!blocks || !p.dq.data) return GRADD_OK;
     GRADD_TRY(attn_grid(blocks));
-    GPU_LAUNCH((attention_mma_dq<T, D, KEYS>), (unsigned)blocks, 128, *a, (int)tiles);
+    GPU_LAUNCH((attention_mma_dq<T, D, TILE, EASY>), (unsigned)blocks, THREADS, *a, (int)tiles);
     return gpu_launched("FusedAttentionGrad");
+}
+
+template <class T, int D, int TILE, bool EASY> static gradd_status_t launch(const attn_call_t *a) {
+    GRADD_TRY((launch_dkv<T, D, TILE, EASY>(a)));
+    return launch_dq<T, D, TILE, EASY>(a);
 }
 
 gradd_status_t attn_mma_backward(const attn_call_t *a) {
@@ -219,11 +283,9 @@ gradd_status_t attn_mma_backward(const attn_call_t *a) {
     GRADD_TRY(attn_backward_bias(a));
     return gpu_switch(gpu_types<gradd_bf16_t, gradd_f16_t>(), p.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
-        if (p.d <= 64 && p.d_v <= 64) {
-            GRADD_TRY((launch_dkv<T, 64, 4, 64>(a)));
-            return launch_dq<T, 64, 64>(a);
-        }
-        GRADD_TRY((launch_dkv<T, 128, 2, 32>(a)));
-        return launch_dq<T, 128, 32>(a);
+        const bool easy = attn_is_easy(p);
+        if (p.d <= 64 && p.d_v <= 64)
+            return easy ? launch<T, 64, 64, true>(a) : launch<T, 64, 64, false>(a);
+        return easy ? launch<T, 128, 32, true>(a) : launch<T, 128, 32, false>(a);
     });
 }

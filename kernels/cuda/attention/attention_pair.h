@@ -30,16 +30,16 @@ GPU_FN attn_query_t<A> attn_query(const attn_call_t &a, int64_t b, int64_t h, in
 
 /* x and z are the products of a pair; they become its probability, dropped, and the gradient of its
  * product or, with BIAS, of its bias. */
-template <bool BIAS, class A>
+template <bool BIAS, bool EASY = false, class A>
 GPU_FN void attn_pair(const attn_call_t &a, const attn_query_t<A> &q, const attn_key_t &key,
                       attn_words_t *words, A *x, A *z) {
     const gradd_attn_t &p = a.p;
-    const A capped = attn_capped(p, *x), score = attn_score(p, q.row, key, capped);
+    const A capped = attn_capped<EASY>(p, *x), score = attn_score<EASY>(p, q.row, key, capped);
     const A prob = attn_exp((score - q.most) - q.log);
-    const bool kept = attn_kept(p.drop, q.row.drop + (uint64_t)key.position, words);
-    const A scale = !kept ? (A)0 : p.drop.active ? (A)p.drop.scale : (A)1;
+    const bool kept = EASY || attn_kept(p.drop, q.row.drop + (uint64_t)key.position, words);
+    const A scale = !kept ? (A)0 : !EASY && p.drop.active ? (A)p.drop.scale : (A)1;
     const attn_dscore_t<A> left =
-        attn_dscore(p, q.row, key, capped, prob * ((kept ? *z * scale : 0) - q.delta));
+        attn_dscore<EASY>(p, q.row, key, capped, prob * ((kept ? *z * scale : 0) - q.delta));
     *x = kept ? prob * scale : 0;
     *z = BIAS ? left.bias : left.product;
 }

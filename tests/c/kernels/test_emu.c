@@ -191,6 +191,8 @@ static double apart(const gradd_view_t *a, const gradd_view_t *b, double *out_la
 }
 
 static bool is_exact(const job_t *job, const gradd_kernel_t *kernel) {
+    /* a GPU's exp, log and the like in f64 are not the host's */
+    if (real && !strcmp(kernel->name, "map") && !strcmp(job->dtype, "f64")) return false;
     for (int i = 0; i < job->call.n_in; i++)
         if (job->in_emu[i].type.dtype != job->in_cpu[i].type.dtype) return false;
     return !strcmp(kernel->name, "map") || !strcmp(kernel->name, "move") ||
@@ -362,13 +364,18 @@ static void check_in(const gradd_op_t *op, const gradd_case_t *spec, gradd_dtype
     close_job(&job);
 }
 
+static void find_real(void) {
+    const char *device = getenv("GRADD_TEST_GPU");
+    if (device && *device) CHECK_OK(gradd_plugin_load(device, &real));
+}
+
 static void check_all(const gradd_dtype_t *types, int n_types) {
-    const char *only = ground_only(), *device = getenv("GRADD_TEST_GPU");
+    const char *only = ground_only();
     const char *few = getenv("GRADD_TEST_EVERY");
     const int every = few && atoi(few) > 0 ? atoi(few) : 1;
     int seen = 0;
     omp_set_num_threads(1);
-    if (device && *device) CHECK_OK(gradd_plugin_load(device, &real));
+    find_real();
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const gradd_op_t *op = &gradd_op_families[f]->v[i];
@@ -389,6 +396,40 @@ TEST_LIMIT(every_case_runs_on_the_emulated_gpu, 120) {
 
 TEST_LIMIT(every_case_in_halves_runs_on_the_emulated_gpu, 120) {
     check_all((const gradd_dtype_t[]){GRADD_DT_BF16, GRADD_DT_F16}, 2);
+}
+
+/* A range of keys for each of n queries: those of its document that are not behind it. */
+static void print_ranges(char *to, size_t room, int n, int document) {
+    size_t at = (size_t)snprintf(to, room, "i32[1,1,%d,3]={", n);
+    for (int i = 0; i < n; i++)
+        at += (size_t)snprintf(to + at, room - at, "%s%d,%d,1", i ? "," : "",
+                               i / document * document, i + 1);
+    snprintf(to + at, room - at, "}");
+}
+
+/* Tiles that no query sees, that some see in part, and that all see. */
+static void check_past(int n, int document, int d, gradd_dtype_t dtype) {
+    static char ranges[1 << 14], text[1 << 15];
+    const gradd_case_t spec = {.text = text, .tol = 1e-5, .bf16_tol = 2e-2};
+    char q[32], k[32];
+    print_ranges(ranges, sizeof ranges, n, document);
+    snprintf(q, sizeof q, "f32[1,4,%d,%d]", n, d);
+    snprintf(k, sizeof k, "f32[1,2,%d,%d]", n, d);
+    snprintf(text, sizeof text, "%s %s %s - - %s | scale=0.1 -> 2", q, k, k, ranges);
+    check_in(gradd_op_find("com.gradd", "FusedAttention", 1), &spec, dtype);
+    snprintf(text, sizeof text, "%s %s %s %s %s f32[1,4,2,%d]:(3,4) - - %s | scale=0.1 -> 3", q, q,
+             k, k, q, n, ranges);
+    check_in(gradd_op_find("com.gradd", "FusedAttentionGrad", 1), &spec, dtype);
+}
+
+TEST_LIMIT(attention_over_many_tiles_runs_on_the_emulated_gpu, 120) {
+    omp_set_num_threads(1);
+    find_real();
+    check_past(200, 1000, 64, GRADD_DT_BF16);
+    check_past(150, 70, 128, GRADD_DT_F16);
+    check_past(130, 40, 48, GRADD_DT_BF16);
+    CHECK_EQ_INT(failures, 0);
+    CHECK_EQ_INT(checked, 6);
 }
 
 static bool has_kernel(const gradd_op_t *op) {
