@@ -13,8 +13,8 @@ GPU_FN void plain_pair(const gradd_attn_t &p, const attn_query_t<float> &q, cons
                        attn_words_t *words, float *x, float *z) {
     const gradd_attn_drop_t &drop = p.drop;
     const float scale = (float)p.scale;
-    const bool out = PAIRS == ATTN_RANGE && (key.at < q.row.lo || key.at >= q.row.hi);
-    const float prob = out ? 0 : attn_fast_exp((*x * scale - q.most) - q.log);
+    float prob = attn_fast_exp((*x * scale - q.most) - q.log);
+    if (PAIRS == ATTN_RANGE && (key.at < q.row.lo || key.at >= q.row.hi)) prob = 0;
     if (EASY || !drop.active) {
         *x = prob;
         *z = prob * (*z - q.delta) * scale;
