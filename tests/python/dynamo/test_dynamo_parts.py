@@ -306,3 +306,72 @@ def test_a_function_beside_graphs_that_runs_in_pytorch_is_said(caplog: Any) -> N
     assert stats["captures"] == 2 and stats["parts_in_torch"] == {"untraced_function": 3}
     told = [r.getMessage() for r in caplog.records if "fails at a function" in r.getMessage()]
     assert len(told) == 1 and "context manager" in told[0]
+
+
+class Turned(nn.Module):
+    """Positions by complex numbers, as the first Llama's, between operators of the same kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+        self.register_buffer("turns", torch.polar(torch.ones(64, 4), torch.rand(64, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x).view(*x.shape[:-1], 4, 4, 2) * 2
+        turns = self.turns[: x.shape[0]][:, None, None, :] * 1
+        turned = torch.view_as_real(torch.view_as_complex(h) * turns).flatten(-3)
+        return (self.second(turned) * 0.5).tanh()
+
+
+class Scaled(nn.Module):
+    """Writes in place to what it has made itself, beside a pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = F.avg_pool1d(self.first(x), 3, 1, 1)
+        h = self.second(pooled)
+        h *= 2.0
+        rows = h.reshape(-1, 2, 16)[:, 1:]
+        rows *= pooled.reshape(-1, 2, 16)[:, :1]
+        h += pooled
+        return h.reshape(x.shape[0] * 2, -1).tanh()
+
+
+class Merged(nn.Module):
+    """A piece whose only input has an axis of a product of sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.avg_pool1d(self.first(x).reshape(-1, 32), 3, 1, 1)
+        return self.second(h).tanh()
+
+
+@pytest.mark.parametrize("kind", [Turned, Scaled, Merged])
+def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    ours = kind()
+    theirs = copy.deepcopy(ours)
+    with caplog.at_level(logging.WARNING, "gradd"):
+        wrapped = ORTModule(ours)
+        for rows in (4, 6, 9):
+            x = torch.randn(rows, 3, 16)
+            for net in (ours, theirs):
+                net.zero_grad()
+            a, b = wrapped(x), theirs(x)
+            torch.testing.assert_close(a, b)
+            for result in (a, b):
+                result.square().sum().backward()
+            for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad)
+    stats = wrapped.gradd_stats()
+    assert stats["fallbacks"] == {} and stats["forwards"] >= 6
+    (said,) = [r.getMessage() for r in caplog.records if "parts of a graph" in r.getMessage()]
+    assert not any(
+        f"{name}: " in said or f"{name} (" in said for name in ("linear", "tanh", "imul")
+    )

@@ -95,8 +95,19 @@ def of_another_view(s: Written, x: Tensor) -> Tensor:
     return h
 
 
+def other_shapes(s: Written, x: Tensor) -> Tensor:
+    h = (s.layer(x) * 1).contiguous()
+    h.view(-1, 2, 4)[:, 1].mul_(3)
+    h.flatten()[1::3] = 0.5
+    h.unflatten(1, (4, 2)).permute(2, 0, 1)[0].add_(1)
+    h[None].squeeze(0).squeeze().sub_(x)
+    h.view(h.shape[0] * 2, 4)[:, 1:].exp_()
+    return h * h
+
+
 ALONE = {f.__name__: f for f in (
-    whole, part, earlier_views, turned, fresh_memory, other_types, without_history, of_another_view
+    whole, part, earlier_views, turned, fresh_memory, other_types, without_history, of_another_view,
+    other_shapes
 )}  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def compiled(
     owner.made(made)
     logger.info("captured %s in %.1f s", owner.title, time.perf_counter() - start)
     # The first one may name all operators at once.
-    for error in (made.first, *made.refusals.values()) if made.refusals else ():
+    for error in filter(None, (made.first, *made.refusals.values())):
         try:
             owner.fallback.decide(error)
         except type(error):  # where nothing may run in PyTorch

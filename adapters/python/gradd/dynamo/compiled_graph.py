@@ -129,6 +129,7 @@ class CompiledGraph:
     def _made(self) -> list[_Step]:
         torchs: dict[Node, Exception] = self.refusals
         torchs.update({n: _read(n) for n in self.module.graph.nodes if sizes_of.is_read(n)})
+        torchs.update({n: e for n in self.module.graph.nodes if (e := _complex(n)) is not None})
         while True:
             parts = partition.split(self.module.graph, torchs)
             glue = [p for p in parts if p.daemon and len(parts) > 1 and work.is_glue(p.nodes)]
@@ -242,7 +243,8 @@ class CompiledGraph:
                 raise _read(odd)
             raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
         done = lower.lower(nodes, given, part.outputs, self.module)
-        self._check_written(done, given)
+        if not trial:  # of a node alone even what a graph makes is an argument
+            self._check_written(done, given)
         inputs = self._inputs(done, given)
         names = [n.name for n in part.outputs]  # of the user's variables, where Dynamo knows them
         key = cache.key_of(done, inputs, names, self.checkpoints)
@@ -550,6 +552,19 @@ def _fresh(name: str, taken: set[str]) -> str:
         name += "_"
     taken.add(name)
     return name
+
+
+def _complex(node: Node) -> CaptureError | None:
+    """Why a node cannot run in the daemon: it gives complex numbers, or reads them."""
+    values = [lower.value_of(n) for n in (node, *node.all_input_nodes)]
+    found = [x.dtype for x in values if isinstance(x, torch.Tensor) and x.is_complex()]
+    if not found or node.op in ("placeholder", "output"):
+        return None
+    return CaptureError(
+        "unsupported_operator",
+        f"{place_of(node)}: {lower.name_of(node)} computes with {found[0]}, which the daemon does "
+        "not have",
+    )
 
 
 def _kind(node: Node) -> Any:

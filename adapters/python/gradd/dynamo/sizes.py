@@ -126,7 +126,9 @@ def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
             if isinstance(want, int):
                 if want != have:
                     return False
-            elif have < 2 or _evaluate(want, values) != have:
+                continue
+            known = {symbol.name for symbol in want.free_symbols} <= values.keys()
+            if have < 2 or not known or _evaluate(want, values) != have:
                 return False
     for guard in env.guards if env is not None else ():
         expression = env.replace(guard.expr)

@@ -29,6 +29,15 @@ _BACK = {
     _aten.t.default: _aten.t.default,
     _aten.unsqueeze.default: _aten.squeeze.dim,
 }
+# Views of all elements in their order: the sizes are those of the whole again.
+_RESHAPED = frozenset({
+    _aten.reshape.default,
+    _aten.view.default,
+    _aten.flatten.using_ints,
+    _aten.unflatten.int,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+})  # fmt: skip
 
 
 def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
@@ -112,7 +121,8 @@ class _Walk:
 
     @staticmethod
     def _goes_back(view: Node) -> bool:
-        return view.target is _aten.alias.default or view.target in {*_SCATTER, *_BACK}
+        known = {_aten.alias.default, *_SCATTER, *_BACK, *_RESHAPED, _aten.permute.default}
+        return view.target in known
 
     # ---- the walk ----
 
@@ -190,6 +200,15 @@ class _Walk:
             return value
         return self._call(_aten._to_copy.default, (value,), {"dtype": known.dtype}, like=node)
 
+    def _sizes(self, node: Node) -> list[Any]:
+        """Numbers, or nodes that compute them."""
+        found: list[Any] = list(node.meta["val"].shape)
+        for axis, size in enumerate(found):
+            if not isinstance(size, int):
+                found[axis] = self.graph.call_function(_aten.sym_size.int, (node, axis))
+                found[axis].meta["val"] = size
+        return found
+
     def _put_back(self, view: Node, source: Node, value: Node) -> Node:
         """The value of what a view shows, with the view's value in its place."""
         if view.target is _aten.alias.default:
@@ -197,4 +216,10 @@ class _Walk:
         (whole, *rest), kwargs = self._operands(view)
         if view.target in _BACK:
             return self._call(_BACK[view.target], (value, *rest), kwargs, like=source)
+        if view.target in _RESHAPED:
+            return self._call(_aten.reshape.default, (value, self._sizes(whole)), like=source)
+        if view.target is _aten.permute.default:
+            n = source.meta["val"].dim()
+            back = sorted(range(n), key=[axis % n for axis in rest[0]].__getitem__)
+            return self._call(view.target, (value, back), like=source)
         return self._call(_SCATTER[view.target], (whole, value, *rest), kwargs, like=source)
