@@ -11,6 +11,7 @@ import pytest
 import torch
 from fronts import last
 from nets import Heads, Net, Words, assert_close, batch, loss_of
+from torch import nn
 
 from gradd import ORTModule
 from gradd.calls import graph, run
@@ -151,6 +152,23 @@ def test_a_parameter_that_the_graph_believes_out_of_reach(
     monkeypatch.setattr(graph.Graph, "differentiable", blind)
     with pytest.raises(SelfCheckError, match=r"the daemon has no gradient for \w+\.\w+"):
         ORTModule(Net(), strict=True)(*batch())
+
+
+def test_a_parameter_without_elements_has_no_gradient_to_miss() -> None:
+    """As MobileBERT's head has where hidden size and embedding size are equal."""
+
+    class Joined(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nothing = nn.Parameter(torch.empty(0, 8))
+            self.rows = nn.Parameter(torch.randn(5, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :8] @ torch.cat([self.nothing, self.rows]).t()
+
+    net = Joined()
+    ORTModule(net, strict=True)(torch.randn(4, 8)).sum().backward()
+    assert net.rows.grad is not None and net.nothing.grad is None
 
 
 def test_unfreezing_makes_a_plan_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:

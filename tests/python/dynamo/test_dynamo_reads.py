@@ -206,13 +206,33 @@ def test_values_of_tensors_as_numbers_of_a_graph(name: str) -> None:
         compare(Net(READ[name]))
 
 
-TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
-    "grad": lambda net, x: torch.func.grad(lambda v: (v * v).sum())(x).sum(),
+BATCHED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "vmap": lambda net, x: torch.vmap(lambda v: (v * v).sum())(x).sum(),
-    "jvp": lambda net, x: torch.func.jvp(lambda v: v * v, (x,), (x,))[1].sum(),
+    "of a gradient": lambda net, x: torch.vmap(torch.func.grad(lambda v: net.lin(v).tanh().sum()))(
+        x
+    ).sum(),
+    "hessian": lambda net, x: torch.func.hessian(lambda v: net.lin(v).tanh().sum())(x[0]).sum(),
+    "of a vmap": lambda net, x: torch.vmap(torch.vmap(lambda v: v.exp() * 2))(net.lin(x)),
+    "two": lambda net, x: torch.vmap(net.lin)(
+        torch.vmap(lambda v: v.flip(0))(net.lin(x).tanh()[:, :1] * x)
+    ).sigmoid(),
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_of_functions_run_in_pytorch(name: str) -> None:
-    assert compare(Net(TRANSFORMS[name]))["fallbacks"] == {"func_transform": 4}
+@pytest.mark.parametrize("name", BATCHED)
+def test_functions_of_batches_are_cut_out(name: str) -> None:
+    stats = compare(Net(BATCHED[name]))
+    assert stats["fallbacks"] == {} and stats["parts_in_torch"]
+    assert stats["forwards"] >= 4
+
+
+DERIVED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "grad": lambda net, x: torch.func.grad(lambda v: (v * v).sum())(x).sum(),
+    "jvp": lambda net, x: torch.func.jvp(lambda v: v * v, (x,), (x,))[1].sum(),
+    "vjp": lambda net, x: torch.func.vjp(net.lin, x)[1](torch.ones(len(x), 3))[0].sum(),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_derivatives_of_functions_run_in_pytorch(name: str) -> None:
+    assert compare(Net(DERIVED[name]))["fallbacks"] == {"func_transform": 4}

@@ -149,7 +149,7 @@ class Tally:
         """One value of PyTorch's; None for a gradient that there is not."""
         ours = self.ours.get(key)
         if ours is None or theirs is None:
-            if ours is not theirs:
+            if any(x is not None and x.numel() for x in (ours, theirs)):
                 side = "the daemon" if ours is None else "PyTorch"
                 self._misses(key, theirs, f"{side} has no gradient for {key[1]}")
             return

@@ -107,7 +107,6 @@ class CompiledGraph:
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
-        self._check_transforms()
         self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         fake = (lower.value_of(n) for n in module.graph.nodes)
@@ -129,6 +128,7 @@ class CompiledGraph:
     def _made(self) -> list[_Step]:
         torchs: dict[Node, Exception] = self.refusals
         torchs.update({n: _read(n) for n in self.module.graph.nodes if sizes_of.is_read(n)})
+        torchs.update(self._transformed())
         torchs.update({n: e for n in self.module.graph.nodes if (e := _complex(n)) is not None})
         while True:
             parts = partition.split(self.module.graph, torchs)
@@ -174,14 +174,31 @@ class CompiledGraph:
                 "forward() draws from Python's random; draw with torch, or outside of forward()",
             )
 
-    def _check_transforms(self) -> None:
-        """Between the calls that begin and end a transform, tensors are wrapped ones."""
+    def _transformed(self) -> dict[Node, Exception]:
+        """What stands between the calls that begin and end a vmap: tensors are wrapped ones.
+
+        With the calls themselves, and those that prepare them.
+
+        Raises:
+            CaptureError: For derivatives, which depend on what autograd knows of all before.
+        """
+        found: dict[Node, Exception] = {}
+        depth = 0
         for node in self.module.graph.nodes:
-            if _TRANSFORMS in str(getattr(node.target, "__module__", "")):
-                raise CaptureError(
-                    "func_transform",
-                    f"{place_of(node)}: forward() transforms a function (torch.func, vmap)",
-                )
+            own = _TRANSFORMS in str(getattr(node.target, "__module__", ""))
+            name = str(getattr(node.target, "__name__", ""))
+            if not own and (not depth or node.op not in ("call_function", "call_method")):
+                continue
+            found[node] = error = CaptureError(
+                "func_transform",
+                f"{place_of(node)}: forward() transforms a function (torch.func, vmap)",
+            )
+            if own and "increment" in name:
+                if not depth and "vmap" not in name:
+                    raise error
+                depth += 1
+            depth -= own and "decrement" in name
+        return found
 
     def _check_again(self, part: partition.Part) -> None:
         """PyTorch does not write once more what a piece has written."""
@@ -336,13 +353,14 @@ class CompiledGraph:
 
     def reasons(self) -> dict[str, Exception]:
         """Why something runs in PyTorch, by the names of operators."""
-        return {lower.name_of(node): error for node, error in self.refusals.items()}
+        return {_cut_name(node, error): error for node, error in self.refusals.items()}
 
     def cuts(self) -> str:
         """What runs in PyTorch and why, and the share of the work in the daemon, for a message."""
         kinds: dict[str, list[str]] = {}
         for node, error in self.refusals.items():
-            kinds.setdefault(lower.name_of(node), []).append(getattr(error, "message", str(error)))
+            reasons = kinds.setdefault(_cut_name(node, error), [])
+            reasons.append(getattr(error, "message", str(error)))
         texts = []
         for name, reasons in kinds.items():
             count = f" ({len(reasons)} of them)" if len(reasons) > 1 else ""
@@ -552,6 +570,11 @@ def _fresh(name: str, taken: set[str]) -> str:
         name += "_"
     taken.add(name)
     return name
+
+
+def _cut_name(node: Node, error: Exception) -> str:
+    """What a message calls a node that runs in PyTorch: a vmap is one thing."""
+    return "vmap" if classify(error)[1] == "func_transform" else lower.name_of(node)
 
 
 def _complex(node: Node) -> CaptureError | None:
