@@ -211,7 +211,6 @@ BATCHED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "of a gradient": lambda net, x: torch.vmap(torch.func.grad(lambda v: net.lin(v).tanh().sum()))(
         x
     ).sum(),
-    "hessian": lambda net, x: torch.func.hessian(lambda v: net.lin(v).tanh().sum())(x[0]).sum(),
     "of a vmap": lambda net, x: torch.vmap(torch.vmap(lambda v: v.exp() * 2))(net.lin(x)),
     "two": lambda net, x: torch.vmap(net.lin)(
         torch.vmap(lambda v: v.flip(0))(net.lin(x).tanh()[:, :1] * x)
@@ -222,7 +221,7 @@ BATCHED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", BATCHED)
 def test_functions_of_batches_are_cut_out(name: str) -> None:
     stats = compare(Net(BATCHED[name]))
-    assert stats["fallbacks"] == {} and stats["parts_in_torch"]
+    assert stats["fallbacks"] == {} and stats["parts_in_torch"].keys() == {"func_transform"}
     assert stats["forwards"] >= 4
 
 
