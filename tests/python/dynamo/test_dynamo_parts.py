@@ -352,7 +352,20 @@ class Merged(nn.Module):
         return self.second(h).tanh()
 
 
-@pytest.mark.parametrize("kind", [Turned, Scaled, Merged])
+class Strided(nn.Module):
+    """A view and a write to it that each would be fine without the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        square = torch.zeros(32, 32)
+        square.diagonal().add_(1.5)
+        return (self.second(self.first(x)) @ square).tanh()
+
+
+@pytest.mark.parametrize("kind", [Turned, Scaled, Merged, Strided])
 def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     ours = kind()

@@ -40,6 +40,7 @@ Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
 _numbers = itertools.count()
 _TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
+_HALVED = 8
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
 
@@ -101,6 +102,7 @@ class CompiledGraph:
         self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
         self.refusals: dict[Node, Exception] = {}
         self.first: Exception | None = None  # before it was known which nodes it is about
+        self.halved = 0  # parts, in search of the node that stands in the way
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
@@ -228,17 +230,33 @@ class CompiledGraph:
         for node in part.nodes:
             kind = _kind(node)
             if kind not in known:
-                known[kind] = self._trial(node)
+                known[kind] = self._trial([node])
             why = known[kind]
             if why is not None:
                 found[node] = why
-        return found or dict.fromkeys(part.nodes, error)
+        return found or self._first_guilty(part.nodes, error)
 
-    def _trial(self, node: Node) -> Exception | None:
-        """Why a node alone cannot run in the daemon."""
-        part = partition.Part(True, [node])
-        partition.find_ends(part, {node})
-        if not part.outputs and not partition.is_write(node):
+    def _first_guilty(self, nodes: list[Node], error: Exception) -> dict[Node, Exception]:
+        """The one that the daemon cannot run behind those before it, by halving; else all."""
+        self.halved += 1
+        why = self._trial(nodes)
+        if why is None or self.halved > _HALVED:
+            return dict.fromkeys(nodes, error)
+        passes, fails = 0, len(nodes)
+        while fails - passes > 1:
+            middle = (passes + fails) // 2
+            failure = self._trial(nodes[:middle])
+            if failure is None:
+                passes = middle
+            else:
+                fails, why = middle, failure
+        return {nodes[passes]: why}
+
+    def _trial(self, nodes: list[Node]) -> Exception | None:
+        """Why nodes cannot run in the daemon, without all others."""
+        part = partition.Part(True, nodes)
+        partition.find_ends(part, nodes[-1:])
+        if not part.outputs and not any(map(partition.is_write, nodes)):
             return None  # a view
         try:
             self._piece(part, trial=True)
