@@ -383,7 +383,7 @@ def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCapture
             for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
                 torch.testing.assert_close(p.grad, q.grad)
     stats = wrapped.gradd_stats()
-    assert stats["fallbacks"] == {} and stats["forwards"] >= 6
+    assert stats["fallbacks"] == {} and stats["forwards"] >= 4
     (said,) = [r.getMessage() for r in caplog.records if "parts of a graph" in r.getMessage()]
     assert not any(
         f"{name}: " in said or f"{name} (" in said for name in ("linear", "tanh", "imul")
