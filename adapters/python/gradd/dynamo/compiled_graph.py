@@ -40,7 +40,7 @@ Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
 _numbers = itertools.count()
 _TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
-_HALVED = 8
+_HALVED = 8  # parts of a graph at most in which an operator is searched for by halving
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
 
@@ -239,8 +239,8 @@ class CompiledGraph:
     def _first_guilty(self, nodes: list[Node], error: Exception) -> dict[Node, Exception]:
         """The one that the daemon cannot run behind those before it, by halving; else all."""
         self.halved += 1
-        why = self._trial(nodes)
-        if why is None or self.halved > _HALVED:
+        why = self._trial(nodes) if self.halved <= _HALVED else None
+        if why is None:
             return dict.fromkeys(nodes, error)
         passes, fails = 0, len(nodes)
         while fails - passes > 1:
