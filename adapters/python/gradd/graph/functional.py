@@ -38,6 +38,7 @@ _RESHAPED = frozenset({
     _aten.squeeze.default,
     _aten.squeeze.dim,
 })  # fmt: skip
+_VIEWS = {_aten.alias.default, *_SCATTER, *_BACK, *_RESHAPED, _aten.permute.default}
 
 
 def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
@@ -114,15 +115,10 @@ class _Walk:
             if one.op != "call_function" or not isinstance(one.meta.get("val"), torch.Tensor):
                 return False
             source = self.sources[one]
-            if source is not None and not (one in self.writes or self._goes_back(one)):
+            if source is not None and one not in self.writes and one.target not in _VIEWS:
                 return False
             one = source
         return True
-
-    @staticmethod
-    def _goes_back(view: Node) -> bool:
-        known = {_aten.alias.default, *_SCATTER, *_BACK, *_RESHAPED, _aten.permute.default}
-        return view.target in known
 
     # ---- the walk ----
 
