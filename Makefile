@@ -311,7 +311,7 @@ $(B)/lib/libgradd_cuda.so: $(CUDA_OBJ) tools/gpu/gates.py
 -include $(CUDA_OBJ:.o=.d)
 
 # What travels to a machine with a GPU: daemon, tests and probes without oneDNN (it is large), the
-# plug-in, the shared libraries that such a machine may lack, pyzmq for its Python, and a model.
+# plug-in, the shared libraries that such a machine may lack, pyzmq for its Python, and models.
 # libcublasLt is its own.
 GPU_B := $(B)/gpu
 GPU_PYTHON ?= 3.12

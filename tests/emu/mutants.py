@@ -53,7 +53,7 @@ TURNED = """            *(pack *)(row + x.t1) = high;
         __syncthreads();
 """
 BROUGHT = (
-    "        __syncthreads(); /* these are there, and nobody reads those before them any more */\n"
+    "        __syncthreads(); /* this tile has arrived, and no warp reads the one before it */\n"
 )
 SEEN = "        __syncthreads(); /* all have seen it */\n"
 

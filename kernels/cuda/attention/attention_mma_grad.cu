@@ -123,7 +123,7 @@ __global__ void GPU_BLOCK(THREADS) attention_mma_dkv(attn_call_t a, int heads) {
         const T *const q_tile = q_tiles + turn * QUERIES * LD;
         const T *const dy_tile = dy_tiles + turn * QUERIES * LD;
         gpu_copies_wait();
-        __syncthreads(); /* these are there, and nobody reads those before them any more */
+        __syncthreads(); /* this tile has arrived, and no warp reads the one before it */
         next = seek(a, walk, step + 1, first, KEYS, queries + (turn ^ 1) * QUERIES);
         if (next < walk.end) {
             const int h = walk.head(next), skip = (turn ^ 1) * QUERIES * LD;
