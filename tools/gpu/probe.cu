@@ -7,7 +7,6 @@
  *     probe copy     bytes per second within the device, and to and from the host
  *     probe half     bf16 and f16 from and to f32: all bits against the formulas of the CPU
  *     probe product  cuBLASLt's products of Llama's sizes, in bf16
- *     probe scratch  what cuBLASLt asks of the alignment of scratch memory, bias and operands
  *
  * Prints lines of JSON; exit status 0 if everything held.
  */
@@ -380,7 +379,6 @@ static struct {
     decltype(&cublasLtMatmulPreferenceCreate) prefer;
     decltype(&cublasLtMatmulPreferenceSetAttribute) prefer_more;
     decltype(&cublasLtMatrixLayoutCreate) lay_out;
-    decltype(&cublasLtMatmulAlgoConfigGetAttribute) configured;
 } blas;
 
 static void open_blas(void) {
@@ -395,8 +393,7 @@ static void open_blas(void) {
         {"cublasLtMatmulDescSetAttribute",       &blas.describe_more},
         {"cublasLtMatmulPreferenceCreate",       &blas.prefer       },
         {"cublasLtMatmulPreferenceSetAttribute", &blas.prefer_more  },
-        {"cublasLtMatrixLayoutCreate",           &blas.lay_out      },
-        {"cublasLtMatmulAlgoConfigGetAttribute", &blas.configured   }
+        {"cublasLtMatrixLayoutCreate",           &blas.lay_out      }
     };
     void *library = dlopen("libcublasLt.so.13", RTLD_NOW);
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
@@ -476,114 +473,6 @@ static int probe_product(void) {
     return 0;
 }
 
-/* ---- what the library asks for --------------------------------------------------------------- */
-
-typedef struct small_s {
-    cudaDataType_t type;
-    int m, n, k;
-    bool turned, bias;
-} small_t;
-
-/* Status of y[m, n] = x[m, k] W (+ bias) with each proposal, where things lie so many bytes behind
- * a multiple of 4096. */
-static void ask(cublasLtHandle_t lt, const small_t *s, char *memory) {
-    static const int offsets[][4] = {
-        /* scratch, operands, bias, result */
-        {0,   0,  0,  0 },
-        {128, 0,  0,  0 },
-        {64,  0,  0,  0 },
-        {16,  0,  0,  0 },
-        {0,   64, 0,  0 },
-        {0,   16, 0,  0 },
-        {0,   0,  64, 0 },
-        {0,   0,  16, 0 },
-        {0,   0,  0,  64},
-        {0,   0,  0,  16}
-    };
-    const bool wide = s->type == CUDA_R_64F;
-    const cublasOperation_t turned = CUBLAS_OP_T;
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const size_t most = (size_t)32 << 20;
-    const uint32_t align = 16;
-    const float one = 1, zero = 0;
-    const double one64 = 1, zero64 = 0;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t w, x, y;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found[8];
-    int n_found = 0;
-    CHECK(blas.describe(&desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                        wide ? CUDA_R_64F : CUDA_R_32F));
-    if (s->turned)
-        CHECK(blas.describe_more(desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned));
-    if (s->bias) {
-        CHECK(blas.describe_more(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-        CHECK(blas.describe_more(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &s->type,
-                                 sizeof s->type));
-    }
-    CHECK(blas.lay_out(&w, s->type, s->turned ? s->k : s->n, s->turned ? s->n : s->k,
-                       s->turned ? s->k : s->n));
-    CHECK(blas.lay_out(&x, s->type, s->k, s->m, s->k));
-    CHECK(blas.lay_out(&y, s->type, s->n, s->m, s->n));
-    CHECK(blas.prefer(&preference));
-    CHECK(blas.prefer_more(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most,
-                           sizeof most));
-    for (int of = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
-         of <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; of++)
-        CHECK(blas.prefer_more(preference, (cublasLtMatmulPreferenceAttributes_t)of, &align,
-                               sizeof align));
-    CHECK(blas.find(lt, desc, w, x, y, y, preference, 8, found, &n_found));
-    for (int a = 0; a < n_found; a++) {
-        int id = -1, split = -1;
-        size_t written;
-        blas.configured(&found[a].algo, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &written);
-        blas.configured(&found[a].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split, sizeof split,
-                        &written);
-        printf("{\"probe\": \"scratch\", \"type\": %d, \"m\": %d, \"n\": %d, \"k\": %d, \"bias\": %d, "
-               "\"algorithm\": %d, \"split\": %d, \"scratch\": %zu, \"status\": [",
-               (int)s->type, s->m, s->n, s->k, s->bias, id, split, found[a].workspaceSize);
-        for (size_t i = 0; i < sizeof offsets / sizeof offsets[0]; i++) {
-            const int *o = offsets[i];
-            const char *bias = memory + (1 << 16) + o[2];
-            if (s->bias)
-                CHECK(blas.describe_more(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
-                                         sizeof bias));
-            char *const result = memory + (1 << 17) + o[3];
-            const cublasStatus_t status = blas.multiply(
-                lt, desc, wide ? (const void *)&one64 : &one, memory + (1 << 18) + o[1], w,
-                memory + (1 << 19) + o[1], x, wide ? (const void *)&zero64 : &zero, result, y,
-                result, y, &found[a].algo, memory + (1 << 20) + o[0], found[a].workspaceSize, 0);
-            printf("%s%d", i ? ", " : "", (int)status);
-        }
-        printf("]}\n");
-    }
-    CHECK(cudaDeviceSynchronize());
-}
-
-static int probe_scratch(void) {
-    static const small_t cases[] = {
-        {CUDA_R_64F,  65, 33, 70, true,  true },
-        {CUDA_R_16BF, 65, 33, 70, true,  true },
-        {CUDA_R_32F,  65, 33, 70, true,  true },
-        {CUDA_R_16BF, 65, 33, 70, true,  false},
-        {CUDA_R_32F,  1,  1,  4,  false, false},
-        {CUDA_R_32F,  1,  1,  4,  true,  false},
-        {CUDA_R_32F,  1,  7,  3,  true,  true },
-        {CUDA_R_16BF, 1,  7,  3,  true,  true },
-        {CUDA_R_32F,  1,  7,  3,  true,  false},
-        {CUDA_R_32F,  4,  1,  64, false, false}
-    };
-    cublasLtHandle_t lt;
-    char *memory;
-    open_blas();
-    CHECK(blas.create(&lt));
-    CHECK(cudaMalloc(&memory, (size_t)64 << 20));
-    CHECK(cudaMemset(memory, 0, (size_t)64 << 20));
-    for (const small_t &one : cases)
-        ask(lt, &one, memory);
-    return 0;
-}
-
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -594,12 +483,11 @@ int main(int argc, char **argv) {
         {"host",    probe_host   },
         {"copy",    probe_copy   },
         {"half",    probe_half   },
-        {"product", probe_product},
-        {"scratch", probe_scratch}
+        {"product", probe_product}
     };
     setvbuf(stdout, NULL, _IOLBF, 0); /* a limit of time takes no line that is written */
     for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++)
         if (argc == 2 && !strcmp(argv[1], probes[i].name)) return probes[i].run();
-    fprintf(stderr, "usage: probe ipc|vmm|host|copy|half|product|scratch\n");
+    fprintf(stderr, "usage: probe ipc|vmm|host|copy|half|product\n");
     return 2;
 }
