@@ -42,9 +42,9 @@ DAEMON = """
 (or to a thousandth of the largest norm in the model, if that is more): the largest of all
 parameters and batch shapes. *Not recognised* are operators of activations, normalisation, attention
 and losses that run one by one instead of as one operator: correct, but slower. How many operators
-of each kind the authors of a class put in, and what the ones not recognised are, is counted by hand
-from their source in the files `counts_*.py` of the Python tests; `make test` compares the plans
-with that.
+of each kind the authors of nearly all classes put in, and what the ones not recognised are, is
+counted by hand from their source in the files `counts_*.py` of the Python tests; `make test`
+compares the plans with that.
 
 """
 EXPERTS = """

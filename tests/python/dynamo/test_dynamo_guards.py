@@ -247,7 +247,7 @@ def test_the_version_of_a_parameter() -> None:
     with torch.no_grad():
         ours.layer.weight.add_(1.0).sub_(1.0)
     assert ours(X).tolist() == [[6.0, 6.0], [6.0, 6.0]]
-    assert set(ours.gradd_stats()["fallbacks"]) == {"export_failed"}
+    assert not ours.gradd_stats()["fallbacks"]  # the comparison runs in PyTorch
 
 
 # ---- code that no module holds ----

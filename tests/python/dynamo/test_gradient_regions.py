@@ -284,11 +284,33 @@ def _result_kept(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
     return soft
 
 
+def _read_before_what_is_cut(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    product = h * h
+    h.data.i0_()  # not in the daemon
+    return product
+
+
+def _read_beside_data(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    product = h * h.data
+    h.detach().i0_()  # not in the daemon
+    return product
+
+
+def _result_kept_of_what_is_cut(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    soft = h.tanh()
+    with torch.inference_mode():
+        soft.i0_()
+    return soft
+
+
 # PyTorch's backward takes values from after such a write, or refuses.
 WRITTEN_BEHIND = {
     "read before": _read_before,
     "a buffer read before": _buffer_read_before,
     "a result that a backward keeps": _result_kept,
+    "read before what is cut": _read_before_what_is_cut,
+    "read beside .data before what is cut": _read_beside_data,
+    "a result before what is cut": _result_kept_of_what_is_cut,
     "a gradient into an alias": lambda n, h: h + h.detach().mul_(n.scale),
 }
 

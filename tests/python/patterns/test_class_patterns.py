@@ -34,6 +34,16 @@ LEFT = {key: left for part in PARTS for key, left in part.LEFT.items()}
 # Tokens of a batch where every token makes operators of its own: a step each in rwkv and xlstm.
 LENGTH = {"rwkv": 6, "xlstm": 6}
 RATE = {"diffllama": 0.0}  # of dropout; its attention refuses to have any
+# Nobody has counted their source yet: block-sparse attention, audio towers, relative positions.
+UNCOUNTED = {
+    ("big_bird", "BigBirdForCausalLM"),
+    ("big_bird", "BigBirdForMaskedLM"),
+    ("bigbird_pegasus", "BigBirdPegasusForConditionalGeneration"),
+    ("granite_speech", "GraniteSpeechForConditionalGeneration"),
+    ("granite_speech_plus", "GraniteSpeechPlusForConditionalGeneration"),
+    ("qwen2_audio", "Qwen2AudioForConditionalGeneration"),
+    ("xlnet", "XLNetLMHeadModel"),
+}
 IN_BF16 = (
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
     ("gpt_oss", "GptOssForCausalLM"),
@@ -51,8 +61,9 @@ def known() -> dict[tuple[str, str], Family]:
 @pytest.mark.quick
 def test_every_class_that_trains_has_a_row() -> None:
     page = (ROOT / "docs" / "families.md").read_text()
-    trains = page[page.index("## Train in the daemon") : page.index("## Run in PyTorch")]
-    assert set(re.findall(r"^\| (\S+) \| `(\w+)` \|", trains, re.MULTILINE)) == set(ROWS)
+    trains = page[page.index("## Train in the daemon") : page.index("## Train partly")]
+    named = set(re.findall(r"^\| (\S+) \| `(\w+)` \|", trains, re.MULTILINE))
+    assert named == set(ROWS) | UNCOUNTED
     assert set(LEFT) <= set(ROWS) and set(IN_BF16) <= set(ROWS)
     assert sum(len(part.ROWS) for part in PARTS) == len(ROWS)
 

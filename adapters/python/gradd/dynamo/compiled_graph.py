@@ -133,6 +133,8 @@ class CompiledGraph:
         torchs.update(self._transformed())
         torchs.update({n: e for n in self.module.graph.nodes if (e := _complex(n)) is not None})
         while True:
+            before = partition.read_before(self.module.graph, torchs)
+            torchs.update({node: torchs[write] for node, write in before.items()})
             parts = partition.split(self.module.graph, torchs)
             glue = [p for p in parts if p.daemon and len(parts) > 1 and work.is_glue(p.nodes)]
             if glue:

@@ -95,6 +95,30 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     return [part for part in parts if part.nodes]
 
 
+def read_before(graph: torch.fx.Graph, torchs: Collection[Node]) -> dict[Node, Node]:
+    """Nodes for the daemon whose backward would miss a write of PyTorch, each with the write.
+
+    PyTorch's backward takes what it kept as it is then. A write through .data, beside an alias by
+    .data, or in inference mode changes that and no version; any other one is an error there.
+    """
+    nodes = list(graph.nodes)
+    memory = _Memory(nodes)
+    data = {s for n in nodes if n.target is private.get_data for s in memory.of(n)}
+    found: dict[Node, Node] = {}
+    for at, node in enumerate(nodes):
+        if node not in torchs or not is_write(node):
+            continue
+        targets = [n for n in (*node.args[:1], node.kwargs.get("out")) if isinstance(n, Node)]
+        written = {s for n in (node, *targets) for s in memory.of(n)}
+        if not modes.of(node).inference:
+            written &= data
+        for other in nodes[:at] if written else ():
+            if computes(other) and other not in torchs and other.target is not private.get_data:
+                if any(written & memory.of(n) for n in (other, *other.all_input_nodes)):
+                    found.setdefault(other, node)
+    return found
+
+
 def _takes_one(node: Node) -> bool:
     """Whether a node takes one tensor of a list that another node gives."""
     source = node.args[0] if node.target is operator.getitem else None
