@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.guards
+from selection import mark_undrawn
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = ROOT / "tests/python/helpers"
@@ -281,8 +282,10 @@ def _keep_from_collections() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m "not nightly" counts
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what only the device of the tests can do, unless it is there."""
+    mark_undrawn(items)
     if DEVICE != "cpu":
         return
     config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("fake_only")])

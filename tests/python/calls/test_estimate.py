@@ -23,6 +23,8 @@ from test_explain import command, layer, value, write  # noqa: F401
 import gradd
 from gradd import ORTModule
 
+pytestmark = pytest.mark.one_in(3)
+
 
 @pytest.mark.quick
 def test_planned_arena_is_what_the_daemon_reports(daemon: Any) -> None:

@@ -29,6 +29,8 @@ from gradd.explain import Explanation, Row, explain_plan, with_sources
 from gradd.session import protocol
 from gradd.session.client import get_client
 
+pytestmark = pytest.mark.one_in(3)
+
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 
 

@@ -19,7 +19,7 @@ from torch import nn
 import gradd
 from gradd import ORTModule, optim
 
-pytestmark = pytest.mark.usefixtures("shared_daemon")
+pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 PACKAGE = str(Path(gradd.__file__).parent)
 SCALE = 1.0
 

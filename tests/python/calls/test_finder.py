@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.one_in(3)
+
 ROOT = Path(__file__).resolve().parents[3]
 OPTIMUM = ROOT / "adapters" / "optimum"
 NAMES = ["ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqTrainingArguments"]
@@ -21,6 +23,7 @@ NAMES = ["ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqT
 # As if onnxruntime was not installed where it is.
 NOT_INSTALLED = """
 from importlib.machinery import PathFinder
+
 real = PathFinder.find_spec
 hides = lambda cls, name, *more: None if name.startswith("onnxruntime") else real(name, *more)
 PathFinder.find_spec = classmethod(hides)

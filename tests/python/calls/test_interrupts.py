@@ -30,6 +30,8 @@ from torch import nn
 from gradd import ORTModule, interrupts, optim
 from gradd.session import control, flusher
 
+pytestmark = pytest.mark.one_in(3)
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

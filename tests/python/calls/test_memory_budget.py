@@ -21,7 +21,7 @@ from gradd import ORTModule, errors
 from gradd.calls import parameters
 from gradd.memory.budget import Memory, parse_bytes
 
-pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(3), pytest.mark.quick, pytest.mark.usefixtures("shared_daemon")]
 
 WIDTH = 64
 

@@ -28,6 +28,8 @@ from nets import Net, batch, loss_of
 from gradd import ORTModule
 from gradd.session import client
 
+pytestmark = pytest.mark.one_in(2)
+
 _SOCKETS = ("cmd.sock", "ctl.sock")
 
 

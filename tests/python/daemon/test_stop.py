@@ -27,6 +27,8 @@ from gradd import ORTModule
 from gradd.session import client
 from gradd.session import daemon as daemons
 
+pytestmark = pytest.mark.one_in(3)
+
 ROOT = Path(__file__).resolve().parents[3]
 SLOW = """
 import json, os, sys, torch

@@ -153,6 +153,7 @@ def test_no_daemon_is_said_and_counted(
     monkeypatch.setenv("GRADD_DIR", str(tmp_path / "nowhere"))
     monkeypatch.setenv("GRADD_AUTOSTART", "0")
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_BAD_INITIALIZATION")
+    monkeypatch.setattr("gradd.session.daemon.RESTART_SECONDS", 0.2)
     net, twin = pair()
     called = ORTModule(net) if how == "wrapped" else torch.compile(net, backend="gradd")
     with caplog.at_level("WARNING", "gradd"):

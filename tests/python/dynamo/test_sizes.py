@@ -14,7 +14,7 @@ from torch import nn
 
 from gradd import ORTModule
 
-pytestmark = pytest.mark.usefixtures("shared_daemon")
+pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 
 
 def _centred(self, x):

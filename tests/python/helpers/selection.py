@@ -1,7 +1,8 @@
 """Which of many cases of one kind run every time; the others are left to `make nightly`.
 
-What is drawn changes with GRADD_DRAW (default: the number of the week, so that a failure of today
-is one of tomorrow).
+What is drawn changes with GRADD_DRAW, a number (default: that of the week, so that a failure of
+today is one of tomorrow). Cases of a test are drawn by `one_in()`, tests of files that take long by
+the mark `one_in`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import zlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -43,3 +45,13 @@ def one_in(part: int, cases: Iterable[Any], always: Collection[Any] = ()) -> lis
     cases = list(cases)
     others = [case for case in cases if case not in always]
     return every_run({*always, *drawn(others, -(-len(others) // part))}, cases)
+
+
+def mark_undrawn(items: Iterable[pytest.Item]) -> None:
+    """Marks nightly what its mark `one_in(n)` does not draw: in n weeks every test has its turn."""
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None:
+            (part,) = mark.args
+            if (zlib.crc32(item.nodeid.encode()) + int(SEED)) % part:
+                item.add_marker(pytest.mark.nightly)

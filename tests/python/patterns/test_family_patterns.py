@@ -17,6 +17,8 @@ import torch
 from pattern_counts import Row, check, counts, explained, leftovers
 from selection import by_mark, every_run
 
+pytestmark = pytest.mark.one_in(3)
+
 # Per layer a norm before attention and one before the unit, and a last one; q and k are rotated;
 # seven products per layer and the head.
 _LLAMA = Row(norm=5, rope=4, attention=2, gated=2, product=15, table=1)

@@ -13,7 +13,7 @@ from selection import every_run
 from gradd import ORTModule
 from tests.python.helpers.models import VOCAB, build
 
-pytestmark = pytest.mark.usefixtures("shared_daemon")
+pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 
 
 def packed(draw: random.Random, batch: int, positions: int, offset: int = 0) -> dict[str, Any]:

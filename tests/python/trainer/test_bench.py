@@ -19,6 +19,8 @@ import report  # noqa: E402
 import stats  # noqa: E402
 import workloads  # noqa: E402
 
+pytestmark = pytest.mark.one_in(3)
+
 
 @pytest.mark.quick
 def test_interval_covers_the_median_and_shrinks_with_samples() -> None:

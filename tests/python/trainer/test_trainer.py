@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from gradd.spec import CaptureError
 from optimum.gradd import attach
 
-pytestmark = pytest.mark.usefixtures("daemon")
+pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("daemon")]
 
 # Accumulation, clipping that really clips, warm-up and weight decay at once.
 FULL = {

@@ -16,6 +16,8 @@ from selection import every_run
 from trainers import losses, make_trainer, norms, tiny_llama
 from transformers import Trainer
 
+pytestmark = pytest.mark.one_in(3)
+
 TWICE = 2.0
 ROUNDING = 2.0**-9
 

@@ -15,7 +15,7 @@ import torch
 from trainers import Tokens, losses, make_trainer, norms
 from transformers import Trainer
 
-pytestmark = pytest.mark.usefixtures("daemon")
+pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("daemon")]
 
 OPTIONS = {
     "train_dataset": Tokens(120),

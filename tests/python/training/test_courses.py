@@ -21,6 +21,8 @@ from selection import every_run
 
 from gradd import ORTModule, optim
 
+pytestmark = pytest.mark.one_in(3)
+
 F32, BF16 = torch.float32, torch.bfloat16
 TYPES = {"f32": F32, "bf16": BF16}
 NEAR = 1e-3  # to PyTorch in f32, of the way that a parameter went

@@ -16,6 +16,8 @@ import pytest
 from conftest import BINARY
 from selection import every_run
 
+pytestmark = pytest.mark.one_in(3)
+
 CHILD = Path(__file__).resolve().parents[1] / "helpers" / "training_child.py"
 FAKE = BINARY.with_name("gradd-fake")
 DAILY = [("mlp_ce", "float32"), ("gpt2", "float32")]

@@ -24,6 +24,8 @@ import pytest
 import torch
 from selection import every_run
 
+pytestmark = pytest.mark.one_in(3)
+
 SIGMAS = 5.0
 PASSES = 200
 ONE = np.ones((), np.float32)

@@ -14,7 +14,7 @@ from gradd import ORTModule, errors
 from gradd.calls.run import DaemonFunction
 from gradd.session import client
 
-pytestmark = [pytest.mark.usefixtures("daemon"), pytest.mark.fake]
+pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("daemon"), pytest.mark.fake]
 
 
 @pytest.mark.quick

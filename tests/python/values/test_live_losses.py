@@ -25,7 +25,7 @@ from tests.python.helpers.live_twins import (
 from tests.python.helpers.models import VOCAB, build
 from tests.python.helpers.selection import SEED, every_run
 
-pytestmark = pytest.mark.usefixtures("shared_daemon")
+pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 LOSSES = {
     "mean": {},
     "sum": {"reduction": "sum"},

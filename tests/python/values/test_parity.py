@@ -12,7 +12,7 @@ import parity
 import pytest
 from selection import every_run
 
-pytestmark = pytest.mark.usefixtures("shared_daemon")
+pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 
 STEPS = 5
 TEXT = ("llama_tied", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")

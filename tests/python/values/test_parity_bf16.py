@@ -9,6 +9,8 @@ import torch
 from parity_half import WAYS, Triple
 from selection import every_run
 
+pytestmark = pytest.mark.one_in(3)
+
 STEPS = 5
 EVERY_RUN = (*models.MLPS, "llama")
 

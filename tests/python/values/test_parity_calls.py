@@ -19,7 +19,7 @@ from torch import nn
 
 from gradd.session import client
 
-pytestmark = pytest.mark.usefixtures("shared_daemon")
+pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 
 STEPS = 3
 IGNORED = -100

@@ -23,6 +23,8 @@ from selection import SEED, every_run, one_in
 
 from gradd.spec import CaptureError
 
+pytestmark = pytest.mark.one_in(3)
+
 ONE = np.ones((), np.float32)
 DROPOUT = {
     "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),

@@ -25,6 +25,7 @@ logger = logging.getLogger("gradd")
 
 IDLE_EXIT_SECONDS = 600
 START_SECONDS = 20.0
+RESTART_SECONDS = 10.0  # of a daemon that this process may not start itself
 _STARTS = 5  # of daemons that die before they listen
 _EXIT_USAGE = 2  # of `gradd serve`: options that are none, which no other try changes
 _EXIT_ALREADY = 4  # of `gradd serve`: another process holds the directory
@@ -146,7 +147,7 @@ def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
         return sock
     begin = time.monotonic()
     starts = _Starts(path) if autostart else None
-    deadline = begin + (wait if autostart else min(wait, 10.0))
+    deadline = begin + (wait if autostart else min(wait, RESTART_SECONDS))
     pause = 0.002
     while time.monotonic() < deadline:
         sock = try_connect(path)
