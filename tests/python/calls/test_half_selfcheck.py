@@ -11,6 +11,8 @@ from nets import Net, batch
 
 from gradd import ORTModule
 from gradd.calls import run
+from gradd.check.agreement import GRADIENT
+from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -79,3 +81,27 @@ def test_a_missing_gradient_is_found(daemon, monkeypatch, way: Any) -> None:
     )
     with pytest.raises(SelfCheckError, match=r"the daemon has no gradient for second\.weight"):
         call(way)
+
+
+def test_higher_precision_is_for_what_differs_alone(daemon, monkeypatch) -> None:
+    """The memory of a check: gradients in f32 are twice as large as the model's."""
+    made: list[tuple[Any, set[str]]] = []
+    ran = Reference.run
+
+    def run_noted(self: Reference, data: Any, take: Any, dtype: Any = None, *more: Any) -> None:
+        names = set[str]()
+
+        def noted(key: Any, value: Any) -> None:
+            if key[0] == GRADIENT:
+                names.add(key[1])
+            take(key, value)
+
+        ran(self, data, noted, dtype, *more)
+        made.append((dtype, names))
+
+    monkeypatch.setattr(Reference, "run", run_noted)
+    spoil(monkeypatch, lambda g: g.mul_(1.1))
+    with pytest.raises(SelfCheckError, match=r"the gradient of second\.weight by"):
+        call(("parameters", torch.bfloat16))
+    exact = [names for dtype, names in made if dtype is torch.float32]
+    assert exact and all(names == {"second.weight"} for names in exact)

@@ -197,6 +197,8 @@ def test_an_overflow_hides_nothing_else() -> None:
     for given, ours, right in cases:
         theirs = torch.tensor(given)
         exact[0] = 1e38 if given[0] == 1e38 else 1e39
-        tally = Tally({key: torch.tensor(ours)}, False, {key: theirs})
+        own = Tally({key: torch.tensor(ours)}, False)
+        own.kept[key] = theirs
+        tally = Tally(own.ours, False, own)
         tally.add(key, exact)
         assert (not tally.findings()) is right

@@ -127,12 +127,12 @@ class Tally:
     """
 
     def __init__(
-        self, ours: Values, half: int, others: Values | None = None, slack: float = 1.0
+        self, ours: Values, half: int, before: Tally | None = None, slack: float = 1.0
     ) -> None:
         """Args:
         ours: The daemon's values.
         half: Code of the 16-bit float whose rounding they carry; 0 = none.
-        others: PyTorch's own, where this run is one in higher precision.
+        before: PyTorch's own values, where this run is one in higher precision, of some of them.
         slack: Times all bounds.
         """
         self.ours, self.half = ours, half
@@ -141,7 +141,7 @@ class Tally:
         self.noise: dict[Key, float] = {}
         self._slack = slack
         self._own: dict[Key, float] = {}  # PyTorch's own error
-        self._others = others
+        self._before = before
         self._worst: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
         self._missing: list[Finding] = []
 
@@ -158,7 +158,7 @@ class Tally:
             shapes = f"{list(ours.shape)}, in PyTorch {list(theirs.shape)}"
             self._misses(key, theirs, f"{key[0]} {key[1]} has shape {shapes}")
             return
-        other = self._others.get(key) if self._others else None
+        other = self._before.kept.get(key) if self._before else None
         if other is not None and other.shape == theirs.shape:
             if is_real(ours, other, theirs):
                 ours, other, theirs = _in_range(ours, other, theirs)
@@ -199,7 +199,8 @@ class Tally:
         """Size of the largest gradient of its kind."""
         if key[0] not in (GRADIENT, INPUT):
             return 0.0
-        return max(a.size for k, a in self.apart.items() if k[0] == key[0])
+        known = {**(self._before.apart if self._before else {}), **self.apart}
+        return max(a.size for k, a in known.items() if k[0] == key[0])
 
     def _bound(self, key: Key, found: Apart, largest: float) -> float:
         own = self._own.get(key, 0.0)

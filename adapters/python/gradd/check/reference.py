@@ -7,7 +7,7 @@ value is handed on when it is there and dropped then: gradients come one by one,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +52,15 @@ def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
 
 class Reference:
-    """Runs in PyTorch of what one piece of a graph computes."""
+    """Runs in PyTorch of what one piece of a graph computes.
+
+    Attributes:
+        only: The gradients that are wanted, for the memory of the others; None = all.
+    """
 
     def __init__(self, piece: Checked, task: Task) -> None:
         self.piece, self.task = piece, task
+        self.only: Collection[Key] | None = None
 
     def run(
         self, data: Data, take: Take, dtype: torch.dtype | None = None, shaken: int | None = None
@@ -82,8 +87,9 @@ class Reference:
                     parameters.append(own)
                 else:
                     versions[given.place] = own._version
-                if own.requires_grad:
-                    wanted[id(own)] = own, (GRADIENT if given.bound else INPUT, given.name)
+                key = GRADIENT if given.bound else INPUT, given.name
+                if own.requires_grad and (self.only is None or key in self.only):
+                    wanted[id(own)] = own, key
         precise = Precise(parameters, dtype) if dtype else None
         with self._quiet(precise), contextlib.nullcontext() if shaken is None else Shaken(shaken):
             results = self.piece.in_torch(args, precise and precise.convert)

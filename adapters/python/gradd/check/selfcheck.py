@@ -262,8 +262,9 @@ class _Check:
             self._in_torch(reference, data, tally.add)
         findings = tally.findings()
         values = [f for f in findings if f.apart is not None]
-        exact = Tally(ours, self.half, tally.kept)
+        exact = Tally(ours, self.half, tally)
         dtype = torch.float32 if self.half else torch.float64
+        reference.only = {f.key for f in values}
         if values and self._in_higher(reference, data, exact, dtype):
             still = {f.key: f for f in exact.findings()}
             # A value that is smaller than the difference may be nothing but roundings.
