@@ -46,10 +46,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
 _ODD = 8  # forms of calls that are set aside
+_AGAIN = 64  # times that such calls may cost another capture
 # By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
 # like an earlier one.
 _Functions = dict[tuple[str, ...], Callable[..., Any]]
 _Version = tuple[Supplement, _Functions]
+_CHOICES = (bool, str, type(None))
 _VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
 
 
@@ -101,6 +103,7 @@ class Compiled:
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
+        self._failed_again = 0  # of these calls
         self._lost: str | None = None  # why Dynamo fails at a function
         self._lazy = True  # some parameters may have no size yet
 
@@ -132,11 +135,15 @@ class Compiled:
             )
         # torch.Tensor gets attributes of ours, which are part of the state.
         watch.install()
-        roots = (self.module, self.given_forward)
         self._lost = None
-        versions.insert(0, (Supplement(roots), {}))
+        versions.insert(0, (Supplement(self._roots), {}))
         del versions[_VERSIONS:]
         return versions[0][1]
+
+    @property
+    def _roots(self) -> tuple[Any, ...]:
+        """What a call begins with."""
+        return self.module, self.given_forward
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -195,7 +202,7 @@ class Compiled:
         except (CaptureError, errors.GraddError):
             raise
         except Exception:  # the user's
-            self._set_aside(leaves, frames)
+            self._set_aside(leaves, frames, versions)
             raise
         finally:
             here.module = outer
@@ -205,8 +212,10 @@ class Compiled:
             return self._eager(*args, **kwargs)
         now = Frames.now()
         why = cause() if now != frames else ""
+        if now != frames and versions:  # it may have reached classes that were not there before
+            versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         if owner.calls == before:
-            self._set_aside(leaves, frames)
+            self._set_aside(leaves, frames, versions)
             self._reached_nothing(why)
         elif self._lost is not None or now.failed(frames):
             self._say_lost(why)
@@ -221,17 +230,27 @@ class Compiled:
                 raise CaptureError("unsupported_parameter", f"{name!r} has no size before a call")
         self._lazy = False
 
-    def _set_aside(self, leaves: Sequence[Any], frames: Frames) -> None:
+    def _set_aside(
+        self, leaves: Sequence[Any], frames: Frames, versions: list[_Version]
+    ) -> None:
         """Calls that fail, or reach no graph, get compiled functions of their own.
 
         Dynamo never again traces a function that it once failed at, whatever the sizes are. A new
-        compiled function serves the other calls.
+        compiled function serves the other calls; those of the same form as well, as often as
+        calls of such a form fail.
 
         Args:
             leaves: Of the arguments.
             frames: What Dynamo had traced before the call.
+            versions: That the call has used.
         """
-        if Frames.now() != frames and len(self._odd_forms) < _ODD:
+        if Frames.now() == frames:
+            return
+        if versions is self._odd_versions:
+            self._failed_again += 1
+            if self._failed_again < _AGAIN:
+                del versions[:1]
+        elif len(self._odd_forms) < _ODD:
             self._odd_forms.add(_form(leaves))
             del self._versions[:1]
 
@@ -359,11 +378,14 @@ class Compiled:
 
 
 def _form(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Equal for calls whose arguments have the same sizes and types."""
-    return tuple(
-        (x.dtype, not x.is_nested and x.shape) if isinstance(x, torch.Tensor) else type(x)
-        for x in leaves
-    )
+    """Equal for calls whose tensors have the same sizes and types, and with the same choices."""
+
+    def one(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.dtype, not x.is_nested and x.shape
+        return (type(x), x) if isinstance(x, _CHOICES) else type(x)
+
+    return tuple(map(one, leaves))
 
 
 def function_of(

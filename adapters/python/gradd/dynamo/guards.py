@@ -22,6 +22,7 @@ from collections import ChainMap, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,11 +33,13 @@ from gradd import module_tables, private
 _NOT_USERS = {"torch", "numpy", "gradd", *sys.stdlib_module_names} - {"__main__"}
 _FUNCTIONS = (types.FunctionType, classmethod, staticmethod, property)
 _CLASSES = 128  # whose dictionaries are compared in each call
+_CODES = 1000  # functions whose code is compared
 _VISITED = 20_000  # objects that are looked at to find them
 _ELEMENTS = 100  # of one container
 # Of type itself: a metaclass may answer for its classes.
 _MRO = vars(type)["__mro__"].__get__
 _TABLE = vars(type)["__dict__"].__get__
+_CODE = attrgetter("__code__")
 _DEVICES = ("cpu", "cuda")
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
 _OF_DYNAMO = ("__init__", "__setstate__")  # of Module, which it replaces in its first call
@@ -61,11 +64,12 @@ _values: defaultdict[Any, set[Any]] = defaultdict(set)  # that a variable has ha
 class Supplement:
     """The state of all that at one moment."""
 
-    def __init__(self, roots: Iterable[Any]) -> None:
+    def __init__(self, roots: Iterable[Any], before: Supplement | None = None) -> None:
         """Args:
         roots: What a call begins with: modules, and functions.
+        before: That of older graphs, which may apply again.
         """
-        found = _Reached(roots)
+        self._reached = found = _Reached(roots, before._reached if before else None)
         self._names, self._imports = found.names, found.imports
         self._builtins = sorted(found.names & _BUILTINS)
         self._holders = found.holders if found.asks else []
@@ -137,6 +141,7 @@ class Supplement:
         """What is no dictionary."""
         return [
             *map(_MRO, self._classes),
+            *map(_CODE, self._reached.functions),
             *map(torch.get_autocast_dtype, _DEVICES),
             os.getpid(),
         ]
@@ -204,16 +209,18 @@ class _Reached:
         names: All that stand in the code that was found.
         imports: What modules may be called that the code imports.
         globals: Of the code, by id.
+        functions: Of users, whose code may be exchanged, as a reload in a notebook does.
         asks: Whether code may ask for a name or a key that is not there, in a way that Dynamo does
             not guard.
         holders: Give the dictionaries of objects, and dictionaries of plain values.
     """
 
-    def __init__(self, roots: Iterable[Any]) -> None:
+    def __init__(self, roots: Iterable[Any], before: _Reached | None = None) -> None:
         self.classes: dict[type, None] = {}
         self.names: set[str] = set()
         self.imports: set[str] = set()
         self.globals: dict[int, dict[str, Any]] = {}
+        self.functions: dict[types.FunctionType, None] = {}
         self.asks = False
         self.holders: list[_Holder] = []
         self._kept: list[Any] = []  # so that ids stay theirs
@@ -231,6 +238,20 @@ class _Reached:
             except Exception:  # it answers questions with errors, as proxies do: a dead end
                 continue
         del self._kept, self._queue
+        if before is not None:
+            self._add(before)
+
+    def _add(self, before: _Reached) -> None:
+        """What was there for other graphs, within the same bounds."""
+        self.names |= before.names
+        self.imports |= before.imports
+        self.globals.update(before.globals)
+        self.asks = self.asks or before.asks
+        for mine, theirs, most in (
+            (self.classes, before.classes, _CLASSES),
+            (self.functions, before.functions, _CODES),
+        ):
+            mine.update(dict.fromkeys(islice(theirs, max(most - len(mine), 0))))
 
     def _next(self, value: Any) -> Iterator[Any]:
         """What an object leads to, by its type: a proxy may answer isinstance() with a warning."""
@@ -262,6 +283,8 @@ class _Reached:
             self.holders += _holders(value)
 
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
+        if len(self.functions) < _CODES:
+            self.functions[function] = None
         names = set(_names_in(function.__code__))
         self.names |= names
         self.asks = self.asks or not names.isdisjoint(_ASKING)
@@ -292,9 +315,12 @@ class _Reached:
             yield from (vars(value)[n] for n in names & vars(value).keys())
 
     def _of_class(self, kind: type) -> Iterator[Any]:
-        if kind in self.classes or not is_users(kind):
+        if kind in self.classes or kind in _OF_TORCH:
             return
-        self.classes[kind] = None
+        if is_users(kind) or issubclass(kind, torch.nn.Module):
+            self.classes[kind] = None
+        if not is_users(kind):
+            return
         yield from _MRO(kind)
         yield type(kind)
         if not _is_installed(kind):

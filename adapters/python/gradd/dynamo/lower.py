@@ -21,7 +21,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -159,9 +159,9 @@ def lower(
         CaptureError: A node does what no graph of ours can hold.
     """
     done = Lowered()
-    recorder = _Recorder(done, inputs, owner)
     fakes = (value_of(n) for n in (*inputs, *nodes))
     mode = next((v.fake_mode for v in fakes if isinstance(v, FakeTensor)), None)
+    recorder = _Recorder(done, inputs, owner, mode)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(True))
         stack.enter_context(torch.autocast("cpu", enabled=False))
@@ -179,9 +179,14 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     """Records the operators that functions of torch call."""
 
     def __init__(
-        self, done: Lowered, inputs: Sequence[torch.fx.Node], owner: torch.fx.GraphModule
+        self,
+        done: Lowered,
+        inputs: Sequence[torch.fx.Node],
+        owner: torch.fx.GraphModule,
+        mode: FakeTensorMode | None,
     ) -> None:
         super().__init__(PythonKeyTracer(), "real", pre_dispatch=True)
+        self.mode = mode
         self.done = done
         self.flat = done.graph
         self.owner = owner
@@ -257,15 +262,12 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return None
 
     def _constant(self, tensor: torch.Tensor) -> torch.fx.Node:
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) or self.mode is None:
             raise self._refusal("export_failed", "uses a tensor that the graph does not know")
-        fake = self._fake_mode().from_tensor(tensor, static_shapes=True)
+        fake = self.mode.from_tensor(tensor, static_shapes=True)
         made = self._placeholder(f"constant_{len(self.done.inputs)}", tensor, fake)
         self._track(tensor, made)
         return made
-
-    def _fake_mode(self) -> Any:
-        return next(v.fake_mode for v in self.kept if isinstance(v, FakeTensor))
 
     def _number(self, value: Any) -> Any:
         """A node for a size or a number made of sizes; itself where it is known by now."""

@@ -72,6 +72,12 @@ class Sizes:
             if at is not None and isinstance(expression, sympy.Symbol):
                 self._items.append((expression.name, at))
 
+    def tell(self, value: Any) -> bool:
+        """Whether a number of the trace can be computed of them."""
+        known = {name for name, *_ in (*self._axes, *self._numbers, *self._items)}
+        free = getattr(_expression(value), "free_symbols", ())
+        return {s.name for s in free} <= known
+
     def values(self, args: Sequence[Any]) -> dict[str, Any]:
         """What the symbols are in a call."""
         found: dict[str, Any] = {name: args[at].shape[axis] for name, at, axis in self._axes}
