@@ -365,7 +365,20 @@ class Strided(nn.Module):
         return (self.second(self.first(x)) @ square).tanh()
 
 
-@pytest.mark.parametrize("kind", [Turned, Scaled, Merged, Strided])
+class Constant(nn.Module):
+    """Constants that stand alone at the beginning of a piece, one of them empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.avg_pool1d(self.first(x), 3, 1, 1)
+        kept = torch.tensor([], dtype=h.dtype)
+        return self.second(torch.cat([kept, h], -2)).tanh() * torch.tensor([0.5])
+
+
+@pytest.mark.parametrize("kind", [Turned, Scaled, Merged, Strided, Constant])
 def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     ours = kind()
@@ -386,5 +399,5 @@ def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCapture
     assert stats["fallbacks"] == {} and stats["forwards"] >= 4
     (said,) = [r.getMessage() for r in caplog.records if "parts of a graph" in r.getMessage()]
     assert not any(
-        f"{name}: " in said or f"{name} (" in said for name in ("linear", "tanh", "imul")
+        f"{name}: " in said or f"{name} (" in said for name in ("linear", "tanh", "imul", "tensor")
     )

@@ -61,3 +61,32 @@ def test_sizes_take_part_in_the_tensors_type(use: Callable, dtype: torch.dtype) 
             off = 2.0**-6 if dtype is torch.bfloat16 else 1e-5
             bound = float(theirs.detach().abs().max()) * off
             torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
+
+
+class Floats(nn.Module):
+    """Floats that are arguments of the graph where all is dynamic; one of them nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layer = nn.Embedding(10, 4), nn.Linear(4, 4)  # with a norm_type
+        self.by, self.eps = 1.5, 1e-3
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.layer_norm(self.table(ids), (4,), eps=self.eps)
+        return nn.functional.avg_pool1d(self.layer(h), 2).sum() * self.by
+
+
+@pytest.mark.parametrize("how", ["compiled", "wrapped"])
+def test_floats_of_a_module_where_all_is_dynamic(how: str) -> None:
+    ours, theirs = Floats(), Floats()
+    called = (
+        torch.compile(ours, backend="gradd", dynamic=True) if how == "compiled" else ORTModule(ours)
+    )
+    for n, by in ((3, 1.5), (4, 1.5), (5, 2.5), (5, 3.5)):
+        ours.by = theirs.by = by
+        for net, call in ((ours, called), (theirs, theirs)):
+            net.zero_grad()
+            call(torch.arange(n)[None]).backward()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)

@@ -27,7 +27,7 @@ from gradd import arguments, errors, forwarding, interrupts, options, private, t
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import settings, sizes
+from gradd.dynamo import marking_hooks, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
@@ -136,6 +136,7 @@ class Compiled:
         # torch.Tensor gets attributes of ours, which are part of the state.
         watch.install()
         self._lost = None
+        marking_hooks.leave_out(self.module)
         versions.insert(0, (Supplement(self._roots), {}))
         del versions[_VERSIONS:]
         return versions[0][1]
@@ -214,6 +215,8 @@ class Compiled:
         why = cause() if now != frames else ""
         if now != frames and versions:  # it may have reached classes that were not there before
             versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
+            if marking_hooks.leave_out(self.module):
+                del versions[:1]  # graphs were broken for one
         if owner.calls == before:
             self._set_aside(leaves, frames, versions)
             self._reached_nothing(why)
@@ -230,9 +233,7 @@ class Compiled:
                 raise CaptureError("unsupported_parameter", f"{name!r} has no size before a call")
         self._lazy = False
 
-    def _set_aside(
-        self, leaves: Sequence[Any], frames: Frames, versions: list[_Version]
-    ) -> None:
+    def _set_aside(self, leaves: Sequence[Any], frames: Frames, versions: list[_Version]) -> None:
         """Calls that fail, or reach no graph, get compiled functions of their own.
 
         Dynamo never again traces a function that it once failed at, whatever the sizes are. A new
@@ -302,7 +303,7 @@ class Compiled:
             self._lost = f" ({why})" if why else ""
             logger.warning(
                 "%s: torch.compile fails at a function that forward() calls%s: what that computes "
-                "itself runs in PyTorch",
+                "itself runs in PyTorch; TORCH_LOGS=graph_breaks shows where",
                 self.owner.title,
                 self._lost,
             )

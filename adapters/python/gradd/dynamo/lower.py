@@ -21,7 +21,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -183,10 +183,10 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         done: Lowered,
         inputs: Sequence[torch.fx.Node],
         owner: torch.fx.GraphModule,
-        mode: FakeTensorMode | None,
+        mode: Any,
     ) -> None:
         super().__init__(PythonKeyTracer(), "real", pre_dispatch=True)
-        self.mode = mode
+        self.mode = mode  # of the fake tensors; None: there are none
         self.done = done
         self.flat = done.graph
         self.owner = owner
@@ -305,7 +305,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 if isinstance(value, torch.SymInt):
                     return self._placeholder(node.name, node, value)
                 scalar = torch.zeros((), dtype=torch.float64)
-                fake = self._fake_mode().from_tensor(scalar, static_shapes=True)
+                fake = self.mode.from_tensor(scalar, static_shapes=True)
                 given = self._placeholder(node.name, node, fake)
                 made = self.flat.call_function(_aten._local_scalar_dense.default, (given,))
                 made.meta["val"] = value

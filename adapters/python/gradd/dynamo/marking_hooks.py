@@ -1,0 +1,60 @@
+"""Forward hooks that do nothing but ask for a gradient of an output.
+
+transformers and PEFT put such a hook on the embeddings of a frozen model with adapters, so that
+checkpoints have an argument with a gradient. TorchDynamo breaks a graph whose results depend on
+such an output. Graphs hold the body of a checkpoint itself and need no such argument, so the hook
+is traced as one that does nothing; where PyTorch calls it, it does what it did.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+
+import torch
+
+_known: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+
+
+def leave_out(module: torch.nn.Module) -> bool:
+    """Tells Dynamo of the hooks of a module and its children; whether there were new ones."""
+    found = {
+        hook
+        for child in module.modules()
+        for hook in child._forward_hooks.values()
+        if _only_marks(hook) and hook not in _known
+    }
+    for hook in found:
+        torch.compiler.substitute_in_graph(hook, skip_signature_check=True)(_nothing)
+    _known.update(found)
+    return bool(found)
+
+
+def _only_marks(hook: object) -> bool:
+    """Whether a hook has the code of one of those below."""
+    return isinstance(hook, types.FunctionType) and _content(hook) in _MARKING
+
+
+def _content(function: types.FunctionType) -> tuple[object, ...]:
+    code = function.__code__
+    return code.co_code, code.co_names, code.co_consts, code.co_argcount
+
+
+def _marks(module: object, args: object, output: torch.Tensor) -> None:
+    output.requires_grad_(True)
+
+
+def _marks_by_default(module: object, args: object, output: torch.Tensor) -> None:
+    output.requires_grad_()
+
+
+_MARKING = {
+    _content(_marks),
+    _content(_marks_by_default),
+    _content(lambda module, args, output: output.requires_grad_(True)),
+    _content(lambda module, args, output: output.requires_grad_()),
+}
+
+
+def _nothing(module: object, args: object, output: object) -> None:
+    pass

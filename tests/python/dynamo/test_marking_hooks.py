@@ -1,0 +1,118 @@
+"""Hooks that ask for a gradient of the embeddings, which adapters and checkpoints bring along."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models import build
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gradd import ORTModule
+from gradd.dynamo.marking_hooks import leave_out
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+IDS = torch.tensor([[1, 2, 3], [4, 5, 0]])
+
+
+class Frozen(nn.Module):
+    """A frozen table, and a layer in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.layer = nn.Embedding(6, 4), nn.Linear(4, 4)
+        self.table.requires_grad_(False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self._inner, self.table(ids), use_reentrant=False)
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).tanh()
+
+
+def statement(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    output.requires_grad_(True)
+
+
+def _of_a_method() -> Callable:
+    def make_inputs_require_grads(module: nn.Module, input: Any, output: torch.Tensor) -> None:
+        output.requires_grad_(True)
+
+    return make_inputs_require_grads
+
+
+MARKING = {
+    "a statement": statement,
+    "a function of a function": _of_a_method(),
+    "a lambda": lambda m, i, o: o.requires_grad_(),
+}
+
+
+def _compare(ours: ORTModule) -> None:
+    twin = copy.deepcopy(ours.module)
+    ours.module.zero_grad()
+    result, expected = ours(IDS), twin(IDS)
+    torch.testing.assert_close(result, expected)
+    result.square().sum().backward()
+    expected.square().sum().backward()
+    for mine, theirs in zip(ours.module.parameters(), twin.parameters(), strict=True):
+        assert (mine.grad is None) is (theirs.grad is None)
+        if theirs.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("name", MARKING)
+def test_the_graph_is_whole(name: str) -> None:
+    ours = ORTModule(Frozen())
+    ours.module.table.register_forward_hook(MARKING[name])
+    for _ in range(3):
+        _compare(ours)
+    stats = ours.gradd_stats()
+    assert stats["breaks"] == 0 and stats["captures"] == 1 and stats["fallbacks"] == {}
+
+
+def test_a_hook_that_comes_later() -> None:
+    ours = ORTModule(Frozen())
+    _compare(ours)
+    handle = ours.module.table.register_forward_hook(_of_a_method())
+    for _ in range(3):
+        _compare(ours)
+    before = ours.gradd_stats()["breaks"]
+    _compare(ours)
+    assert ours.gradd_stats()["breaks"] == before
+    handle.remove()
+    _compare(ours)
+
+
+def test_hooks_that_do_more_run() -> None:
+    """A hook that thaws its module, or scales, has another code."""
+    ours = ORTModule(Frozen())
+    scaling = ours.module.table.register_forward_hook(lambda m, i, o: o.detach() * 3)
+    _compare(ours)
+    scaling.remove()
+    ours.module.table.register_forward_hook(lambda m, i, o: m.requires_grad_(True) and None)
+    assert not leave_out(ours.module)
+
+
+def test_lora_with_checkpoints() -> None:
+    net, make_batch = build("peft_lora_llama")
+    batch = make_batch(2, 12)
+    net.gradient_checkpointing_enable()
+    net.enable_input_require_grads()
+    net.train()
+    twin = copy.deepcopy(net)
+    ours = ORTModule(net)
+    loss, expected = ours(**batch).loss, twin(**batch).loss
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for (name, mine), theirs in zip(net.named_parameters(), twin.parameters(), strict=True):
+        if theirs.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6, msg=name)
+    stats = ours.gradd_stats()
+    assert stats["breaks"] == 0 and stats["fallbacks"] == {}
