@@ -17,6 +17,19 @@ SHARED = (
     *(*NAMES, *(name for name, table in _fresh.items() if type(table) is set)),
     *(name for name in _fresh if "state_dict" in name),
 )
+
+
+def _forward_hooks() -> str:
+    def hook(module: object, args: object, output: object) -> None:
+        pass
+
+    module = torch.nn.Module()
+    module.register_forward_hook(hook)
+    tables = ((name, t) for name, t in vars(module).items() if isinstance(t, dict))
+    return next(name for name, table in tables if hook in table.values())
+
+
+FORWARD_HOOKS = _forward_hooks()
 _OF_CALLS = ("call", "forward")
 _STEPS = {
     name: function

@@ -13,6 +13,8 @@ import weakref
 
 import torch
 
+from gradd.module_tables import FORWARD_HOOKS
+
 _known: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
@@ -21,7 +23,7 @@ def leave_out(module: torch.nn.Module) -> bool:
     found = {
         hook
         for child in module.modules()
-        for hook in child._forward_hooks.values()
+        for hook in vars(child)[FORWARD_HOOKS].values()
         if _only_marks(hook) and hook not in _known
     }
     for hook in found:

@@ -295,7 +295,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "split",
         "split one used",
     ),
-    "NonZero": ("masked_scatter",),
     "aten.index_reduce": (
         "index_reduce mean",
         "index_reduce amax",

@@ -21,7 +21,7 @@ import torch.fx
 
 from gradd import private
 from gradd.graph.nodes import Operator, argument, own
-from gradd.graph.translation.build import ints, op, scalar
+from gradd.graph.translation.build import check_index, ints, op, scalar
 
 _aten = torch.ops.aten
 _ALONG_DIM = {
@@ -126,6 +126,27 @@ def put_masked(x: Any, indices: list, values: Any, accumulate: bool = False) -> 
     return op.Where(mask, values, x)
 
 
+def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    """aten::masked_scatter: the n-th element under the mask becomes the n-th of the source.
+
+    Returns:
+        None where the source is empty.
+    """
+    if 0 in source.shape:
+        return None
+    mask = op.Expand(mask, op.Shape(x))  # to the shape of both
+    flat = op.Reshape(mask, ints(-1))
+    zero, one = (scalar(n, ir.DataType.INT64) for n in (0, 1))
+    count = op.CumSum(op.Cast(flat, to=ir.DataType.INT64), zero)
+    at = check_index(op.Where(flat, op.Sub(count, one), zero), op.Size(source))
+    values = op.Gather(op.Reshape(source, ints(-1)), at, axis=0)
+    return op.Where(mask, op.Reshape(values, op.Shape(mask)), x)
+
+
 def by_masks() -> dict[Any, Callable]:
     """aten overload -> a translation that may be None: then the stock one does it."""
-    return {_aten.index_put.default: put_masked, _aten._unsafe_index_put.default: put_masked}
+    return {
+        _aten.index_put.default: put_masked,
+        _aten._unsafe_index_put.default: put_masked,
+        _aten.masked_scatter.default: masked_scatter,
+    }
