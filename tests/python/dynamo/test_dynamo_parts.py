@@ -401,3 +401,21 @@ def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCapture
     assert not any(
         f"{name}: " in said or f"{name} (" in said for name in ("linear", "tanh", "imul", "tensor")
     )
+
+
+def test_an_operator_with_several_results_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Middle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            return self.second(h) * h.median(1, keepdim=True)[0]
+
+    net = Middle()
+    x = torch.randn(4, 16)
+    with caplog.at_level(logging.WARNING, "gradd"):
+        torch.testing.assert_close(ORTModule(net)(x), net(x))
+    (said,) = [r.getMessage() for r in caplog.records if "parts of a graph" in r.getMessage()]
+    assert "median: no translation to ONNX for" in said and "aten.median.dim" in said

@@ -256,8 +256,12 @@ class CompiledGraph:
 
     def _trial(self, nodes: list[Node]) -> Exception | None:
         """Why nodes cannot run in the daemon, without all others."""
+        last = nodes[-1:]
+        if not isinstance(lower.value_of(last[0]), torch.Tensor):
+            last = [n for n in last[0].users if partition.takes_one(n)] or last
+            nodes = [*nodes, *(n for n in last if n not in nodes)]
         part = partition.Part(True, nodes)
-        partition.find_ends(part, nodes[-1:])
+        partition.find_ends(part, last)
         if not part.outputs and not any(map(partition.is_write, nodes)):
             return None  # a view
         try:

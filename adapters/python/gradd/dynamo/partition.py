@@ -75,7 +75,7 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     parts: list[Part] = []
     of: dict[Node, Part] = {}
     for node in filter(computes, graph.nodes):
-        source = of.get(node.args[0]) if _takes_one(node) else None  # type: ignore[arg-type]
+        source = of.get(node.args[0]) if takes_one(node) else None  # type: ignore[arg-type]
         if source is None:
             daemon = node not in torchs
             if not parts or parts[-1].daemon is not daemon:
@@ -119,7 +119,7 @@ def read_before(graph: torch.fx.Graph, torchs: Collection[Node]) -> dict[Node, N
     return found
 
 
-def _takes_one(node: Node) -> bool:
+def takes_one(node: Node) -> bool:
     """Whether a node takes one tensor of a list that another node gives."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, Node) and not isinstance(value_of(source), torch.Tensor)

@@ -338,8 +338,8 @@ def _explain(err: BaseException) -> CaptureError:
         if "expected compiled_fn to be GraphModule" in str(seen):  # torch cannot functionalise it
             return CaptureError(
                 "input_mutation",
-                "forward() writes to a buffer that shares its memory with another buffer or a "
-                "parameter; register a clone()",
+                "writes to memory that two arguments of this part share (two buffers, a view, or "
+                ".data); write to a clone()",
             )
         if "to have an entirely functional graph" in str(seen):
             return CaptureError(
