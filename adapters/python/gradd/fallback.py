@@ -102,7 +102,9 @@ class Fallback:
         self._said.add((reason, detail))
         return True
 
-    def warn(self, reason: str, error: Exception, seconds: float, tried: float) -> None:
+    def warn(
+        self, reason: str, error: Exception, seconds: float, tried: float, in_part: bool = False
+    ) -> None:
         """The one warning of a reason.
 
         Args:
@@ -110,12 +112,13 @@ class Fallback:
             error: What there is to say.
             seconds: The call took in PyTorch.
             tried: Went before it was clear that it has to run there.
+            in_part: Other parts run in the daemon.
         """
         logger.warning(
             "%s runs in PyTorch, not in the daemon (%s): %s. Such calls cost %.1f ms of forward "
             "here and save no memory%s; strict=True or "
             "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
-            self.module_name,
+            f"a part of {self.module_name}" if in_part else self.module_name,
             reason,
             str(error).rstrip("."),
             seconds * 1e3,

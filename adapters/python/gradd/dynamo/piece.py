@@ -297,7 +297,8 @@ class Piece:
             self._refused[form] = reason
             self._known.clear()
             if self.fallback.count(reason, str(failure) if reason == "self_check" else ""):
-                self.fallback.warn(reason, failure, time.perf_counter() - start, tried)
+                took = time.perf_counter() - start
+                self.fallback.warn(reason, failure, took, tried, len(self.owner.alive) > 1)
         else:
             self.fallback.count(reason)
         return result
