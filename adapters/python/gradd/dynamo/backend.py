@@ -90,6 +90,7 @@ def compiled(
         examples: Arguments of the call that it is made for.
         code: That of the compiled function, if self-checks may call what that calls.
     """
+    owner.compiled += 1
     if owner.failed is not None:
         return _refused(owner, graph, owner.failed)
     graph = _copied(graph)

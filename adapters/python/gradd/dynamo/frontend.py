@@ -185,7 +185,7 @@ class Compiled:
         if LazyTensor in map(type, leaves):
             args, kwargs = private.pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
-        before, frames = owner.calls, Frames.now()
+        before, frames, graphs = owner.calls, Frames.now(), owner.compiled
         versions = self._versions
         if self._odd_forms and _form(leaves) in self._odd_forms:
             versions = self._odd_versions
@@ -213,7 +213,7 @@ class Compiled:
             return self._eager(*args, **kwargs)
         now = Frames.now()
         why = cause() if now != frames else ""
-        if now != frames and versions:  # it may have reached classes that were not there before
+        if owner.compiled > graphs and versions:  # it may have reached classes that were not there before
             versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
             if marking_hooks.leave_out(self.module):
                 del versions[:1]  # graphs were broken for one

@@ -94,6 +94,7 @@ class Owner:
         self.pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
         self.last: deque[tuple[weakref.ref, weakref.ref]] = deque(maxlen=_LAST)
         self.calls = 0
+        self.compiled = 0  # graphs, whatever became of them
         self.keys: set[bytes] = set()
         self._graphs: list[weakref.ref] = []
         self.parts: Counter[str] = Counter()
