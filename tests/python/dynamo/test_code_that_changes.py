@@ -116,6 +116,7 @@ def _late() -> tuple[type[Block], type[Helper]]:
     return LateBlock, LateHelper
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("how", ["a class", "a child", "a helper"])
 def test_a_class_that_comes_later_is_watched(how: str) -> None:
     late, helper = _late()

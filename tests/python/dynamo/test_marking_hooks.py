@@ -66,6 +66,7 @@ def _compare(ours: ORTModule) -> None:
             torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", MARKING)
 def test_the_graph_is_whole(name: str) -> None:
     ours = ORTModule(Frozen())
