@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +160,29 @@ def test_a_layer_of_torch_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) * 2)
     _same(ours)
+
+
+def _with_closure(big: torch.Tensor) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    def of(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * big
+
+    return of
+
+
+def test_closures_are_watched_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = _with_closure(torch.full((4,), 3.0)), _with_closure(torch.full((4,), 4.0))
+    ours = ORTModule(Top())
+    ours.module.block.helper.of = first.__get__(ours.module.block.helper)
+    _same(ours)
+    first.__code__ = (lambda big: lambda self, x: x - big)(0).__code__
+    _same(ours)
+    held = weakref.ref(first)
+    ours.module.block.helper.of = second.__get__(ours.module.block.helper)
+    del first
+    _same(ours)
+    torch.compiler.reset()
+    gc.collect()
+    assert held() is None
 
 
 class Refusing(nn.Module):

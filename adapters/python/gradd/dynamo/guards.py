@@ -72,6 +72,9 @@ class Supplement:
         self._reached = found = _Reached(roots, before._reached if before else None)
         self._names, self._imports = found.names, found.imports
         self._builtins = sorted(found.names & _BUILTINS)
+        functions = [f for ref in found.functions if (f := ref()) is not None]
+        self._plain = [f for f in functions if not _holds_others(f)]
+        self._closures = [(weakref.ref(f), f.__code__) for f in functions if _holds_others(f)]
         self._holders = found.holders if found.asks else []
         self._classes = (*found.classes, *_OF_TORCH)
         self._tables = [
@@ -103,7 +106,9 @@ class Supplement:
                     return False
             self._versions = versions
         try:
-            return self._rest_now() == self._rest
+            return self._rest_now() == self._rest and all(
+                (f := ref()) is None or f.__code__ is code for ref, code in self._closures
+            )
         except Exception:  # what cannot be compared is another object
             return False
 
@@ -141,7 +146,7 @@ class Supplement:
         """What is no dictionary."""
         return [
             *map(_MRO, self._classes),
-            *map(_CODE, self._reached.functions),
+            *map(_CODE, self._plain),
             *map(torch.get_autocast_dtype, _DEVICES),
             os.getpid(),
         ]
@@ -177,6 +182,11 @@ class Supplement:
 def _itself(value: Any) -> tuple[int, Any]:
     """What is equal for one object only, which it keeps: another one may get its address."""
     return id(value), value
+
+
+def _holds_others(function: types.FunctionType) -> bool:
+    """Whether a closure may have a module, or a tensor, that nobody else holds any more."""
+    return not {*function.__code__.co_freevars} <= {"__class__"}
 
 
 def _dictionary(kind: type) -> dict[str, Any]:
@@ -220,7 +230,7 @@ class _Reached:
         self.names: set[str] = set()
         self.imports: set[str] = set()
         self.globals: dict[int, dict[str, Any]] = {}
-        self.functions: dict[types.FunctionType, None] = {}
+        self.functions: dict[weakref.ref[types.FunctionType], None] = {}
         self.asks = False
         self.holders: list[_Holder] = []
         self._kept: list[Any] = []  # so that ids stay theirs
@@ -284,7 +294,7 @@ class _Reached:
 
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
         if len(self.functions) < _CODES:
-            self.functions[function] = None
+            self.functions[weakref.ref(function)] = None
         names = set(_names_in(function.__code__))
         self.names |= names
         self.asks = self.asks or not names.isdisjoint(_ASKING)
