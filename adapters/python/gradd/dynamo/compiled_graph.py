@@ -306,7 +306,7 @@ class CompiledGraph:
         # PyTorch passes on what the translation may leave out: a norm_type without a max_norm.
         read = dict.fromkeys(o for n in nodes for o in n.all_input_nodes if sizes_of.is_number(o))
         sizes = Sizes(given)
-        given += [n for n in read if n not in given and not sizes.tell(lower.value_of(n))]
+        given += [n for n in read if n not in given and not sizes.can_give(lower.value_of(n))]
         given_numbers = [n for n in given if isinstance(lower.value_of(n), lower.SYMBOLIC)]
         named = {lower.value_of(n).node.expr: n for n in given_numbers}
         in_torch = InTorch(nodes, self.module, self.around)

@@ -214,10 +214,10 @@ class Compiled:
         now = Frames.now()
         why = cause() if now != frames else ""
         if owner.compiled > graphs and versions:
-            # It may have reached classes that were not there before.
-            versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
             if marking_hooks.leave_out(self.module):
                 del versions[:1]  # graphs were broken for one
+            else:  # the call may have reached classes that were not there before
+                versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         if owner.calls == before:
             self._set_aside(leaves, frames, versions)
             self._reached_nothing(why)

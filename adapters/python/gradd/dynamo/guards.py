@@ -185,7 +185,7 @@ def _itself(value: Any) -> tuple[int, Any]:
 
 
 def _holds_others(function: types.FunctionType) -> bool:
-    """Whether a closure may have a module, or a tensor, that nobody else holds any more."""
+    """Whether a function has a closure, which may keep a module or a tensor alive."""
     return not {*function.__code__.co_freevars} <= {"__class__"}
 
 

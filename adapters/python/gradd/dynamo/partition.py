@@ -101,6 +101,8 @@ def read_before(graph: torch.fx.Graph, torchs: Collection[Node]) -> dict[Node, N
     PyTorch's backward takes what it kept as it is then. A write through .data, beside an alias by
     .data, or in inference mode changes that and no version; any other one is an error there.
     """
+    if not any(map(is_write, torchs)):
+        return {}
     nodes = list(graph.nodes)
     memory = _Memory(nodes)
     data = {s for n in nodes if n.target is private.get_data for s in memory.of(n)}

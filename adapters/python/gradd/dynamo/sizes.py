@@ -72,7 +72,7 @@ class Sizes:
             if at is not None and isinstance(expression, sympy.Symbol):
                 self._items.append((expression.name, at))
 
-    def tell(self, value: Any) -> bool:
+    def can_give(self, value: Any) -> bool:
         """Whether a number of the trace can be computed of them."""
         known = {name for name, *_ in (*self._axes, *self._numbers, *self._items)}
         free = getattr(_expression(value), "free_symbols", ())
