@@ -323,12 +323,14 @@ class Turned(nn.Module):
         return (self.second(turned) * 0.5).tanh()
 
 
-class Scaled(nn.Module):
-    """Writes in place to what it has made itself, beside a pooling."""
-
+class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
+
+
+class Scaled(Layers):
+    """Writes in place to what it has made itself, beside a pooling."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         pooled = F.avg_pool1d(self.first(x), 3, 1, 1)
@@ -340,24 +342,16 @@ class Scaled(nn.Module):
         return h.reshape(x.shape[0] * 2, -1).tanh()
 
 
-class Merged(nn.Module):
+class Merged(Layers):
     """A piece whose only input has an axis of a product of sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = F.avg_pool1d(self.first(x).reshape(-1, 32), 3, 1, 1)
         return self.second(h).tanh()
 
 
-class Strided(nn.Module):
+class Strided(Layers):
     """A view and a write to it that each would be fine without the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         square = torch.zeros(32, 32)
@@ -365,12 +359,8 @@ class Strided(nn.Module):
         return (self.second(self.first(x)) @ square).tanh()
 
 
-class Constant(nn.Module):
+class Constant(Layers):
     """Constants that stand alone at the beginning of a piece, one of them empty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = F.avg_pool1d(self.first(x), 3, 1, 1)
@@ -404,11 +394,7 @@ def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCapture
 
 
 def test_an_operator_with_several_results_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    class Middle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-
+    class Middle(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.first(x)
             return self.second(h) * h.median(1, keepdim=True)[0]

@@ -34,7 +34,7 @@ LEFT = {key: left for part in PARTS for key, left in part.LEFT.items()}
 # Tokens of a batch where every token makes operators of its own: a step each in rwkv and xlstm.
 LENGTH = {"rwkv": 6, "xlstm": 6}
 RATE = {"diffllama": 0.0}  # of dropout; its attention refuses to have any
-# Their operators are not counted by hand yet: block-sparse attention, audio towers, relative positions.
+# Not counted by hand yet: block-sparse attention, audio towers, relative positions.
 UNCOUNTED = {
     ("big_bird", "BigBirdForCausalLM"),
     ("big_bird", "BigBirdForMaskedLM"),
