@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 
@@ -329,6 +330,15 @@ def test_grad_fn_is_ours_and_shows_up_once() -> None:
 def _ddp_worker(rank: int, port: int, path: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    _train_in_ddp(rank, path)
+    # The group must end through Python, without the GIL. Where the reducer holds it last, its end
+    # waits, with the GIL, for a thread of gloo that may need the GIL (PyTorch stores a Python
+    # context with every backward).
+    gc.collect()
+    torch.distributed.destroy_process_group()
+
+
+def _train_in_ddp(rank: int, path: str) -> None:
     net = Net()
     model = nn.parallel.DistributedDataParallel(ORTModule(net, strict=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -339,7 +349,6 @@ def _ddp_worker(rank: int, port: int, path: str) -> None:
         optimizer.step()
     if rank == 0:
         torch.save({k: v.clone() for k, v in net.state_dict().items()}, path)
-    torch.distributed.destroy_process_group()
 
 
 def _free_port() -> int:
