@@ -137,7 +137,6 @@ NAMES: dict[str, Name] = {
         "a buffer that was exported by DLPack may move",
         lambda: lambda tensor: 1,
     ),
-    "address": Name("torch.UntypedStorage._cdata", "where the structure of a storage lies"),
     "hooks": Name("torch.Tensor._backward_hooks", "who waits for the gradient of an output"),
     "make_wrapper": Name(
         "torch.Tensor._make_wrapper_subclass", "a tensor without memory: an output that is lazy"
@@ -174,11 +173,6 @@ def schema(operator: Any) -> Any:
 def hooks(tensor: torch.Tensor) -> Any:
     """Those that wait for a tensor's gradient; None or empty if there are none."""
     return tensor._backward_hooks
-
-
-def address(storage: torch.UntypedStorage) -> int:
-    """Where the structure of a storage lies."""
-    return storage._cdata
 
 
 def __getattr__(name: str) -> Any:

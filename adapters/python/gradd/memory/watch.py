@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradd import private
 from gradd.memory.tensor_kinds import is_plain
@@ -116,7 +117,7 @@ class Accesses:
 
 def address(tensor: torch.Tensor) -> int:
     """Where the structure of a tensor's storage lies; those that share memory share it."""
-    return private.address(untyped_storage(tensor))
+    return StorageWeakRef(untyped_storage(tensor)).cdata
 
 
 def uses(tensor: torch.Tensor) -> int:

@@ -136,9 +136,7 @@ def _inline_untranslated(program: Any, registry: Any) -> None:
 
 
 def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
-    if _needs_promotion(program.graph_module):
-        private.promote(program.graph_module)
-        _name_outputs(program)
+    _promote(program)
     _check_signature(program.graph_signature)
     return _translated(program, registry), program
 
@@ -155,9 +153,8 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     if not isinstance(program, torch.export.ExportedProgram):
         program = program.exported()
     program = program.run_decompositions(_untranslated(registry))
-    private.promote(program.graph_module)
     _drop_assertions(program.graph_module)
-    _name_outputs(program)
+    _promote(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
     _refuse_untranslated(program, registry)
@@ -264,29 +261,47 @@ def _is_direct(target: Any, registry: Any) -> bool:
     return registry.is_registered(target)
 
 
-def _needs_promotion(module: torch.fx.GraphModule) -> bool:
-    """True if some operator mixes element types, or computes floats from integers."""
-    for node in module.graph.nodes:
-        if node.op != "call_function" or node.target in operators.TYPE_STABLE:
-            continue
-        result = node.meta.get("val")
-        if not isinstance(result, torch.Tensor) or node.target is not _overload(node):
-            continue
-        if not _promotable(node.target):
-            continue
-        tensors = [a.meta.get("val") for a in node.all_input_nodes]
-        dtypes = {t.dtype for t in tensors if isinstance(t, torch.Tensor)}
-        if len(dtypes) > 1:
-            return True
-        if dtypes and result.dtype is not torch.bool and result.dtype not in dtypes:
-            return True
-        if any(not t.is_floating_point for t in dtypes) and _has_float(node.args):
-            return True
-    return False
+def _promote(program: Any) -> None:
+    """Makes explicit the conversions of element types that operators do with their operands.
+
+    torch's pass runs the graph that it is given: it gets the operators alone that convert.
+    """
+    for module in program.graph_module.modules():
+        for node in [n for n in module.graph.nodes if _needs_promotion(n)]:
+            _promote_node(node)
+    _name_outputs(program)
 
 
-def _overload(node: torch.fx.Node) -> Any:
-    return node.target if isinstance(node.target, Operator) else None
+def _promote_node(node: torch.fx.Node) -> None:
+    alone, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    for operand in node.all_input_nodes:
+        copies[operand] = alone.placeholder(operand.name)
+        copies[operand].meta = dict(operand.meta)
+    alone.output(alone.node_copy(node, copies.__getitem__))
+    private.promote(torch.fx.GraphModule({}, alone))
+    with node.graph.inserting_before(node):
+        given = {copy: operand for operand, copy in copies.items()}
+        promoted = node.graph.graph_copy(alone, given)
+    node.replace_all_uses_with(promoted)
+    node.graph.erase_node(node)
+
+
+def _needs_promotion(node: torch.fx.Node) -> bool:
+    """True if an operator mixes element types, computes floats from integers, or takes a size."""
+    if node.op != "call_function" or node.target in operators.TYPE_STABLE:
+        return False
+    result = node.meta.get("val")
+    if not isinstance(result, torch.Tensor) or not isinstance(node.target, Operator):
+        return False
+    if not _promotable(node.target):
+        return False
+    operands = [a.meta.get("val") for a in node.all_input_nodes]
+    dtypes = {t.dtype for t in operands if isinstance(t, torch.Tensor)}
+    if len(dtypes) > 1 or any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in operands):
+        return True
+    if dtypes and result.dtype is not torch.bool and result.dtype not in dtypes:
+        return True
+    return any(not t.is_floating_point for t in dtypes) and _has_float(node.args)
 
 
 # Of the operators that convert their operands those that are not tagged as pointwise.
