@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import datetime
 import os
 import platform
 import re
@@ -133,6 +134,7 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     The result is written after every file of tests, so that what an end leaves out keeps its line.
     """
     os.environ["GRADD_NIGHTLY"] = "1"
+    os.environ.setdefault("GRADD_DRAW", str(datetime.date.today().isocalendar().week))
     kept = dict(re.findall(r"^(?! )(\S+): (.*(?:\n  .*)*)", read_or_nothing(file), re.MULTILINE))
     known = [*nightly_files(), *SWITCHES]
     if unknown := sorted(set(chosen) - set(known)):
@@ -162,6 +164,7 @@ def nightly_page(results: dict[str, str]) -> str:
         "Long property tests: what the last run of each file said (`make nightly`).",
         f"machine: {len(os.sched_getaffinity(0))} cores, {platform.machine()}",
         f"torch {metadata.version('torch')}, Python {platform.python_version()}",
+        f"draw {os.environ['GRADD_DRAW']}",
         "",
     ]
     return "\n".join([*head, *(f"{name}: {text}" for name, text in results.items()), ""])

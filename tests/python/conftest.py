@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.guards
-from selection import mark_undrawn
+from selection import SEED, mark_undrawn
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = ROOT / "tests/python/helpers"
@@ -290,6 +290,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("fake_only")])
     items[:] = [i for i in items if not i.get_closest_marker("fake_only")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says which tests were drawn."""
+    terminalreporter.write_line(f"GRADD_DRAW={SEED}")
 
 
 def pytest_collection_finish() -> None:

@@ -67,18 +67,23 @@ def test_each_switch_runs_every_parity_test(
 
     monkeypatch.setattr(run_all, "run_python", run_python)
     monkeypatch.setenv("GRADD_NIGHTLY", "1")
+    monkeypatch.setenv("GRADD_DRAW", "7")
     kept = tmp_path / "kept"
     other = "tests/python/values/test_parity.py: 9 passed, 0 failed, 1 s"
     kept.write_text(f"machine: x\n\n{other}\n")
     assert run_all.run_nightly(BUILD, kept, list(run_all.SWITCHES)) == 1
     for (marked, files, modes), switch in zip(runs, run_all.SWITCHES, strict=True):
         name, value = switch.split("=")
-        assert marked == "nightly or not nightly" and modes == {"GRADD_NIGHTLY": "1", name: value}
+        assert marked == "nightly or not nightly"
+        assert modes == {"GRADD_NIGHTLY": "1", "GRADD_DRAW": "7", name: value}
         assert {Path(f).stem for f in files} >= {"test_parity", "test_parity_bf16"}
     text = kept.read_text()
     assert other in text
     for switch in run_all.SWITCHES:
-        assert f"{switch}: 2 passed, 1 failed, 0 s\n  GRADD_NIGHTLY=1 {switch} x\n" in text
+        assert (
+            f"{switch}: 2 passed, 1 failed, 0 s\n  GRADD_NIGHTLY=1 GRADD_DRAW=7 {switch} x\n"
+            in text
+        )
     assert run_all.run_nightly(BUILD, kept, ["GRADD_LIVE_ROWS=2"]) == 2
 
 

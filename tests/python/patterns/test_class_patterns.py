@@ -3,7 +3,7 @@
 docs/families.md lists the classes; the rows of counts_*.py say how many operators of each kind a
 reader of their source finds, and what is left that belongs to no pattern. The models are those of
 `make families`, with one batch of two rows of twelve tokens, but every rate of dropout that they
-know is 0.1. One of them, drawn by week, is in every run. test_family_patterns.py does the same
+know is 0.1. One of them is drawn for every run. test_family_patterns.py does the same
 for other settings of fewer families, mostly without dropout.
 """
 

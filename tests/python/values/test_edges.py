@@ -1,7 +1,6 @@
 """Torch's operations on edge data, against eager torch (the table is in edge_*.py).
 
-In each run: every row that was once found wrong, and a twentieth of the others, drawn by
-week (selection.py).
+In each run: every row that was once found wrong, and a twentieth of the others (selection.py).
 The whole table, bf16 and the route through torch's decomposition too, is a nightly test.
 """
 
