@@ -65,16 +65,36 @@ def computes(node: Node) -> bool:
     return not is_number(node)
 
 
+def assertions(graph: torch.fx.Graph) -> tuple[list[Node], list[Node]]:
+    """Nodes that raise where a tensor is false: those with a write behind them, and the others."""
+    before, behind = [], []
+    written = False
+    for node in reversed(graph.nodes):
+        if name_of(node) == "_assert_async":
+            (before if written else behind).insert(0, node)
+        elif computes(node):
+            written = written or is_write(node)
+    return before, behind
+
+
 def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     """Parts in the order in which they run.
+
+    PyTorch runs assertions as well: behind all else, so that they cut nothing, if no write would be
+    behind a failing one otherwise.
 
     Args:
         graph: Of Dynamo.
         torchs: Nodes that PyTorch runs.
     """
+    before, behind = assertions(graph)
+    torchs = {*torchs, *before}
+    last = Part(False, behind)
     parts: list[Part] = []
-    of: dict[Node, Part] = {}
+    of: dict[Node, Part] = dict.fromkeys(behind, last)
     for node in filter(computes, graph.nodes):
+        if node in of:
+            continue
         source = of.get(node.args[0]) if takes_one(node) else None  # type: ignore[arg-type]
         if source is None:
             daemon = node not in torchs
@@ -87,6 +107,8 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
         private.pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n))
     )
     wanted = dict.fromkeys(n for n in results if isinstance(n, Node))
+    if behind:
+        parts.append(last)
     for part in parts:
         find_ends(part, wanted)
         if part.daemon and not part.outputs and not _writes(part):
