@@ -110,18 +110,17 @@ class Fallback:
         Args:
             reason: For the statistics.
             error: What there is to say.
-            seconds: The call took in PyTorch.
+            seconds: The call took in PyTorch; 0 = unknown.
             tried: Went before it was clear that it has to run there.
             in_part: Other parts run in the daemon.
         """
         logger.warning(
-            "%s runs in PyTorch, not in the daemon (%s): %s. Such calls cost %.1f ms of forward "
-            "here and save no memory%s; strict=True or "
-            "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
+            "%s runs in PyTorch, not in the daemon (%s): %s. Such calls%s save no memory%s; "
+            "strict=True or ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
             f"a part of {self.module_name}" if in_part else self.module_name,
             reason,
             str(error).rstrip("."),
-            seconds * 1e3,
+            f" cost {seconds * 1e3:.1f} ms of forward here and" if seconds else "",
             f" (this one took {tried:.1f} s before that was known)" if tried > 0.1 else "",
         )
 

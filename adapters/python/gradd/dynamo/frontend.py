@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
 _ODD = 8  # forms of calls that are set aside
-_AGAIN = 64  # times that such calls may cost another capture
+# Times that such calls may cost another capture: those that raise, and those that reach no graph,
+# which a break within a loop does for good.
+_AGAIN, _AGAIN_WITHOUT_GRAPH = 64, 3
 # By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
 # like an earlier one.
 _Functions = dict[tuple[str, ...], Callable[..., Any]]
@@ -203,7 +205,7 @@ class Compiled:
         except (CaptureError, errors.GraddError):
             raise
         except Exception:  # the user's
-            self._set_aside(leaves, frames, versions)
+            self._set_aside(leaves, frames, versions, _AGAIN)
             raise
         finally:
             here.module = outer
@@ -219,7 +221,7 @@ class Compiled:
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         if owner.calls == before:
-            self._set_aside(leaves, frames, versions)
+            self._set_aside(leaves, frames, versions, _AGAIN_WITHOUT_GRAPH)
             self._reached_nothing(why)
         elif self._lost is not None or now.failed(frames):
             self._say_lost(why)
@@ -234,7 +236,9 @@ class Compiled:
                 raise CaptureError("unsupported_parameter", f"{name!r} has no size before a call")
         self._lazy = False
 
-    def _set_aside(self, leaves: Sequence[Any], frames: Frames, versions: list[_Version]) -> None:
+    def _set_aside(
+        self, leaves: Sequence[Any], frames: Frames, versions: list[_Version], again: int
+    ) -> None:
         """Calls that fail, or reach no graph, get compiled functions of their own.
 
         Dynamo never again traces a function that it once failed at, whatever the sizes are. A new
@@ -245,12 +249,13 @@ class Compiled:
             leaves: Of the arguments.
             frames: What Dynamo had traced before the call.
             versions: That the call has used.
+            again: Times that calls of this form may cost another capture.
         """
         if Frames.now() == frames:
             return
         if versions is self._odd_versions:
             self._failed_again += 1
-            if self._failed_again < _AGAIN:
+            if self._failed_again < again:
                 del versions[:1]
         elif len(self._odd_forms) < _ODD:
             self._odd_forms.add(_form(leaves))
