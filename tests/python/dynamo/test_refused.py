@@ -286,26 +286,3 @@ def test_a_module_that_is_changed_before_every_step() -> None:
         model(X).backward()
         expected = torch.autograd.grad(model.module(X), model.module.model.weight)[0]
         assert_close(model.module.model.weight.grad, expected)
-
-
-def _scattered(h: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(h).scatter_reduce(1, torch.zeros_like(h, dtype=torch.long), h, "prod")
-
-
-PLANNED = {
-    "a reduction without a gradient": _scattered,
-    "a type without a kernel": lambda h: h * ((10 * h).to(torch.int8) // 3),
-    "a type of the cast": lambda h: h * (10 * h).to(torch.int16).sum(1, keepdim=True),
-    "several at once": lambda h: (
-        _scattered(h + (h > 0).sort(1)[0]) * (9 * h).to(torch.int8).topk(4)[0]
-    ),
-}
-
-
-@pytest.mark.parametrize("middle", PLANNED.values(), ids=PLANNED)
-def test_what_a_plan_refuses_is_cut_out(middle: Callable) -> None:
-    """The refusal comes with types, sizes and gradients; what is around it stays in the daemon."""
-    ours = compare(lambda self, x: self.lin(middle(self.lin(x).relu())).mean(), X)
-    stats = ours.gradd_stats()
-    assert not stats["fallbacks"] and stats["parts_in_torch"]
-    assert stats["captures"] >= 2

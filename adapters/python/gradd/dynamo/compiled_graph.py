@@ -53,7 +53,7 @@ class DrawnError(CaptureError):
     """
 
 
-class Step:
+class _Step:
     """A part at run time.
 
     Attributes:
@@ -103,7 +103,6 @@ class CompiledGraph:
         self.refusals: dict[Node, Exception] = {}
         self.first: Exception | None = None  # before it was known which nodes it is about
         self.halved = 0  # parts, in search of the node that stands in the way
-        self.imagined: planning.Imagined | None = None  # for trials that are planned as well
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
@@ -117,7 +116,7 @@ class CompiledGraph:
         self.env = mode.shape_env if mode is not None else None
         self.steps = self._made()
         self.asks_layout = self._asks_layout()
-        del self.examples, self.imagined  # what is made may outlive the module
+        del self.examples  # what is made may outlive the module
         self._forget()
         self._find_ends()
         self.whole = self._as_whole()
@@ -128,7 +127,7 @@ class CompiledGraph:
 
     # ---- how it is made ----
 
-    def _made(self) -> list[Step]:
+    def _made(self) -> list[_Step]:
         torchs: dict[Node, Exception] = self.refusals
         torchs.update({n: _read(n) for n in self.module.graph.nodes if sizes_of.is_read(n)})
         torchs.update(self._transformed())
@@ -145,7 +144,7 @@ class CompiledGraph:
             made = []
             for part in parts:
                 if not part.daemon:
-                    step = Step(part, None, InTorch(part.nodes, self.module, self.around))
+                    step = _Step(part, None, InTorch(part.nodes, self.module, self.around))
                     step.reason = self._reason(part)
                     made.append(step)
                     continue
@@ -166,36 +165,9 @@ class CompiledGraph:
                 after = None
                 if part.after:
                     after = InTorch(part.after, self.module, self.around, part.same)
-                made.append(Step(part, piece, after))
+                made.append(_Step(part, piece, after))
             else:
-                found = self._unplannable(made)
-                if not found:
-                    return made
-                torchs.update(found)
-
-    def _unplannable(self, made: Sequence[Step]) -> dict[Node, Exception]:
-        """Nodes of a piece that only a plan refuses: for its types, sizes, or gradients."""
-        imagined = planning.Imagined(self, self.examples)
-        for step in made:
-            error = self._plan_refusal(step, imagined)
-            if error is None:
-                continue
-            for other in made:
-                if other.piece is not None:
-                    other.piece.close()
-            self.imagined = imagined
-            return self._guilty(step.part, error)
-        return {}
-
-    def _plan_refusal(self, step: Step, imagined: planning.Imagined) -> Exception | None:
-        if step.piece is not None:
-            try:
-                planning.plan_step(step, imagined, values=False)
-            except (errors.UnsupportedError, errors.GraphError) as error:
-                return refusal(error)
-            except Exception:  # a call of the piece meets it again, and says it
-                return None
-        return None
+                return made
 
     def _check_random(self) -> None:
         """Numbers of Python's `random` come as tensors of another type than Dynamo's graph says."""
@@ -293,17 +265,12 @@ class CompiledGraph:
         if not part.outputs and not any(map(partition.is_write, nodes)):
             return None  # a view
         try:
-            piece = self._piece(part, trial=True)
+            self._piece(part, trial=True)
         except errors.SessionError:
             raise
         except Exception as error:  # the same
             return refusal(error)
-        if piece is None or self.imagined is None:
-            return None
-        try:
-            return self._plan_refusal(Step(part, piece, None), self.imagined)
-        finally:
-            piece.close()
+        return None
 
     def _piece(self, part: partition.Part, trial: bool = False) -> Piece | None:
         nodes = part.nodes
@@ -331,10 +298,7 @@ class CompiledGraph:
             from gradd.calls.graph import check_supported
 
             check_supported(self.owner.client.put_graph(cap.onnx), cap)
-            if self.imagined is None:
-                return None
-            part.inputs = given
-            return Piece(self.owner, cap, inputs, lambda args: (), lambda args: True, lazy=False)
+            return None
         self.draws = self.draws or chance.draws(done.graph)
         owner = self.owner
         owner.counts["captures"] += key not in owner.keys
@@ -536,12 +500,12 @@ class CompiledGraph:
             fallback.warn(reason, error, 0.0, 0.0)
         nodes = list(filter(partition.computes, self.module.graph.nodes))
         part = partition.Part(False, nodes)
-        step = Step(part, None, InTorch(nodes, self.module, self.around))
+        step = _Step(part, None, InTorch(nodes, self.module, self.around))
         step.reason = reason
         return self._in_steps(args, [step])
 
     def _in_steps(
-        self, args: Sequence[Any], steps: Sequence[Step], shares: Sequence[int] = ()
+        self, args: Sequence[Any], steps: Sequence[_Step], shares: Sequence[int] = ()
     ) -> Any:
         known: Values = dict(zip(self.placeholders, args, strict=True))
         numbers = self.numbers(args)
@@ -561,7 +525,7 @@ class CompiledGraph:
         return tuple(found)
 
     def _run(
-        self, step: Step, known: Values, numbers: Callable[[Any], Any], share: int | None
+        self, step: _Step, known: Values, numbers: Callable[[Any], Any], share: int | None
     ) -> None:
         part = step.part
         if step.piece is not None:
