@@ -105,3 +105,19 @@ def test_an_assertion_cuts_nothing(forward: Callable) -> None:
         ours(GOOD).backward()
     stats = ours.gradd_stats()
     assert stats["captures"] == 1 and not stats["parts_in_torch"]
+
+
+def test_an_assertion_about_a_vmap_has_its_place() -> None:
+    def steps(net: Net, x: torch.Tensor) -> torch.Tensor:
+        h = torch.vmap(lambda row: row * row.sum())(net.lin(x))
+        assert h.isfinite().all(), "bad"
+        return net.lin(h).mean()
+
+    ours, theirs = ORTModule(Net(steps)), Net(steps)
+    for _ in range(3):
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(GOOD).backward()
+    torch.testing.assert_close(ours.module.lin.weight.grad, theirs.lin.weight.grad)
+    with pytest.raises(RuntimeError, match="bad"):
+        ours(BAD)

@@ -65,16 +65,18 @@ def computes(node: Node) -> bool:
     return not is_number(node)
 
 
-def assertions(graph: torch.fx.Graph) -> tuple[list[Node], list[Node]]:
-    """Nodes that raise where a tensor is false: those with a write behind them, and the others."""
-    before, behind = [], []
-    written = False
-    for node in reversed(graph.nodes):
-        if name_of(node) == "_assert_async":
-            (before if written else behind).insert(0, node)
-        elif computes(node):
-            written = written or is_write(node)
-    return before, behind
+def assertions(graph: torch.fx.Graph, torchs: Collection[Node]) -> tuple[list[Node], list[Node]]:
+    """Nodes that raise where a tensor is false: those with a write behind them, and the others.
+
+    What PyTorch runs anyway, as between the ends of a vmap, has its place.
+    """
+    nodes = list(graph.nodes)
+    found = [n for n in nodes if name_of(n) == "_assert_async" and n not in torchs]
+    if not found:
+        return [], []
+    last = max((i for i, n in enumerate(nodes) if computes(n) and is_write(n)), default=0)
+    before = set(nodes[:last])
+    return [n for n in found if n in before], [n for n in found if n not in before]
 
 
 def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
@@ -87,7 +89,7 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
         graph: Of Dynamo.
         torchs: Nodes that PyTorch runs.
     """
-    before, behind = assertions(graph)
+    before, behind = assertions(graph, torchs)
     torchs = {*torchs, *before}
     last = Part(False, behind)
     parts: list[Part] = []
