@@ -18,6 +18,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from gradd import ORTModule
+from gradd.dynamo.traces import Frames
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.linspace(-1, 2, 12).reshape(3, 4)
@@ -286,3 +287,25 @@ def test_a_module_that_is_changed_before_every_step() -> None:
         model(X).backward()
         expected = torch.autograd.grad(model.module(X), model.module.model.weight)[0]
         assert_close(model.module.model.weight.grad, expected)
+
+
+def _early_exit(self, x):
+    for _ in range(3):
+        x = self.lin(x)
+        if x.mean() > 0.3:
+            break
+    return x.mean()
+
+
+def test_a_call_without_a_graph_is_soon_traced_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    """A break within a loop: Dynamo runs all of it in PyTorch."""
+    ours = ORTModule(_module(_early_exit))
+    for _ in range(6):
+        ours(X).backward()
+    traced = Frames.now()
+    for _ in range(3):
+        ours(X).backward()
+    assert Frames.now() == traced
+    assert sum(ours.gradd_stats()["fallbacks"].values()) == 9
+    (said,) = [r.getMessage() for r in caplog.records if "without a graph" in r.getMessage()]
+    assert "0.0 ms" not in said
