@@ -230,6 +230,8 @@ class CompiledGraph:
         found: dict[Node, Exception] = {}
         known: dict[Any, Exception | None] = {}
         for node in part.nodes:
+            if partition.is_write(node):
+                continue  # alone it writes to an argument: that may fix sizes, and takes seconds
             kind = _kind(node)
             if kind not in known:
                 known[kind] = self._trial([node])
