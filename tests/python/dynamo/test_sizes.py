@@ -196,6 +196,22 @@ def test_what_a_graph_writes_beside_a_cut_fixes_no_size():
     assert mine.gradd_stats()["graphs"] == 1
 
 
+def _pooled(self, x):
+    """What goes into the second piece has axes of (n - 2) // 2 alone."""
+    h = F.max_pool1d(self.conv(self.lin(x)[:, None].flatten(2)), 2)
+    b, c, n = h.shape
+    h = self.out(h.mT.reshape(b * n, c)).relu().view(b, n, 3)
+    return h[:, : n // 2].reshape(b, -1, 3).mean(1)
+
+
+def test_sizes_behind_a_pooling_are_those_of_its_result():
+    net = Lambda(_pooled, lin=nn.Linear(4, 4), conv=nn.Conv1d(1, 2, 3), out=nn.Linear(2, 3))
+    mine = _daemon_agrees(net, [torch.randn(n, 7, 4) for n in (3, 5, 2, 6)], strict=False)
+    stats = mine.gradd_stats()
+    assert stats["graphs"] == 1 and stats["captures"] == 3  # one of all, before it was cut
+    assert list(stats["parts_in_torch"]) == ["unsupported"]
+
+
 DECISIONS = {
     "product": lambda y, n: y * (n > 5),
     "sum": lambda y, n: (n > 5) + y,

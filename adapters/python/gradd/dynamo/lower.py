@@ -193,7 +193,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self.known: dict[torch.fx.Node, Any] = {}  # values of Dynamo's nodes
         self.nodes: dict[int, torch.fx.Node] = {}  # of tensors, by id: the last that wrote them
         self.kept: list[Any] = []  # so that ids stay theirs
-        self.sizes: dict[sympy.Symbol, tuple[torch.fx.Node, int]] = {}
+        self.sizes: dict[sympy.Expr, tuple[torch.fx.Node, int]] = {}  # axes of inputs
         self.numbers: dict[Any, torch.fx.Node] = {}  # of expressions
         self.last_input: torch.fx.Node | None = None
         self.origin: torch.fx.Node | None = None
@@ -215,7 +215,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         placeholder = self._placeholder(node.name, node, value)
         for axis, size in enumerate(value.shape):
             expression = size.node.expr if isinstance(size, torch.SymInt) else None
-            if isinstance(expression, sympy.Symbol):
+            if expression is not None and not expression.is_number:
                 self.sizes.setdefault(expression, (placeholder, axis))
 
     def _placeholder(
@@ -283,12 +283,14 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 raise self._refusal("export_failed", f"needs {expression}, which no operator gives")
             self.numbers[expression] = made
             return made
+        rest, axes = self._of_axes(expression)
         known = {}
-        for symbol in expression.free_symbols:
-            node = self._size(symbol) if symbol in self.sizes else self._given(symbol)
+        for symbol in rest.free_symbols:
+            axis = axes.get(symbol, symbol)
+            node = self._size(axis) if axis in self.sizes else self._given(axis)
             known[symbol] = torch.fx.Proxy(node, _Numbers(self.flat))
         try:
-            made = arithmetic.computed(expression, known).node
+            made = arithmetic.computed(rest, known).node
         except Exception as error:
             made = self._computed(expression)
             if made is None:
@@ -296,6 +298,23 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 raise self._refusal("export_failed", text) from error
         self.numbers[expression] = made
         return made
+
+    def _of_axes(self, expression: sympy.Expr) -> tuple[sympy.Expr, dict[sympy.Symbol, sympy.Expr]]:
+        """A number in terms of axes that are no symbols themselves, if it needs that.
+
+        Behind a pooling an axis is (n - 3) // 2, and nothing that goes in has one of n.
+
+        Returns:
+            The number, and the axes that symbols in it stand for.
+        """
+        if expression.free_symbols <= self.sizes.keys():
+            return expression, {}
+        axes = {
+            sympy.Dummy(integer=True, nonnegative=True): axis
+            for axis in self.sizes
+            if not isinstance(axis, sympy.Symbol)
+        }
+        return expression.xreplace({axis: symbol for symbol, axis in axes.items()}), axes
 
     def _computed(self, expression: sympy.Expr) -> torch.fx.Node | None:
         """An input for a number that Python computes before the graph runs: min(1.0, step / 9)."""
@@ -312,14 +331,14 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 return made
         return None
 
-    def _size(self, symbol: sympy.Symbol) -> torch.fx.Node:
-        found = self.numbers.get(symbol)
+    def _size(self, expression: sympy.Expr) -> torch.fx.Node:
+        found = self.numbers.get(expression)
         if found is None:
-            source, axis = self.sizes[symbol]
+            source, axis = self.sizes[expression]
             found = self.flat.call_function(_aten.sym_size.int, (source, axis))
             found.meta.update(self._place())
             found.meta["val"] = source.meta["val"].shape[axis]
-            self.numbers[symbol] = found
+            self.numbers[expression] = found
         return found
 
     def _given(self, symbol: sympy.Symbol) -> torch.fx.Node:
