@@ -309,3 +309,26 @@ def test_a_call_without_a_graph_is_soon_traced_no_more(caplog: pytest.LogCapture
     assert sum(ours.gradd_stats()["fallbacks"].values()) == 9
     (said,) = [r.getMessage() for r in caplog.records if "without a graph" in r.getMessage()]
     assert "0.0 ms" not in said
+
+
+def _scattered(h: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(h).scatter_reduce(1, torch.zeros_like(h, dtype=torch.long), h, "prod")
+
+
+PLANNED = {
+    "a reduction without a gradient": _scattered,
+    "a type without a kernel": lambda h: h * ((10 * h).to(torch.int8) // 3),
+    "a type of the cast": lambda h: h * (10 * h).to(torch.int16).sum(1, keepdim=True),
+    "several at once": lambda h: (
+        _scattered(h + (h > 0).sort(1)[0]) * (9 * h).to(torch.int8).topk(4)[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("middle", PLANNED.values(), ids=PLANNED)
+def test_what_a_plan_refuses_is_cut_out(middle: Callable) -> None:
+    """The refusal comes with types, sizes and gradients; what is around it stays in the daemon."""
+    ours = compare(lambda self, x: self.lin(middle(self.lin(x).relu())).mean(), X)
+    stats = ours.gradd_stats()
+    assert not stats["fallbacks"] and stats["parts_in_torch"]
+    assert stats["captures"] >= 2

@@ -121,6 +121,7 @@ class Graph:
         self.cap = cap
         without = replace(memory, budget=0)
         self._memory = (without.fields(cap.checkpoints), memory.fields(cap.checkpoints))
+        self._budget = None if memory.budget else 0  # where a call asks for all of it
         self.info = info
         self.owner = owner
         self.plain, self.dense = passes
@@ -225,6 +226,7 @@ class Graph:
             budget: Share of the memory budget; 0 = without one, None = all of it.
             live: Sizes of its lists of live rows.
         """
+        budget = self._budget if budget is None else budget
         key = (free_types, params, input_grads, outputs, grad_outputs, budget, live)
         plan = self.plans.get(key)
         if plan is not None:

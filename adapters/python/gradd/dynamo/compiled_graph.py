@@ -53,7 +53,7 @@ class DrawnError(CaptureError):
     """
 
 
-class _Step:
+class Step:
     """A part at run time.
 
     Attributes:
@@ -103,6 +103,7 @@ class CompiledGraph:
         self.refusals: dict[Node, Exception] = {}
         self.first: Exception | None = None  # before it was known which nodes it is about
         self.halved = 0  # parts, in search of the node that stands in the way
+        self.imagined: planning.Imagined | None = None  # for trials that are planned as well
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
@@ -116,7 +117,7 @@ class CompiledGraph:
         self.env = mode.shape_env if mode is not None else None
         self.steps = self._made()
         self.asks_layout = self._asks_layout()
-        del self.examples  # what is made may outlive the module
+        del self.examples, self.imagined  # what is made may outlive the module
         self._forget()
         self._find_ends()
         self.whole = self._as_whole()
@@ -127,7 +128,7 @@ class CompiledGraph:
 
     # ---- how it is made ----
 
-    def _made(self) -> list[_Step]:
+    def _made(self) -> list[Step]:
         torchs: dict[Node, Exception] = self.refusals
         torchs.update({n: _read(n) for n in self.module.graph.nodes if sizes_of.is_read(n)})
         torchs.update(self._transformed())
@@ -144,7 +145,7 @@ class CompiledGraph:
             made = []
             for part in parts:
                 if not part.daemon:
-                    step = _Step(part, None, InTorch(part.nodes, self.module, self.around))
+                    step = Step(part, None, InTorch(part.nodes, self.module, self.around))
                     step.reason = self._reason(part)
                     made.append(step)
                     continue
@@ -165,9 +166,38 @@ class CompiledGraph:
                 after = None
                 if part.after:
                     after = InTorch(part.after, self.module, self.around, part.same)
-                made.append(_Step(part, piece, after))
+                made.append(Step(part, piece, after))
             else:
-                return made
+                found = self._unplannable(made)
+                if not found:
+                    return made
+                torchs.update(found)
+
+    def _unplannable(self, made: Sequence[Step]) -> dict[Node, Exception]:
+        """Nodes of a piece that only a plan refuses: for its types, sizes, or gradients."""
+        # To evaluate a number would make a guard of it.
+        given = [x.node.hint if isinstance(x, lower.SYMBOLIC) else x for x in self.examples]
+        imagined = planning.Imagined(self, given)
+        for step in made:
+            error = self._plan_refusal(step, imagined)
+            if error is None:
+                continue
+            for other in made:
+                if other.piece is not None:
+                    other.piece.close()
+            self.imagined = imagined
+            return self._guilty(step.part, error)
+        return {}
+
+    def _plan_refusal(self, step: Step, imagined: planning.Imagined) -> Exception | None:
+        if step.piece is not None:
+            try:
+                planning.plan_step(step, imagined, values=False)
+            except (errors.UnsupportedError, errors.GraphError) as error:
+                return refusal(error)
+            except Exception:  # a call of the piece meets it again, and says it
+                return None
+        return None
 
     def _check_random(self) -> None:
         """Numbers of Python's `random` come as tensors of another type than Dynamo's graph says."""
@@ -267,12 +297,17 @@ class CompiledGraph:
         if not part.outputs and not any(map(partition.is_write, nodes)):
             return None  # a view
         try:
-            self._piece(part, trial=True)
+            piece = self._piece(part, trial=True)
         except errors.SessionError:
             raise
         except Exception as error:  # the same
             return refusal(error)
-        return None
+        if piece is None or self.imagined is None:
+            return None
+        try:
+            return self._plan_refusal(Step(part, piece, None), self.imagined)
+        finally:
+            piece.close()
 
     def _piece(self, part: partition.Part, trial: bool = False) -> Piece | None:
         nodes = part.nodes
@@ -300,7 +335,10 @@ class CompiledGraph:
             from gradd.calls.graph import check_supported
 
             check_supported(self.owner.client.put_graph(cap.onnx), cap)
-            return None
+            if self.imagined is None:
+                return None
+            part.inputs = given
+            return Piece(self.owner, cap, inputs, lambda args: (), lambda args: True, lazy=False)
         self.draws = self.draws or chance.draws(done.graph)
         owner = self.owner
         owner.counts["captures"] += key not in owner.keys
@@ -502,12 +540,12 @@ class CompiledGraph:
             fallback.warn(reason, error, 0.0, 0.0)
         nodes = list(filter(partition.computes, self.module.graph.nodes))
         part = partition.Part(False, nodes)
-        step = _Step(part, None, InTorch(nodes, self.module, self.around))
+        step = Step(part, None, InTorch(nodes, self.module, self.around))
         step.reason = reason
         return self._in_steps(args, [step])
 
     def _in_steps(
-        self, args: Sequence[Any], steps: Sequence[_Step], shares: Sequence[int] = ()
+        self, args: Sequence[Any], steps: Sequence[Step], shares: Sequence[int] = ()
     ) -> Any:
         known: Values = dict(zip(self.placeholders, args, strict=True))
         numbers = self.numbers(args)
@@ -527,7 +565,7 @@ class CompiledGraph:
         return tuple(found)
 
     def _run(
-        self, step: _Step, known: Values, numbers: Callable[[Any], Any], share: int | None
+        self, step: Step, known: Values, numbers: Callable[[Any], Any], share: int | None
     ) -> None:
         part = step.part
         if step.piece is not None:

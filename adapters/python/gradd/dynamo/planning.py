@@ -23,7 +23,7 @@ from gradd.dynamo.budget import curve_of, shares
 from gradd.dynamo.lower import value_of
 
 if TYPE_CHECKING:
-    from gradd.dynamo.compiled_graph import CompiledGraph
+    from gradd.dynamo.compiled_graph import CompiledGraph, Step
     from gradd.dynamo.owner import Owner
 
 Node = torch.fx.Node
@@ -106,13 +106,17 @@ def plan(made: CompiledGraph, found: Imagined, values: bool) -> list[Planned]:
     for step in made.steps:
         if step.piece is None:
             continue
-        given = step.part.inputs
-        real = values and all(n.op == "placeholder" for n in given)
-        pinned = sum(found.get(n).nbytes for n in given if n in by_torch)
-        with torch.set_grad_enabled(step.grad):
-            one = step.piece.plan([as_tensor(found.get(n)) for n in given], real)
-        planned.append(replace(one, pinned=pinned))
+        pinned = sum(found.get(n).nbytes for n in step.part.inputs if n in by_torch)
+        planned.append(replace(plan_step(step, found, values), pinned=pinned))
     return planned
+
+
+def plan_step(step: Step, found: Imagined, values: bool) -> Planned:
+    """Plans one piece."""
+    given = step.part.inputs
+    real = values and all(n.op == "placeholder" for n in given)
+    with torch.set_grad_enabled(step.grad):
+        return step.piece.plan([as_tensor(found.get(n)) for n in given], real)
 
 
 def as_tensor(value: Any) -> Any:
