@@ -90,9 +90,8 @@ def _steps(node: torch.fx.Node, rule: Callable[..., Any] | None) -> torch.fx.Gra
         return rule(*args, **kwargs)
 
     try:
-        with mode:
-            # "symbolic": composites in C++ ask for sizes, which would fix them
-            body = make_fx(run, tracing_mode="symbolic")(*values).graph
+        with mode, private.enable_python_dispatcher():  # C++ would ask for sizes, and so fix them
+            body = make_fx(run)(*values).graph
     except Exception:  # a step that depends on values: the whole program's way says what
         return None
     if any(is_mutable(step.target) for step in body.nodes if isinstance(step.target, Operator)):
