@@ -161,8 +161,9 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     return _translated(program, registry), program
 
 
+@functools.cache
 def _untranslated(registry: Any) -> dict[Any, Any]:
-    """torch's rules for operators that have no translation."""
+    """torch's rules for operators that have no translation: to gather them takes 0.1 s."""
     rules = dict(private.decompositions)
     rules |= torch.export.default_decompositions().items()
     return {
