@@ -107,7 +107,7 @@ def nightly_files() -> list[str]:
     return [
         str(t.relative_to(ROOT))
         for t in tests
-        if re.search("nightly|every_run|one_in", t.read_text())
+        if re.search("nightly|every_run|one_in|parametrize", t.read_text())
     ]
 
 

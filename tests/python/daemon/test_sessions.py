@@ -69,7 +69,7 @@ def _all(children: list[Child], command: str) -> list[dict[str, Any]]:
     return [child.answer() for child in children]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_four_families_at_once_and_one_is_killed(daemon: Any, children: list[Child]) -> None:
     """Each has the bits of its solo run, also while a neighbour dies in the middle of a step."""
     _all(children, "ready")

@@ -244,6 +244,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(3)
 def test_aliases_and_regions() -> None:
     compare(CASES)
 

@@ -2,7 +2,7 @@
 
 What is drawn changes with GRADD_DRAW, a number; without it the draw is committed, so that no tree
 turns red without a commit. `make nightly` draws by the week. Cases of a test are drawn by
-`one_in()`, tests of files that take long by the mark `one_in`.
+`one_in()`, tests of files that take long by the mark `one_in`, all others by `mark_undrawn()`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+_CAPTURING = ("calls", "dynamo", "values")  # folders
+_LEAST, _PART = 4, 3
 SEED = os.environ.get("GRADD_DRAW", "48")
 
 
@@ -47,10 +49,21 @@ def one_in(part: int, cases: Iterable[Any], always: Collection[Any] = ()) -> lis
 
 
 def mark_undrawn(items: Iterable[pytest.Item]) -> None:
-    """Marks nightly what its mark `one_in(n)` does not draw: n numbers give every test its turn."""
+    """Marks nightly what its mark `one_in(n)` does not draw: n numbers give every test its turn.
+
+    Where each case captures a graph, a third of a test's cases is drawn, but four at least.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         mark = item.get_closest_marker("one_in")
         if mark is not None:
             (part,) = mark.args
             if (zlib.crc32(item.nodeid.encode()) + int(SEED)) % part:
                 item.add_marker(pytest.mark.nightly)
+        elif item.path.parent.name in _CAPTURING and item.get_closest_marker("nightly") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        left_out = [i for i in found if i.get_closest_marker("quick") is None]
+        left_out.sort(key=lambda item: zlib.crc32(f"{SEED}{item.nodeid}".encode()))
+        for item in left_out[max(_LEAST, -(-len(found) // _PART)) :]:
+            item.add_marker(pytest.mark.nightly)
