@@ -41,6 +41,7 @@ SWITCHES = (
     "ORTMODULE_MEMORY_OPT_LEVEL=1",
     "ORTMODULE_MEMORY_OPT_LEVEL=2",
 )
+EMULATED = "emu"  # the module of C tests that runs kernels of GPUs: all cases only in the nightly
 FAKE_C = ("ops", "step.")  # modules of C tests whose device is the one that is named
 
 
@@ -136,15 +137,19 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     os.environ["GRADD_NIGHTLY"] = "1"
     os.environ.setdefault("GRADD_DRAW", str(datetime.date.today().isocalendar().week))
     kept = dict(re.findall(r"^(?! )(\S+): (.*(?:\n  .*)*)", read_or_nothing(file), re.MULTILINE))
-    known = [*nightly_files(), *SWITCHES]
+    known = [EMULATED, *nightly_files(), *SWITCHES]
     if unknown := sorted(set(chosen) - set(known)):
         print(f"no file of long tests: {', '.join(unknown)}; there are:", *known, sep="\n  ")
         return 2
     total = Outcome()
     for part in chosen or known:
         start = time.monotonic()
-        one = part in SWITCHES
-        count = run_switched(build, part) if one else run_python(build, "nightly", [part])
+        if part == EMULATED:
+            count = run_c(build, "", [EMULATED])
+        elif part in SWITCHES:
+            count = run_switched(build, part)
+        else:
+            count = run_python(build, "nightly", [part])
         took = time.monotonic() - start
         lines = [f"{count.passed} passed, {count.failed} failed, {took:.0f} s", *count.again]
         kept[part] = "\n  ".join(lines)
@@ -179,8 +184,8 @@ def main() -> int:
     parser.add_argument("--nightly", type=Path, help="the long property tests; keep the result")
     parser.add_argument("--only", nargs="*", default=[], help="of these: some files of tests")
     args = parser.parse_args()
-    if args.quick:
-        os.environ.setdefault("GRADD_TEST_EVERY", "9")  # of the cases of emulated kernels
+    if not args.nightly:  # of the cases of emulated kernels
+        os.environ.setdefault("GRADD_TEST_EVERY", "9" if args.quick else "3")
     build = (ROOT / args.build).resolve()
     if build != ROOT / "build":
         os.environ["GRADD_BUILD"] = str(build)

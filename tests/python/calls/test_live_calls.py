@@ -16,7 +16,7 @@ from gradd.calls import graph
 from gradd.session.client import get_client
 from tests.python.helpers.models import build
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(5), pytest.mark.usefixtures("shared_daemon")]
 BATCH, POSITIONS = 4, 32
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-_CAPTURING = ("calls", "dynamo", "values")  # folders
-_LEAST, _PART = 4, 3
+_FOLDERS = ("calls", "daemon", "dynamo", "values")  # nearly each test captures a graph
+_LEAST, _PART = 3, 4
 SEED = os.environ.get("GRADD_DRAW", "48")
 
 
@@ -51,7 +51,7 @@ def one_in(part: int, cases: Iterable[Any], always: Collection[Any] = ()) -> lis
 def mark_undrawn(items: Iterable[pytest.Item]) -> None:
     """Marks nightly what its mark `one_in(n)` does not draw: n numbers give every test its turn.
 
-    Where each case captures a graph, a third of a test's cases is drawn, but four at least.
+    Where each case captures a graph, a quarter of a test's cases is drawn, but three at least.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -60,7 +60,7 @@ def mark_undrawn(items: Iterable[pytest.Item]) -> None:
             (part,) = mark.args
             if (zlib.crc32(item.nodeid.encode()) + int(SEED)) % part:
                 item.add_marker(pytest.mark.nightly)
-        elif item.path.parent.name in _CAPTURING and item.get_closest_marker("nightly") is None:
+        elif item.path.parent.name in _FOLDERS and item.get_closest_marker("nightly") is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
         left_out = [i for i in found if i.get_closest_marker("quick") is None]

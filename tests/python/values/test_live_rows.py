@@ -26,7 +26,7 @@ from tests.python.helpers.live_twins import (
 )
 from tests.python.helpers.selection import SEED, every_run
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.usefixtures("shared_daemon")]
 FAMILIES = (
     *("llama", "llama_tied", "bert_mlm", "gpt2", "mistral", "qwen2", "qwen3", "phi3"),
     *("gemma2", "gemma3", "peft_lora_llama"),
