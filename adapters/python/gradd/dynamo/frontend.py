@@ -106,6 +106,7 @@ class Compiled:
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
         self._failed_again = 0  # of these calls
+        self._embeddings: marking_hooks.Embeddings | None = None
         self._lost: str | None = None  # why Dynamo fails at a function
         self._lazy = True  # some parameters may have no size yet
 
@@ -116,6 +117,8 @@ class Compiled:
             versions: Those that there are; a new one is added.
             kwargs: Of the call.
         """
+        if self._embeddings is not None and self._embeddings.changed():
+            marking_hooks.leave_out(self.module)
         functions = self._functions(versions)
         names = tuple(kwargs)
         found = functions.get(names)
@@ -139,6 +142,7 @@ class Compiled:
         watch.install()
         self._lost = None
         marking_hooks.leave_out(self.module)
+        self._embeddings = marking_hooks.Embeddings(self.module)
         versions.insert(0, (Supplement(self._roots), {}))
         del versions[_VERSIONS:]
         return versions[0][1]

@@ -32,6 +32,23 @@ def leave_out(module: torch.nn.Module) -> bool:
     return bool(found)
 
 
+class Embeddings:
+    """The forward hooks of embeddings, which a second training may add to."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        embeddings = (m for m in module.modules() if isinstance(m, torch.nn.Embedding))
+        self._hooks = [vars(m)[FORWARD_HOOKS] for m in embeddings]
+        self._known = self._now()
+
+    def changed(self) -> bool:
+        """Whether there are others than at the last time: asked in each call."""
+        before, self._known = self._known, self._now()
+        return self._known != before
+
+    def _now(self) -> list[list[int]]:
+        return [list(hooks) for hooks in self._hooks]
+
+
 def _only_marks(hook: object) -> bool:
     """Whether a hook has the code of one of those below."""
     return isinstance(hook, types.FunctionType) and _content(hook) in _MARKING
