@@ -90,3 +90,39 @@ def test_floats_of_a_module_where_all_is_dynamic(how: str) -> None:
             call(torch.arange(n)[None]).backward()
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
+
+
+FLOATS = {
+    "times another": lambda x, a, b: x + a * b,
+    "a sum of both": lambda x, a, b: (x + (a + b)) * a,
+    "an exponent": lambda x, a, b: x.sigmoid() ** a,
+    "a base": lambda x, a, b: a**x,
+    "an exponent of both": lambda x, a, b: (x.abs() + 1).pow(a * b) + b,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_that_change_are_inputs(name: str, dtype: torch.dtype) -> None:
+    """Computed with each other, and in powers."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.k = nn.Parameter(torch.linspace(-1, 1, 6).to(dtype)), 0.5
+
+        def forward(self, x: torch.Tensor, a: float) -> torch.Tensor:
+            self.k *= 0.9
+            return FLOATS[name](x * self.weight, a, self.k)
+
+    theirs = Net()
+    ours = ORTModule(copy.deepcopy(theirs))
+    tolerance = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for step in range(4):
+        x, a = torch.randn(3, 6).to(dtype), 0.3 + 0.1 * step
+        for net in (ours, theirs):
+            net.zero_grad()
+            net(x, a).sum().backward()
+        torch.testing.assert_close(ours.module.weight.grad, theirs.weight.grad, **tolerance)
+    stats = ours.gradd_stats()
+    assert not stats["parts_in_torch"] and not stats["fallbacks"] and stats["captures"] <= 3

@@ -277,12 +277,15 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         found = self.numbers.get(expression)
         if found is not None:
             return found
-        if _is_pythons(expression):
+        # Python computes floats of floats before the graph runs, in doubles.
+        floats = isinstance(value, torch.SymFloat) and not isinstance(expression, sympy.Symbol)
+        if floats or _is_pythons(expression):
             made = self._computed(expression)
-            if made is None:
+            if made is not None:
+                self.numbers[expression] = made
+                return made
+            if not floats:
                 raise self._refusal("export_failed", f"needs {expression}, which no operator gives")
-            self.numbers[expression] = made
-            return made
         rest, axes = self._of_axes(expression)
         known = {}
         for symbol in rest.free_symbols:

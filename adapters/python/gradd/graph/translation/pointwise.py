@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from gradd.graph.translation.build import (
+    cast,
     is_float,
     narrow,
     op,
@@ -390,9 +391,20 @@ def of_doubles() -> dict[Any, Callable]:
     }
 
 
+def power(x: Any, exponent: Any) -> Any:
+    """pow() by a number, which may be an input of the graph: then a double."""
+    if isinstance(exponent, (int, float)):
+        base = x if is_float(x) or isinstance(exponent, int) else cast(x, ir.DataType.FLOAT)
+        return op.Pow(base, scalar(exponent, base.dtype))
+    base = wide(x) if is_float(x) else cast(x, ir.DataType.FLOAT)
+    result = op.Pow(base, cast(exponent, base.dtype))
+    return result if not is_float(x) or x.dtype == base.dtype else op.Cast(result, to=int(x.dtype))
+
+
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
+        _aten.pow.Tensor_Scalar: power,
         _aten.hardtanh.default: hardtanh,
         _aten.relu6.default: relu6,
         _aten.softshrink.default: softshrink,
