@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from gradd import ORTModule
+from gradd.dynamo import frontend
+from gradd.dynamo.traces import Frames
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -196,6 +198,34 @@ class Refusing(nn.Module):
         if tag == "bad" or n > 2:
             raise ValueError("bad batch")
         return self.layer(x)
+
+
+class Guarded(nn.Module):
+    """Raises for some values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if torch.isnan(y).any():
+            raise FloatingPointError("not a number")
+        return y.tanh()
+
+
+def test_an_error_in_every_step_is_in_the_end_traced_no_more(monkeypatch) -> None:
+    monkeypatch.setattr(frontend, "_AGAIN", 3)
+    ours = ORTModule(Guarded())
+    traced = []
+    for _ in range(60):
+        before = Frames.now()
+        with pytest.raises(FloatingPointError):
+            ours(X * float("nan"))
+        torch.testing.assert_close(ours(X), ours.module(X))
+        traced.append(Frames.now() != before)
+    assert sum(traced[:4]) == 4 and sum(traced[4:]) <= 3
+    assert ours.gradd_stats()["parts_in_torch"]["untraced_function"] > 40
 
 
 @pytest.mark.parametrize("bad", [("bad", 0), ("good", 3)])

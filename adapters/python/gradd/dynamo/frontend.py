@@ -47,8 +47,10 @@ logger = logging.getLogger("gradd")
 _numbers = itertools.count()
 _ODD = 8  # forms of calls that are set aside
 # Times that such calls may cost another capture: those that raise, and those that reach no graph,
-# which a break within a loop does for good.
-_AGAIN, _AGAIN_WITHOUT_GRAPH = 64, 3
+# which a break within a loop does for good. After that the former wait, for twice as many calls
+# each time.
+_AGAIN, _AGAIN_WITHOUT_GRAPH = 16, 3
+_LONGEST = 24  # bits of that number of calls
 # By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
 # like an earlier one.
 _Functions = dict[tuple[str, ...], Callable[..., Any]]
@@ -106,6 +108,7 @@ class Compiled:
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
         self._failed_again = 0  # of these calls
+        self._skipped = 0  # calls for which Dynamo skips a function where one of them has raised
         self._embeddings: marking_hooks.Embeddings | None = None
         self._lost: str | None = None  # why Dynamo fails at a function
         self._lazy = True  # some parameters may have no size yet
@@ -195,6 +198,8 @@ class Compiled:
         versions = self._versions
         if self._odd_forms and _form(leaves) in self._odd_forms:
             versions = self._odd_versions
+            if self._skipped:
+                self._go_on()
         owner.last.clear()
         owner.budget.begin()
         owner.chance.note()
@@ -209,7 +214,7 @@ class Compiled:
         except (CaptureError, errors.GraddError):
             raise
         except Exception:  # the user's
-            self._set_aside(leaves, frames, versions, _AGAIN)
+            self._set_aside(leaves, frames, versions, raises=True)
             raise
         finally:
             here.module = outer
@@ -225,8 +230,10 @@ class Compiled:
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         if owner.calls == before:
-            self._set_aside(leaves, frames, versions, _AGAIN_WITHOUT_GRAPH)
+            self._set_aside(leaves, frames, versions, raises=False)
             self._reached_nothing(why)
+        elif self._skipped and versions is self._odd_versions:
+            self._say_lost("an exception has passed it")
         elif self._lost is not None or now.failed(frames):
             self._say_lost(why)
         owner.counts["breaks"] += max(owner.calls - before - 1, 0)
@@ -241,29 +248,37 @@ class Compiled:
         self._lazy = False
 
     def _set_aside(
-        self, leaves: Sequence[Any], frames: Frames, versions: list[_Version], again: int
+        self, leaves: Sequence[Any], frames: Frames, versions: list[_Version], raises: bool
     ) -> None:
         """Calls that fail, or reach no graph, get compiled functions of their own.
 
         Dynamo never again traces a function that it once failed at, whatever the sizes are. A new
-        compiled function serves the other calls; those of the same form as well, as often as
-        calls of such a form fail.
+        compiled function serves the other calls; those of the same form as well, in the end ever
+        more rarely.
 
         Args:
             leaves: Of the arguments.
             frames: What Dynamo had traced before the call.
             versions: That the call has used.
-            again: Times that calls of this form may cost another capture.
+            raises: It has raised.
         """
         if Frames.now() == frames:
             return
         if versions is self._odd_versions:
             self._failed_again += 1
-            if self._failed_again < again:
+            if self._failed_again < (_AGAIN if raises else _AGAIN_WITHOUT_GRAPH):
                 del versions[:1]
+            elif raises:
+                self._skipped = 1 << min(self._failed_again - _AGAIN + 4, _LONGEST)
         elif len(self._odd_forms) < _ODD:
             self._odd_forms.add(_form(leaves))
             del self._versions[:1]
+
+    def _go_on(self) -> None:
+        """Counts a call whose form Dynamo skips a function for; after enough of them it may not."""
+        self._skipped -= 1
+        if not self._skipped:
+            del self._odd_versions[:1]
 
     def _in_torch(self, error: Exception, args: tuple, kwargs: dict) -> Any:
         reason = self.owner.fallback.decide(error)
