@@ -84,7 +84,7 @@ NAMES: dict[str, Name] = {
     ),
     "enable_python_dispatcher": Name(
         "torch._dispatch.python.enable_python_dispatcher",
-        "records operators before autograd and autocast",
+        "records operators before autograd and autocast, and leaves sizes open",
     ),
     "decompositions": Name(
         "torch._decomp.decomposition_table",
