@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from captured import Lambda, assert_same
 from torch import nn
 
 from gradd import ORTModule
@@ -126,3 +127,12 @@ def test_floats_that_change_are_inputs(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours.module.weight.grad, theirs.weight.grad, **tolerance)
     stats = ours.gradd_stats()
     assert not stats["parts_in_torch"] and not stats["fallbacks"] and stats["captures"] <= 3
+
+
+def test_powers_of_integers_and_of_decisions() -> None:
+    def forward(self, x: torch.Tensor, n: torch.Tensor, g: float) -> torch.Tensor:
+        powers = (n**0.5).sum() + (n**2).sum() + (n**g).sum() + ((n > 2) ** 2).sum()
+        return self.lin(x).sum() * powers
+
+    calls = ((torch.randn(3, 4), torch.arange(1, 5), 0.3 + i) for i in range(3))
+    assert_same(Lambda(forward, lin=nn.Linear(4, 2)), *calls, captures=None)

@@ -30,6 +30,7 @@ from gradd.graph.translation.build import (
 from gradd.graph.translation.doubles import DOUBLE, as_float, is_exact
 
 _aten = torch.ops.aten
+_FLOAT = int(ir.DataType.FLOAT)
 
 
 def _value(x: Any, dtype: Any) -> Any:
@@ -393,12 +394,14 @@ def of_doubles() -> dict[Any, Callable]:
 
 def power(x: Any, exponent: Any) -> Any:
     """pow() by a number, which may be an input of the graph: then a double."""
-    if isinstance(exponent, (int, float)):
-        base = x if is_float(x) or isinstance(exponent, int) else cast(x, ir.DataType.FLOAT)
-        return op.Pow(base, scalar(exponent, base.dtype))
-    base = wide(x) if is_float(x) else cast(x, ir.DataType.FLOAT)
-    result = op.Pow(base, cast(exponent, base.dtype))
-    return result if not is_float(x) or x.dtype == base.dtype else op.Cast(result, to=int(x.dtype))
+    number = isinstance(exponent, (int, float))
+    if number and (is_float(x) or isinstance(exponent, int)):
+        base = cast(x, ir.DataType.INT64) if x.dtype == ir.DataType.BOOL else x
+        return op.Pow(base, scalar(exponent, base.dtype or ir.DataType.INT64))
+    base = wide(x) if is_float(x) else typed(op.Cast(x, to=_FLOAT), ir.DataType.FLOAT, x.shape)
+    other = scalar(exponent, base.dtype) if number else cast(exponent, base.dtype)
+    result = op.Pow(base, other)
+    return op.Cast(result, to=int(x.dtype)) if is_float(x) and x.dtype != base.dtype else result
 
 
 def table() -> dict[Any, Callable]:
