@@ -178,25 +178,24 @@ class CompiledGraph:
         # To evaluate a number would make a guard of it.
         given = [x.node.hint if isinstance(x, lower.SYMBOLIC) else x for x in self.examples]
         imagined = planning.Imagined(self, given)
-        for step in made:
+        pieces = [step for step in made if step.piece is not None]
+        for step in pieces:
             error = self._plan_refusal(step, imagined)
-            if error is None:
-                continue
-            for other in made:
-                if other.piece is not None:
-                    other.piece.close()
-            self.imagined = imagined
-            return self._guilty(step.part, error)
+            if error is not None:
+                for one in pieces:
+                    one.piece.close()  # type: ignore[union-attr]
+                self.imagined = imagined
+                return self._guilty(step.part, error)
         return {}
 
     def _plan_refusal(self, step: Step, imagined: planning.Imagined) -> Exception | None:
-        if step.piece is not None:
-            try:
-                planning.plan_step(step, imagined, values=False)
-            except (errors.UnsupportedError, errors.GraphError) as error:
-                return refusal(error)
-            except Exception:  # a call of the piece meets it again, and says it
-                return None
+        """What the daemon says to the types, sizes and gradients of a piece."""
+        try:
+            planning.plan_step(step, imagined, values=False)
+        except (errors.UnsupportedError, errors.GraphError) as error:
+            return refusal(error)
+        except Exception:  # a call of the piece meets it again, and says it
+            return None
         return None
 
     def _check_random(self) -> None:

@@ -50,7 +50,7 @@ _ODD = 8  # forms of calls that are set aside
 # which a break within a loop does for good. After that the former wait, for twice as many calls
 # each time.
 _AGAIN, _AGAIN_WITHOUT_GRAPH = 16, 3
-_LONGEST = 24  # bits of that number of calls
+_WAIT = 16  # calls, the first time
 # By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
 # like an earlier one.
 _Functions = dict[tuple[str, ...], Callable[..., Any]]
@@ -269,7 +269,7 @@ class Compiled:
             if self._failed_again < (_AGAIN if raises else _AGAIN_WITHOUT_GRAPH):
                 del versions[:1]
             elif raises:
-                self._skipped = 1 << min(self._failed_again - _AGAIN + 4, _LONGEST)
+                self._skipped = _WAIT << (self._failed_again - _AGAIN)
         elif len(self._odd_forms) < _ODD:
             self._odd_forms.add(_form(leaves))
             del self._versions[:1]
