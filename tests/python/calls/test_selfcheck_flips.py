@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,13 +48,9 @@ def first_call(model: ORTModule, x: torch.Tensor) -> None:
     model(x)
 
 
-@pytest.fixture
-def model(shared_daemon: Any) -> Iterator[ORTModule]:
-    yield ORTModule(Relu(), strict=True)
-
-
 @pytest.mark.parametrize("rows", [1, 2, 16])
-def test_a_right_model_passes(model: ORTModule, rows: int, monkeypatch: Any) -> None:
+def test_a_right_model_passes(rows: int, monkeypatch: Any) -> None:
+    model = ORTModule(Relu(), strict=True)
     trials = []
     judge = selfcheck._Check._judge
     noted = lambda self, *args: trials.append(self) or judge(self, *args)  # noqa: E731
@@ -91,8 +87,9 @@ def _swapped(g: torch.Tensor, i: int) -> None:
 @pytest.mark.parametrize("rows", [2, 16])
 @pytest.mark.parametrize("change", [_zero_row, _turn_row, _more, _shifted, _swapped])
 def test_a_wrong_gradient_is_convicted(
-    model: ORTModule, change: Callable, rows: int, monkeypatch: pytest.MonkeyPatch
+    change: Callable, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = ORTModule(Relu(), strict=True)
     backward = run.Run.backward
     which = {"seed": 0}
 

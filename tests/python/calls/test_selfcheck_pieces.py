@@ -110,3 +110,39 @@ def test_a_piece_keeps_fixed_sizes(small_limit, references) -> None:
     model = ORTModule(nn.Sequential(nn.Linear(512, 8), nn.Tanh()), strict=True)
     model(torch.ones(16, 512)).sum().backward()
     assert references[0] == ((2, 512),)
+
+
+class Placed(Tagger):
+    """Has a small buffer, and takes positions that all rows share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.linspace(0.1, 1, 16))
+
+    def forward(self, ids, labels, positions):
+        """The mean over labelled positions."""
+        angles = positions[..., None] * self.frequencies
+        scores = self.head(torch.tanh(self.embedding(ids) + angles.sin()))
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def test_buffers_and_what_rows_share_are_no_part_of_a_batch(small_limit, monkeypatch) -> None:
+    compared = []
+    run = Reference.run_forward
+
+    def noted(self, own, data, take):
+        compared.append((sorted(x.shape for x in data.leaves), run(self, own, data, take)))
+        return compared[-1][1]
+
+    monkeypatch.setattr(Reference, "run_forward", noted)
+    model = ORTModule(Placed(), strict=True)
+    model(*batch(), torch.arange(512)[None]).backward()
+    assert compared == [([(1, 256), (2, 256), (2, 256), (16,)], True)]
+    assert model.gradd_stats()["self_checks_on_few_rows"] == 1
+
+
+def test_other_data_leave_buffers_in_their_order() -> None:
+    ids, buffer = torch.arange(8.0)[:, None], torch.arange(8.0)
+    for other in other_data.others(other_data.Data([ids, buffer], fixed=frozenset({1}))):
+        torch.testing.assert_close(other.leaves[1], buffer, rtol=0.01, atol=0)
+        assert other.leaves[0].round().unique().numel() < 8

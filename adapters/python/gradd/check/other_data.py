@@ -27,27 +27,36 @@ class Data:
         leaves: The tensors.
         parts: For each of the first axes its size in the call, where its part starts, and how long
             that is; None = other numbers than those of the call.
+        fixed: Positions of tensors that have the same size in every call, as buffers have.
     """
 
     leaves: list[torch.Tensor]
     parts: tuple[tuple[int, int, int], ...] | None = ()
+    fixed: frozenset[int] = frozenset()
 
     def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same part of another tensor of the call."""
         for axis, (size, start, length) in enumerate(self.parts or ()):
-            if tensor.dim() <= axis or tensor.shape[axis] != size:
+            if tensor.dim() <= axis or tensor.shape[axis] not in (size, 1):
                 break
-            tensor = tensor.narrow(axis, start, length)
+            if tensor.shape[axis] == size:
+                tensor = tensor.narrow(axis, start, length)
         return tensor
 
     def cut(self, size: int, start: int, length: int) -> Data:
         """A part along the next axis."""
         before = self.parts or ()
+        axis = len(before)
         leaves = [
-            _like(x, x.narrow(len(before), start, length).clone()) if x.dim() > len(before) else x
-            for x in self.leaves
+            _like(x, x.narrow(axis, start, length).clone()) if self.has(k, axis, size) else x
+            for k, x in enumerate(self.leaves)
         ]
-        return Data(leaves, (*before, (size, start, length)))
+        return Data(leaves, (*before, (size, start, length)), self.fixed)
+
+    def has(self, k: int, axis: int, size: int) -> bool:
+        """Whether a tensor has the size that the batch has along an axis."""
+        tensor = self.leaves[k]
+        return k not in self.fixed and tensor.dim() > axis and tensor.shape[axis] == size
 
 
 def _like(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
@@ -55,8 +64,10 @@ def _like(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
 
 
 def _size(data: Data, axis: int) -> int:
-    """Size of an axis that all tensors with axes share; 0 if there is none."""
-    sizes = {x.shape[axis] for x in data.leaves if x.dim() > axis}
+    """Size of an axis that all tensors with axes share, or have 1 instead; 0 if there is none."""
+    varying = [x for k, x in enumerate(data.leaves) if k not in data.fixed]
+    sizes = {x.shape[axis] for x in varying if x.dim() > axis}
+    sizes = sizes - {1} or sizes
     return sizes.pop() if len(sizes) == 1 else 0
 
 
@@ -102,11 +113,11 @@ def others(data: Data) -> Iterator[Data]:
         k = max(1, n // (16 if j % 4 == 3 else 4))
         index = (torch.arange(n) % k + j * max(n // _SETS, 1)) % max(n, 1)
         new = [
-            _like(x, _moved(x.detach()[index] if n and x.dim() else x.detach(), j, n > 1))
-            for x in data.leaves
+            _like(x, _moved(x.detach()[index] if n and data.has(i, 0, n) else x.detach(), j, n > 1))
+            for i, x in enumerate(data.leaves)
         ]
         if any(not torch.equal(a, b) for a, b in zip(new, data.leaves, strict=True)):
-            yield Data(new, None)
+            yield Data(new, None, data.fixed)
 
 
 def _moved(tensor: torch.Tensor, j: int, has_rows: bool) -> torch.Tensor:

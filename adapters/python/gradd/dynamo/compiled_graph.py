@@ -412,8 +412,14 @@ class CompiledGraph:
                 real = None
             bound = isinstance(real, torch.nn.Parameter) or _is_bound_buffer(real, source)
             name = self.owner.name_of(real, source) if real is not None else source.name
+            known = lower.value_of(source)
+            varies = isinstance(known, torch.Tensor) and any(
+                isinstance(size, torch.SymInt) for size in known.shape
+            )
             inputs.append(
-                program.Input(_fresh(name, taken), at[source], bound, real if bound else None)
+                program.Input(
+                    _fresh(name, taken), at[source], bound, real if bound else None, varies
+                )
             )
         return inputs
 

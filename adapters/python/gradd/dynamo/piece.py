@@ -132,6 +132,9 @@ class Piece:
         owner.pieces.add(self)
         self._bound_at = [p.key for p in self.graph.places]
         self._free_at = [at[n] if n in at else self.graph.specs[n].leaf for n in self.graph.free]
+        varying = {i.place for i in self.inputs_ if i.varies}
+        fixed = (k for k, i in enumerate(self._free_at) if varying and i not in varying)
+        self._fixed = frozenset(fixed)
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._refused: dict[Hashable, str] = {}
         self._has_run = False  # in the daemon
@@ -323,7 +326,7 @@ class Piece:
         if checks is not None:
             kind, due = checks.due(graph, selection)
             if due:
-                checks.run(self, selection, kind, Data(inputs))
+                checks.run(self, selection, kind, Data(inputs, fixed=self._fixed))
                 self._tensors[:] = args
                 binding, bound = graph.bind(self.state)
         call = self.call(graph, binding, inputs, selection)

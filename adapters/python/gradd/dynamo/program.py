@@ -38,12 +38,14 @@ class Input:
         place: Position among the arguments of the graph; -1: it is a constant.
         bound: A parameter or a buffer, which lives in shared memory.
         tensor: The tensor of the first call (or the constant).
+        varies: It has other sizes in other calls.
     """
 
     name: str
     place: int
     bound: bool
     tensor: torch.Tensor | None
+    varies: bool = False
 
 
 class Program:
