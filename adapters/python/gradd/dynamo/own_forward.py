@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,6 +97,19 @@ def _leaves(owner: Owner, graph: CompiledGraph, present: Present) -> list[int]:
     return [] if -1 in found else found
 
 
+def _by_place(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers by every name that they have, but each child by one of its names.
+
+    functional_call() would leave stand-ins in a child that it is told of twice.
+    """
+    for prefix, child in module.named_modules():
+        for name, tensor in itertools.chain(
+            child.named_parameters(prefix, recurse=False, remove_duplicate=False),
+            child.named_buffers(prefix, recurse=False, remove_duplicate=False),
+        ):
+            yield name, tensor
+
+
 class OwnForward:
     """Runs of one call's forward.
 
@@ -106,14 +119,8 @@ class OwnForward:
 
     def __init__(self, present: Present, leaves: list[int]) -> None:
         self._present, self._leaves = present, leaves
-        module = present.module
-        self._tensors = dict(
-            itertools.chain(
-                module.named_parameters(remove_duplicate=False),
-                module.named_buffers(remove_duplicate=False),
-            )
-        )
-        self.parameters = {id(p) for p in module.parameters()}
+        self._tensors = dict(_by_place(present.module))
+        self.parameters = {id(p) for p in present.module.parameters()}
 
     def stand_ins(self, data: Data, stand_in: StandIn) -> dict[int, torch.Tensor]:
         """Tensors to run with, by those of the call: that part of it which the data are."""
