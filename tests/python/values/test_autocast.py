@@ -65,6 +65,9 @@ FORMS = {
     "concat": lambda s, x: torch.concat([x, s.lin(x)]),
     "stack": lambda s, x: torch.stack([x, s.lin(x)]),
     "where": lambda s, x: torch.where(x > 0, s.lin(x), x),
+    "where and numbers": lambda s, x: torch.where(
+        s.lin(x) > 0, s.lin(x), torch.where(x > 0, x, 1.0)
+    ),
     "bmm": lambda s, x: torch.bmm(x.reshape(2, 3, 4), s.lin(x).reshape(2, 3, 4).transpose(1, 2)),
     "addmm": lambda s, x: torch.addmm(s.lin.bias, x, s.lin.weight),
     "gelu": lambda s, x: F.gelu(s.lin(x)),

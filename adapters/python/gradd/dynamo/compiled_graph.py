@@ -24,6 +24,7 @@ from gradd.dynamo import (
     partition,
     planning,
     program,
+    refused,
     work,
 )
 from gradd.dynamo import sizes as sizes_of
@@ -130,9 +131,8 @@ class CompiledGraph:
 
     def _made(self) -> list[Step]:
         torchs: dict[Node, Exception] = self.refusals
-        torchs.update({n: _read(n) for n in self.module.graph.nodes if sizes_of.is_read(n)})
         torchs.update(self._transformed())
-        torchs.update({n: e for n in self.module.graph.nodes if (e := _complex(n)) is not None})
+        torchs.update(refused.nodes(self.module.graph))
         while True:
             before = partition.read_before(self.module.graph, torchs)
             torchs.update({node: torchs[write] for node, write in before.items()})
@@ -317,7 +317,7 @@ class CompiledGraph:
         if len(given) < len(part.inputs):
             odd = next(n for n in part.inputs if n not in given)
             if sizes_of.is_read(odd):
-                raise _read(odd)
+                raise refused.read(odd)
             raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
         done = lower.lower(nodes, given, part.outputs, self.module)
         if not trial:  # of a node alone even what a graph makes is an argument
@@ -599,13 +599,6 @@ class CompiledGraph:
                 step.piece.close()
 
 
-def _read(node: Node) -> CaptureError:
-    return CaptureError(
-        "data_dependent_control_flow",
-        f"{place_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
-    )
-
-
 def refusal(error: Exception) -> Exception:
     """An error as a reason to run something in PyTorch."""
     if not isinstance(error, (CaptureError, errors.GraddError)):
@@ -647,19 +640,6 @@ def _fresh(name: str, taken: set[str]) -> str:
 def _cut_name(node: Node, error: Exception) -> str:
     """What a message calls a node that runs in PyTorch: a vmap is one thing."""
     return "vmap" if classify(error)[1] == "func_transform" else lower.name_of(node)
-
-
-def _complex(node: Node) -> CaptureError | None:
-    """Why a node cannot run in the daemon: it gives complex numbers, or reads them."""
-    values = [lower.value_of(n) for n in (node, *node.all_input_nodes)]
-    found = [x.dtype for x in values if isinstance(x, torch.Tensor) and x.is_complex()]
-    if not found or node.op in ("placeholder", "output"):
-        return None
-    return CaptureError(
-        "unsupported_operator",
-        f"{place_of(node)}: {lower.name_of(node)} computes with {found[0]}, which the daemon does "
-        "not have",
-    )
 
 
 def _kind(node: Node) -> Any:

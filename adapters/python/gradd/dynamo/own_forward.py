@@ -103,11 +103,10 @@ def _by_place(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     functional_call() would leave stand-ins in a child that it is told of twice.
     """
     for prefix, child in module.named_modules():
-        for name, tensor in itertools.chain(
+        yield from itertools.chain(
             child.named_parameters(prefix, recurse=False, remove_duplicate=False),
             child.named_buffers(prefix, recurse=False, remove_duplicate=False),
-        ):
-            yield name, tensor
+        )
 
 
 class OwnForward:

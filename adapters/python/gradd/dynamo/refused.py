@@ -1,0 +1,65 @@
+"""Nodes that run in PyTorch for what they are, before any translation is tried."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+import torch.fx
+from torch.nn import functional
+
+from gradd.dynamo import lower, sizes
+from gradd.graph.places import place_of
+from gradd.spec import CaptureError
+
+Node = torch.fx.Node
+_INSTANCE_NORM = inspect.signature(functional.instance_norm)
+
+
+def nodes(graph: torch.fx.Graph) -> dict[Node, Exception]:
+    """Those of a graph of Dynamo, and why."""
+    found: dict[Node, Exception] = {}
+    for node in graph.nodes:
+        error = read(node) if sizes.is_read(node) else None
+        error = _complex(node) or _remembers(node) or error
+        if error is not None:
+            found[node] = error
+    return found
+
+
+def read(node: Node) -> CaptureError:
+    """For a node that gives the value of a tensor as a number."""
+    return CaptureError(
+        "data_dependent_control_flow",
+        f"{place_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
+    )
+
+
+def _complex(node: Node) -> CaptureError | None:
+    """Why a node cannot run in the daemon: it gives complex numbers, or reads them."""
+    values = [lower.value_of(n) for n in (node, *node.all_input_nodes)]
+    found = [x.dtype for x in values if isinstance(x, torch.Tensor) and x.is_complex()]
+    if not found or node.op in ("placeholder", "output"):
+        return None
+    return CaptureError(
+        "unsupported_operator",
+        f"{place_of(node)}: {lower.name_of(node)} computes with {found[0]}, which the daemon does "
+        "not have",
+    )
+
+
+def _remembers(node: Node) -> CaptureError | None:
+    """Why an instance_norm() runs in PyTorch: what it is made of does not show that it writes."""
+    if node.target is torch.instance_norm:
+        mean, own = node.args[3], node.args[5]
+    elif node.target is functional.instance_norm:
+        given = _INSTANCE_NORM.bind(*node.args, **node.kwargs)
+        given.apply_defaults()
+        mean, own = given.arguments["running_mean"], given.arguments["use_input_stats"]
+    else:
+        return None
+    if mean is None or not own:
+        return None
+    return CaptureError(
+        "unsupported_operator", f"{place_of(node)}: instance_norm writes its running statistics"
+    )
