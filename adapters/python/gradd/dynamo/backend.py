@@ -133,7 +133,7 @@ def _raising(owner: Owner, error: Exception) -> Callable[..., Any]:
     error = copy.copy(bare(error))  # one that knows no node, and no frames
 
     def run(*args: Any) -> Any:
-        owner.calls += 1
+        owner.now.graphs += 1
         raise copy.copy(error)  # another one each time: its frames hold tensors
 
     return run
@@ -164,7 +164,7 @@ def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Cal
         raise error  # Dynamo runs the function as it is written
 
     def run(*args: Any) -> Any:
-        owner.calls += 1
+        owner.now.graphs += 1
         owner.ran_in_torch(reason)
         owner.fallback.count(reason)
         return graph.forward(*args)

@@ -490,7 +490,7 @@ class CompiledGraph:
         return self.steps[0].piece, itemgetter(*places)
 
     def __call__(self, *args: Any) -> Any:
-        self.owner.calls += 1
+        self.owner.now.graphs += 1
         if interrupts.noted:
             interrupts.deliver()
         owner = self.owner

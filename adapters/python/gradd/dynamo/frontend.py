@@ -27,7 +27,7 @@ from gradd import arguments, errors, forwarding, interrupts, options, private, t
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import marking_hooks, settings, sizes
+from gradd.dynamo import locks, marking_hooks, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
@@ -186,7 +186,7 @@ class Compiled:
                 self._check_sizes()
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and locks.compiles_here():
             return self._eager(*args, **kwargs)
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
             return self._decode(args, kwargs)
@@ -194,7 +194,7 @@ class Compiled:
         if LazyTensor in map(type, leaves):
             args, kwargs = private.pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
-        before, frames, graphs = owner.calls, Frames.now(), owner.compiled
+        before, frames, graphs = owner.now.graphs, Frames.now(), owner.compiled
         versions = self._versions
         if self._odd_forms and _form(leaves) in self._odd_forms:
             versions = self._odd_versions
@@ -222,21 +222,23 @@ class Compiled:
             owner.now.call = None
         if owner.failed is not None:  # a self-check has found it
             return self._eager(*args, **kwargs)
-        now = Frames.now()
-        why = cause() if now != frames else ""
+        now, why = Frames.now(), ""
+        if now != frames:
+            with private.compile_lock:  # what another thread is about to trace has not failed
+                now, why = Frames.now(), cause()
         if owner.compiled > graphs and versions:
             if marking_hooks.leave_out(self.module):
                 del versions[:1]  # graphs were broken for one
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
-        if owner.calls == before:
+        if owner.now.graphs == before:
             self._set_aside(leaves, frames, versions, raises=False)
             self._reached_nothing(why)
         elif self._skipped and versions is self._odd_versions:
             self._say_lost("an exception has passed it")
         elif self._lost is not None or now.failed(frames):
             self._say_lost(why)
-        owner.counts["breaks"] += max(owner.calls - before - 1, 0)
+        owner.counts["breaks"] += max(owner.now.graphs - before - 1, 0)
         return result
 
     def _check_sizes(self) -> None:

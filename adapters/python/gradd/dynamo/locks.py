@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
+
 from gradd import private
 from gradd.session.client import Client
 
@@ -18,3 +20,12 @@ def both(client: Client) -> Iterator[None]:
     """Both locks, in their order."""
     with private.compile_lock, client.lock:
         yield
+
+
+def compiles_here() -> bool:
+    """Whether this thread is within a compilation; that of another one is waited for.
+
+    torch.compiler.is_compiling() is true in all threads.
+    """
+    with private.compile_lock:
+        return torch.compiler.is_compiling()

@@ -63,15 +63,21 @@ class Present(NamedTuple):
 
 
 class Now(threading.local):
-    """What a thread computes now."""
+    """What a thread computes now.
+
+    Attributes:
+        call: Of a module.
+        graphs: Calls of graphs so far, in the daemon or not.
+    """
 
     call: Present | None = None
+    graphs = 0
 
 
 def of(owner: Owner, graph: CompiledGraph) -> OwnForward | None:
     """What computes the present call in PyTorch, if the graph is all that it does."""
     present = owner.now.call
-    if present is None or owner.calls != present.before + 1 or graph.whole[0].graph.changed:
+    if present is None or owner.now.graphs != present.before + 1 or graph.whole[0].graph.changed:
         return None  # what is written to may be seen elsewhere
     if graph.leaves is None:
         graph.leaves = _leaves(owner, graph, present)
@@ -84,14 +90,14 @@ def _leaves(owner: Owner, graph: CompiledGraph, present: Present) -> list[int]:
     Dynamo alone knows how it makes one of the other: it is given marked tensors.
     """
     marks = [torch.empty(0) for _ in graph.results]
-    calls = owner.calls
+    calls = owner.now.graphs
     try:
         with owner.planning.given(marks):
             result = present.compiled(*present.args, **present.kwargs)
     except Exception:
         return []
     finally:
-        owner.calls = calls
+        owner.now.graphs = calls
     at = {id(x): i for i, x in enumerate(private.pytree.tree_leaves(result))}
     found = [at.get(id(mark), -1) for mark in marks]
     return [] if -1 in found else found

@@ -46,7 +46,6 @@ class Owner:
         failed: Why all calls run in PyTorch: there is no daemon, or a graph is not forward()'s.
         refused: Why a graph has run in PyTorch as a whole.
         last: Graphs and plans of the last call.
-        calls: Of graphs, in the daemon or not.
         keys: Of the captures.
         parts: How often parts of graphs have run in PyTorch, by reason.
         chance: Where the generator of random numbers stands in a call.
@@ -93,7 +92,6 @@ class Owner:
         self.alive: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
         self.last: deque[tuple[weakref.ref, weakref.ref]] = deque(maxlen=_LAST)
-        self.calls = 0
         self.compiled = 0  # graphs, whatever became of them
         self.keys: set[bytes] = set()
         self._graphs: list[weakref.ref] = []
