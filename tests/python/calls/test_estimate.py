@@ -21,7 +21,7 @@ from selection import every_run
 from test_explain import command, layer, value, write  # noqa: F401
 
 import gradd
-from gradd import ORTModule
+from gradd import ORTModule, errors
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -129,7 +129,7 @@ def test_gradients_arrive_at_the_first_output_of_floats(tmp_path: Path) -> None:
 _TRAIN = '''
 import gc, json, torch
 import gradd
-from gradd import ORTModule
+from gradd import ORTModule, errors
 from gradd.session.client import get_client
 
 def step(model, optimizer, x):
@@ -299,3 +299,21 @@ def test_shares_are_said_and_checked(llama: tuple[Path, str], layer: Path) -> No
         assert why in command("estimate", path, *SIZES, *options, code=code)
     assert "no rows to leave out" in command("estimate", layer, "x=2x5x6", "--real", "1", code=1)
     assert "has no effect" in command("explain", "--real", "0.5", code=2)
+
+
+@pytest.mark.usefixtures("shared_daemon")
+def test_a_forward_that_uses_gradients_of_its_graphs_is_refused_by_name() -> None:
+    """A plan runs nothing, so there is no such gradient."""
+
+    class Energy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(torch.tanh(y @ self.weight).sum(), y)
+            return x - 0.1 * slope + x @ self.weight
+
+    with pytest.raises(errors.UnsupportedError, match="cannot be planned: .* appears to not have"):
+        gradd.estimate(Energy(), [torch.randn(2, 6)])

@@ -95,6 +95,57 @@ def test_threads(one: bool) -> None:
     assert not failed
 
 
+def test_a_backward_within_a_compiled_function(caplog: pytest.LogCaptureFixture) -> None:
+    """Dynamo does not trace the daemon's backward, which would break graphs in each call."""
+    net, twin = pair()
+    sides = []
+    for model in (net, twin):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: torch.Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        sides.append(step)
+    step = torch.compile(sides[0], backend="gradd")
+    for _ in range(3):
+        torch.testing.assert_close(step(X), sides[1](X))
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert "fails at a function" not in caplog.text
+    assert "is not a buffer" not in caplog.text
+
+
+def test_gradients_within_a_forward() -> None:
+    class Forces(nn.Module):
+        def __init__(self, energy: nn.Module) -> None:
+            super().__init__()
+            self.energy = energy
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            energy = self.energy(x).sum(-1)
+            (force,) = torch.autograd.grad(energy.sum(), x, retain_graph=True)
+            return energy, force
+
+    net, twin = (Forces(one) for one in pair())
+    wrapped = ORTModule(net)
+    for _ in range(3):
+        for model in (wrapped, twin):
+            model.zero_grad()
+            x = X.clone().requires_grad_()
+            energy, force = model(x)
+            (energy.sum() + force.square().sum()).backward()
+            model.result = [energy, force, x.grad]
+        for a, b in zip(wrapped.result, twin.result, strict=True):
+            torch.testing.assert_close(a, b)
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+    assert wrapped.gradd_stats()["parts_in_torch"] == {}
+
+
 @pytest.mark.parametrize("one", [True, False])
 def test_threads_whose_first_calls_overlap(one: bool) -> None:
     """While one thread compiles, the others wait: each call is in the daemon, without a break."""

@@ -486,6 +486,7 @@ class DaemonFunction(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @torch.compiler.disable(reason="a backward of the daemon")  # one within a compiled function
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
         if torch.is_grad_enabled():
             raise errors.UnsupportedError(

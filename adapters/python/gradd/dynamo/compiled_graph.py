@@ -385,12 +385,16 @@ class CompiledGraph:
         for at in done.written:
             source = done.inputs[at]
             twice = sum(bool(memory[at] & other) for other in memory) > 1
-            if isinstance(source, Node) and (twice or lower.value_of(source).requires_grad):
+            constant = isinstance(source, torch.Tensor)
+            if constant or twice or lower.value_of(source).requires_grad:
                 writer = lower.writer_of(done, placeholders[at])
+                what = (
+                    "a constant of its graph"
+                    if constant
+                    else ("an argument that has a gradient, or shares its memory with another one")
+                )
                 error = CaptureError(
-                    "input_mutation",
-                    f"{place_of(writer)}: forward() writes in place to an argument that has a "
-                    "gradient, or shares its memory with another one",
+                    "input_mutation", f"{place_of(writer)}: forward() writes in place to {what}"
                 )
                 error.node = writer  # type: ignore[attr-defined]
                 raise error

@@ -51,6 +51,9 @@ _ODD = 8  # forms of calls that are set aside
 # each time.
 _AGAIN, _AGAIN_WITHOUT_GRAPH = 16, 3
 _WAIT = 16  # calls, the first time
+# Causes that Dynamo does not count.
+_SKIPPED = "its recompile limit is reached, it skips the code, or torch.compile is disabled"
+_FAILED = "it fails at the code, as the log has it"
 # By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
 # like an earlier one.
 _Functions = dict[tuple[str, ...], Callable[..., Any]]
@@ -88,9 +91,7 @@ class Compiled:
         self._disabled = bool(options.get("GRADD_DISABLE"))
         self.calls = 0
         # Why the last call had no graph: Dynamo says so once.
-        self._cause = (
-            "its recompile limit is reached, it skips the code, or torch.compile is disabled"
-        )
+        self._cause = _SKIPPED
         if self._disabled:
             return
         self.owner = Owner(
@@ -233,7 +234,7 @@ class Compiled:
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         if owner.now.graphs == before:
             self._set_aside(leaves, frames, versions, raises=False)
-            self._reached_nothing(why)
+            self._reached_nothing(why or (_FAILED if now.failed(frames) else ""))
         elif self._skipped and versions is self._odd_versions:
             self._say_lost("an exception has passed it")
         elif self._lost is not None or now.failed(frames):
@@ -308,7 +309,8 @@ class Compiled:
 
     def _reached_nothing(self, why: str) -> None:
         """Dynamo has run a call in PyTorch as a whole, without a word."""
-        self._cause = why or self._cause
+        if why and (why != _FAILED or self._cause == _SKIPPED):
+            self._cause = why
         refused = self.owner.refused
         if isinstance(refused, DrawnError):
             self._cause = refused.message

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
-from gradd import arguments, private
+from gradd import arguments, errors, private
 from gradd.calls.planned import Planned
 from gradd.dynamo import settings, sizes
 from gradd.dynamo.budget import curve_of, shares
@@ -138,7 +138,16 @@ def plans(
     sizes.mark(arguments.leaves(args, kwargs))
     planning = owner.planning
     with planning.begun(values), settings.Applied():
-        function(*args, **kwargs)
+        try:
+            function(*args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error, errors.GraddError):
+                raise
+            # Between graphs forward() has used what they give.
+            raise errors.UnsupportedError(
+                "the call cannot be planned: its graphs are not run, and with what stands for "
+                f"their results forward() raises {error}"
+            ) from error
         found, in_torch = planning.pieces, planning.in_torch
     if not budget:
         return found, in_torch
