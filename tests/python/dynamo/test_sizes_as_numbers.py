@@ -31,6 +31,7 @@ USES = {
     "mean times a root": lambda x, n: x.mean() * n**0.5,
     "scaled sum": lambda x, n: torch.add(x, x, alpha=n**0.5),
     "integers": lambda x, n: x * (torch.arange(n) * n + n).to(x.dtype),
+    "rolled": lambda x, n: x.roll(n // 2) * x + x.roll((n, -1 - n // 3), (-1, 0)),
     "in place": lambda x, n: x.clone().mul_(n**-0.5).add_(n),
 }
 

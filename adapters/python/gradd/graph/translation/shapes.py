@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from onnxscript.function_libs.torch_lib.ops.core import aten_flatten
 
-from gradd.graph.translation.build import ints, op
+from gradd.graph.translation.build import ints, op, typed
 
 _aten = torch.ops.aten
 
@@ -46,6 +46,24 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return op.Reshape(x, op.Concat(before, middle, after, axis=0), allowzero=1)
 
 
+def roll(x: Any, shifts: list, dims: list | tuple = ()) -> Any:
+    """roll() by sizes of the call."""
+    if not dims:
+        flat = typed(op.Reshape(x, ints(-1)), x.dtype, [None])
+        return op.Reshape(_rolled(flat, shifts[0], 0), op.Shape(x))
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _rolled(x, shift, dim % len(x.shape))
+    return x
+
+
+def _rolled(x: Any, shift: Any, axis: int) -> Any:
+    number = op.Shape(x, start=axis, end=axis + 1)
+    shift = ints(shift) if isinstance(shift, int) else op.Reshape(shift, ints(1))
+    at = op.Sub(number, op.Mod(shift, op.Max(number, ints(1))))
+    parts = op.Slice(x, at, number, ints(axis)), op.Slice(x, ints(0), at, ints(axis))
+    return typed(op.Concat(*parts, axis=axis), x.dtype, list(x.shape))
+
+
 def of_sizes() -> dict[Any, tuple[int, Callable]]:
     """aten overload -> the argument that may be computed from sizes, and the translation for it."""
-    return {_aten.repeat_interleave.self_int: (1, repeat_interleave)}
+    return {_aten.repeat_interleave.self_int: (1, repeat_interleave), _aten.roll.default: (1, roll)}

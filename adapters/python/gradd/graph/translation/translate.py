@@ -86,7 +86,9 @@ def _by_type(of_doubles: Callable, of_others: Callable) -> Callable:
 
 def _by_argument(place: int, of_sizes: Callable, of_numbers: Callable) -> Callable:
     def translate(*args: Any, **kwargs: Any) -> Any:
-        known = isinstance(args[place], (bool, int, float))
+        given = args[place]
+        parts = given if isinstance(given, (list, tuple)) else [given]
+        known = all(isinstance(part, (bool, int, float)) for part in parts)
         return (of_numbers if known else of_sizes)(*args, **kwargs)
 
     return translate
