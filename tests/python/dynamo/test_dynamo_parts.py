@@ -407,21 +407,18 @@ def test_an_operator_with_several_results_is_named(caplog: pytest.LogCaptureFixt
     assert "median: no translation to ONNX for" in said and "aten.median.dim" in said
 
 
-@pytest.mark.parametrize("check", ["0", "first"])
-def test_running_statistics_of_instances_are_written(
-    check: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By an operator whose schema does not say that it writes."""
-    monkeypatch.setenv("GRADD_SELF_CHECK", check)
+def test_running_statistics_of_instances_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an operator whose schema does not say that it writes; no self-check helps."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     torch.manual_seed(0)
     norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
     layers = nn.Linear(16, 16), norm, nn.Linear(16, 16)
     theirs = nn.Sequential(nn.Unflatten(0, (-1, 4)), *layers, nn.Flatten(0, 1))
     ours = copy.deepcopy(theirs)
     model = ORTModule(ours)
-    compare(ours, model, theirs, (8, 8, 12))
-    assert model.gradd_stats()["parts_in_torch"] == {"unsupported_operator": 3}
+    compare(ours, model, theirs, (8, 12))
+    assert model.gradd_stats()["parts_in_torch"] == {"unsupported_operator": 2}
     for net in (model, theirs):
         net.eval()
     compare(ours, model, theirs, (8,))
-    assert model.gradd_stats()["parts_in_torch"]["unsupported_operator"] == 3
+    assert model.gradd_stats()["parts_in_torch"]["unsupported_operator"] == 2
