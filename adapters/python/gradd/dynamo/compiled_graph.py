@@ -388,11 +388,9 @@ class CompiledGraph:
             constant = isinstance(source, torch.Tensor)
             if constant or twice or lower.value_of(source).requires_grad:
                 writer = lower.writer_of(done, placeholders[at])
-                what = (
-                    "a constant of its graph"
-                    if constant
-                    else ("an argument that has a gradient, or shares its memory with another one")
-                )
+                what = "an argument that has a gradient, or shares its memory with another one"
+                if constant:
+                    what = "a constant of its graph"
                 error = CaptureError(
                     "input_mutation", f"{place_of(writer)}: forward() writes in place to {what}"
                 )

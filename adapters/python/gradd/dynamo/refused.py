@@ -13,7 +13,12 @@ from gradd.graph.places import place_of
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
-_INSTANCE_NORM = inspect.signature(functional.instance_norm)
+_INSTANCE_NORM = {  # the names of arguments
+    functional.instance_norm: tuple(inspect.signature(functional.instance_norm).parameters),
+    torch.instance_norm: (
+        *("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
+    ),
+}
 
 
 def nodes(graph: torch.fx.Graph) -> dict[Node, Exception]:
@@ -50,15 +55,11 @@ def _complex(node: Node) -> CaptureError | None:
 
 def _remembers(node: Node) -> CaptureError | None:
     """Why an instance_norm() runs in PyTorch: what it is made of does not show that it writes."""
-    if node.target is torch.instance_norm:
-        mean, own = node.args[3], node.args[5]
-    elif node.target is functional.instance_norm:
-        given = _INSTANCE_NORM.bind(*node.args, **node.kwargs)
-        given.apply_defaults()
-        mean, own = given.arguments["running_mean"], given.arguments["use_input_stats"]
-    else:
+    names = _INSTANCE_NORM.get(node.target)
+    if names is None:
         return None
-    if mean is None or not own:
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if given.get("running_mean") is None or not given.get("use_input_stats", True):
         return None
     return CaptureError(
         "unsupported_operator", f"{place_of(node)}: instance_norm writes its running statistics"
