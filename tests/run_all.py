@@ -102,9 +102,9 @@ def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Outcome:
     return outcome.of_python(command, status, report, build)
 
 
-def nightly_files() -> list[str]:
+def nightly_files(folder: str = "tests/python") -> list[str]:
     """The files of tests that have long ones."""
-    command = [sys.executable, "-m", "pytest", "-q", "--co", "-m", "nightly", "tests/python"]
+    command = [sys.executable, "-m", "pytest", "-q", "--co", "-m", "nightly", folder]
     said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
     return sorted(
         {line.partition("::")[0] for line in said.splitlines() if line.startswith("tests/")}

@@ -66,6 +66,7 @@ def test_each_switch_runs_every_parity_test(
         return outcome.Outcome(2, 1, again=[outcome.shell(["x"])])
 
     monkeypatch.setattr(run_all, "run_python", run_python)
+    monkeypatch.setattr(run_all, "nightly_files", lambda: ["tests/python/values/test_parity.py"])
     monkeypatch.setenv("GRADD_NIGHTLY", "1")
     monkeypatch.setenv("GRADD_DRAW", "7")
     kept = tmp_path / "kept"
@@ -85,6 +86,12 @@ def test_each_switch_runs_every_parity_test(
             in text
         )
     assert run_all.run_nightly(BUILD, kept, ["GRADD_LIVE_ROWS=2"]) == 2
+
+
+def test_files_with_long_tests_are_found() -> None:
+    found = run_all.nightly_files("tests/python/training")
+    assert "tests/python/training/test_courses.py" in found
+    assert all((ROOT / name).exists() for name in found)
 
 
 def test_c_tests_are_counted_timed_and_named(tmp_path: Path) -> None:
