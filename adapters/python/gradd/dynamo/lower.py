@@ -28,7 +28,16 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from gradd import private
 from gradd.dynamo import arithmetic, modes
 from gradd.graph import autocast
-from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable, storages, takes_graphs, targets
+from gradd.graph.nodes import (
+    DATA,
+    INFERENCE,
+    OFF,
+    fake_mode,
+    is_mutable,
+    storages,
+    takes_graphs,
+    targets,
+)
 from gradd.graph.places import place_of
 from gradd.memory.watch import address
 from gradd.spec import CaptureError
@@ -159,8 +168,7 @@ def lower(
         CaptureError: A node does what no graph of ours can hold.
     """
     done = Lowered()
-    fakes = (value_of(n) for n in (*inputs, *nodes))
-    mode = next((v.fake_mode for v in fakes if isinstance(v, FakeTensor)), None)
+    mode = fake_mode(value_of(n) for n in (*inputs, *nodes))
     recorder = _Recorder(done, inputs, owner, mode)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(True))

@@ -13,10 +13,9 @@ import functools
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradd.graph.nodes import Operator
+from gradd.graph.nodes import Operator, fake_mode
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
@@ -116,10 +115,10 @@ def _probe(node: torch.fx.Node, dtype: torch.dtype | None, run: bool) -> _Probe:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     probe = _Probe(run)
     values = [n.meta["val"] for n in node.all_input_nodes]
-    fake = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     with (
         torch.no_grad(),
-        fake or contextlib.nullcontext(),  # numbers that become tensors in the operator
+        fake_mode(values)
+        or contextlib.nullcontext(),  # numbers that become tensors in the operator
         torch.autocast(_DEVICE, dtype, enabled=dtype is not None, cache_enabled=False),
         contextlib.suppress(_Enough),
         probe,

@@ -9,10 +9,12 @@ com.gradd::StraightThrough. gradd::check_index(x, limit) has the values of x, wh
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gradd import private
 from gradd.memory.watch import address
@@ -41,6 +43,11 @@ Operator = type(torch.ops.aten.add.Tensor)
 def takes_graphs(target: Any) -> bool:
     """True for an operator whose arguments are graphs, as checkpoints and custom Functions are."""
     return getattr(target, "namespace", "") == "higher_order"
+
+
+def fake_mode(values: Iterable[Any]) -> Any:
+    """The mode of the first fake tensor among values; None = there is none."""
+    return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
 
 
 def is_float(node: torch.fx.Node) -> bool:
