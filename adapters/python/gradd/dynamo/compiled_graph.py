@@ -414,10 +414,8 @@ class CompiledGraph:
                 real = None
             bound = isinstance(real, torch.nn.Parameter) or _is_bound_buffer(real, source)
             name = self.owner.name_of(real, source) if real is not None else source.name
-            known = lower.value_of(source)
-            varies = isinstance(known, torch.Tensor) and any(
-                isinstance(size, torch.SymInt) for size in known.shape
-            )
+            shape = getattr(lower.value_of(source), "shape", ())
+            varies = any(isinstance(size, torch.SymInt) for size in shape)
             inputs.append(
                 program.Input(
                     _fresh(name, taken), at[source], bound, real if bound else None, varies

@@ -26,7 +26,7 @@ _WANTED: dict[str, Any] = {
     "suppress_errors": True,
     # Whole numbers of modules that change, as counters do, become inputs as those of others do.
     "allow_unspec_int_on_nn_module": True,
-    # LSTM, GRU and RNN become nodes of the graph, which are cut out; without it all behind them is.
+    # LSTM, GRU and RNN become nodes of the graph; without it they and all behind them are cut off.
     "allow_rnn": True,
     # NumPy draws its own random numbers, between two graphs; Dynamo would draw them with torch.
     "use_numpy_random_stream": True,
