@@ -129,7 +129,7 @@ def test_gradients_arrive_at_the_first_output_of_floats(tmp_path: Path) -> None:
 _TRAIN = '''
 import gc, json, torch
 import gradd
-from gradd import ORTModule, errors
+from gradd import ORTModule
 from gradd.session.client import get_client
 
 def step(model, optimizer, x):
