@@ -343,7 +343,7 @@ scan_tests = sed -n -e 's/^TEST(\([a-z0-9_]*\)).*/X($(2), \1, 10)/p' \
              -e 's/^TEST_LIMIT(\([a-z0-9_]*\), *\([0-9]*\)).*/X($(2), \1, \2)/p' $(1)
 
 $(B)/gen/op_list.inc: FORCE
-	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard kernels/ops/*.c))))))
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard kernels/ops/*/*.c))))))
 BACKENDS = $(patsubst kernels/%/backend.c,%,$(sort $(wildcard kernels/*/backend.c)))
 $(B)/gen/backend_list.inc: FORCE
 	$(call put_list,$(call names,$(BACKENDS)))
@@ -353,7 +353,7 @@ $(B)/gen/cuda_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l "^GRADD_KERNELS" $(CUDA_SRC)))))))
 # families with rows for the CPU: those of composites alone have none
 $(B)/gen/cpu_list.inc: FORCE
-	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/ops/*.c))))))
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/ops/*/*.c))))))
 $(B)/gen/pass_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/graph/passes/*.c))))))
 $(B)/gen/placed_list.inc: FORCE
@@ -387,7 +387,7 @@ $(B)/emu/%.o: %.cu
 $(B)/%.o: %.cc
 	@mkdir -p $(@D); echo "  CXX     $<"
 	$(Q)$(CXX) $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) -MMD -MP -c $< -o $@
-$(B)/fake/devices.o: kernels/devices.c
+$(B)/fake/devices.o: kernels/contract/devices.c
 	@mkdir -p $(@D); echo "  CC      $< (with tests/fake)"
 	$(Q)$(CC) -I$(B)/gen/fake $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@
 $(B)/gen-obj/%.o: $(B)/gen/%.c

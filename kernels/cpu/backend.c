@@ -1,6 +1,6 @@
 /* The CPU device: synchronous, memory from large anonymous mappings, kernels from the rows.
- * See kernels/backend.h. */
-#include "kernels/backend.h"
+ * See kernels/contract/backend.h. */
+#include "kernels/contract/backend.h"
 
 #include <omp.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* Block conversions between bf16 and f32. See bf16.h. Pure functions, any thread. */
 #include "kernels/cpu/bf16.h"
 
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 GRADD_MULTIARCH void gradd_bf16_widen(float *restrict y, const gradd_bf16_t *restrict x,
                                       int64_t n) {

@@ -1,6 +1,6 @@
 /* Strided copies: the engine under every operator that only moves elements.
  *
- * A job is a box of elements (kernels/moves.h). gradd_copy_strided simplifies it, picks one of four
+ * A job is a box of elements (kernels/describe/moves.h). gradd_copy_strided simplifies it, picks one of four
  * inner loops (rows, fill, blocked transposition, general) and splits the rest among OpenMP
  * threads. gradd_copy_plain is the loop that defines it. Elements are moved as bytes; both sides
  * must not overlap, and no two elements of the target may be the same. Called on the engine thread.
@@ -8,7 +8,7 @@
 #ifndef GRADD_KERNELS_CPU_COPY_H
 #define GRADD_KERNELS_CPU_COPY_H
 
-#include "kernels/moves.h"
+#include "kernels/describe/moves.h"
 
 /* `to` and `from` point to the elements at index 0 of every axis; bytes is 1, 2, 4 or 8. */
 void gradd_copy_strided(const gradd_copy_t *job, size_t bytes, void *to, const void *from);

@@ -9,7 +9,7 @@
 #ifndef GRADD_KERNELS_CPU_FINGERPRINT_H
 #define GRADD_KERNELS_CPU_FINGERPRINT_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 
 uint64_t gradd_print_drawn(const gradd_bytes_t *list, int n);
 /* Opens parallel regions. A single changed element always changes it. */

@@ -1,7 +1,7 @@
 /* Block conversions between f16 and f32. See half.h. */
 #include "kernels/cpu/half.h"
 
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 GRADD_MULTIARCH void gradd_f16_widen(float *restrict y, const gradd_f16_t *restrict x, int64_t n) {
 #pragma omp simd

@@ -8,7 +8,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/map.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 #include "kernels/math/parted.h"
 
 #include <math.h>

@@ -11,7 +11,7 @@
 #define GRADD_KERNELS_CPU_LINEAR_LOSS_H
 
 #include "kernels/cpu/loss_labels.h"
-#include "kernels/head.h"
+#include "kernels/describe/head.h"
 
 /* With a chunk of so many rows the products take twelve times as long as what goes through memory
  * once more per chunk, by the rates of server/plan/threads.c: 10 bytes per entry of the weight for

@@ -3,7 +3,7 @@
 
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
-#include "kernels/fault.h"
+#include "kernels/contract/fault.h"
 
 #include <math.h>
 #include <string.h>

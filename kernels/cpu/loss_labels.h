@@ -10,7 +10,7 @@
 
 #include "kernels/cpu/loss_rows.h"
 #include "kernels/math/loss.h"
-#include "kernels/op.h"
+#include "kernels/contract/op.h"
 
 typedef struct gradd_loss_s {
     int64_t rows, classes, positions; /* positions: S with shift, else 0 */

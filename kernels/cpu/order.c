@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/cpu/bf16.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 /* A slice into sort keys: flip is -1 to sort down and 0 to sort up. */
 #define READ_KEYS(name, T, key_of)                                                                 \

@@ -9,7 +9,7 @@
 #define GRADD_KERNELS_CPU_ORDER_H
 
 #include "kernels/cpu/select.h"
-#include "kernels/op.h"
+#include "kernels/contract/op.h"
 #include "shm/dtype.h"
 
 #ifdef __cplusplus

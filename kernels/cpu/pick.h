@@ -7,7 +7,7 @@
 #ifndef GRADD_KERNELS_CPU_PICK_H
 #define GRADD_KERNELS_CPU_PICK_H
 
-#include "kernels/op.h"
+#include "kernels/contract/op.h"
 
 /* Index or label at a position of an i32 or i64 tensor. Read once: it may lie in the memory of a
  * client, who may change it while we run, so what is checked must be the copy that is used. */

@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 enum { BLOCK = 256, CHAIN = 64, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, SHARE = 8 };
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "kernels/cpu/half.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 #define WIDE_ROW 64 /* elements per thread from which columns are cut */
 

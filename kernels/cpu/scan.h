@@ -2,7 +2,7 @@
 #ifndef GRADD_KERNELS_CPU_SCAN_H
 #define GRADD_KERNELS_CPU_SCAN_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 
 gradd_scan_t gradd_cpu_scan(const gradd_view_t *v);
 

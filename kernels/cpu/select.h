@@ -23,7 +23,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 typedef struct gradd_entry_s {
     int64_t key, at; /* at: the place it was read from; never compared */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/cpu/half.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 enum { BLOCK = 1024 };
 

@@ -4,7 +4,7 @@
 #ifndef GRADD_KERNELS_CPU_SUM_H
 #define GRADD_KERNELS_CPU_SUM_H
 
-#include "kernels/op.h"
+#include "kernels/contract/op.h"
 
 /* Whether gradd_sum takes these operands: f32, bf16 or f16, all of the result's type. */
 bool gradd_sum_fits(const gradd_view_t *out, const gradd_view_t *in, int n_in);

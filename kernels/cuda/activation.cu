@@ -1,4 +1,4 @@
-/* Activations and their gradients on a GPU. See kernels/ops/activation.c and map.h. */
+/* Activations and their gradients on a GPU. See kernels/ops/elementwise/activation.c and map.h. */
 #include "kernels/cuda/map.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
-/* Cast and CastLike on a GPU: one kernel per pair of stored types. See kernels/ops/cast.c. */
+/* Cast and CastLike on a GPU: one kernel per pair of stored types. See kernels/ops/elementwise/cast.c. */
 #include "kernels/cuda/map.h"
 
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 
 /* f_to<U>: what a U holds before it is rounded. */
 template <class U> struct f_to {

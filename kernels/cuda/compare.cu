@@ -1,4 +1,4 @@
-/* Comparisons, logic and selection on a GPU. See kernels/ops/compare.c and map.h. */
+/* Comparisons, logic and selection on a GPU. See kernels/ops/elementwise/compare.c and map.h. */
 #include "kernels/cuda/map.h"
 
 /* f_<name>: a truth of one or two operands. */

@@ -1,5 +1,5 @@
-/* Concat and Split on a GPU: one launch for all parts. See kernels/ops/concat.c. */
-#include "kernels/cost.h"
+/* Concat and Split on a GPU: one launch for all parts. See kernels/ops/shape/concat.c. */
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 
 /* Parts of rows that lie beside each other in the whole; in atoms. */

@@ -1,12 +1,12 @@
 /* Tensors made from attributes, shapes or a few numbers, and Trilu, on a GPU. See
- * kernels/ops/constant.c.
+ * kernels/ops/shape/constant.c.
  *
  * All but OneHot and Trilu are known when a plan is made and run here only where nothing is folded.
  */
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 #include "kernels/cuda/row/scan.h"
-#include "kernels/infer.h"
+#include "kernels/rules/infer.h"
 
 enum { THREADS = GPU_COPY_THREADS };
 

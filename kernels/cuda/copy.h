@@ -1,6 +1,6 @@
 /* Strided copies on a GPU: what is under all operators that only move elements.
  *
- * Boxes are those of the CPU (kernels/moves.h). A copy is made of the widest atoms, up to 16 bytes,
+ * Boxes are those of the CPU (kernels/describe/moves.h). A copy is made of the widest atoms, up to 16 bytes,
  * that its strides, sizes and addresses allow; where the innermost axis changes, through tiles in
  * shared memory.
  */
@@ -8,7 +8,7 @@
 #define GRADD_KERNELS_CUDA_COPY_H
 
 #include "kernels/cuda/gpu.h"
-#include "kernels/moves.h"
+#include "kernels/describe/moves.h"
 
 enum { GPU_COPY_THREADS = 256 };
 

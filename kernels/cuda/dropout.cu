@@ -3,7 +3,7 @@
  * A call of Philox gives four words, of elements in distances of 16 (rng.h). A thread takes a pack
  * of neighbours and the three packs in those distances, so that no word is made twice; where memory
  * or a list of live rows does not allow packs, it takes the four elements of one counter. Ratio and
- * mode are read here, for they may be values of the run. See kernels/ops/dropout.c.
+ * mode are read here, for they may be values of the run. See kernels/ops/random/dropout.c.
  */
 #include "kernels/cuda/gpu.h"
 #include "kernels/math/formulas.h"

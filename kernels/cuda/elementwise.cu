@@ -1,4 +1,4 @@
-/* Elementwise arithmetic on a GPU. See kernels/ops/elementwise.c and map.h. */
+/* Elementwise arithmetic on a GPU. See kernels/ops/elementwise/elementwise.c and map.h. */
 #include "kernels/cuda/map.h"
 
 GPU_BINARY(add, E_ADD, E_ADD_I)
@@ -168,7 +168,7 @@ template <class F, bool WIDE> static gradd_status_t fold(const gradd_launch_t *r
 
 /* ---- powers ---- */
 
-/* `one`: a whole stretch of the CPU's has that exponent (kernels/ops/elementwise.c). */
+/* `one`: a whole stretch of the CPU's has that exponent (kernels/ops/elementwise/elementwise.c). */
 template <class A> GPU_FN A power(A a, double y, bool one) {
     if constexpr (gpu_is_int<A>) {
         return (A)gradd_power_i64(a, y);

@@ -1,4 +1,4 @@
-/* Expm1 and Log1p on a GPU. See kernels/ops/exact.c and map.h. */
+/* Expm1 and Log1p on a GPU. See kernels/ops/elementwise/exact.c and map.h. */
 #include "kernels/cuda/map.h"
 
 GPU_UNARY_FLOAT(expm1, E_EXPM1)

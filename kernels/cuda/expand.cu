@@ -1,5 +1,5 @@
-/* Expand and Tile on a GPU. See kernels/ops/expand.c. */
-#include "kernels/cost.h"
+/* Expand and Tile on a GPU. See kernels/ops/shape/expand.c. */
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 
 static gradd_status_t compute_expand(const gradd_launch_t *r) {

@@ -42,8 +42,8 @@
 #define GPU_LAUNCH_MORE(more, ...) GPU_RUN_MORE(more, __VA_ARGS__)
 
 #include "kernels/cuda/half.h"
-#include "kernels/fault.h"
-#include "kernels/kernel.h"
+#include "kernels/contract/fault.h"
+#include "kernels/contract/kernel.h"
 
 /* ---- of the host ----------------------------------------------------------------------------- */
 

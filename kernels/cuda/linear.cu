@@ -1,9 +1,9 @@
-/* Linear layers on a GPU: a product with its bias, and a gelu. See kernels/ops/linear.c. */
+/* Linear layers on a GPU: a product with its bias, and a gelu. See kernels/ops/product/linear.c. */
 #include "kernels/cuda/map.h"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/row/head.h"
 #include "kernels/cuda/step.h"
-#include "kernels/head.h"
+#include "kernels/describe/head.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* MatMul, FusedMatMul and Gemm on a GPU. See kernels/ops/matmul.c. */
+/* MatMul, FusedMatMul and Gemm on a GPU. See kernels/ops/product/matmul.c. */
 #include "kernels/cuda/map.h"
 #include "kernels/cuda/product.h"
 

@@ -1,11 +1,11 @@
-/* Pad and its gradient on a GPU. See kernels/ops/pad.c.
+/* Pad and its gradient on a GPU. See kernels/ops/shape/pad.c.
  *
  * An element of y is looked for in x, axis by axis. Axes that are not padded are part of the one in
  * front of them, and where only such a run is innermost, atoms of up to 16 bytes move. The gradient
  * of an element of x is the sum of those of y that were taken from it, in their order, as on the
  * CPU.
  */
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 
 /* Axes, the innermost first. */

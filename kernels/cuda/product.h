@@ -8,7 +8,7 @@
 #define GRADD_KERNELS_CUDA_PRODUCT_H
 
 #include "kernels/cuda/gpu.h"
-#include "kernels/gemm.h"
+#include "kernels/describe/gemm.h"
 
 /* What the library does behind a product, to elements that are not rounded yet: gelu by tanh, and
  * besides what it is taken of as a second result. */

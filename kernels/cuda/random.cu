@@ -1,5 +1,5 @@
 /* Random numbers on a GPU: a thread makes the four numbers of one counter of Philox, neighbours
- * write neighbours. The same bits as on the CPU. See kernels/ops/random.c and rng.h. */
+ * write neighbours. The same bits as on the CPU. See kernels/ops/random/random.c and rng.h. */
 #include "kernels/cuda/gpu.h"
 #include "kernels/math/formulas.h"
 #include "kernels/math/rng.h"

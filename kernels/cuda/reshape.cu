@@ -1,6 +1,6 @@
 /* Operators that give the same bytes another shape, where these must move. See
- * kernels/ops/reshape.c. */
-#include "kernels/cost.h"
+ * kernels/ops/shape/reshape.c. */
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 
 static gradd_status_t compute_view(const gradd_launch_t *r) {

@@ -1,4 +1,4 @@
-/* Softsign and its gradient on a GPU. See kernels/ops/softsign.c and map.h. */
+/* Softsign and its gradient on a GPU. See kernels/ops/elementwise/softsign.c and map.h. */
 #include "kernels/cuda/map.h"
 
 GPU_UNARY_FLOAT(softsign, E_SOFTSIGN)

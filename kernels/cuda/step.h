@@ -6,7 +6,7 @@
 #ifndef GRADD_KERNELS_CUDA_STEP_H
 #define GRADD_KERNELS_CUDA_STEP_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "kernels/cuda/gpu.h"
 
 enum { GPU_SCRATCH = 1 << 20 };

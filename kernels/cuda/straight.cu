@@ -1,7 +1,7 @@
-/* StraightThrough on a GPU: a copy. See kernels/ops/straight.c. */
+/* StraightThrough on a GPU: a copy. See kernels/ops/elementwise/straight.c. */
 #include "kernels/cuda/map.h"
 
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 
 static gradd_status_t compute_straight(const gradd_launch_t *r) {
     return gpu_copy("StraightThrough", r->out[0].data, r->in[0].data,

@@ -1,4 +1,4 @@
-/* Swish and its gradient on a GPU. See kernels/ops/swish.c and map.h. */
+/* Swish and its gradient on a GPU. See kernels/ops/elementwise/swish.c and map.h. */
 #include "kernels/cuda/map.h"
 
 GPU_UNARY_WITH(swish, 1, E_SWISH)

@@ -1,5 +1,5 @@
-/* Transpose on a GPU. See kernels/ops/transpose.c. */
-#include "kernels/cost.h"
+/* Transpose on a GPU. See kernels/ops/shape/transpose.c. */
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 
 static gradd_status_t compute_transpose(const gradd_launch_t *r) {

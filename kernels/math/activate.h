@@ -4,8 +4,8 @@
  * forms vectorise; the f64 forms call libm. Used by the kernels of Gelu, Swish and
  * GatedActivation, so that all of them give the same numbers. alpha is ignored but by swish.
  */
-#ifndef GRADD_KERNELS_ACTIVATE_H
-#define GRADD_KERNELS_ACTIVATE_H
+#ifndef GRADD_KERNELS_MATH_ACTIVATE_H
+#define GRADD_KERNELS_MATH_ACTIVATE_H
 
 #include "kernels/math/vec.h"
 

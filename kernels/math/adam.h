@@ -4,10 +4,10 @@
 
 #include <math.h>
 
-#include "kernels/adam.h"
+#include "kernels/describe/adam.h"
 #include "kernels/math/bf16.h"
 #include "kernels/math/f16.h"
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 /* Scalars of one step, rounded once as torch rounds them: computed in double, used in float. */
 typedef struct gradd_adam_coefficients_s {

@@ -9,13 +9,13 @@
  * A kernel that does not read bf16 says so in the `types` of its row (GRADD_T_F32_F64, op.h) and
  * gets casts around it when the graph is built.
  */
-#ifndef GRADD_KERNELS_BF16_H
-#define GRADD_KERNELS_BF16_H
+#ifndef GRADD_KERNELS_MATH_BF16_H
+#define GRADD_KERNELS_MATH_BF16_H
 
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 /* A struct, so that no arithmetic compiles by accident. */
 typedef struct gradd_bf16_s {

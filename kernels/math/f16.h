@@ -4,13 +4,13 @@
  * even; what is too large becomes infinity, NaN stays NaN, subnormals are kept. As bf16 it is
  * stored and moved: kernels widen to f32, compute and sum there, and round once when they store.
  */
-#ifndef GRADD_KERNELS_F16_H
-#define GRADD_KERNELS_F16_H
+#ifndef GRADD_KERNELS_MATH_F16_H
+#define GRADD_KERNELS_MATH_F16_H
 
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 /* A struct, so that no arithmetic compiles by accident. */
 typedef struct gradd_f16_s {

@@ -4,12 +4,12 @@
  * reduced dimensions. It ends either in a reduced one (a stretch is folded) or in a kept one (whole
  * stretches are folded into a stretch). Pure functions.
  */
-#ifndef GRADD_KERNELS_FOLD_H
-#define GRADD_KERNELS_FOLD_H
+#ifndef GRADD_KERNELS_MATH_FOLD_H
+#define GRADD_KERNELS_MATH_FOLD_H
 
-#include "kernels/infer.h"
-#include "kernels/math/hd.h"
-#include "kernels/op.h"
+#include "kernels/rules/infer.h"
+#include "kernels/math/host_device.h"
+#include "kernels/contract/op.h"
 
 #include <string.h>
 

@@ -5,8 +5,8 @@
  *
  * GRADD_K(x) is a constant of the type of a.
  */
-#ifndef GRADD_KERNELS_FORMULAS_H
-#define GRADD_KERNELS_FORMULAS_H
+#ifndef GRADD_KERNELS_MATH_FORMULAS_H
+#define GRADD_KERNELS_MATH_FORMULAS_H
 
 #include "kernels/math/activate.h"
 #include "kernels/math/bf16.h"

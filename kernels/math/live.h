@@ -1,14 +1,14 @@
-/* Lists of live rows (kernels/ops/liverows.c): what makes one good, and places and ranges in it.
+/* Lists of live rows (kernels/ops/index/liverows.c): what makes one good, and places and ranges in it.
  *
  * Every device's kernels share these. A list may lie in the memory of a client, who may change it
  * meanwhile: each entry is read once, and whatever it says, results stay within the list.
  */
-#ifndef GRADD_KERNELS_LIVE_H
-#define GRADD_KERNELS_LIVE_H
+#ifndef GRADD_KERNELS_MATH_LIVE_H
+#define GRADD_KERNELS_MATH_LIVE_H
 
-#include "kernels/attention.h"
-#include "kernels/fault.h"
-#include "kernels/math/hd.h"
+#include "kernels/describe/attention.h"
+#include "kernels/contract/fault.h"
+#include "kernels/math/host_device.h"
 
 /* The row that has to be read for an entry. */
 GRADD_HD int64_t gradd_live_row(int64_t entry) {

@@ -4,16 +4,16 @@
  * x[l]) + e (m log sum exp(x) - mean(w x)). Of the row are known its maximum, sum = sum of exp(x -
  * maximum) and, beside smoothing, plain = sum of w x. Pure functions.
  */
-#ifndef GRADD_KERNELS_LOSS_H
-#define GRADD_KERNELS_LOSS_H
+#ifndef GRADD_KERNELS_MATH_LOSS_H
+#define GRADD_KERNELS_MATH_LOSS_H
 
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/math/hd.h"
-#include "kernels/op.h"
+#include "kernels/math/host_device.h"
+#include "kernels/contract/op.h"
 
 typedef enum gradd_reduction_e {
     GRADD_REDUCE_NONE,

@@ -1,10 +1,10 @@
 /* Sums in f32 that are kept with 24 bits: 16 where the result in bf16 will lie, 8 elsewhere. */
-#ifndef GRADD_KERNELS_PARTED_H
-#define GRADD_KERNELS_PARTED_H
+#ifndef GRADD_KERNELS_MATH_PARTED_H
+#define GRADD_KERNELS_MATH_PARTED_H
 
 #include <stdint.h>
 
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 /* The bits of the sum. */
 GRADD_HD uint32_t gradd_parted_join(uint16_t high, uint8_t low) {

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 enum {
     GRADD_PRINT_LINE = 64, /* bytes of a cache line */

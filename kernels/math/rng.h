@@ -10,13 +10,13 @@
  *
  * Any device that fills these formulas in gets the same bits.
  */
-#ifndef GRADD_KERNELS_RNG_H
-#define GRADD_KERNELS_RNG_H
+#ifndef GRADD_KERNELS_MATH_RNG_H
+#define GRADD_KERNELS_MATH_RNG_H
 
 #include <math.h>
 #include <stdint.h>
 
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 #if defined(__AVX2__) && !defined(__CUDACC__)
 #include <immintrin.h>

@@ -8,14 +8,14 @@
  *
  * GRADD_VEC_SINCOS_MAX: beyond it gradd_vsinf and gradd_vcosf lose accuracy, use sinf and cosf.
  */
-#ifndef GRADD_KERNELS_VEC_H
-#define GRADD_KERNELS_VEC_H
+#ifndef GRADD_KERNELS_MATH_VEC_H
+#define GRADD_KERNELS_MATH_VEC_H
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/math/hd.h"
+#include "kernels/math/host_device.h"
 
 #define GRADD_VEC_SINCOS_MAX 1.0e6f
 

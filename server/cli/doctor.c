@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/plugin.h"
+#include "kernels/contract/plugin.h"
 #include "server/daemon/machine.h"
 #include "server/explain/explain_report.h"
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/backend.h"
-#include "kernels/registry.h"
+#include "kernels/contract/backend.h"
+#include "kernels/contract/registry.h"
 
 typedef struct entry_s {
     const gradd_op_t *op;

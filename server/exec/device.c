@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/plugin.h"
+#include "kernels/contract/plugin.h"
 
 static gradd_status_t map(void *context, int fd, uint64_t bytes, void **out) {
     const gradd_device_t *d = context;

@@ -11,7 +11,7 @@
 #ifndef GRADD_SERVER_EXEC_DEVICE_H
 #define GRADD_SERVER_EXEC_DEVICE_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "server/api/gradd.h"
 #include "shm/segment.h"
 

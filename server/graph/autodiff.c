@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/registry.h"
-#include "kernels/rules.h"
+#include "kernels/contract/registry.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/graph.h"
 
 typedef struct part_s {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/graph.h"
 
 const model_node_t *graph_origin(const graph_t *g, const graph_node_t *n) {

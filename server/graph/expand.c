@@ -5,7 +5,7 @@
  * operator, to composites everywhere, and to all that have an expansion in a plain graph, whose
  * gradients come from the rules of the simpler operators then. Gradient rules may emit what passes
  * recognise (a product with a transposed operand); those stay whole in a plain graph. */
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/graph.h"
 
 bool graph_has_kernel(const graph_t *g, const gradd_infer_t *c) {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/arena.h"
 #include "server/graph/model.h"
 

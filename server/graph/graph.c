@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/budget.h"
 #include "server/graph/fold.h"
 #include "shm/hash.h"

@@ -12,7 +12,7 @@
 #ifndef GRADD_SERVER_GRAPH_GRAPH_H
 #define GRADD_SERVER_GRAPH_GRAPH_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "server/api/gradd.h"
 #include "server/graph/arena.h"
 #include "server/graph/model.h"

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/import.h"
 
 /* ---- graph inputs and initializers ----------------------------------------------------------- */

@@ -10,7 +10,7 @@
 #ifndef GRADD_SERVER_GRAPH_MODEL_H
 #define GRADD_SERVER_GRAPH_MODEL_H
 
-#include "kernels/op.h"
+#include "kernels/contract/op.h"
 
 /* Limits on what a model may claim; they bound memory and time before anything is allocated. */
 typedef struct model_limits_s {

@@ -10,7 +10,7 @@
  * weight under autocast) is asked for in f32: more exact, and one pass over it less. */
 #include <string.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/graph.h"
 
 static bool is_half(const graph_t *g, gradd_val_t v) {

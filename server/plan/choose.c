@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 #include "server/graph/budget.h"
 #include "server/plan/plan.h"
 #include "shm/hash.h"

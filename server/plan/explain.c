@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 #include "server/graph/live/live.h"
 
 static gradd_status_t no_memory(void) {

@@ -13,7 +13,7 @@
 #ifndef GRADD_SERVER_PLAN_PLAN_H
 #define GRADD_SERVER_PLAN_PLAN_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "server/api/gradd.h"
 #include "server/exec/device.h"
 #include "server/graph/graph.h"
@@ -172,7 +172,7 @@ void sequence_finish(sequence_t *sequence);
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved);
 
-/* What a sequence costs (kernels/cost.h). */
+/* What a sequence costs (kernels/describe/cost.h). */
 typedef struct plan_cost_s {
     double flops, bytes, again;
     int launches;

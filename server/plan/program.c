@@ -2,7 +2,7 @@
  * addresses. See plan.h. */
 #include <stdlib.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/plan/plan.h"
 
 static gradd_status_t no_memory(void) {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/plan/recompute.h"
 
 static gradd_status_t no_memory(void) {

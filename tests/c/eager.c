@@ -1,9 +1,9 @@
 /* Eager builder of the operator tests. See eager.h. */
 #include "tests/c/eager.h"
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "kernels/cpu/half.h"
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/ground.h"
 
 #include <omp.h>

@@ -8,8 +8,8 @@
 #ifndef GRADD_TESTS_EAGER_H
 #define GRADD_TESTS_EAGER_H
 
-#include "kernels/cases.h"
-#include "kernels/kernel.h"
+#include "kernels/cases/cases.h"
+#include "kernels/contract/kernel.h"
 
 enum { EAGER_MAX_VALUES = 2048 };
 

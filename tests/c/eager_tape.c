@@ -1,7 +1,7 @@
 /* The tape of the eager builder: what ran, and its gradient by the rules of the rows. See eager.h.
  */
-#include "kernels/registry.h"
-#include "kernels/rules.h"
+#include "kernels/contract/registry.h"
+#include "kernels/rules/rules.h"
 #include "tests/c/eager.h"
 
 #include <string.h>

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/plugin.h"
-#include "kernels/registry.h"
+#include "kernels/contract/plugin.h"
+#include "kernels/contract/registry.h"
 #include "tests/test.h"
 
 const gradd_backend_t *ground_backend(void) {

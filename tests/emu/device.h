@@ -3,7 +3,7 @@
 #ifndef GRADD_TESTS_EMU_DEVICE_H
 #define GRADD_TESTS_EMU_DEVICE_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 
 #ifdef __cplusplus
 extern "C" {

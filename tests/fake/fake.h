@@ -17,7 +17,7 @@
 #ifndef GRADD_TESTS_FAKE_FAKE_H
 #define GRADD_TESTS_FAKE_FAKE_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 
 extern const gradd_backend_t gradd_backend_fake;
 

@@ -2,7 +2,7 @@
 #ifndef GRADD_TESTS_FAKE_QUEUE_H
 #define GRADD_TESTS_FAKE_QUEUE_H
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "tests/fake/fake.h"
 #include "tests/fake/memory.h"
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cases.h"
-#include "kernels/registry.h"
+#include "kernels/cases/cases.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/onnx_build.h"
 
 static void add_attr(Onnx__NodeProto *node, const gradd_attr_t *a) {

@@ -25,7 +25,7 @@ def check(root: Path, file: str, line: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("file", "include"),
     [
-        ("shm/a.c", '"kernels/adam.h"'),
+        ("shm/a.c", '"kernels/describe/adam.h"'),
         ("kernels/a.c", '"server/api/gradd.h"'),
         *[
             (f"server/{engine}/a.c", f'"server/{other}/a.h"')
@@ -54,7 +54,7 @@ def test_an_include_upwards_is_found(tmp_path: Path, file: str, include: str) ->
         ("server/verbs/a.c", '"server/wire/wire.h"'),
         ("server/wire/wire.h", "<msgpack.h>"),
         ("server/daemon/a.c", '"server/verbs/commands.h"'),
-        ("server/exec/a.c", '"kernels/adam.h"'),
+        ("server/exec/a.c", '"kernels/describe/adam.h"'),
     ],
 )
 def test_an_include_downwards_is_fine(tmp_path: Path, file: str, include: str) -> None:

@@ -10,13 +10,13 @@
 #include <omp.h>
 #include <string.h>
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "kernels/cpu/attention/attention_bits.h"
 #include "kernels/cpu/attention/attention_pairs.h"
 #include "kernels/cpu/attention/attention_runs.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/panel.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 #include "kernels/math/vec.h"
 
 enum { TILE = GRADD_ATTN_TILE, KEYS_PER_TASK = 4 * TILE };

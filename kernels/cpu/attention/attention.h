@@ -20,14 +20,14 @@
  *
  * Bits depend on the shapes and values alone, not on the number of threads. Engine thread.
  */
-#ifndef GRADD_KERNELS_CPU_ATTENTION_H
-#define GRADD_KERNELS_CPU_ATTENTION_H
+#ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_H
+#define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/attention_call.h"
+#include "kernels/describe/attention_call.h"
 #include "shm/dtype.h"
 #include "shm/status.h"
 

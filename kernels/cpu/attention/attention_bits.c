@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention/attention_runs.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 #include "kernels/math/rng.h"
 
 enum { TILE = GRADD_ATTN_TILE };

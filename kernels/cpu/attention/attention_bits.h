@@ -9,8 +9,8 @@
  * has a score clearly above theirs. Then it sees all keys, with the scores that the model gives
  * them. Which queries are rare is known before the scores for some (nothing is allowed, and a bias,
  * a cap, a sink or an infinite fill counts), from the largest score for others. */
-#ifndef GRADD_KERNELS_CPU_ATTENTION_BITS_H
-#define GRADD_KERNELS_CPU_ATTENTION_BITS_H
+#ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_BITS_H
+#define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_BITS_H
 
 #include "kernels/cpu/attention/attention.h"
 

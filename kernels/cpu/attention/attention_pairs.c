@@ -3,7 +3,7 @@
 
 #include "kernels/cpu/attention/attention.h"
 #include "kernels/cpu/gemm/gemm.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 enum { TILE = GRADD_ATTN_TILE, LANES = 16 };
 

@@ -7,8 +7,8 @@
  * are rounded. What is missing in the last pair is zero on both sides, because zero times infinity
  * is not. Sums are f32, one chain per element in the order of the pairs. The instruction takes
  * subnormal numbers for zero. */
-#ifndef GRADD_KERNELS_CPU_ATTENTION_PAIRS_H
-#define GRADD_KERNELS_CPU_ATTENTION_PAIRS_H
+#ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_PAIRS_H
+#define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_PAIRS_H
 
 #include <stdbool.h>
 #include <stdint.h>

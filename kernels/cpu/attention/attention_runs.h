@@ -2,8 +2,8 @@
  *
  * Without lists of live rows a block is one run. Among live rows one ends where a sequence does, or
  * where rows were left out. What is known of pairs of positions, as a bias, is read run by run. */
-#ifndef GRADD_KERNELS_CPU_ATTENTION_RUNS_H
-#define GRADD_KERNELS_CPU_ATTENTION_RUNS_H
+#ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_RUNS_H
+#define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_RUNS_H
 
 #include "kernels/cpu/attention/attention.h"
 

@@ -11,14 +11,14 @@
  * description, inputs and thread count give the same bits. Any thread; a product that is ready
  * serves one at a time.
  */
-#ifndef GRADD_KERNELS_CPU_GEMM_H
-#define GRADD_KERNELS_CPU_GEMM_H
+#ifndef GRADD_KERNELS_CPU_GEMM_GEMM_H
+#define GRADD_KERNELS_CPU_GEMM_GEMM_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/gemm.h"
-#include "kernels/kernel.h"
+#include "kernels/describe/gemm.h"
+#include "kernels/contract/kernel.h"
 #include "shm/dtype.h"
 #include "shm/tensor.h"
 

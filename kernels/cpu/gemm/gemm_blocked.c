@@ -8,7 +8,7 @@
 #include "kernels/cpu/gemm/gemm_impl.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/panel.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 
 #include <omp.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Inside the matrix product: what its files share. Not for other modules. */
-#ifndef GRADD_KERNELS_CPU_GEMM_IMPL_H
-#define GRADD_KERNELS_CPU_GEMM_IMPL_H
+#ifndef GRADD_KERNELS_CPU_GEMM_GEMM_IMPL_H
+#define GRADD_KERNELS_CPU_GEMM_GEMM_IMPL_H
 
 #include "kernels/cpu/gemm/gemm.h"
 

@@ -1,4 +1,4 @@
-/* Attention on a GPU: rows, and what is made ready for their kernels. See kernels/ops/attention.c
+/* Attention on a GPU: rows, and what is made ready for their kernels. See kernels/ops/attention/attention.c
  * and attention.h. */
 #include "kernels/cuda/attention/attention.h"
 

@@ -1,14 +1,14 @@
-/* Attention on a GPU: what its kernels share. See kernels/ops/attention.c for what it means.
+/* Attention on a GPU: what its kernels share. See kernels/ops/attention/attention.c for what it means.
  *
  * A block of threads walks over tiles of queries and keys, with 16 x 16 threads and R x R pairs of
  * each tile in a thread's registers: queries are neighbours, keys 16 apart, so that one counter of
  * the random numbers serves four of them. Nothing as large as all scores is ever in memory. A query
  * is as on the CPU (kernels/cpu/attention/attention_bits.h): dead, rare, or neither.
  */
-#ifndef GRADD_KERNELS_CUDA_ATTENTION_H
-#define GRADD_KERNELS_CUDA_ATTENTION_H
+#ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_H
+#define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_H
 
-#include "kernels/attention_call.h"
+#include "kernels/describe/attention_call.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/math/rng.h"
 #include "kernels/math/vec.h"

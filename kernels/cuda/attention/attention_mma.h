@@ -5,8 +5,8 @@
  * elements apart from each other's banks. Sizes up to 64 and up to 128 are two kernels; what a row
  * has less is left out by steps of 16.
  */
-#ifndef GRADD_KERNELS_CUDA_ATTENTION_MMA_H
-#define GRADD_KERNELS_CUDA_ATTENTION_MMA_H
+#ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_MMA_H
+#define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_MMA_H
 
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/mma.h"

@@ -1,6 +1,6 @@
 /* One pair of query and key in the gradient of attention. See attention.h. */
-#ifndef GRADD_KERNELS_CUDA_ATTENTION_PAIR_H
-#define GRADD_KERNELS_CUDA_ATTENTION_PAIR_H
+#ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_PAIR_H
+#define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_PAIR_H
 
 #include "kernels/cuda/attention/attention.h"
 

@@ -10,8 +10,8 @@
  * So a c of two neighbours, rounded, is an a. All lanes of a warp take part. On the host the same
  * layouts are emulated.
  */
-#ifndef GRADD_KERNELS_CUDA_MMA_H
-#define GRADD_KERNELS_CUDA_MMA_H
+#ifndef GRADD_KERNELS_CUDA_ATTENTION_MMA_H
+#define GRADD_KERNELS_CUDA_ATTENTION_MMA_H
 
 #include "kernels/cuda/gpu.h"
 

@@ -1,6 +1,6 @@
 /* CheckIndex on a GPU: what is checked is the copy, which stays in a register. See
- * kernels/ops/checkindex.c. */
-#include "kernels/cost.h"
+ * kernels/ops/index/checkindex.c. */
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 
 template <class T, int W>

@@ -1,4 +1,4 @@
-/* EmbeddingSum and its gradient on a GPU. See kernels/ops/embedding.c and runs.h.
+/* EmbeddingSum and its gradient on a GPU. See kernels/ops/index/embedding.c and runs.h.
  *
  * A row of the result is summed in registers over all tables, in their order, and written once. */
 #include "kernels/cuda/index/runs.h"

@@ -1,6 +1,6 @@
-/* Gather, GatherND, GatherElements and their gradients on a GPU. See kernels/ops/gather.c, pick.h
+/* Gather, GatherND, GatherElements and their gradients on a GPU. See kernels/ops/index/gather.c, pick.h
  * and runs.h. */
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 #include "kernels/cuda/index/runs.h"
 
 #include <string.h>

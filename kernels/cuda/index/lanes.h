@@ -4,8 +4,8 @@
  * short rows waste no threads, and long ones are spread over many groups. Rows are walked in packs
  * of up to 16 bytes, as their length and addresses allow.
  */
-#ifndef GRADD_KERNELS_CUDA_LANES_H
-#define GRADD_KERNELS_CUDA_LANES_H
+#ifndef GRADD_KERNELS_CUDA_INDEX_LANES_H
+#define GRADD_KERNELS_CUDA_INDEX_LANES_H
 
 #include "kernels/cuda/index/pick.h"
 

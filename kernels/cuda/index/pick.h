@@ -7,11 +7,11 @@
  *
  * gpu_div divides by a number that is known at launch with a multiplication.
  */
-#ifndef GRADD_KERNELS_CUDA_PICK_H
-#define GRADD_KERNELS_CUDA_PICK_H
+#ifndef GRADD_KERNELS_CUDA_INDEX_PICK_H
+#define GRADD_KERNELS_CUDA_INDEX_PICK_H
 
 #include "kernels/cuda/gpu.h"
-#include "kernels/infer.h"
+#include "kernels/rules/infer.h"
 
 /* ---- division -------------------------------------------------------------------------------- */
 

@@ -14,8 +14,8 @@
  * in the target, others in scratch memory, from where a second kernel adds them. Of any GPU_CHAIN
  * neighbours at most two begin a chain of a longer run: one its last, one its first.
  */
-#ifndef GRADD_KERNELS_CUDA_RUNS_H
-#define GRADD_KERNELS_CUDA_RUNS_H
+#ifndef GRADD_KERNELS_CUDA_INDEX_RUNS_H
+#define GRADD_KERNELS_CUDA_INDEX_RUNS_H
 
 #include "kernels/cuda/index/sort.h"
 #include "kernels/cuda/map.h"

@@ -5,8 +5,8 @@
  * takes three kernels: how many keys of each digit a tile has, where those of a digit and a tile
  * begin, and the move. No atomics but of counters whose order does not matter.
  */
-#ifndef GRADD_KERNELS_CUDA_SORT_H
-#define GRADD_KERNELS_CUDA_SORT_H
+#ifndef GRADD_KERNELS_CUDA_INDEX_SORT_H
+#define GRADD_KERNELS_CUDA_INDEX_SORT_H
 
 #include "kernels/cuda/index/lanes.h"
 

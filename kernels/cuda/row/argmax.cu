@@ -1,7 +1,7 @@
 /* ArgMax and ArgMin on a GPU: a warp or a block per lane, or a thread where lanes lie side by side.
- * See kernels/ops/argmax.c. */
+ * See kernels/ops/reduce/argmax.c. */
 #include "kernels/cuda/gpu.h"
-#include "kernels/moves.h"
+#include "kernels/describe/moves.h"
 
 enum { THREADS = 256, AHEAD = 8 };
 

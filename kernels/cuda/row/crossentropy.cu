@@ -1,4 +1,4 @@
-/* CrossEntropy and its gradient on a GPU. See kernels/ops/crossentropy.c, labels.h and rows.h.
+/* CrossEntropy and its gradient on a GPU. See kernels/ops/loss/crossentropy.c, labels.h and rows.h.
  *
  * A team reads a row of logits once, whatever its length, and leaves its loss in scratch memory;
  * one block adds these. The gradient is elementwise, given the statistics of each row: the thread

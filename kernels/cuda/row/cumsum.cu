@@ -1,4 +1,4 @@
-/* CumSum on a GPU, floats in double as on the CPU. See kernels/ops/cumsum.c. */
+/* CumSum on a GPU, floats in double as on the CPU. See kernels/ops/reduce/cumsum.c. */
 #include "kernels/cuda/row/scan.h"
 
 template <class T> struct sum_of {

@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/row/labels.h"
-#include "kernels/head.h"
+#include "kernels/describe/head.h"
 #include "kernels/math/parted.h"
 
 enum {

@@ -1,11 +1,11 @@
-/* The head of a language model with its loss on a GPU, in chunks of rows. See kernels/head.h.
+/* The head of a language model with its loss on a GPU, in chunks of rows. See kernels/describe/head.h.
  *
  * How many rows count only the GPU knows, so all go through the products. What does not count is
  * zero there, on both sides, and has the gradient zero, whatever x and W hold. Plans gather rows
  * with labels before (live rows); this is for what is left.
  */
-#ifndef GRADD_KERNELS_CUDA_HEAD_H
-#define GRADD_KERNELS_CUDA_HEAD_H
+#ifndef GRADD_KERNELS_CUDA_ROW_HEAD_H
+#define GRADD_KERNELS_CUDA_ROW_HEAD_H
 
 #include "kernels/cuda/gpu.h"
 

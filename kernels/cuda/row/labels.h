@@ -3,8 +3,8 @@
  * A label out of range is a fault, and its row counts nothing. Kernels read labels again rather
  * than keep a copy: one that changes in between is checked wherever it is read.
  */
-#ifndef GRADD_KERNELS_CUDA_LABELS_H
-#define GRADD_KERNELS_CUDA_LABELS_H
+#ifndef GRADD_KERNELS_CUDA_ROW_LABELS_H
+#define GRADD_KERNELS_CUDA_ROW_LABELS_H
 
 #include "kernels/cuda/row/rows.h"
 #include "kernels/math/loss.h"

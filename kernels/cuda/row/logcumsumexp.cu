@@ -1,4 +1,4 @@
-/* LogCumSumExp and its gradient on a GPU, in double as on the CPU. See kernels/ops/logcumsumexp.c.
+/* LogCumSumExp and its gradient on a GPU, in double as on the CPU. See kernels/ops/reduce/logcumsumexp.c.
  *
  * The gradient's h_j = dy_j + w_j h_{j+1} runs from the end, as maps h -> a h + b that are joined.
  */

@@ -1,5 +1,5 @@
 /* SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss and their gradients on a GPU. See
- * kernels/ops/loss.c, labels.h and rows.h.
+ * kernels/ops/loss/loss.c, labels.h and rows.h.
  *
  * Scores are [N, C, D]. With D = 1 a team takes a row of C; else a block takes 32 columns. The
  * losses of rows lie in scratch memory until one block adds them.

@@ -1,4 +1,4 @@
-/* LayerNormalization, RMSNormalization and their gradients on a GPU. See kernels/ops/norm.c.
+/* LayerNormalization, RMSNormalization and their gradients on a GPU. See kernels/ops/norm/norm.c.
  *
  * A team normalises a row, which stays in registers if it is not too long. In the gradient the same
  * threads see the same columns of all rows of a block, so they keep the sums for scale and bias
@@ -6,7 +6,7 @@
  * more for these sums. How many parts there are depends on the shape alone.
  */
 #include "kernels/cuda/row/rows.h"
-#include "kernels/span.h"
+#include "kernels/rules/span.h"
 
 template <class T> struct norm_t {
     typedef gpu_real<T> A;

@@ -6,8 +6,8 @@
  * together, and short ones are a thread's each. Insertion at the end never crosses a border between
  * ranges, so each thread does that of its own.
  */
-#ifndef GRADD_KERNELS_CUDA_ORDER_H
-#define GRADD_KERNELS_CUDA_ORDER_H
+#ifndef GRADD_KERNELS_CUDA_ROW_ORDER_H
+#define GRADD_KERNELS_CUDA_ROW_ORDER_H
 
 #include "kernels/cpu/select.h"
 #include "kernels/cuda/gpu.h"

@@ -1,4 +1,4 @@
-/* Reductions over axes on a GPU. See kernels/ops/reduce.c and rows.h.
+/* Reductions over axes on a GPU. See kernels/ops/reduce/reduce.c and rows.h.
  *
  * A fold says what a thread gathers (state_t), what threads, blocks and launches hand on (part_t),
  * and what becomes of it. Rows go to teams, columns to blocks of 32 lanes and 8 slices. Where there

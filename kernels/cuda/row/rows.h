@@ -7,8 +7,8 @@
  *
  * Sums run in the type that is computed in for the elements of one pack, and in double from there.
  */
-#ifndef GRADD_KERNELS_CUDA_ROWS_H
-#define GRADD_KERNELS_CUDA_ROWS_H
+#ifndef GRADD_KERNELS_CUDA_ROW_ROWS_H
+#define GRADD_KERNELS_CUDA_ROW_ROWS_H
 
 #include "kernels/cuda/gpu.h"
 #include "kernels/math/formulas.h"

@@ -11,11 +11,11 @@
  * only what it has read before, so f may work in place. Many lanes side by side take a thread each,
  * in order; a lane of its own takes a warp or a block, which joins runs of elements as a tree.
  */
-#ifndef GRADD_KERNELS_CUDA_SCAN_H
-#define GRADD_KERNELS_CUDA_SCAN_H
+#ifndef GRADD_KERNELS_CUDA_ROW_SCAN_H
+#define GRADD_KERNELS_CUDA_ROW_SCAN_H
 
 #include "kernels/cuda/gpu.h"
-#include "kernels/moves.h"
+#include "kernels/describe/moves.h"
 
 enum { GPU_SCAN_THREADS = 256, GPU_SCAN_ITEMS = 4, GPU_SCAN_AHEAD = 8 };
 

@@ -1,10 +1,10 @@
-/* Softmax, LogSoftmax and their gradients on a GPU. See kernels/ops/softmax.c and rows.h.
+/* Softmax, LogSoftmax and their gradients on a GPU. See kernels/ops/norm/softmax.c and rows.h.
  *
  * Rows along the last axis go to teams; short ones stay in registers between the passes, so that
  * memory is read and written once. Along other axes a block takes 32 columns.
  */
 #include "kernels/cuda/row/rows.h"
-#include "kernels/span.h"
+#include "kernels/rules/span.h"
 
 /* One element of the result. */
 template <bool LOG, class A> struct soft_end {

@@ -1,5 +1,5 @@
 /* TopK, TorchTopK and TorchSort on a GPU: the same elements in the same order as on the CPU. See
- * kernels/ops/topk.c.
+ * kernels/ops/index/topk.c.
  *
  * Keys and places together are a total order, so any way of sorting gives the same. A slice takes a
  * warp or a block, which sorts all of it in shared memory, or keeps the best there while it reads

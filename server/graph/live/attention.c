@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/attention.h"
+#include "kernels/describe/attention.h"
 #include "server/graph/live/live.h"
 #include "server/graph/match/match_modest.h"
 #include "server/graph/match/match_spans.h"

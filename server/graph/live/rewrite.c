@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/registry.h"
-#include "kernels/rules.h"
+#include "kernels/contract/registry.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/live/live.h"
 #include "server/graph/redirect.h"

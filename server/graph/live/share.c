@@ -1,5 +1,5 @@
 /* How much of a forward is made in some rows only. See live.h. */
-#include "kernels/cost.h"
+#include "kernels/describe/cost.h"
 #include "server/graph/live/live.h"
 
 /* Operations of a node; none of one that is not run. */

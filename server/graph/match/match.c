@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/math/formulas.h"
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op) {
     if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE) return NULL;

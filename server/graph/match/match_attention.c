@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#include "kernels/attention.h"
+#include "kernels/describe/attention.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/match/match_mask.h"
 #include "server/graph/match/match_mean.h"

@@ -1,7 +1,7 @@
 /* Masks and biases of attention. See match_mask.h. */
 #include "server/graph/match/match_mask.h"
 
-#include "kernels/attention.h"
+#include "kernels/describe/attention.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match_cast.h"
 

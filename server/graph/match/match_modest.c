@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/attention.h"
+#include "kernels/describe/attention.h"
 #include "kernels/math/formulas.h"
 
 enum { MOST_ABOVE = 256 };

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 
 gradd_status_t match_find_trained(graph_t *g, bool **out) {

@@ -4,8 +4,8 @@
  * The Transpose stays for its other readers and is dropped if it has none. */
 #include <string.h>
 
-#include "kernels/registry.h"
-#include "kernels/rules.h"
+#include "kernels/contract/registry.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/graph.h"
 
 static bool swaps_last_two(const graph_node_t *n, int rank) {

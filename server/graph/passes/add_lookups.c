@@ -9,7 +9,7 @@
  * over the joint graph. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 

@@ -10,8 +10,8 @@
  * up once by MaskRanges, whoever shares them. */
 #include <string.h>
 
-#include "kernels/attention.h"
-#include "kernels/rules.h"
+#include "kernels/describe/attention.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match_attention.h"
 #include "server/graph/readers.h"

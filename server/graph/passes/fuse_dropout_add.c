@@ -9,7 +9,7 @@
  *   (Dropout(a) + Dropout(b)) + residual -> DropoutAdd(a, DropoutAdd(b, residual)) */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 

@@ -14,7 +14,7 @@
  * and a StopGradient (one of the table). What is added for them is a view. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 

@@ -6,7 +6,7 @@
  * gradient and the two products of the gradient become one pass over memory. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/match/match_part.h"
 #include "server/graph/readers.h"
 

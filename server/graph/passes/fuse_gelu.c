@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_cast.h"

@@ -8,7 +8,7 @@
  * be computed twice. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/match/match_mean.h"
 

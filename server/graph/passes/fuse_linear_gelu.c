@@ -6,8 +6,8 @@
  * place. A device without such a kernel, as the CPU, keeps the two operators. */
 #include <string.h>
 
-#include "kernels/registry.h"
-#include "kernels/rules.h"
+#include "kernels/contract/registry.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 

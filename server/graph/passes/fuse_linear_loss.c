@@ -22,7 +22,7 @@
  * less than 256 KiB, are left as they are. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match_mean.h"
 #include "server/graph/match/match_rows.h"

@@ -13,7 +13,7 @@
  * shifts, and nothing is copied. The operands are read where they lie. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_mean.h"

@@ -9,7 +9,7 @@
  * The operator keeps one number per row for backward, the pattern five tensors of the size of x. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/match/match_mean.h"

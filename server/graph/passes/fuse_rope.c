@@ -19,7 +19,7 @@
  * its quarter turn. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/match/match_part.h"
 

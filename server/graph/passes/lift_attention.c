@@ -11,7 +11,7 @@
  * others read, too, stays as it is and is reshaped. */
 #include <string.h>
 
-#include "kernels/rules.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/readers.h"

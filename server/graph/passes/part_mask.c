@@ -8,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/attention.h"
-#include "kernels/rules.h"
+#include "kernels/describe/attention.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_modest.h"

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/attention.h"
+#include "kernels/describe/attention.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_spans.h"

@@ -8,8 +8,8 @@
  * results are put side by side in the same order, the Split goes away as well. */
 #include <string.h>
 
-#include "kernels/attention.h"
-#include "kernels/rules.h"
+#include "kernels/describe/attention.h"
+#include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"

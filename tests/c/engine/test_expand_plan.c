@@ -1,6 +1,6 @@
 /* When a graph has operators, and when their expansions: devices that lack a kernel, plain graphs,
  * and what an expansion takes from the operator's node. */
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/match/match.h"
 #include "server/plan/plan.h"
 #include "tests/c/onnx_build.h"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "server/graph/model.h"
 #include "tests/c/onnx_build.h"
 #include "tests/test.h"

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 
 enum { N = 200000 };
 

@@ -9,8 +9,8 @@
  * element beyond. GRADD_TEST_OP=Name tries one operator alone,
  * GRADD_TEST_EVERY=N each N-th case, GRADD_TEST_GPU=cuda a plug-in in the emulation's place. */
 #include "kernels/cpu/half.h"
-#include "kernels/plugin.h"
-#include "kernels/registry.h"
+#include "kernels/contract/plugin.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/emu/device.h"

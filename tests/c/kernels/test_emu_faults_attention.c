@@ -1,8 +1,8 @@
 /* Lists of live rows that attention refuses: the kernels of GPUs name the same row in the same
  * sentence as those of the CPU, and read nothing beyond. */
-#include "kernels/backend.h"
-#include "kernels/cases.h"
-#include "kernels/registry.h"
+#include "kernels/contract/backend.h"
+#include "kernels/cases/cases.h"
+#include "kernels/contract/registry.h"
 #include "tests/emu/device.h"
 #include "tests/emu/order.h"
 #include "tests/test.h"

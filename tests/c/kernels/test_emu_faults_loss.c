@@ -1,7 +1,7 @@
 /* Labels on the emulated GPU. Out of range: the refusal of the CPU, word for word, of the first row
  * that is wrong, and nothing is written outside. Ignored: what x holds there reaches nothing. */
-#include "kernels/cases.h"
-#include "kernels/registry.h"
+#include "kernels/cases/cases.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
 #include "tests/emu/order.h"

@@ -1,7 +1,7 @@
 /* Kernels that read indices on the emulated GPU: what is refused comes out as the CPU's sentence,
  * the first offender of it, in whatever order the threads go on. */
-#include "kernels/cases.h"
-#include "kernels/registry.h"
+#include "kernels/cases/cases.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
 #include "tests/emu/order.h"

@@ -1,9 +1,9 @@
 /* Products by cuBLASLt, as far as its stand-in tells (tests/emu/lt.h): operands that are less
  * aligned than tensors are, and algorithms that are measured and kept. */
-#include "kernels/backend.h"
-#include "kernels/cases.h"
+#include "kernels/contract/backend.h"
+#include "kernels/cases/cases.h"
 #include "kernels/cuda/product/kept.h"
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
 #include "tests/emu/lt.h"

@@ -8,7 +8,7 @@
  * inputs against the one on the same inputs in f32. GRADD_TEST_OP=Name restricts all to one
  * operator. */
 #include "kernels/cpu/half.h"
-#include "kernels/registry.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/test.h"

@@ -2,8 +2,8 @@
  * arithmetic in double and the compiler's own type where it has one; blocks against single numbers;
  * casts to and from the other types. */
 #include "kernels/cpu/half.h"
-#include "kernels/op.h"
-#include "kernels/registry.h"
+#include "kernels/contract/op.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/test.h"
 

@@ -3,7 +3,7 @@
  * the length of vectors. */
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/half.h"
-#include "kernels/dispatch.h"
+#include "kernels/describe/dispatch.h"
 #include "tests/test.h"
 
 #include <math.h>

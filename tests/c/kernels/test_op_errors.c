@@ -1,5 +1,5 @@
 /* Operators refuse what does not fit: wrong shapes and attributes when a graph is compiled, indices
- * out of range when it runs. Each line is a case in the language of kernels/cases.h with the status
+ * out of range when it runs. Each line is a case in the language of kernels/cases/cases.h with the status
  * and a part of the sentence that must name the cause. */
 #include "tests/emu/device.h"
 #include "tests/test.h"
@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/backend.h"
-#include "kernels/cases.h"
-#include "kernels/registry.h"
+#include "kernels/contract/backend.h"
+#include "kernels/cases/cases.h"
+#include "kernels/contract/registry.h"
 
 typedef struct bad_s {
     const char *op, *text;

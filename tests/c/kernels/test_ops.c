@@ -5,9 +5,9 @@
  * overwrite the inputs that its row names, and leaves out outputs that nobody wants. gradient: in
  * f64, of a random weighting of the outputs, against central differences. GRADD_TEST_OP=Name
  * restricts both to one operator. */
-#include "kernels/backend.h"
-#include "kernels/dispatch.h"
-#include "kernels/registry.h"
+#include "kernels/contract/backend.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/test.h"

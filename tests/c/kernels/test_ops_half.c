@@ -11,8 +11,8 @@
  * operator. */
 #include "kernels/cpu/attention/attention_pairs.h"
 #include "kernels/cpu/half.h"
-#include "kernels/dispatch.h"
-#include "kernels/registry.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/test.h"

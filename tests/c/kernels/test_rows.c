@@ -1,6 +1,6 @@
 /* The tables of operators and of the CPU's kernels: no row lacks what the engine relies on. */
-#include "kernels/backend.h"
-#include "kernels/registry.h"
+#include "kernels/contract/backend.h"
+#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/test.h"
 

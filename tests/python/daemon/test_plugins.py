@@ -12,7 +12,7 @@ import pytest
 from conftest import BINARY
 
 ENTRY = """
-#include "kernels/plugin.h"
+#include "kernels/contract/plugin.h"
 gradd_status_t gradd_plugin(uint32_t abi, const gradd_backend_t **out);
 gradd_status_t gradd_plugin(uint32_t abi, const gradd_backend_t **out) {
     static gradd_backend_t table;

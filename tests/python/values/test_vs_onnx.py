@@ -26,7 +26,7 @@ pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).resolve().parents[3]
 LIBRARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "lib" / "libgradd.so"
-RANDOM = 1 << 2  # GRADD_OP_RANDOM of kernels/op.h
+RANDOM = 1 << 2  # GRADD_OP_RANDOM of kernels/contract/op.h
 
 DTYPES: dict[str, tuple[Any, int]] = {
     "f32": (np.float32, TensorProto.FLOAT),

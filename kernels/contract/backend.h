@@ -1,0 +1,129 @@
+/* Device table: what the engine asks of a device, and nothing else.
+ *
+ * One append-only struct with version and size, so that a plug-in (CUDA) and the host may differ in
+ * age. Work is given to a queue, which does it in the order in which it came; the CPU's queue is
+ * the calling thread. What a device can run, its kernel rows say (kernels/contract/kernel.h).
+ *
+ * A function returns when its work is enqueued, unless it says that it waits. The memory that the
+ * work touches must stay until the queue has passed it, and so must operators, attributes and
+ * states of kernels; all other structs may change at once. One thread at a time uses a queue.
+ */
+#ifndef GRADD_KERNELS_CONTRACT_BACKEND_H
+#define GRADD_KERNELS_CONTRACT_BACKEND_H
+
+#include "kernels/describe/adam.h"
+#include "kernels/contract/kernel.h"
+
+#define GRADD_BACKEND_ABI 2u
+
+typedef struct gradd_queue_s gradd_queue_t; /* device's own: a stream */
+
+typedef struct gradd_bytes_s {
+    const void *data; /* Borrowed; NULL only without bytes */
+    size_t bytes;
+} gradd_bytes_t;
+
+/* Positions of the first NaN and of the first infinity, each -1 if there is none. */
+typedef struct gradd_scan_s {
+    int64_t nan, inf;
+    bool negative; /* that infinity */
+} gradd_scan_t;
+
+typedef struct gradd_backend_s {
+    uint32_t abi;  /* GRADD_BACKEND_ABI of the table's author */
+    uint32_t size; /* sizeof of the table's author */
+    const char *name;
+    bool host; /* it reads the process's memory where it lies */
+
+    /* Makes the pages of a memfd, all of it, memory of the device, and gives its address there.
+     * Called by any thread at any time: it gives no work to the queue. NULL = the process's own
+     * mapping serves. Errors: NOMEM, SHM. */
+    gradd_status_t (*map)(gradd_queue_t *queue, int fd, size_t bytes, void **out);
+    void (*unmap)(gradd_queue_t *queue, void *memory, size_t bytes); /* nothing uses it */
+
+    /* `threads`, at least 1: for a device that computes with the host's. */
+    gradd_status_t (*queue_create)(int threads, gradd_queue_t **out);
+    void (*queue_destroy)(gradd_queue_t *queue); /* waits; accepts NULL */
+    /* Makes the calling thread ready for a sequence of calls, which ends with wait; not needed by
+     * alloc and free. At most so many threads of the host compute; 0 = the queue's number. */
+    gradd_status_t (*queue_enter)(gradd_queue_t *queue, int threads);
+    /* Waits for all that was enqueued and reports what failed first since the last report;
+     * *out_launch (may be NULL) is the launch that did, or -1. What stands behind failed work may
+     * be left out, but for free. A device that is lost reports DEVICE from then on. */
+    gradd_status_t (*wait)(gradd_queue_t *queue, int *out_launch);
+
+    /* Memory of the device for what is enqueued from now on, aligned to at least 64 bytes. Errors:
+     * NOMEM. bytes may be 0. Free waits its turn: what was enqueued before may still use it;
+     * accepts NULL. */
+    gradd_status_t (*alloc)(gradd_queue_t *queue, size_t bytes, void **out);
+    void (*free)(gradd_queue_t *queue, void *memory, size_t bytes);
+    gradd_status_t (*copy)(gradd_queue_t *queue, void *to, const void *from, size_t bytes);
+    gradd_status_t (*zero)(gradd_queue_t *queue, void *memory, size_t bytes);
+    /* One operator by a kernel of this device. */
+    gradd_status_t (*launch)(gradd_queue_t *queue, const gradd_kernel_t *kernel,
+                             const gradd_launch_t *launch);
+
+    /* What a tensor of floats holds. Waits; what failed in front is its failure, too, but only
+     * wait() reports it for good. The same holds of all that waits below. */
+    gradd_status_t (*scan)(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out);
+    /* What a list of tensors holds, in one number: of all bytes, so that a single changed element
+     * always changes it, or of drawn ones, so that a write of all elements does. A function of the
+     * bytes, their sizes and their order alone, the same on every device. Waits. */
+    gradd_status_t (*fingerprint)(gradd_queue_t *queue, const gradd_bytes_t *list, int n,
+                                  bool whole, uint64_t *out);
+
+    /* The optimizer's step: the sum of squares of all spans, in double (waits); the update; its
+     * commit; and one word that others may look for once all in front of it is done, whoever ends
+     * this process. */
+    gradd_status_t (*norm2)(gradd_queue_t *queue, const gradd_span_t *list, int n, double *out);
+    gradd_status_t (*adam)(gradd_queue_t *queue, const gradd_adam_t *hyper, float grad_scale,
+                           const gradd_adam_span_t *span);
+    gradd_status_t (*adam_commit)(gradd_queue_t *queue, const gradd_adam_commit_t *commit);
+    gradd_status_t (*store)(gradd_queue_t *queue, uint64_t *word, uint64_t value);
+
+    /* For people: what multiplies matrices ("oneDNN 3.2.0"), and whether it multiplies that type
+     * itself or in a wider one. */
+    const char *(*library)(void);
+    bool (*multiplies)(gradd_dtype_t dtype);
+
+    const gradd_kernels_t *const *kernels; /* by family; those of one operator: fastest first */
+    size_t n_kernels;
+
+    /* Which rows of a gradient hold anything but zeros: bit r % 64 of bits[r / 64], which the host
+     * reads. span->n is a multiple of width. Waits. */
+    gradd_status_t (*touched)(gradd_queue_t *queue, const gradd_span_t *span, int64_t width,
+                              uint64_t *bits);
+
+    /* Of LinearCrossEntropy: the rows with which a chunk takes little longer than more rows would,
+     * and the bytes of a block in f32 of its weight's gradient. */
+    int64_t head_rows, head_block;
+
+    /* For people: a line about what the device has measured and keeps on disk. NULL = nothing. */
+    const char *(*kept)(void);
+} gradd_backend_t;
+
+/* All devices of this build; the first is the default. */
+extern const gradd_backend_t *const gradd_backends[];
+extern const size_t gradd_backend_count;
+
+/* The device's kernel for a node: the first that takes it. c->out need not be known, and the choice
+ * does not depend on it. NULL: there is none; the second function is the failure that says so. */
+const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c);
+gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c);
+
+extern const gradd_backend_t gradd_backend_cpu;
+
+/* As many threads as the process may use: OMP_NUM_THREADS, else its processor set. */
+int gradd_cpu_threads(void);
+/* What the calling thread computes itself from now on, for folding and preparing, takes that many
+ * threads. */
+void gradd_cpu_enter(int threads);
+
+/* Whether some kernel of the CPU takes the node. */
+bool gradd_cpu_can(const gradd_infer_t *c);
+/* Makes one launch on the CPU here and now, with the threads that were entered; for folding and
+ * tests. c->out is set, launch holds operands and coordinates, scratch, state and threads are set
+ * here. */
+gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_launch_t *launch);
+
+#endif

@@ -1,0 +1,4 @@
+/* See dispatch.h. */
+#include "kernels/describe/dispatch.h"
+
+bool gradd_narrow;

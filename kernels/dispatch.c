@@ -1,4 +1,0 @@
-/* See dispatch.h. */
-#include "kernels/dispatch.h"
-
-bool gradd_narrow;

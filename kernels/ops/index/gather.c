@@ -1,0 +1,286 @@
+/* Gather, GatherND, GatherElements and their gradients.
+ *
+ * Gather:         y[o, j, i] = x[o, index[j], i], x seen as [outer, extent, inner]
+ * GatherND:       y[b, j, i] = x[b, index[b, j, 0..d), i]
+ * GatherElements: y[..j..]   = x[..index[..j..]..] along one axis
+ *
+ * The indices become row numbers in scratch memory (checked there), then rows are copied. Backward
+ * needs the indices only: dx = zeros with every row of dy added where it came from, in rising
+ * order (long rows along an axis in short chains), so the bits do not depend on the number of
+ * threads. GatherGrad, GatherNDGrad and
+ * GatherElementsGrad are internal; they carry the dims of x in an attribute.
+ */
+#include <string.h>
+
+#include "kernels/describe/cost.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/cpu/pick.h"
+#include "kernels/cpu/row_sums.h"
+#include "kernels/cpu/rows.h"
+#include "kernels/rules/infer.h"
+#include "kernels/contract/kernel.h"
+#include "kernels/contract/op.h"
+#include "kernels/rules/rowwise.h"
+#include "kernels/rules/rules.h"
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+enum { BY_AXIS, BY_ND, BY_ELEMENT };
+enum { LONG_ROW = 16 }; /* elements */
+
+static int mode_of(const gradd_op_t *op) {
+    if (!strncmp(op->name, "GatherND", 8)) return BY_ND;
+    return !strncmp(op->name, "GatherElements", 14) ? BY_ELEMENT : BY_AXIS;
+}
+
+/* `data` is the indexed tensor: x in forward, dx in backward. */
+static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *data,
+                                gradd_rows_t *out) {
+    const gradd_view_t *indices = &r->in[1];
+    int64_t n = gradd_type_count(&indices->type);
+    int mode = mode_of(r->op), axis = 0;
+    if (mode != BY_ND)
+        GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), data->rank, false, &axis));
+    if (mode == BY_ELEMENT) {
+        *out = (gradd_rows_t){r->workspace, n, gradd_type_count(data), 1};
+        return gradd_pick_elements(data, axis, indices, r->workspace);
+    }
+    if (mode == BY_AXIS) {
+        *out = (gradd_rows_t){r->workspace, n * gradd_pick_span(data, 0, axis),
+                              gradd_pick_span(data, 0, axis + 1),
+                              gradd_pick_span(data, axis + 1, data->rank)};
+        return gradd_pick_axis(data, axis, indices, r->workspace);
+    }
+    int last = indices->type.rank - 1;
+    int depth = (int)indices->type.dims[last];
+    int batch_dims = (int)gradd_attr_int(r->attrs, "batch_dims", 0);
+    *out = (gradd_rows_t){r->workspace, gradd_pick_span(&indices->type, 0, last),
+                          gradd_pick_span(data, 0, batch_dims + depth),
+                          gradd_pick_span(data, batch_dims + depth, data->rank)};
+    return gradd_pick_nd(data, batch_dims, indices, r->workspace);
+}
+
+static gradd_status_t compute_gather(const gradd_launch_t *r) {
+    gradd_rows_t rows;
+    if (gradd_type_count(&r->out[0].type) == 0) return GRADD_OK;
+    GRADD_TRY(make_rows(r, &r->in[0].type, &rows));
+    return gradd_rows_get(&rows, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data,
+                          r->in[0].data);
+}
+
+/* Whether rows along an axis are worth sorting: they are summed in short chains then. */
+static bool has_long_rows(const gradd_op_t *op, const gradd_type_t *dx, gradd_attrs_t attrs) {
+    int axis;
+    if (mode_of(op) != BY_AXIS ||
+        gradd_axis(gradd_attr_int(attrs, "axis", 0), dx->rank, false, &axis))
+        return false;
+    return gradd_pick_span(dx, axis + 1, dx->rank) >= LONG_ROW;
+}
+
+static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
+    const gradd_type_t *dx = &r->out[0].type;
+    gradd_rows_t rows;
+    gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(dx));
+    if (gradd_type_count(&r->in[0].type) == 0) return GRADD_OK;
+    GRADD_TRY(make_rows(r, dx, &rows));
+    if (has_long_rows(r->op, dx, r->attrs)) {
+        const gradd_row_sums_t sums = {rows.row, rows.n, rows.n_rows, rows.size, 1, false};
+        return gradd_row_sums(&sums, dx->dtype, r->out[0].data, r->in[0].data,
+                              (int64_t *)r->workspace + rows.n);
+    }
+    return gradd_rows_add(&rows, dx->dtype, r->out[0].data, r->in[0].data);
+}
+
+/* ---- shape rules ----------------------------------------------------------------------------- */
+
+/* Type of y for indexed data; also checks the axis, the ranks and the batch dims. */
+static gradd_status_t gathered_type(const gradd_infer_t *c, const gradd_type_t *data,
+                                    gradd_type_t *y) {
+    const gradd_type_t *index = &c->in[1].type;
+    int mode = mode_of(c->op), axis = 0, head, tail;
+    *y = (gradd_type_t){.dtype = data->dtype};
+    if (mode != BY_ND)
+        GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", 0), data->rank, false, &axis));
+    if (mode == BY_ELEMENT) {
+        if (index->rank != data->rank)
+            return GRADD_FAIL(GRAPH, "indices have rank %d, data has %d", index->rank, data->rank);
+        for (int i = 0; i < index->rank; i++)
+            if (i != axis && index->dims[i] > data->dims[i])
+                return GRADD_FAIL(GRAPH, "axis %d of the indices is longer than that of data", i);
+        *y = *index;
+        y->dtype = data->dtype;
+        return GRADD_OK;
+    }
+    int64_t batch_dims = gradd_attr_int(c->attrs, "batch_dims", 0);
+    if (mode == BY_AXIS) {
+        head = axis, tail = axis + 1;
+    } else {
+        int64_t depth = index->rank ? index->dims[index->rank - 1] : 0;
+        if (index->rank < 1 || batch_dims < 0 || batch_dims >= index->rank || depth < 0 ||
+            depth > data->rank - batch_dims)
+            return GRADD_FAIL(GRAPH, "indices do not fit data of rank %d with batch_dims %lld",
+                              data->rank, (long long)batch_dims);
+        for (int i = 0; i < batch_dims; i++)
+            if (index->dims[i] != data->dims[i])
+                return GRADD_FAIL(GRAPH, "batch axis %d of data and indices differ", i);
+        head = 0, tail = (int)(batch_dims + depth);
+    }
+    int n_index = mode == BY_ND ? index->rank - 1 : index->rank;
+    if (head + n_index + data->rank - tail > GRADD_MAX_RANK)
+        return GRADD_FAIL(LIMIT, "the result's rank is above %d", GRADD_MAX_RANK);
+    for (int i = 0; i < head; i++)
+        y->dims[y->rank++] = data->dims[i];
+    for (int i = 0; i < n_index; i++)
+        y->dims[y->rank++] = index->dims[i];
+    for (int i = tail; i < data->rank; i++)
+        y->dims[y->rank++] = data->dims[i];
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_gather(gradd_infer_t *c) {
+    return gathered_type(c, &c->in[0].type, &c->out[0]);
+}
+
+static gradd_status_t infer_gather_grad(gradd_infer_t *c) {
+    const gradd_attr_t *dims = gradd_attr_find(c->attrs, "dims");
+    gradd_type_t dx = {.dtype = c->in[0].type.dtype, .rank = (int)dims->n}, y;
+    if (dims->n > GRADD_MAX_RANK) return GRADD_FAIL(LIMIT, "dims has %zu entries", dims->n);
+    memcpy(dx.dims, dims->ints, sizeof dims->ints[0] * dims->n);
+    GRADD_TRY(gradd_type_check(&dx));
+    GRADD_TRY(gathered_type(c, &dx, &y));
+    if (!gradd_type_equal(&y, &c->in[0].type))
+        return GRADD_FAIL(GRAPH, "dy does not have the shape that indexing dims gives");
+    c->out[0] = dx;
+    return GRADD_OK;
+}
+
+static size_t numbers(const gradd_infer_t *c, const gradd_type_t *data) {
+    const gradd_type_t *index = &c->in[1].type;
+    size_t n = (size_t)gradd_type_count(index);
+    int axis = 0;
+    if (mode_of(c->op) == BY_AXIS &&
+        !gradd_axis(gradd_attr_int(c->attrs, "axis", 0), data->rank, false, &axis))
+        n *= (size_t)gradd_pick_span(data, 0, axis);
+    if (mode_of(c->op) == BY_ND) n = (size_t)gradd_pick_span(index, 0, index->rank - 1);
+    return n * sizeof(int64_t);
+}
+
+static size_t workspace_gather(const gradd_infer_t *c) {
+    return numbers(c, &c->in[0].type);
+}
+
+static size_t workspace_gather_grad(const gradd_infer_t *c) {
+    const size_t bytes = numbers(c, &c->out[0]);
+    if (!has_long_rows(c->op, &c->out[0], c->attrs)) return bytes;
+    return bytes + gradd_row_sums_workspace((int64_t)(bytes / sizeof(int64_t)));
+}
+
+/* ---- gradient rules -------------------------------------------------------------------------- */
+
+static gradd_status_t grad_gather(gradd_grad_t *g) {
+    static const char *const names[] = {"GatherGrad", "GatherNDGrad", "GatherElementsGrad"};
+    if (!g->need[0]) return GRADD_OK;
+    int mode = mode_of(g->op);
+    gradd_type_t x = *gradd_val_type(g->b, g->in[0]);
+    gradd_val_t in[2] = {g->dout[0], g->in[1]};
+    const char *other = mode == BY_ND ? "batch_dims" : "axis";
+    gradd_attr_t attrs[2] = {gradd_make_ints("dims", x.dims, (size_t)x.rank),
+                             gradd_make_int(other, gradd_attr_int(g->attrs, other, 0))};
+    g->din[0] = gradd_emit_attrs(g->b, names[mode], in, 2, attrs, 2);
+    return g->b->status;
+}
+
+/* Adding rows into zeros is linear: its gradient picks them again. */
+static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
+    static const char *const names[] = {"Gather", "GatherND", "GatherElements"};
+    if (!g->need[0]) return GRADD_OK;
+    int mode = mode_of(g->op);
+    gradd_val_t in[2] = {g->dout[0], g->in[1]};
+    const char *other = mode == BY_ND ? "batch_dims" : "axis";
+    gradd_attr_t attr = gradd_make_int(other, gradd_attr_int(g->attrs, other, 0));
+    g->din[0] = gradd_emit_attrs(g->b, names[mode], in, 2, &attr, 1);
+    return g->b->status;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+GRADD_OPS(
+    gather,
+    GRADD_OP("Gather", "", 1, (2, 2), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_gather,
+             .rowwise = gradd_rowwise_lookup, .grad = grad_gather, .ref = compute_gather,
+             .cases = GRADD_CASES({.text = "f32[5,3] i64[2,4]"}, {.text = "f32[5,3] i64[]={-1}"},
+                                  {.text = "f32[2,5,3] i64[3]={4,0,4} | axis=1"},
+                                  {.text = "f32[2,3,5] i32[2]={-5,1} | axis=-1"},
+                                  {.text = "i64[4]={7,8,9,6} i64[2]={1,3}"},
+                                  {.text = "f32[5,3] i64[0]={}"}, {.text = "f32[5,70] i64[40]"},
+                                  {.text = "f32[300,160] i64[400]:(-300,299)"},
+                                  {.text = "f32[3,2500] i64[4]:(0,2)"},
+                                  {.text = "f32[70,40] i64[9]:(-40,39) | axis=1"},
+                                  {.text = "bool[5] i64[3]"})),
+    GRADD_OP("GatherND", "", 1, (2, 2), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"batch_dims", GRADD_ATTR_INT, false}), .infer = infer_gather,
+             .grad = grad_gather, .ref = compute_gather,
+             .cases = GRADD_CASES({.text = "f32[5,6,3] i64[4,2]"}, {.text = "f32[5,6] i64[2,3,1]"},
+                                  {.text = "f32[2,5,3] i64[2,4,1] | batch_dims=1"},
+                                  {.text = "f32[2,5,5] i64[2,4,2]:(-5,4) | batch_dims=1"},
+                                  {.text = "bool[5,7] i64[3,2,2]"}, {.text = "f32[5] i64[1]={2}"},
+                                  {.text = "f32[2,3] i64[2,0]"})),
+    GRADD_OP("GatherElements", "", 1, (2, 2), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_gather,
+             .grad = grad_gather, .ref = compute_gather,
+             .cases = GRADD_CASES({.text = "f32[5,3] i64[2,3]"},
+                                  {.text = "f32[3,5] i64[3,7]:(-5,4) | axis=1"},
+                                  {.text = "f32[2,5,3] i64[1,4,2] | axis=-2"},
+                                  {.text = "f32[20,6,30] i64[20,5,30]:(-6,5) | axis=1"},
+                                  {.text = "i64[5] i32[8]"}, {.text = "f32[5,3] i64[0,3]"})),
+    GRADD_OP("GatherGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = GRADD_OP_INTERNAL,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = compute_gather_grad,
+             .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
+                                  {.text = "f32[2,7,3] i64[7] | dims=[2,5,3] axis=1"},
+                                  {.text = "f32[9,128] i64[9] | dims=[5,128]"},
+                                  {.text = "f32[600,160] i64[600]:(0,9) | dims=[10,160]"},
+                                  {.text = "f32[40000] i64[40000]:(0,9) | dims=[10]"},
+                                  {.text = "f32[5000] i64[5000]:(-70000,69999) | dims=[70000]"},
+                                  {.text = "f32[64,16] i64[64]:(1,1) | dims=[3,16]"},
+                                  {.text = "f32[65,16] i64[65]:(2,2) | dims=[3,16]"},
+                                  {.text = "f32[4,128,3] i64[128]:(0,0) | dims=[4,2,3] axis=1"},
+                                  {.text = "f32[5]={inf,1,-inf,nan,inf} i64[5]={0,0,1,2,1} | "
+                                           "dims=[4]",
+                                   .grad_tol = -1},
+                                  {.text = "f32[0,3] i64[0] | dims=[5,3]"})),
+    GRADD_OP("GatherNDGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = GRADD_OP_INTERNAL,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"batch_dims", GRADD_ATTR_INT, false}),
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = compute_gather_grad,
+             .cases = GRADD_CASES({.text = "f32[4,3] i64[4,2] | dims=[5,6,3]"},
+                                  {.text = "f32[2,4] i64[2,4,1] | dims=[2,5] batch_dims=1"},
+                                  {.text = "f32[3,500,4] i64[3,500,1] | dims=[3,5,4] "
+                                           "batch_dims=1"})),
+    GRADD_OP("GatherElementsGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = GRADD_OP_INTERNAL,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = compute_gather_grad,
+             .cases = GRADD_CASES({.text = "f32[2,9] i64[2,9] | dims=[3,5] axis=1"},
+                                  {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"},
+                                  {.text = "f32[30,90] i64[30,90] | dims=[30,5] axis=1"})));
+
+GRADD_KERNELS(cpu, gather,
+              GRADD_KERNEL("Gather", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
+                           .workspace = workspace_gather, .cost = gradd_cost_pick),
+              GRADD_KERNEL("GatherND", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
+                           .workspace = workspace_gather, .cost = gradd_cost_pick),
+              GRADD_KERNEL("GatherElements", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather, .workspace = workspace_gather,
+                           .cost = gradd_cost_pick),
+              GRADD_KERNEL("GatherGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad),
+              GRADD_KERNEL("GatherNDGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad),
+              GRADD_KERNEL("GatherElementsGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad));
