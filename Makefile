@@ -113,9 +113,9 @@ DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)
 SHM_SRC    := $(sort $(wildcard shm/*.c))
 KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c kernels/*/*/*.c))
 ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/*/*.c server/plan/*.c \
-                                server/plan/passes/*.c server/exec/*.c server/api/*.c))
-DAEMON_SRC := $(sort $(wildcard server/daemon/*.c server/verbs/*.c server/wire/*.c \
-                                server/explain/*.c server/cli/*.c))
+                                server/plan/passes/*.c server/device/*.c server/exec/*.c))
+DAEMON_SRC := $(sort $(wildcard server/host/*.c server/wire/*.c server/session/*.c \
+                                server/explain/*.c server/verbs/*.c server/daemon/*.c server/cli/*.c))
 TEST_SRC   := $(sort $(wildcard tests/c/*/test_*.c))
 # Names of test modules are unique whatever their room, so an object or a runner is found by name.
 test_name   = $(patsubst test_%.c,%,$(notdir $(1)))
@@ -244,7 +244,7 @@ format: ## rewrite all sources in the house format
 lint: ## formatting and static checks, changes nothing
 	$(Q)$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
-	$(Q)sh tests/check_layers.sh && $(PY) tests/check_imports.py && $(PY) tests/check_sizes.py
+	$(Q)$(PY) tests/check_layers.py && $(PY) tests/check_imports.py && $(PY) tests/check_sizes.py
 	$(Q)$(PY) tests/check_pages.py && $(PY) tests/check_words.py
 
 docs: $(BIN) ## rewrite the pages that are made from lists: operators, kernels, patterns, options
@@ -328,7 +328,7 @@ gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.s
 	    cp -L $$f $(GPU_B)/lib/; done
 	@strip -g $(GPU_B)/bin/* $(GPU_B)/lib/*; rm -rf $(GPU_B)/gen $(GPU_B)/gen-obj $(GPU_B)/shm $(GPU_B)/kernels \
 	    $(GPU_B)/server $(GPU_B)/tests $(GPU_B)/emu $(GPU_B)/fake $(GPU_B)/benchmarks $(GPU_B)/lib/*.a; du -sh $(GPU_B)
-$(GPU_B)/bin/probe: tools/gpu/probe.cu tools/gpu/told.h $(wildcard kernels/math/*.h kernels/cuda/half.h)
+$(GPU_B)/bin/probe: tools/gpu/probe.cu tools/gpu/json_error.h $(wildcard kernels/math/*.h kernels/cuda/half.h)
 	@mkdir -p $(@D); echo "  NVCC    $<"
 	$(Q)$(NVCC) -std=c++20 -O2 $(CUDA_ARCHS) -I. -I$(CUDA_LIBS)/include $< -o $@ -ldl
 
@@ -359,7 +359,7 @@ $(B)/gen/pass_list.inc: FORCE
 $(B)/gen/placed_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/plan/passes/*.c))))))
 $(B)/gen/cmd_list.inc: FORCE
-	$(call put_list,$(call names,$(patsubst server/verbs/cmd_%.c,%,$(sort $(wildcard server/verbs/cmd_*.c)))))
+	$(call put_list,$(call names,$(patsubst cmd_%.c,%,$(sort $(notdir $(wildcard server/verbs/cmd_*.c server/daemon/cmd_*.c))))))
 $(B)/gen/test_list.inc: FORCE
 	$(call put_list,:$(foreach f,$(TEST_SRC),; $(call scan_tests,$(f),$(call test_name,$(f)))))
 $(B)/gen/unit/%/test_list.inc: FORCE
@@ -436,7 +436,7 @@ UNIT_ALL := $(addprefix $(B)/bin/,$(basename $(notdir $(TEST_SRC))))
 UNIT_SHM := $(filter $(patsubst shm/%.c,$(B)/bin/test_%,$(SHM_SRC)),$(UNIT_ALL))
 $(UNIT_SHM): $(B)/bin/test_%: $(B)/unit/%/runner.o $$(call test_obj,$$*) $(call obj,tests/c/descriptors.c) $(B)/lib/libgradd_shm.a
 	$(call link,-lpthread -lm)
-DAEMON_H := ^.include "(server/(daemon|verbs|wire|explain|cli)/[a-z_]+|tests/c/peer)\.h"
+DAEMON_H := ^.include "(server/(host|session|daemon|verbs|wire|explain|cli)/[a-z_]+|tests/c/peer)\.h"
 UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(addprefix $(B)/bin/,$(basename $(notdir \
     $(if $(TEST_SRC),$(shell grep -lE '$(DAEMON_H)' $(TEST_SRC)))))))
 $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \

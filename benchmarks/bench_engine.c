@@ -20,7 +20,7 @@
 #include <time.h>
 
 #include "kernels/math/bf16.h"
-#include "server/exec/device.h"
+#include "server/device/device.h"
 #include "server/exec/run.h"
 #include "server/exec/step.h"
 

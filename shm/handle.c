@@ -10,16 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct entry_s {
+typedef struct handle_entry_s {
     uint64_t id;
     gradd_segment_t segment; /* Owned */
     uint64_t n_uses;
-} entry_t;
+} handle_entry_t;
 
 struct gradd_handle_table_s {
     pthread_mutex_t lock; /* guards everything below */
     gradd_handle_limits_t limits;
-    entry_t *entries; /* Owned, in order of arrival */
+    handle_entry_t *entries; /* Owned, in order of arrival */
     uint32_t n_entries;
     uint32_t capacity;
     uint64_t bytes; /* sum of all entries */
@@ -47,13 +47,14 @@ void gradd_handle_table_destroy(gradd_handle_table_t *table) {
 
 /* ---- under the lock ---- */
 
-static entry_t *find(gradd_handle_table_t *table, uint64_t id) {
+static handle_entry_t *find(gradd_handle_table_t *table, uint64_t id) {
     for (uint32_t i = 0; i < table->n_entries; i++)
         if (table->entries[i].id == id) return &table->entries[i];
     return NULL;
 }
 
-static gradd_status_t find_open(gradd_handle_table_t *table, uint64_t id, entry_t **out_entry) {
+static gradd_status_t find_open(gradd_handle_table_t *table, uint64_t id,
+                                handle_entry_t **out_entry) {
     if (table->closed)
         return GRADD_FAIL(STALE, "the client of segment %llu is gone", (unsigned long long)id);
     *out_entry = find(table, id);
@@ -61,8 +62,8 @@ static gradd_status_t find_open(gradd_handle_table_t *table, uint64_t id, entry_
     return GRADD_OK;
 }
 
-static void drop(gradd_handle_table_t *table, entry_t *entry) {
-    entry_t *end = table->entries + table->n_entries;
+static void drop(gradd_handle_table_t *table, handle_entry_t *entry) {
+    handle_entry_t *end = table->entries + table->n_entries;
     table->bytes -= entry->segment.bytes;
     gradd_segment_finish(&entry->segment);
     memmove(entry, entry + 1, (size_t)(end - entry - 1) * sizeof *entry);
@@ -73,7 +74,7 @@ static gradd_status_t grow(gradd_handle_table_t *table) {
     uint32_t capacity = table->capacity ? 2 * table->capacity : 8;
     if (table->n_entries < table->capacity) return GRADD_OK;
     if (capacity < table->capacity) return GRADD_FAIL(LIMIT, "too many segments");
-    entry_t *entries = realloc(table->entries, capacity * sizeof *entries);
+    handle_entry_t *entries = realloc(table->entries, capacity * sizeof *entries);
     if (!entries) return GRADD_FAIL(NOMEM, "no memory for a table of %u segments", capacity);
     table->entries = entries;
     table->capacity = capacity;
@@ -99,14 +100,14 @@ static gradd_status_t add_locked(gradd_handle_table_t *table, uint64_t id,
         return GRADD_FAIL(SHM, "segment %llu exists already", (unsigned long long)id);
     GRADD_TRY(check_limits(table, segment->bytes));
     GRADD_TRY(grow(table));
-    table->entries[table->n_entries++] = (entry_t){.id = id, .segment = *segment};
+    table->entries[table->n_entries++] = (handle_entry_t){.id = id, .segment = *segment};
     table->bytes += segment->bytes;
     *segment = (gradd_segment_t)GRADD_SEGMENT_INIT;
     return GRADD_OK;
 }
 
 static gradd_status_t remove_locked(gradd_handle_table_t *table, uint64_t id) {
-    entry_t *entry;
+    handle_entry_t *entry;
     GRADD_TRY(find_open(table, id, &entry));
     if (entry->n_uses)
         return GRADD_FAIL(STALE, "segment %llu is in use (%llu times)", (unsigned long long)id,
@@ -117,7 +118,7 @@ static gradd_status_t remove_locked(gradd_handle_table_t *table, uint64_t id) {
 
 static gradd_status_t resolve_locked(gradd_handle_table_t *table, uint64_t id, uint64_t offset,
                                      uint64_t bytes, uint64_t align, void **out_address) {
-    entry_t *entry;
+    handle_entry_t *entry;
     GRADD_TRY(find_open(table, id, &entry));
     uint64_t size = entry->segment.bytes;
     if (offset > size || bytes > size - offset)
@@ -156,7 +157,7 @@ gradd_status_t gradd_handle_remove(gradd_handle_table_t *table, uint64_t id) {
 }
 
 gradd_status_t gradd_handle_retain(gradd_handle_table_t *table, uint64_t id) {
-    entry_t *entry;
+    handle_entry_t *entry;
     pthread_mutex_lock(&table->lock);
     gradd_status_t status = find_open(table, id, &entry);
     if (status == GRADD_OK) entry->n_uses++;
@@ -166,7 +167,7 @@ gradd_status_t gradd_handle_retain(gradd_handle_table_t *table, uint64_t id) {
 
 void gradd_handle_release(gradd_handle_table_t *table, uint64_t id) {
     pthread_mutex_lock(&table->lock);
-    entry_t *entry = find(table, id);
+    handle_entry_t *entry = find(table, id);
     if (entry && entry->n_uses) entry->n_uses--;
     if (entry && !entry->n_uses && table->closed) drop(table, entry);
     pthread_mutex_unlock(&table->lock);

@@ -195,7 +195,7 @@ def main() -> int:
         return finish(run_python(build, "quick" if args.quick else "not nightly"))
     made = ["tools/docs.py", str(build / "bin" / "gradd"), "--check"]
     counts = [
-        run_script("layers", ["sh", "tests/check_layers.sh"]),
+        run_script("layers", [sys.executable, "tests/check_layers.py"]),
         run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
         run_script("imports", [sys.executable, "tests/check_imports.py"]),
         run_script("pages", [sys.executable, "tests/check_pages.py"]),

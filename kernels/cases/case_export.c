@@ -1,8 +1,8 @@
 /* Export of executed test cases. See case_export.h. */
 #include "kernels/cases/case_export.h"
 
-#include "kernels/contract/backend.h"
 #include "kernels/cases/cases.h"
+#include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
 
 #include <inttypes.h>

@@ -17,17 +17,17 @@ typedef struct parser_s {
     gradd_case_data_t *out;
 } parser_t;
 
-typedef struct block_s {
-    struct block_s *next;
+typedef struct case_block_s {
+    struct case_block_s *next;
     char pad[56]; /* keeps the bytes that follow aligned to 64 */
-} block_t;
+} case_block_t;
 
 #define BAD(p, what)                                                                               \
     GRADD_FAIL(GRAPH, "case \"%s\", column %d: %s", (p)->text, (int)((p)->at - (p)->text) + 1, what)
 
 void *gradd_case_alloc(gradd_case_data_t *data, size_t bytes) {
-    size_t whole = (sizeof(block_t) + bytes + 63) / 64 * 64;
-    block_t *block = aligned_alloc(64, whole);
+    size_t whole = (sizeof(case_block_t) + bytes + 63) / 64 * 64;
+    case_block_t *block = aligned_alloc(64, whole);
     if (!block) return NULL;
     memset(block, 0, whole);
     block->next = data->blocks;
@@ -36,7 +36,7 @@ void *gradd_case_alloc(gradd_case_data_t *data, size_t bytes) {
 }
 
 void gradd_case_free(gradd_case_data_t *data) {
-    for (block_t *block = data->blocks, *next; block; block = next) {
+    for (case_block_t *block = data->blocks, *next; block; block = next) {
         next = block->next;
         free(block);
     }

@@ -11,7 +11,7 @@
 #ifndef GRADD_KERNELS_CONTRACT_BACKEND_H
 #define GRADD_KERNELS_CONTRACT_BACKEND_H
 
-#include "kernels/describe/adam.h"
+#include "kernels/contract/adam.h"
 #include "kernels/contract/kernel.h"
 
 #define GRADD_BACKEND_ABI 2u

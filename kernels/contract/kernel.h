@@ -49,8 +49,9 @@ typedef struct gradd_kernel_s {
      * threads as OpenMP would take now. c->out is set; in and out are not kept. */
     gradd_status_t (*prepare)(const gradd_infer_t *c, gradd_prepared_t *out);
     void (*unprepare)(gradd_prepared_t *prepared);
-    /* Corrects what gradd_kernel_cost (kernels/describe/cost.h) has filled in: one operation per element of
-     * the largest tensor, all operands read, all results written. NULL = that is right. */
+    /* Corrects what gradd_kernel_cost (kernels/describe/cost.h) has filled in: one operation per
+     * element of the largest tensor, all operands read, all results written. NULL = that is right.
+     */
     void (*cost)(const gradd_infer_t *c, gradd_cost_t *cost);
     /* Without types of its own it takes those of the operator but f16, which is widened around it:
      * rows of the CPU, which compute in f32. Those of a GPU read it. */

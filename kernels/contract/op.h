@@ -2,8 +2,8 @@
  *
  * Adding an operator means adding one row to one file kernels/ops/<family>.c. The row holds its
  * ONNX name, domain and opset range, arity, attributes, element types, shape rule, gradient rule,
- * definition and test cases. How a device runs it is a row of its own behind it (kernels/contract/kernel.h).
- * There is no enum of operators: a node points to its row.
+ * definition and test cases. How a device runs it is a row of its own behind it
+ * (kernels/contract/kernel.h). There is no enum of operators: a node points to its row.
  *
  * Shapes are always concrete here. The engine compiles a graph once per tuple of input shapes, so
  * the shape rule sees numbers, and inputs whose elements are known at compile time (shape
@@ -36,14 +36,6 @@ typedef struct gradd_view_s {
     gradd_type_t type;
     void *data; /* Borrowed */
 } gradd_view_t;
-
-/* What a value is. Zero, a tensor, is the only kind that rows handle today; the importer refuses
- * the others by name. */
-typedef enum gradd_value_kind_e {
-    GRADD_VALUE_TENSOR = 0,
-    GRADD_VALUE_SEQUENCE,
-    GRADD_VALUE_OPTIONAL,
-} gradd_value_kind_t;
 
 typedef enum gradd_attr_kind_e {
     GRADD_ATTR_END = 0, /* ends a table of gradd_attr_spec_t */
@@ -262,7 +254,8 @@ struct gradd_op_s {
     const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
     gradd_status_t (*infer)(gradd_infer_t *c);
     gradd_status_t (*grad)(gradd_grad_t *g); /* NULL with GRADD_OP_NO_GRAD */
-    bool (*rowwise)(gradd_rowwise_t *r); /* kernels/rules/rowwise.h has the usual ones; NULL = never */
+    bool (*rowwise)(
+        gradd_rowwise_t *r); /* kernels/rules/rowwise.h has the usual ones; NULL = never */
     /* A row that has this alone, neither grad nor ref, is a composite: it is always expanded.
      * Others are where the device has no kernel, and in plain plans. NULL: there is nothing
      * simpler. */

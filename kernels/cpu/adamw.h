@@ -1,9 +1,9 @@
-/* Adam on the CPU: update, commit and the sum of squares. What they mean is in kernels/describe/adam.h. Each
- * runs on the calling thread's OpenMP team. */
+/* Adam on the CPU: update, commit and the sum of squares. What they mean is in
+ * kernels/contract/adam.h. Each runs on the calling thread's OpenMP team. */
 #ifndef GRADD_KERNELS_CPU_ADAMW_H
 #define GRADD_KERNELS_CPU_ADAMW_H
 
-#include "kernels/describe/adam.h"
+#include "kernels/contract/adam.h"
 
 void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_adam_span_t *span);
 void gradd_adam_commit(const gradd_adam_commit_t *commit);

@@ -181,7 +181,7 @@ static int classify(gradd_copy_t *c) {
 /* ---- units and threads ----------------------------------------------------------------------- */
 
 /* Axes of the odometer: the outer axes, then tiles along n1, then tiles along n0. */
-typedef struct walk_s {
+typedef struct copy_walk_s {
     int rank;
     int64_t dims[GRADD_COPY_RANK + 2], to[GRADD_COPY_RANK + 2], from[GRADD_COPY_RANK + 2];
     int64_t units;
@@ -190,15 +190,15 @@ typedef struct walk_s {
     tile_fn_t loop;
     char *target;
     const char *source;
-} walk_t;
+} copy_walk_t;
 
-static void add_axis(walk_t *w, int64_t dim, int64_t to, int64_t from) {
+static void add_axis(copy_walk_t *w, int64_t dim, int64_t to, int64_t from) {
     w->dims[w->rank] = dim, w->to[w->rank] = to, w->from[w->rank] = from;
     w->rank++;
     w->units *= dim;
 }
 
-static void make_walk(const gradd_copy_t *c, int kind, size_t bytes, walk_t *w) {
+static void make_walk(const gradd_copy_t *c, int kind, size_t bytes, copy_walk_t *w) {
     int64_t size = (int64_t)bytes;
     int last = c->rank - 1;
     w->rank = 0, w->units = 1;
@@ -220,7 +220,7 @@ static void make_walk(const gradd_copy_t *c, int kind, size_t bytes, walk_t *w) 
     w->loop = choose_loop(kind, bytes, w->n0);
 }
 
-static void walk_range(const walk_t *w, int64_t first, int64_t end) {
+static void walk_range(const copy_walk_t *w, int64_t first, int64_t end) {
     int64_t at[GRADD_COPY_RANK + 2], rest = first;
     char *to = w->target;
     const char *from = w->source;
@@ -253,7 +253,7 @@ void gradd_copy_strided(const gradd_copy_t *job, size_t bytes, void *to, const v
     gradd_copy_t c;
     if (!gradd_copy_simplify(job, &c)) return;
     int kind = classify(&c);
-    walk_t w;
+    copy_walk_t w;
     make_walk(&c, kind, bytes, &w);
     w.target = to, w.source = from;
     int64_t moved = w.units * w.b1 * w.b0 * (int64_t)bytes;

@@ -1,9 +1,10 @@
 /* Strided copies: the engine under every operator that only moves elements.
  *
- * A job is a box of elements (kernels/describe/moves.h). gradd_copy_strided simplifies it, picks one of four
- * inner loops (rows, fill, blocked transposition, general) and splits the rest among OpenMP
- * threads. gradd_copy_plain is the loop that defines it. Elements are moved as bytes; both sides
- * must not overlap, and no two elements of the target may be the same. Called on the engine thread.
+ * A job is a box of elements (kernels/describe/moves.h). gradd_copy_strided simplifies it, picks
+ * one of four inner loops (rows, fill, blocked transposition, general) and splits the rest among
+ * OpenMP threads. gradd_copy_plain is the loop that defines it. Elements are moved as bytes; both
+ * sides must not overlap, and no two elements of the target may be the same. Called on the engine
+ * thread.
  */
 #ifndef GRADD_KERNELS_CPU_COPY_H
 #define GRADD_KERNELS_CPU_COPY_H

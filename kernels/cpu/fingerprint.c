@@ -5,7 +5,7 @@
  * changes. Both are sums over pieces, so pieces may be counted in any order. */
 #include "kernels/cpu/fingerprint.h"
 
-#include "kernels/math/print.h"
+#include "kernels/math/fingerprint_formulas.h"
 
 #include <string.h>
 #ifdef __AVX2__

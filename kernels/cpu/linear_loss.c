@@ -9,7 +9,7 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/map.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/math/parted.h"
+#include "kernels/math/split_sum.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ typedef struct sized_s {
     gradd_prepared_t logits, dx, dw[2];
 } sized_t;
 
-typedef struct head_s {
+typedef struct loss_head_s {
     gradd_head_t is;
     int64_t most;  /* rows that may count */
     int64_t chunk; /* rows of a chunk, at most */
@@ -33,7 +33,7 @@ typedef struct head_s {
     sized_t sizes[MAX_SIZES]; /* ascending */
     int n_sizes;
     gradd_prepared_t first[2]; /* as dw of the largest size, over what is there before */
-} head_t;
+} loss_head_t;
 
 gradd_loss_operands_t gradd_head_operands(const gradd_view_t *in, int n_in) {
     return (gradd_loss_operands_t){&in[GRADD_HEAD_LABELS],
@@ -51,8 +51,8 @@ static int64_t quotient_up(int64_t n, int64_t by) {
     return (n + by - 1) / by;
 }
 
-static void describe(const gradd_infer_t *c, head_t *h) {
-    *h = (head_t){0};
+static void describe(const gradd_infer_t *c, loss_head_t *h) {
+    *h = (loss_head_t){0};
     gradd_head_describe(c, &h->is);
     h->most = h->is.rows;
     if (h->is.rows && h->is.positions && !h->is.squares) h->most -= h->is.rows / h->is.positions;
@@ -63,7 +63,7 @@ static void describe(const gradd_infer_t *c, head_t *h) {
 }
 
 /* Where any number of rows may count, halves down to a few; else what is known to come. */
-static void choose_sizes(head_t *h) {
+static void choose_sizes(loss_head_t *h) {
     int64_t rows[MAX_SIZES];
     int n = 0;
     rows[n++] = h->chunk;
@@ -82,7 +82,7 @@ static void choose_sizes(head_t *h) {
     h->n_sizes = n;
 }
 
-static void place(head_t *h) {
+static void place(loss_head_t *h) {
     const size_t rows = (size_t)h->is.rows, chunk = (size_t)h->chunk;
     size_t at = 0;
 #define PLACE(field, bytes) h->field = at, at = (at + (size_t)(bytes) + ALIGN - 1) / ALIGN * ALIGN
@@ -103,14 +103,15 @@ static void place(head_t *h) {
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-static gradd_status_t prepare_one(head_t *h, gradd_gemm_t g, int threads, gradd_prepared_t *out) {
+static gradd_status_t prepare_one(loss_head_t *h, gradd_gemm_t g, int threads,
+                                  gradd_prepared_t *out) {
     g.threads = threads;
     GRADD_TRY(gradd_gemm_prepare(&g, out));
     if (h->products + out->workspace > h->end) h->end = h->products + out->workspace;
     return GRADD_OK;
 }
 
-static gradd_status_t prepare_size(head_t *h, sized_t *s, int threads) {
+static gradd_status_t prepare_size(loss_head_t *h, sized_t *s, int threads) {
     GRADD_TRY(prepare_one(h, gradd_head_logits_product(&h->is, s->rows), threads, &s->logits));
     if (h->is.dx)
         GRADD_TRY(prepare_one(h, gradd_head_rows_product(&h->is, s->rows), threads, &s->dx));
@@ -132,7 +133,7 @@ static size_t unprepare_one(gradd_prepared_t *p, bool count_only) {
     return bytes;
 }
 
-static size_t unprepare_all(head_t *h, bool count_only) {
+static size_t unprepare_all(loss_head_t *h, bool count_only) {
     size_t bytes = sizeof *h;
     bytes += unprepare_one(&h->first[0], count_only) + unprepare_one(&h->first[1], count_only);
     for (int i = 0; i < h->n_sizes; i++) {
@@ -144,7 +145,7 @@ static size_t unprepare_all(head_t *h, bool count_only) {
 }
 
 gradd_status_t gradd_head_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
-    head_t *h = malloc(sizeof *h);
+    loss_head_t *h = malloc(sizeof *h);
     if (!h) return GRADD_FAIL(NOMEM, "linear cross-entropy");
     describe(c, h);
     choose_sizes(h);
@@ -174,7 +175,7 @@ typedef struct piece_s {
 } piece_t;
 
 typedef struct chunk_s {
-    const head_t *h;
+    const loss_head_t *h;
     const gradd_launch_t *r;
     gradd_loss_t loss;
     char *x, *z, *products;
@@ -191,7 +192,7 @@ typedef struct chunk_s {
     void *dx, *dw, *dbias; /* NULL = not wanted */
 } chunk_t;
 
-static const sized_t *next_size(const head_t *h, int64_t rest) {
+static const sized_t *next_size(const loss_head_t *h, int64_t rest) {
     for (int i = 0; i < h->n_sizes; i++) {
         const sized_t *s = &h->sizes[i];
         if (s->rows < rest) continue;
@@ -201,7 +202,7 @@ static const sized_t *next_size(const head_t *h, int64_t rest) {
 }
 
 static void cut(chunk_t *c) {
-    const head_t *h = c->h;
+    const loss_head_t *h = c->h;
     c->padded = 0;
     c->n_pieces = 0;
     while (c->padded < c->n && c->n_pieces < MAX_PIECES) {
@@ -224,7 +225,7 @@ static void gather(const chunk_t *c) {
 }
 
 static gradd_status_t multiply_logits(const chunk_t *c) {
-    const head_t *h = c->h;
+    const loss_head_t *h = c->h;
     const void *bias = h->is.bias ? c->r->in[GRADD_HEAD_BIAS].data : NULL;
     for (int i = 0; i < c->n_pieces; i++) {
         const piece_t *p = &c->pieces[i];
@@ -256,12 +257,12 @@ static gradd_status_t multiply_logits(const chunk_t *c) {
 BEND(float, f32)
 BEND(double, f64)
 
-static bool bends(const head_t *h) {
+static bool bends(const loss_head_t *h) {
     return h->is.softcap != 0 || h->is.scale != 1;
 }
 
 /* Logits as the product made them -> those that the loss is of. */
-static void bend_row(const head_t *h, void *z) {
+static void bend_row(const loss_head_t *h, void *z) {
     if (h->is.dtype == GRADD_DT_F64) {
         bend_f64(z, h->is.v, h->is.scale, h->is.softcap);
         return;
@@ -280,7 +281,7 @@ static void bend_row(const head_t *h, void *z) {
 }
 
 /* The gradient over logits that were bent, block by block: y is needed beside it. */
-static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) {
+static void spread_bent(const loss_head_t *h, char *z, const gradd_loss_spread_t *s) {
     double wide[BLOCK], kept[BLOCK];
     gradd_loss_spread_t part = *s;
     for (int64_t at = 0; at < h->is.v; at += BLOCK) {
@@ -331,7 +332,7 @@ static row_t scan_row(const chunk_t *c, int64_t row, const gradd_view_t *z) {
 
 /* Logits z of the row become their gradient. */
 static void form_gradient(const chunk_t *c, const row_t *r, const gradd_view_t *z) {
-    const head_t *h = c->h;
+    const loss_head_t *h = c->h;
     const gradd_loss_t *l = &c->loss;
     gradd_loss_spread_t s = {.max = r->scan.max};
     double d = 0;
@@ -355,7 +356,7 @@ static void form_gradient(const chunk_t *c, const row_t *r, const gradd_view_t *
 }
 
 static void finish_row(const chunk_t *c, int64_t j) {
-    const head_t *h = c->h;
+    const loss_head_t *h = c->h;
     const int64_t at = c->from + j, row = c->used[at];
     const gradd_view_t z = {.type = {.dtype = h->is.dtype},
                             .data = c->z + (size_t)(j * h->is.v) * h->is.bytes};
@@ -446,7 +447,7 @@ static void clear(void *memory, size_t bytes) {
 }
 
 static gradd_status_t add_weight(const chunk_t *c) {
-    const head_t *h = c->h;
+    const loss_head_t *h = c->h;
     const char *left = h->is.trans ? c->z : c->x, *right = h->is.trans ? c->x : c->z;
     const bool parted = h->is.dtype == GRADD_DT_BF16, whole = starts_whole(c);
     if (!parted && !c->from && !whole) clear(c->dw, (size_t)(h->is.k * h->is.v) * h->is.bytes);
@@ -469,7 +470,7 @@ static gradd_status_t add_weight(const chunk_t *c) {
 
 /* Columns [from, from + n) of the chunk's gradients, row after row. */
 static void add_columns(const chunk_t *c, int64_t from, int64_t n) {
-    const head_t *h = c->h;
+    const loss_head_t *h = c->h;
     const gradd_view_t z = {.type = {.dtype = h->is.dtype}, .data = c->z};
     for (int64_t j = 0; j < c->n; j++)
         for (int64_t i = from; i < from + n; i++)
@@ -485,7 +486,7 @@ static void add_bias(const chunk_t *c) {
 
 /* The rows of x are not needed any more: their gradients take their room on the way to dX. */
 static gradd_status_t write_rows(const chunk_t *c) {
-    const head_t *h = c->h;
+    const loss_head_t *h = c->h;
     const size_t bytes = (size_t)h->is.k * h->is.bytes;
     for (int i = 0; i < c->n_pieces; i++) {
         const piece_t *p = &c->pieces[i];
@@ -563,7 +564,7 @@ static void write_sums(const chunk_t *c) {
 }
 
 gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
-    const head_t *h = r->state;
+    const loss_head_t *h = r->state;
     char *w = r->workspace;
     chunk_t c = {.h = h,
                  .r = r,
@@ -595,16 +596,16 @@ gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
 
 /* ---- the definition -------------------------------------------------------------------------- */
 
-typedef struct plain_s {
+typedef struct plain_loss_s {
     const gradd_launch_t *r;
     gradd_loss_t loss;
     int64_t k;
     bool trans;
     double softcap, scale;
     gradd_view_t z; /* one row of logits */
-} plain_t;
+} plain_loss_t;
 
-static double weight_at(const plain_t *p, int64_t v, int64_t k) {
+static double weight_at(const plain_loss_t *p, int64_t v, int64_t k) {
     const int64_t at = p->trans ? v * p->k + k : k * p->loss.classes + v;
     return gradd_loss_number(&p->r->in[GRADD_HEAD_W], at);
 }
@@ -614,7 +615,7 @@ static void add_to(const gradd_launch_t *r, int j, int64_t at, double value) {
     gradd_loss_store(&r->out[j], at, gradd_loss_number(&r->out[j], at) + value);
 }
 
-static void plain_logits(plain_t *p, int64_t row) {
+static void plain_logits(plain_loss_t *p, int64_t row) {
     const gradd_launch_t *r = p->r;
     const bool bias = operand(r, GRADD_HEAD_BIAS);
     for (int64_t v = 0; v < p->loss.classes; v++) {
@@ -628,7 +629,7 @@ static void plain_logits(plain_t *p, int64_t row) {
 }
 
 /* Adds what the gradient d of logit v of a row gives. */
-static void plain_gradient(const plain_t *p, int64_t row, int64_t v, double d) {
+static void plain_gradient(const plain_loss_t *p, int64_t row, int64_t v, double d) {
     const int64_t classes = p->loss.classes;
     if (p->softcap) {
         const double y = gradd_loss_number(&p->z, v) / p->softcap;
@@ -644,7 +645,7 @@ static void plain_gradient(const plain_t *p, int64_t row, int64_t v, double d) {
 }
 
 /* Adds up the loss of a row and what its log-sum-exp adds. */
-static void plain_row(plain_t *p, int64_t row, double *loss, double *added) {
+static void plain_row(plain_loss_t *p, int64_t row, double *loss, double *added) {
     const gradd_loss_t *l = &p->loss;
     const gradd_view_t *weights = operand(p->r, GRADD_HEAD_WEIGHTS);
     const gradd_view_t *squares = operand(p->r, GRADD_HEAD_SQUARES);
@@ -682,11 +683,11 @@ static void plain_row(plain_t *p, int64_t row, double *loss, double *added) {
 
 gradd_status_t gradd_head_ref(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[GRADD_HEAD_X].type;
-    plain_t p = {.r = r,
-                 .k = x->dims[x->rank - 1],
-                 .trans = gradd_attr_int(r->attrs, "transB", 0),
-                 .softcap = gradd_attr_float(r->attrs, "softcap", 0),
-                 .scale = gradd_attr_float(r->attrs, "scale", 1)};
+    plain_loss_t p = {.r = r,
+                      .k = x->dims[x->rank - 1],
+                      .trans = gradd_attr_int(r->attrs, "transB", 0),
+                      .softcap = gradd_attr_float(r->attrs, "softcap", 0),
+                      .scale = gradd_attr_float(r->attrs, "scale", 1)};
     double loss = 0, added = 0;
     GRADD_TRY(read_loss(r, r->workspace, &p.loss));
     p.z = (gradd_view_t){

@@ -1,9 +1,9 @@
 /* Labels, reductions and the loss of a row. See loss_labels.h. */
 #include "kernels/cpu/loss_labels.h"
 
+#include "kernels/contract/fault.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
-#include "kernels/contract/fault.h"
 
 #include <math.h>
 #include <string.h>

@@ -8,9 +8,9 @@
 #ifndef GRADD_KERNELS_CPU_LOSS_LABELS_H
 #define GRADD_KERNELS_CPU_LOSS_LABELS_H
 
+#include "kernels/contract/op.h"
 #include "kernels/cpu/loss_rows.h"
 #include "kernels/math/loss.h"
-#include "kernels/contract/op.h"
 
 typedef struct gradd_loss_s {
     int64_t rows, classes, positions; /* positions: S with shift, else 0 */

@@ -14,9 +14,9 @@
 #ifndef GRADD_KERNELS_CPU_MAP_H
 #define GRADD_KERNELS_CPU_MAP_H
 
+#include "kernels/contract/op.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/math/formulas.h"
-#include "kernels/contract/op.h"
 
 #define GRADD_MAP_MAX_IN 3
 

@@ -1,10 +1,11 @@
 /* Loops over one row for LayerNormalization and RMSNormalization, written once for f32, f64 and
  * bf16.
  *
- * Included by kernels/ops/norm/norm.c with REAL, NAME(x) and, for bf16 and f16, CELL, LOAD and STORE
- * (see lanes.h); scale, bias, statistics and sums over rows are REAL. There is no guard on purpose.
- * RMS passes centred = false as a constant, and the compiler drops what it does not need. y may be
- * x, and dx may be dy or x: a row is read before it is written, and then element by element.
+ * Included by kernels/ops/norm/norm.c with REAL, NAME(x) and, for bf16 and f16, CELL, LOAD and
+ * STORE (see lanes.h); scale, bias, statistics and sums over rows are REAL. There is no guard on
+ * purpose. RMS passes centred = false as a constant, and the compiler drops what it does not need.
+ * y may be x, and dx may be dy or x: a row is read before it is written, and then element by
+ * element.
  */
 #include "kernels/cpu/lanes.h"
 

@@ -7,9 +7,9 @@
  */
 #include "kernels/cpu/pick.h"
 
+#include "kernels/contract/fault.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/contract/fault.h"
 
 /* index in [-extent, extent) to [0, extent); -1 if it is outside. */
 static inline int64_t wrap(int64_t index, int64_t extent) {

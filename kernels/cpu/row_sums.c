@@ -12,13 +12,13 @@
 
 enum { BLOCK = 256, CHAIN = 64, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, SHARE = 8 };
 
-typedef struct entry_s {
+typedef struct sum_entry_s {
     int64_t row, i; /* position in `from` */
-} entry_t;
+} sum_entry_t;
 
 typedef struct summing_s {
     const gradd_row_sums_t *s;
-    const entry_t *sorted;
+    const sum_entry_t *sorted;
     const int64_t *first; /* n_touched + 1: where each row's entries begin */
     int64_t n_touched;
     const void *from;
@@ -26,13 +26,13 @@ typedef struct summing_s {
 } summing_t;
 
 size_t gradd_row_sums_workspace(int64_t n) {
-    return 2 * sizeof(entry_t) * (size_t)n + sizeof(int64_t) * ((size_t)n + 1);
+    return 2 * sizeof(sum_entry_t) * (size_t)n + sizeof(int64_t) * ((size_t)n + 1);
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
 /* By one digit of the row. */
-static void sort_digit(const entry_t *from, entry_t *to, int64_t n, int shift) {
+static void sort_digit(const sum_entry_t *from, sum_entry_t *to, int64_t n, int shift) {
     int64_t start[DIGITS + 1] = {0};
     for (int64_t k = 0; k < n; k++)
         start[((from[k].row >> shift) & (DIGITS - 1)) + 1]++;
@@ -43,14 +43,14 @@ static void sort_digit(const entry_t *from, entry_t *to, int64_t n, int shift) {
 }
 
 /* Fills `first`; returns the entries by row, which lie in one of the two lists. */
-static const entry_t *sort_rows(const gradd_row_sums_t *s, entry_t *a, entry_t *b, int64_t *first,
-                                int64_t *out_touched) {
+static const sum_entry_t *sort_rows(const gradd_row_sums_t *s, sum_entry_t *a, sum_entry_t *b,
+                                    int64_t *first, int64_t *out_touched) {
     int64_t n = 0, touched = 0;
     for (int64_t i = 0; i < s->n; i++)
-        if (s->row[i] >= 0) a[n++] = (entry_t){s->row[i], i};
+        if (s->row[i] >= 0) a[n++] = (sum_entry_t){s->row[i], i};
     for (int shift = 0; shift < 63 && (s->n_rows - 1) >> shift > 0; shift += DIGIT_BITS) {
         sort_digit(a, b, n, shift);
-        entry_t *sorted = b;
+        sum_entry_t *sorted = b;
         b = a, a = sorted;
     }
     for (int64_t k = 0; k < n; k++)
@@ -101,7 +101,7 @@ ROW_SUMS(gradd_f16_t, float, gradd_f16_f32, gradd_f32_f16)
 
 gradd_status_t gradd_row_sums(const gradd_row_sums_t *s, gradd_dtype_t dtype, void *to,
                               const void *from, void *workspace) {
-    entry_t *entries = workspace;
+    sum_entry_t *entries = workspace;
     int64_t *first = (int64_t *)(entries + 2 * s->n);
     summing_t w = {.s = s, .first = first, .from = from, .to = to};
     if (!gradd_dtype_is_float(dtype))

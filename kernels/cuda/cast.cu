@@ -1,4 +1,5 @@
-/* Cast and CastLike on a GPU: one kernel per pair of stored types. See kernels/ops/elementwise/cast.c. */
+/* Cast and CastLike on a GPU: one kernel per pair of stored types. See
+ * kernels/ops/elementwise/cast.c. */
 #include "kernels/cuda/map.h"
 
 #include "kernels/describe/cost.h"

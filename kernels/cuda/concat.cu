@@ -1,6 +1,6 @@
 /* Concat and Split on a GPU: one launch for all parts. See kernels/ops/shape/concat.c. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/describe/cost.h"
 
 /* Parts of rows that lie beside each other in the whole; in atoms. */
 template <class I> struct part_t {

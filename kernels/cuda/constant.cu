@@ -3,9 +3,10 @@
  *
  * All but OneHot and Trilu are known when a plan is made and run here only where nothing is folded.
  */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
 #include "kernels/cuda/row/scan.h"
+#include "kernels/describe/cost.h"
+#include "kernels/describe/lanes.h"
 #include "kernels/rules/infer.h"
 
 enum { THREADS = GPU_COPY_THREADS };

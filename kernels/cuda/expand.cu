@@ -1,6 +1,6 @@
 /* Expand and Tile on a GPU. See kernels/ops/shape/expand.c. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/describe/cost.h"
 
 static gradd_status_t compute_expand(const gradd_launch_t *r) {
     gradd_move_t move;

@@ -1,5 +1,6 @@
 /* GatedActivation and its gradient on a GPU: each thread makes a pack of results from the packs of
- * its gate and operand, which lie apart or in the halves of one row. See kernels/ops/elementwise/gated.c. */
+ * its gate and operand, which lie apart or in the halves of one row. See
+ * kernels/ops/elementwise/gated.c. */
 #include "kernels/cuda/map.h"
 
 #include "kernels/math/activate.h"

@@ -41,9 +41,9 @@
 #define GPU_LAUNCH(...)            GPU_RUN(0, __VA_ARGS__)
 #define GPU_LAUNCH_MORE(more, ...) GPU_RUN_MORE(more, __VA_ARGS__)
 
-#include "kernels/cuda/half.h"
 #include "kernels/contract/fault.h"
 #include "kernels/contract/kernel.h"
+#include "kernels/cuda/half.h"
 
 /* ---- of the host ----------------------------------------------------------------------------- */
 

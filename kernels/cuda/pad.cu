@@ -5,8 +5,8 @@
  * of an element of x is the sum of those of y that were taken from it, in their order, as on the
  * CPU.
  */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/describe/cost.h"
 
 /* Axes, the innermost first. */
 typedef struct axes_s {

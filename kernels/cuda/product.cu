@@ -12,14 +12,14 @@ enum { SCRATCH_ALIGN = 256 }; /* of what the library gets */
 /* A product that is ready. `outer` batches are calls of their own. The first choice is for operands
  * that lie where tensors begin, or a step of a batch further; the second one for all others: it is
  * there before anybody knows whether it is needed, for a launch may choose nothing. */
-typedef struct product_s {
+typedef struct gpu_product_s {
     gradd_gemm_t g;
     gpu_lt_t lt;
     gpu_choice_t choices[2];
     int n_choices;
     int outer;    /* batch dimensions that calls go through */
     bool library; /* cuBLASLt multiplies; else loops do, or nothing is multiplied */
-} product_t;
+} gpu_product_t;
 
 const char *gpu_product_library(void) {
     static char text[40];
@@ -37,7 +37,7 @@ void gpu_product_unprepare(gradd_prepared_t *prepared) {
     prepared->state = NULL;
 }
 
-static gradd_status_t choose(product_t *p) {
+static gradd_status_t choose(gpu_product_t *p) {
     const gpu_align_t least = gpu_align_least(&p->g);
     gpu_choice_t *first = &p->choices[0], *second = &p->choices[1];
     first->align = gpu_align_of_steps(&p->g, p->outer);
@@ -50,7 +50,7 @@ static gradd_status_t choose(product_t *p) {
     return gpu_lt_choose(&p->g, &p->lt, false, second);
 }
 
-static gradd_status_t prepare(product_t *p, gpu_after_t after, gradd_prepared_t *out) {
+static gradd_status_t prepare(gpu_product_t *p, gpu_after_t after, gradd_prepared_t *out) {
     GRADD_TRY(gpu_lt_describe(&p->g, after, &p->lt));
     GRADD_TRY(choose(p));
     for (int i = 0; i < p->n_choices; i++)
@@ -61,7 +61,7 @@ static gradd_status_t prepare(product_t *p, gpu_after_t after, gradd_prepared_t 
 
 /* Where the library has it: a second result is written by 8 elements at least, and in the wider
  * types nobody promises how exact the tanh is. */
-static bool has_after(const product_t *p, gpu_after_t after) {
+static bool has_after(const gpu_product_t *p, gpu_after_t after) {
     if (after == GPU_AFTER_NOTHING) return true;
     return p->library && gradd_dtype_is_half(p->g.dtype) && !p->g.result && !p->g.accumulate &&
            !p->g.batch_rank && p->g.n % 8 == 0;
@@ -73,7 +73,7 @@ gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out)
 
 gradd_status_t gpu_product_prepare_after(const gradd_gemm_t *g, gpu_after_t after,
                                          gradd_prepared_t *out) {
-    product_t *p = (product_t *)calloc(1, sizeof *p);
+    gpu_product_t *p = (gpu_product_t *)calloc(1, sizeof *p);
     if (!p) return GRADD_FAIL(NOMEM, "no memory for a product");
     *out = gradd_prepared_t{0, p, sizeof *p};
     p->g = *g;
@@ -92,14 +92,14 @@ gradd_status_t gpu_product_prepare_after(const gradd_gemm_t *g, gpu_after_t afte
 /* ---- without the library: integers, and sums of nothing ----------------------------------------
  */
 
-typedef struct plain_s {
+typedef struct plain_product_s {
     gradd_gemm_t g;
     int64_t n;
-} plain_t;
+} plain_product_t;
 
 template <class T, class R>
 __global__ void GPU_BLOCK(256)
-    plain_product(plain_t p, R *c, const T *a, const T *b, const T *bias) {
+    plain_product(plain_product_t p, R *c, const T *a, const T *b, const T *bias) {
     const gradd_gemm_t &g = p.g;
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += all) {
@@ -117,14 +117,15 @@ __global__ void GPU_BLOCK(256)
     }
 }
 
-template <class T, class R> gradd_status_t plain(const product_t *p, const gpu_product_call_t *x) {
-    const plain_t how = {p->g, gradd_gemm_batches(&p->g) * p->g.m * p->g.n};
+template <class T, class R>
+gradd_status_t plain(const gpu_product_t *p, const gpu_product_call_t *x) {
+    const plain_product_t how = {p->g, gradd_gemm_batches(&p->g) * p->g.m * p->g.n};
     GPU_LAUNCH((plain_product<T, R>), gpu_blocks(how.n, 256), 256, how, (R *)x->c, (const T *)x->a,
                (const T *)x->b, (const T *)x->bias);
     return gpu_launched("a product");
 }
 
-static gradd_status_t multiply_plainly(const product_t *p, const gpu_product_call_t *x) {
+static gradd_status_t multiply_plainly(const gpu_product_t *p, const gpu_product_call_t *x) {
     if (is_empty(&p->g)) return GRADD_OK;
     return gpu_switch(gpu_numbers(), p->g.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
@@ -144,14 +145,14 @@ static bool fits(const gpu_choice_t *choice, const gpu_product_call_t *x) {
            gpu_aligned(x->c, align->c) && gpu_aligned(x->bias, align->c);
 }
 
-static gradd_status_t multiply(const product_t *p, const gpu_product_call_t *x) {
+static gradd_status_t multiply(const gpu_product_t *p, const gpu_product_call_t *x) {
     const gpu_choice_t *choice = &p->choices[p->n_choices > 1 && !fits(&p->choices[0], x)];
     GPU_LT(gpu_lt_multiply(&p->g, &p->lt, choice, x), "a product");
     return GRADD_OK;
 }
 
 /* One call for each index of the outer batch dimensions. */
-static gradd_status_t multiply_batches(const product_t *p, const gpu_product_call_t *x) {
+static gradd_status_t multiply_batches(const gpu_product_t *p, const gpu_product_call_t *x) {
     const gradd_gemm_t *g = &p->g;
     const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
     gradd_gemm_t outer = *g;
@@ -171,7 +172,7 @@ static gradd_status_t multiply_batches(const product_t *p, const gpu_product_cal
 }
 
 gradd_status_t gpu_product(const void *state, const gpu_product_call_t *call) {
-    const product_t *p = (const product_t *)state;
+    const gpu_product_t *p = (const gpu_product_t *)state;
     gpu_product_call_t x = *call;
     if (!p->library) return multiply_plainly(p, call);
     const uintptr_t scratch = (uintptr_t)x.workspace + SCRATCH_ALIGN - 1;

@@ -1,7 +1,7 @@
 /* Operators that give the same bytes another shape, where these must move. See
  * kernels/ops/shape/reshape.c. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/describe/cost.h"
 
 static gradd_status_t compute_view(const gradd_launch_t *r) {
     return gpu_copy_bytes(r->op->name, r->out[0].data, r->in[0].data,

@@ -1,4 +1,5 @@
-/* Rope and RopeApart on a GPU: each thread turns a pack of pairs. See kernels/ops/attention/rope.c. */
+/* Rope and RopeApart on a GPU: each thread turns a pack of pairs. See kernels/ops/attention/rope.c.
+ */
 #include "kernels/cuda/map.h"
 
 enum { THREADS = 256 };

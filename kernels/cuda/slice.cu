@@ -1,8 +1,8 @@
 /* Slice and its gradient on a GPU. See kernels/ops/shape/slice.c.
  *
  * A gradient without steps is what Pad makes, in one pass; with steps it goes into zeros. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/describe/cost.h"
 
 static gradd_status_t compute_slice(const gradd_launch_t *r) {
     gradd_move_t move;

@@ -1,6 +1,6 @@
 /* Transpose on a GPU. See kernels/ops/shape/transpose.c. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/describe/cost.h"
 
 static gradd_status_t compute_transpose(const gradd_launch_t *r) {
     gradd_move_t move;

@@ -50,7 +50,8 @@ enum {
     GRADD_ATTN_Y_TURNED = 8,
 };
 
-/* The row's expansion (kernels/describe/attention_expand.c): products, a softmax and what lies between. */
+/* The row's expansion (kernels/describe/attention_expand.c): products, a softmax and what lies
+ * between. */
 gradd_status_t gradd_attention_expand(gradd_expand_t *x);
 /* Heads of [B, K, N, D] repeated so that there are H of them, each K's in a row. */
 gradd_val_t gradd_attention_repeat(gradd_builder_t *b, gradd_val_t v, int64_t heads);

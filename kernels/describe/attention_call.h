@@ -4,8 +4,8 @@
 #ifndef GRADD_KERNELS_DESCRIBE_ATTENTION_CALL_H
 #define GRADD_KERNELS_DESCRIBE_ATTENTION_CALL_H
 
-#include "kernels/describe/attention.h"
 #include "kernels/contract/kernel.h"
+#include "kernels/describe/attention.h"
 
 #ifdef __cplusplus
 extern "C" {

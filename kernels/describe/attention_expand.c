@@ -2,7 +2,8 @@
  *
  * The scores are a tensor here, in f32 for bf16. Where rows without an allowed key give zero, their
  * scores are set to zero first, so that no NaN arises that a gradient could meet. Ranges are a
- * summary of the mask for kernels and not read. See kernels/describe/attention.h for the forms of masks. */
+ * summary of the mask for kernels and not read. See kernels/describe/attention.h for the forms of
+ * masks. */
 #include "kernels/describe/attention.h"
 
 #include <float.h>
@@ -12,7 +13,7 @@
 
 enum { Q, K, V, MASK, BIAS, RANGES, SINKS, ROWS, KEY_ROWS };
 
-typedef struct parts_s {
+typedef struct attention_parts_s {
     gradd_builder_t *b;
     const gradd_expand_t *x;
     gradd_val_t mask, bias, sinks; /* GRADD_NONE = absent */
@@ -20,14 +21,14 @@ typedef struct parts_s {
     int64_t layout, hides, heads, n_k;
     gradd_dtype_t wide;
     double fill;
-} parts_t;
+} attention_parts_t;
 
 static gradd_val_t input(const gradd_expand_t *x, int i) {
     return i < x->n_in ? x->in[i] : GRADD_NONE;
 }
 
 /* [B, positions, heads, width] the other way round, if the bit is set. */
-static gradd_val_t turned(const parts_t *p, gradd_val_t v, int bit) {
+static gradd_val_t turned(const attention_parts_t *p, gradd_val_t v, int bit) {
     return p->layout & bit ? gradd_transpose(p->b, v, (int64_t[]){0, 2, 1, 3}, 4) : v;
 }
 
@@ -41,7 +42,7 @@ gradd_val_t gradd_attention_repeat(gradd_builder_t *b, gradd_val_t v, int64_t he
     return gradd_reshape_to(b, GRADD_EMIT(b, "Expand", v, gradd_const_i64s(b, wide, 5)), whole, 4);
 }
 
-static gradd_val_t product(const parts_t *p, gradd_val_t q, gradd_val_t k) {
+static gradd_val_t product(const attention_parts_t *p, gradd_val_t q, gradd_val_t k) {
     gradd_builder_t *b = p->b;
     const double cap = gradd_attr_float(p->x->attrs, "softcap", 0);
     k = gradd_transpose(b, k, (int64_t[]){0, 1, 3, 2}, 4);
@@ -56,7 +57,7 @@ static gradd_val_t plus(gradd_builder_t *b, gradd_val_t s, gradd_val_t more) {
 }
 
 /* A hidden key has the score `fill` and half of its gradient, one whose bias is below it none. */
-static gradd_val_t floored(const parts_t *p, gradd_val_t s, gradd_val_t fill) {
+static gradd_val_t floored(const attention_parts_t *p, gradd_val_t s, gradd_val_t fill) {
     gradd_builder_t *b = p->b;
     const gradd_type_t t = *gradd_val_type(b, s);
     if (b->status) return GRADD_NONE;
@@ -68,7 +69,7 @@ static gradd_val_t floored(const parts_t *p, gradd_val_t s, gradd_val_t fill) {
 }
 
 /* Scores with bias and mask, as `hides` says. */
-static gradd_val_t masked(const parts_t *p, gradd_val_t s) {
+static gradd_val_t masked(const attention_parts_t *p, gradd_val_t s) {
     gradd_builder_t *b = p->b;
     if (p->mask == GRADD_NONE) return plus(b, s, p->bias);
     gradd_val_t fill = gradd_const_scalar(b, p->wide, p->fill);
@@ -85,7 +86,7 @@ static gradd_val_t masked(const parts_t *p, gradd_val_t s) {
 }
 
 /* The score that is lost, as one more column. */
-static gradd_val_t with_sinks(const parts_t *p, gradd_val_t s) {
+static gradd_val_t with_sinks(const attention_parts_t *p, gradd_val_t s) {
     gradd_builder_t *b = p->b;
     const gradd_type_t t = *gradd_val_type(b, s);
     if (b->status || p->sinks == GRADD_NONE) return s;
@@ -95,7 +96,7 @@ static gradd_val_t with_sinks(const parts_t *p, gradd_val_t s) {
     return gradd_concat(b, both, 2, 3);
 }
 
-static gradd_val_t dropped(const parts_t *p, gradd_val_t v) {
+static gradd_val_t dropped(const attention_parts_t *p, gradd_val_t v) {
     static const gradd_type_t flag = {.dtype = GRADD_DT_BOOL};
     static const uint8_t yes = 1;
     gradd_builder_t *b = p->b;
@@ -106,14 +107,14 @@ static gradd_val_t dropped(const parts_t *p, gradd_val_t v) {
 }
 
 /* v where a row has an allowed key, else `otherwise`. */
-static gradd_val_t in_rows(const parts_t *p, gradd_val_t v, double otherwise) {
+static gradd_val_t in_rows(const attention_parts_t *p, gradd_val_t v, double otherwise) {
     gradd_builder_t *b = p->b;
     if (p->any == GRADD_NONE) return v;
     return GRADD_EMIT(b, "Where", p->any, v, gradd_const_scalar(b, p->wide, otherwise));
 }
 
 /* Largest score and logarithm of the sum of exponentials, [B, H, 2, Q]. */
-static gradd_val_t statistics(const parts_t *p, gradd_val_t s) {
+static gradd_val_t statistics(const attention_parts_t *p, gradd_val_t s) {
     gradd_builder_t *b = p->b;
     const gradd_type_t t = *gradd_val_type(b, s);
     if (b->status) return GRADD_NONE;
@@ -179,9 +180,9 @@ static gradd_val_t bias_of_rows(const gradd_expand_t *x, gradd_val_t bias, int64
     return gradd_transpose(b, bias, (int64_t[]){1, 0, 2}, 3);
 }
 
-static parts_t read_parts(const gradd_expand_t *x) {
+static attention_parts_t read_parts(const gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
-    parts_t p = {
+    attention_parts_t p = {
         .b = b,
         .x = x,
         .mask = input(x, MASK),
@@ -213,7 +214,7 @@ static parts_t read_parts(const gradd_expand_t *x) {
 
 gradd_status_t gradd_attention_expand(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
-    const parts_t p = read_parts(x);
+    const attention_parts_t p = read_parts(x);
     const gradd_attr_t axis = gradd_make_int("axis", -1);
     if (b->status) return b->status;
     if (input(x, ROWS) != GRADD_NONE && gradd_attr_float(x->attrs, "dropout", 0) > 0)

@@ -7,14 +7,14 @@
  *
  * In bf16 the weight's gradient is summed in f32, and rounded once at the end. From chunk to chunk
  * 24 bits of a sum are kept, which is 2^-8 of what the rounding at the end takes: 16 in the
- * gradient's own memory and 8 in scratch memory (math/parted.h). It is summed block by block of its
- * rows, so that a block in f32 stays in a cache between what is read and what is written of it.
+ * gradient's own memory and 8 in scratch memory (math/split_sum.h). It is summed block by block of
+ * its rows, so that a block in f32 stays in a cache between what is read and what is written of it.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_HEAD_H
 #define GRADD_KERNELS_DESCRIBE_HEAD_H
 
-#include "kernels/describe/gemm.h"
 #include "kernels/contract/kernel.h"
+#include "kernels/describe/gemm.h"
 
 #ifdef __cplusplus
 extern "C" {

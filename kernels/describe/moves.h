@@ -7,8 +7,8 @@
 #ifndef GRADD_KERNELS_DESCRIBE_MOVES_H
 #define GRADD_KERNELS_DESCRIBE_MOVES_H
 
-#include "kernels/math/host_device.h"
 #include "kernels/contract/op.h"
+#include "kernels/math/host_device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,23 +56,6 @@ typedef struct gradd_part_s {
 } gradd_part_t;
 gradd_status_t gradd_part_of_concat(const gradd_launch_t *r, int i, gradd_part_t *inout);
 gradd_status_t gradd_part_of_split(const gradd_launch_t *r, int i, gradd_part_t *inout);
-
-/* Lanes along one axis of a tensor, seen as [outer, n, inner]. */
-typedef struct gradd_lanes_s {
-    int64_t outer, n, inner;
-} gradd_lanes_t;
-static inline gradd_lanes_t gradd_lanes_of(const gradd_type_t *type, int axis) {
-    gradd_lanes_t l = {1, type->dims[axis], 1};
-    for (int i = 0; i < axis; i++)
-        l.outer *= type->dims[i];
-    for (int i = axis + 1; i < type->rank; i++)
-        l.inner *= type->dims[i];
-    return l;
-}
-/* By the attribute, 0 without one; by CumSum's operand. */
-gradd_status_t gradd_lanes_of_axis(const gradd_type_t *type, gradd_attrs_t attrs,
-                                   gradd_lanes_t *out);
-gradd_status_t gradd_lanes_of_cumsum(const gradd_launch_t *r, gradd_lanes_t *out);
 
 /* ---- Pad ---- */
 

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "kernels/describe/adam.h"
+#include "kernels/contract/adam.h"
 #include "kernels/math/bf16.h"
 #include "kernels/math/f16.h"
 #include "kernels/math/host_device.h"

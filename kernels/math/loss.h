@@ -12,8 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/math/host_device.h"
 #include "kernels/contract/op.h"
+#include "kernels/math/host_device.h"
 
 typedef enum gradd_reduction_e {
     GRADD_REDUCE_NONE,

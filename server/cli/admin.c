@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "server/daemon/rundir.h"
+#include "server/host/rundir.h"
 #include "server/wire/wire.h"
 
 #define ANSWER_MS    5000

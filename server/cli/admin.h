@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <zmq.h>
 
-#include "server/cli/options.h"
+#include "server/host/options.h"
 #include "server/wire/wire.h"
 
 /* Both print to stdout. *out_running is false when no daemon runs in the directory; that is not a

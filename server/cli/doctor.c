@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "kernels/contract/plugin.h"
-#include "server/daemon/machine.h"
 #include "server/explain/explain_report.h"
+#include "server/host/machine.h"
 
 typedef struct report_s {
     FILE *out;

@@ -11,28 +11,28 @@
 #include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
 
-typedef struct entry_s {
+typedef struct op_entry_s {
     const gradd_op_t *op;
     const char *family;
-} entry_t;
+} op_entry_t;
 
 static int compare(const void *a, const void *b) {
-    const gradd_op_t *x = ((const entry_t *)a)->op, *y = ((const entry_t *)b)->op;
+    const gradd_op_t *x = ((const op_entry_t *)a)->op, *y = ((const op_entry_t *)b)->op;
     int order = strcmp(x->domain, y->domain);
     if (!order) order = strcmp(x->name, y->name);
     return order ? order : x->since - y->since;
 }
 
 /* All rows, sorted; NULL if there is no memory. */
-static entry_t *sorted_rows(size_t *out_n) {
+static op_entry_t *sorted_rows(size_t *out_n) {
     size_t n = 0, k = 0;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         n += gradd_op_families[f]->n;
-    entry_t *rows = malloc((n ? n : 1) * sizeof *rows);
+    op_entry_t *rows = malloc((n ? n : 1) * sizeof *rows);
     if (!rows) return NULL;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++)
-            rows[k++] = (entry_t){&gradd_op_families[f]->v[i], gradd_op_families[f]->file};
+            rows[k++] = (op_entry_t){&gradd_op_families[f]->v[i], gradd_op_families[f]->file};
     qsort(rows, n, sizeof *rows, compare);
     *out_n = n;
     return rows;
@@ -140,7 +140,7 @@ static void json_attrs(FILE *out, const gradd_op_t *op) {
     fprintf(out, "]");
 }
 
-static void json_row(FILE *out, const entry_t *row) {
+static void json_row(FILE *out, const op_entry_t *row) {
     const gradd_op_t *op = row->op;
     fprintf(out, "  {\"name\": \"%s\", \"domain\": \"%s\", \"since\": %d, \"until\": ", op->name,
             op->domain[0] ? op->domain : "ai.onnx", op->since);
@@ -162,7 +162,7 @@ static void json_row(FILE *out, const entry_t *row) {
     fprintf(out, "]}");
 }
 
-static void list_json(FILE *out, const entry_t *rows, size_t n) {
+static void list_json(FILE *out, const op_entry_t *rows, size_t n) {
     fprintf(out, "[\n");
     for (size_t i = 0; i < n; i++) {
         json_row(out, &rows[i]);
@@ -198,7 +198,7 @@ static void text_kernel(FILE *out, const gradd_backend_t *device, const gradd_op
     fprintf(out, ")");
 }
 
-static void list_text(FILE *out, const entry_t *rows, size_t n) {
+static void list_text(FILE *out, const op_entry_t *rows, size_t n) {
     char in[32], outs[32], opset[32];
     fprintf(out, "%-30s %-10s %-8s %-10s %-10s %-8s %s\n", "operator", "domain", "opset", "inputs",
             "outputs", "gradient", "types of the first input | kernels of the device");
@@ -225,7 +225,7 @@ static void list_text(FILE *out, const entry_t *rows, size_t n) {
 
 void list_ops(FILE *out, bool json) {
     size_t n = 0;
-    entry_t *rows = sorted_rows(&n);
+    op_entry_t *rows = sorted_rows(&n);
     if (!rows) return;
     if (json)
         list_json(out, rows, n);

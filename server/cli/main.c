@@ -10,11 +10,11 @@
 
 #include "server/cli/admin.h"
 #include "server/cli/doctor.h"
+#include "server/cli/explain_command.h"
 #include "server/cli/list_ops.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/log.h"
-#include "server/daemon/machine.h"
-#include "server/explain/explain.h"
+#include "server/host/log.h"
+#include "server/host/machine.h"
 #include "server/wire/version.h"
 
 enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY };

@@ -7,9 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/daemon/accept_budget.h"
 #include "server/daemon/build.h"
-#include "server/daemon/gate.h"
-#include "server/daemon/log.h"
+#include "server/host/log.h"
 #include "server/wire/version.h"
 #include "server/wire/wire.h"
 #include "shm/discard.h"

@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-#include "server/daemon/session.h"
+#include "server/session/session.h"
 
 #define CONTROL_MAX_PACKET (64 << 10)
 

@@ -11,12 +11,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/daemon/accept_budget.h"
 #include "server/daemon/control.h"
-#include "server/daemon/gate.h"
-#include "server/daemon/log.h"
-#include "server/daemon/machine.h"
 #include "server/daemon/requests.h"
-#include "server/exec/device.h"
+#include "server/device/device.h"
+#include "server/host/log.h"
+#include "server/host/machine.h"
 #include "server/wire/version.h"
 
 #define GREETING_MS      30000 /* from connecting to attach */

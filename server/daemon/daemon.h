@@ -9,12 +9,12 @@
 
 #include <sys/types.h>
 
-#include "server/cli/options.h"
-#include "server/daemon/laps.h"
 #include "server/daemon/loop.h"
 #include "server/daemon/router.h"
-#include "server/daemon/rundir.h"
-#include "server/daemon/session.h"
+#include "server/daemon/turn_times.h"
+#include "server/host/options.h"
+#include "server/host/rundir.h"
+#include "server/session/session.h"
 #include "server/verbs/worker.h"
 
 typedef struct daemon_s {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "server/daemon/log.h"
+#include "server/host/log.h"
 
 #define MAX_GUESTS 16
 

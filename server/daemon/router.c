@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/daemon/log.h"
+#include "server/host/log.h"
 
 #define ZAP_ENDPOINT  "inproc://zeromq.zap.01"
 #define ZAP_DOMAIN    "gradd"

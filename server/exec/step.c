@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/exec/device.h"
+#include "server/device/device.h"
 #include "shm/hash.h"
 
 #define CHUNK_BITS 24

@@ -23,7 +23,7 @@
 
 #include <stddef.h>
 
-#include "kernels/describe/adam.h"
+#include "kernels/contract/adam.h"
 #include "server/api/gradd.h"
 #include "shm/dtype.h"
 #include "shm/status.h"

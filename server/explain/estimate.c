@@ -7,7 +7,7 @@
 
 #include "server/explain/estimate.h"
 #include "server/explain/explain.h"
-#include "server/explain/rows.h"
+#include "server/explain/row_shares.h"
 
 #define MAX_BATCH ((int64_t)1 << 20)
 
@@ -42,10 +42,10 @@ static void add_up(const gradd_model_t *m, const gradd_plan_options_t *o,
 }
 
 /* An estimate, and the rows that its plan leaves out. */
-typedef struct entry_s {
+typedef struct estimate_entry_s {
     estimate_t e;
     explain_rows_t rows;
-} entry_t;
+} estimate_entry_t;
 
 typedef struct subject_s {
     const explain_file_t *file;
@@ -54,7 +54,7 @@ typedef struct subject_s {
 } subject_t;
 
 static gradd_status_t estimate_batch(const subject_t *s, int64_t batch, bool with_curve,
-                                     entry_t *out) {
+                                     estimate_entry_t *out) {
     const explain_file_t *file = s->file;
     const explain_args_t *args = s->args;
     const optimizer_t *optimizer = s->optimizer;
@@ -72,7 +72,7 @@ static gradd_status_t estimate_batch(const subject_t *s, int64_t batch, bool wit
 }
 
 /* The total of a plan that does not meet the memory budget is no number. */
-static gradd_status_t try_batch(const subject_t *s, int64_t batch, entry_t *out) {
+static gradd_status_t try_batch(const subject_t *s, int64_t batch, estimate_entry_t *out) {
     gradd_status_t status = estimate_batch(s, batch, false, out);
     if (status != GRADD_E_NOMEM || !s->args->memory_budget) return status;
     out->e.total = INT64_MAX;
@@ -80,8 +80,8 @@ static gradd_status_t try_batch(const subject_t *s, int64_t batch, entry_t *out)
 }
 
 /* The largest batch whose total is at most `limit`; batch 0 if not even one fits. */
-static gradd_status_t largest(const subject_t *s, int64_t limit, entry_t *out) {
-    entry_t good = {0}, now;
+static gradd_status_t largest(const subject_t *s, int64_t limit, estimate_entry_t *out) {
+    estimate_entry_t good = {0}, now;
     int64_t low = 0, high = 1;
     for (; high <= MAX_BATCH; high *= 2) {
         GRADD_TRY(try_batch(s, high, &now));
@@ -113,7 +113,7 @@ static void print_curve(const gradd_curve_t *curve) {
 }
 
 /* Where the arena is one of a budget, that over all rows is nothing to compare it with. */
-static void print_rows(const entry_t *entry, bool budget) {
+static void print_rows(const estimate_entry_t *entry, bool budget) {
     const explain_rows_t *r = &entry->rows;
     const int64_t front = r->real ? r->real : r->rows, behind = r->labelled ? r->labelled : front;
     char buffer[24];
@@ -124,7 +124,7 @@ static void print_rows(const entry_t *entry, bool budget) {
     putchar('\n');
 }
 
-static void print_text(const entry_t *list, int n, const subject_t *s) {
+static void print_text(const estimate_entry_t *list, int n, const subject_t *s) {
     char buffer[24];
     printf("%-26s", "batch");
     for (int i = 0; i < n; i++)
@@ -170,7 +170,7 @@ static void print_json_rows(const explain_rows_t *r) {
            (long long)r->whole_bytes, r->percent);
 }
 
-static void print_json(const entry_t *list, int n, const char *optimizer) {
+static void print_json(const estimate_entry_t *list, int n, const char *optimizer) {
     printf("{\"optimizer\": \"%s\", \"estimates\": [", optimizer);
     for (int i = 0; i < n; i++) {
         printf("%s{\"batch\": %lld", i ? ", " : "", (long long)list[i].e.batch);
@@ -184,7 +184,7 @@ static void print_json(const entry_t *list, int n, const char *optimizer) {
 }
 
 static gradd_status_t estimate_file(const subject_t *s) {
-    entry_t list[EXPLAIN_MAX_BATCHES + 1];
+    estimate_entry_t list[EXPLAIN_MAX_BATCHES + 1];
     const explain_args_t *args = s->args;
     const bool curve = args->curve || args->n_batches + (args->fits_gib > 0) <= 1;
     int n = 0;

@@ -1,7 +1,5 @@
-/* The commands `gradd explain` and `gradd estimate` of the binary.
- *
- * explain without a file asks the running daemon about a live plan (verb `explain`); with one it
- * compiles in this process. estimate always compiles here. Nothing is run.
+/* `gradd explain` and `gradd estimate` of a model file: compiled in this process, and printed.
+ * Nothing is run.
  */
 #ifndef GRADD_SERVER_EXPLAIN_H
 #define GRADD_SERVER_EXPLAIN_H
@@ -11,13 +9,7 @@
 
 /* Prints the explanation of a plan of args->model. Errors as gradd_plan_create, IO. */
 gradd_status_t explain_model(const explain_args_t *args);
-/* Prints a live plan, or the list of plans. *out_running is false when no daemon runs. */
-gradd_status_t explain_live(const explain_args_t *args, bool *out_running);
 /* Prints planned memory per batch size. */
 gradd_status_t estimate_model(const explain_args_t *args);
-
-/* Arguments behind the command; the process's exit code, as in main.c. */
-int explain_main(int argc, char **argv);
-int estimate_main(int argc, char **argv);
 
 #endif

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "server/explain/explain.h"
-#include "server/explain/rows.h"
+#include "server/explain/row_shares.h"
 
 static const char *source_in_file(const void *file, int node) {
     return explain_file_source(file, node);

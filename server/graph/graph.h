@@ -29,7 +29,6 @@ typedef struct graph_value_s {
     gradd_type_t type;
     const void *data; /* Owned by the arena; known at compile time, else NULL */
     value_kind_t kind;
-    gradd_value_kind_t holds;
     int32_t node;     /* producer of a VALUE_NODE, else -1 */
     int32_t index;    /* see value_kind_t */
     gradd_val_t root; /* the value whose bytes it shares: itself unless a view operator made it */

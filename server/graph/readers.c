@@ -6,16 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct walk_s {
+typedef struct readers_walk_s {
     const graph_t *g;
     int32_t *readers;
     int32_t *products; /* NULL = not wanted */
     bool *seen;        /* per node */
     int32_t *stack;    /* nodes whose operands have not been counted yet */
     int depth;
-} walk_t;
+} readers_walk_t;
 
-static void read_value(walk_t *w, gradd_val_t v) {
+static void read_value(readers_walk_t *w, gradd_val_t v) {
     if (v == GRADD_NONE) return;
     w->readers[v]++;
     const graph_value_t *value = w->g->values[v];
@@ -33,7 +33,7 @@ static bool is_product(const graph_t *g, const graph_node_t *n) {
     return a->rank == b->rank;
 }
 
-static void read_operands(walk_t *w, const graph_node_t *n) {
+static void read_operands(readers_walk_t *w, const graph_node_t *n) {
     for (int i = 0; i < n->n_in; i++)
         read_value(w, n->in[i]);
     if (w->products && is_product(w->g, n)) w->products[n->in[0]]++;
@@ -46,7 +46,7 @@ static int32_t *make_counts(graph_t *g) {
 }
 
 static gradd_status_t count(graph_t *g, int32_t *readers, int32_t *products) {
-    walk_t w = {.g = g, .readers = readers, .products = products};
+    readers_walk_t w = {.g = g, .readers = readers, .products = products};
     w.seen = calloc((size_t)g->n_nodes + 1, sizeof w.seen[0]);
     w.stack = malloc(sizeof w.stack[0] * ((size_t)g->n_nodes + 1));
     gradd_status_t status = GRADD_OK;

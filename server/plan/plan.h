@@ -15,7 +15,7 @@
 
 #include "kernels/contract/backend.h"
 #include "server/api/gradd.h"
-#include "server/exec/device.h"
+#include "server/device/device.h"
 #include "server/graph/graph.h"
 
 typedef enum loc_kind_e {

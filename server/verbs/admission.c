@@ -9,8 +9,8 @@
  */
 #include <string.h>
 
-#include "server/daemon/machine.h"
-#include "server/exec/device.h"
+#include "server/device/device.h"
+#include "server/host/machine.h"
 #include "server/verbs/worker.h"
 
 #define READ_FROM ((int64_t)32 << 20) /* touching as much for the first time takes milliseconds */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/daemon/log.h"
+#include "server/host/log.h"
 #include "server/verbs/worker.h"
 
 #define IDLE_MODELS     16

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/exec/device.h"
+#include "server/device/device.h"
 #include "server/verbs/worker.h"
 
 #define MAX_ALIAS_GROUPS 4096

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/exec/device.h"
+#include "server/device/device.h"
 #include "server/verbs/run_tensors.h"
 
 #define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK | GRADD_RUN_ONCE)

@@ -5,7 +5,8 @@
  * checked before the handler sees them, as request->args in the order of the row. A handler appends
  * its own keys to request->reply, which has `ok` and `q` already; on failure all of it is replaced.
  *
- * A new verb is one row in a file server/cmd_<family>.c:
+ * A new verb is one row in a file cmd_<family>.c, of server/verbs if the engine thread
+ * runs it, of server/daemon if the I/O thread answers it:
  *
  *     GRADD_COMMANDS(family, {.name = "verb", .handle = verb_handle, .needs_session = true,
  *                             .fields = {{.name = "plan", .kind = WIRE_U64}}});
@@ -15,8 +16,8 @@
 
 #include <zmq.h>
 
-#include "server/daemon/queue.h"
-#include "server/daemon/session.h"
+#include "server/session/queue.h"
+#include "server/session/session.h"
 #include "server/wire/wire.h"
 
 #define COMMAND_MAX_FIELDS 20

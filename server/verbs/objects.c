@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/daemon/log.h"
+#include "server/host/log.h"
 #include "server/verbs/worker.h"
 
 void *id_list_get(const id_list_t *list, uint64_t id) {

@@ -131,18 +131,18 @@ static bool has_kind(const msgpack_object *o, wire_kind_t kind) {
 }
 
 /* Where a field is, for messages: in the verb's own map, or in the map of one of its fields. */
-typedef struct place_s {
+typedef struct match_place_s {
     const char *verb, *outer; /* NULL: the verb's */
-} place_t;
+} match_place_t;
 
 /* "in.offsets" */
-static const char *path(const place_t *place, const char *name, char buffer[PATH]) {
+static const char *path(const match_place_t *place, const char *name, char buffer[PATH]) {
     snprintf(buffer, PATH, "%s%s%s", place->outer ? place->outer : "", place->outer ? "." : "",
              name);
     return buffer;
 }
 
-static gradd_status_t check_list(const msgpack_object *o, const place_t *place,
+static gradd_status_t check_list(const msgpack_object *o, const match_place_t *place,
                                  const wire_field_t *field) {
     char name[PATH];
     if (field->max && o->via.array.size > field->max)
@@ -157,7 +157,7 @@ static gradd_status_t check_list(const msgpack_object *o, const place_t *place,
     return GRADD_OK;
 }
 
-static gradd_status_t check_sized(const msgpack_object *o, const place_t *place,
+static gradd_status_t check_sized(const msgpack_object *o, const match_place_t *place,
                                   const wire_field_t *field) {
     char name[PATH];
     uint32_t size = field->kind == WIRE_TEXT ? o->via.str.size : o->via.bin.size;
@@ -166,10 +166,10 @@ static gradd_status_t check_sized(const msgpack_object *o, const place_t *place,
                       path(place, field->name, name), size, field->max);
 }
 
-static gradd_status_t check_map(const msgpack_object *o, const place_t *place,
+static gradd_status_t check_map(const msgpack_object *o, const match_place_t *place,
                                 const wire_field_t *field);
 
-static gradd_status_t check_field(const msgpack_object *o, const place_t *place,
+static gradd_status_t check_field(const msgpack_object *o, const match_place_t *place,
                                   const wire_field_t *field) {
     char name[PATH];
     if (!has_kind(o, field->kind))
@@ -182,7 +182,7 @@ static gradd_status_t check_field(const msgpack_object *o, const place_t *place,
 }
 
 /* A value of the map, or NULL for an optional one that is not there. */
-static gradd_status_t match_one(const msgpack_object *o, const place_t *place,
+static gradd_status_t match_one(const msgpack_object *o, const match_place_t *place,
                                 const wire_field_t *field, const msgpack_object **out_value) {
     char name[PATH];
     *out_value = NULL;
@@ -202,7 +202,7 @@ static bool is_named(const msgpack_object *key, const char *name) {
 }
 
 /* Always fails. The known ones end at n, or at the first without a name. */
-static gradd_status_t unknown(const place_t *place, const msgpack_object_str *key,
+static gradd_status_t unknown(const match_place_t *place, const msgpack_object_str *key,
                               const wire_field_t *known, int n) {
     char name[PATH], text[64], all[512] = "";
     size_t at = 0;
@@ -214,7 +214,7 @@ static gradd_status_t unknown(const place_t *place, const msgpack_object_str *ke
 }
 
 /* Every key of a map is one of the field's, and comes once. */
-static gradd_status_t check_keys(const msgpack_object *map, const place_t *inside,
+static gradd_status_t check_keys(const msgpack_object *map, const match_place_t *inside,
                                  const wire_field_t *keys) {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < map->via.map.size; i++) {
@@ -235,9 +235,9 @@ static gradd_status_t check_keys(const msgpack_object *map, const place_t *insid
     return GRADD_OK;
 }
 
-static gradd_status_t check_map(const msgpack_object *o, const place_t *place,
+static gradd_status_t check_map(const msgpack_object *o, const match_place_t *place,
                                 const wire_field_t *field) {
-    const place_t inside = {place->verb, field->name};
+    const match_place_t inside = {place->verb, field->name};
     const msgpack_object *value;
     const char *first = NULL;
     uint32_t rows = 0;
@@ -267,7 +267,7 @@ static bool is_known(const msgpack_object *key, const wire_field_t *fields, int 
 
 gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
                                 int n_fields, const char *const *envelope) {
-    const place_t place = {verb, NULL};
+    const match_place_t place = {verb, NULL};
     const msgpack_object_map *map = &doc->root.via.map;
     for (uint32_t i = 0; i < map->size; i++)
         if (!is_known(&map->ptr[i].key, fields, n_fields, envelope))
@@ -278,7 +278,7 @@ gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const w
 gradd_status_t wire_match_map(const msgpack_object *map, const char *verb,
                               const wire_field_t *fields, int n_fields,
                               const msgpack_object **out_values) {
-    const place_t place = {verb, NULL};
+    const match_place_t place = {verb, NULL};
     for (int i = 0; i < n_fields; i++)
         GRADD_TRY(match_one(wire_find(map, fields[i].name), &place, &fields[i], &out_values[i]));
     return GRADD_OK;
@@ -291,6 +291,6 @@ gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_fi
 
 gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
                                 const wire_field_t *keys) {
-    const place_t place = {verb, NULL};
+    const match_place_t place = {verb, NULL};
     return check_field(o, &place, &(wire_field_t){.name = name, .kind = WIRE_TABLE, .keys = keys});
 }

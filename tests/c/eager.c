@@ -2,8 +2,8 @@
 #include "tests/c/eager.h"
 
 #include "kernels/contract/backend.h"
-#include "kernels/cpu/half.h"
 #include "kernels/contract/registry.h"
+#include "kernels/cpu/half.h"
 #include "tests/c/ground.h"
 
 #include <omp.h>

@@ -3,7 +3,7 @@
 #ifndef GRADD_TESTS_C_GROUND_H
 #define GRADD_TESTS_C_GROUND_H
 
-#include "server/exec/device.h"
+#include "server/device/device.h"
 #include "shm/segment.h"
 
 const gradd_backend_t *ground_backend(void);

@@ -26,7 +26,7 @@ typedef void *context_t; /* the stack pointer: all else lies on the stack */
 typedef ucontext_t context_t;
 #endif
 
-struct copy_t {
+struct emu_copy_t {
     void *to;
     const void *from;
 };
@@ -37,7 +37,7 @@ struct fiber_t {
     unsigned turns; /* exchanges so far */
     dim3 at;
     void *fake; /* a sanitizer's */
-    copy_t copy[MAX_COPIES];
+    emu_copy_t copy[MAX_COPIES];
     int n_copies;
 };
 
@@ -76,7 +76,7 @@ alignas(128) static char memory[SHARED_LIMIT], more_memory[MORE_LIMIT];
 static long order_set = -1, switches;
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* queues have threads */
 
-place_t here;
+emu_place_t here;
 
 [[noreturn]] static void stop(const char *what, const char *at) {
     fflush(stdout);

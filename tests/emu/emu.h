@@ -36,11 +36,11 @@ namespace emu {
 enum { WARP = 32, SHARED_LIMIT = 48 << 10, MORE_LIMIT = 88 << 10 };
 
 /* Where the running thread stands. */
-struct place_t {
+struct emu_place_t {
     dim3 thread, block, threads, blocks;
     int index; /* of the thread in its block */
 };
-extern place_t here;
+extern emu_place_t here;
 
 /* Waits for all threads of the block, or of the warp. `at` is the place in the source. */
 void wait_block(const char *at);

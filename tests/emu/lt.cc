@@ -27,11 +27,11 @@ typedef struct desc_s {
     void *aux;
     int64_t aux_ld;
 } desc_t;
-typedef struct layout_s {
+typedef struct lt_layout_s {
     cudaDataType_t type;
     int32_t count;
     int64_t rows, cols, ld, stride;
-} layout_t;
+} lt_layout_t;
 typedef struct preference_s {
     size_t bytes;
     uint32_t align[4]; /* of A, B, C, D */
@@ -119,13 +119,13 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type,
                                         uint64_t rows, uint64_t cols, int64_t ld) {
     if (!rows || !cols || ld < (int64_t)rows) return CUBLAS_STATUS_INVALID_VALUE;
-    return closed(layout, layout_t{type, 1, (int64_t)rows, (int64_t)cols, ld, 0});
+    return closed(layout, lt_layout_t{type, 1, (int64_t)rows, (int64_t)cols, ld, 0});
 }
 
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                 cublasLtMatrixLayoutAttribute_t attribute,
                                                 const void *value, size_t bytes) {
-    layout_t l = opened<layout_t>(layout);
+    lt_layout_t l = opened<lt_layout_t>(layout);
     const cublasStatus_t status = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT
                                       ? set(&l.count, value, bytes)
                                       : set(&l.stride, value, bytes);
@@ -155,8 +155,8 @@ static bool half(cudaDataType_t type) {
     return type == CUDA_R_16F || type == CUDA_R_16BF;
 }
 
-static cublasStatus_t check(const desc_t *d, const layout_t *a, const layout_t *b,
-                            const layout_t *c) {
+static cublasStatus_t check(const desc_t *d, const lt_layout_t *a, const lt_layout_t *b,
+                            const lt_layout_t *c) {
     const bool ta = d->op_a == CUBLAS_OP_T, tb = d->op_b == CUBLAS_OP_T;
     const int64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols;
     const int64_t l = tb ? b->cols : b->rows, n = tb ? b->rows : b->cols;
@@ -179,7 +179,8 @@ static cublasStatus_t check(const desc_t *d, const layout_t *a, const layout_t *
 static cublasStatus_t check(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c) {
     const desc_t d = opened<desc_t>(desc);
-    const layout_t la = opened<layout_t>(a), lb = opened<layout_t>(b), lc = opened<layout_t>(c);
+    const lt_layout_t la = opened<lt_layout_t>(a), lb = opened<lt_layout_t>(b),
+                      lc = opened<lt_layout_t>(c);
     return check(&d, &la, &lb, &lc);
 }
 
@@ -256,17 +257,18 @@ static void write(void *p, cudaDataType_t type, int64_t at, double x) {
 }
 
 /* A product with all that is known of it. */
-typedef struct product_s {
+typedef struct lt_product_s {
     desc_t d;
-    layout_t a, b, c;
+    lt_layout_t a, b, c;
     algo_t algo;
     const void *at_a, *at_b, *at_c;
     void *at_d;
     double alpha, beta;
-} product_t;
+} lt_product_t;
 
 /* Sums of f32 in f32, some beside each other, as a GPU's are: how many is the algorithm's own. */
-template <class A> static double dot(const product_t *p, int64_t row, int64_t col, int64_t batch) {
+template <class A>
+static double dot(const lt_product_t *p, int64_t row, int64_t col, int64_t batch) {
     static const int beside[EMU_LT_ALGORITHMS] = {4, 1, 2, 8};
     const bool ta = p->d.op_a == CUBLAS_OP_T, tb = p->d.op_b == CUBLAS_OP_T;
     const int64_t k = ta ? p->a.rows : p->a.cols, n = beside[p->algo.variant];
@@ -283,7 +285,7 @@ template <class A> static double dot(const product_t *p, int64_t row, int64_t co
 }
 
 /* A pointer that is less aligned than was promised when the algorithm was chosen. */
-static bool misaligned(const product_t *p) {
+static bool misaligned(const lt_product_t *p) {
     const void *const at[4] = {p->at_a, p->at_b, p->at_c, p->at_d};
     for (int i = 0; i < 4; i++) {
         const uint32_t wanted = emu_lt()->wants ? emu_lt()->wants : p->algo.align[i];
@@ -296,7 +298,7 @@ static bool misaligned(const product_t *p) {
 }
 
 /* Bias, what is kept, and gelu by tanh, of an element that is not rounded yet. */
-static double finished(const product_t *p, int64_t row, int64_t col, double x) {
+static double finished(const lt_product_t *p, int64_t row, int64_t col, double x) {
     if (p->d.epilogue & ADDS) x += read(p->d.bias, p->d.bias_type, row);
     if (p->d.epilogue & KEEPS) write(p->d.aux, p->c.type, row + col * p->d.aux_ld, x);
     if (p->d.epilogue & BENDS)
@@ -304,7 +306,7 @@ static double finished(const product_t *p, int64_t row, int64_t col, double x) {
     return x;
 }
 
-static void multiply(const product_t *p) {
+static void multiply(const lt_product_t *p) {
     const bool wide = p->d.compute == CUBLAS_COMPUTE_64F;
     for (int32_t batch = 0; batch < p->c.count; batch++)
         for (int64_t col = 0; col < p->c.cols; col++)
@@ -331,10 +333,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     (void)handle, (void)stream;
     const cublasStatus_t status = check(desc, layout_a, layout_b, layout_c);
     const desc_t how = opened<desc_t>(desc);
-    const product_t p = {how,
-                         opened<layout_t>(layout_a),
-                         opened<layout_t>(layout_b),
-                         opened<layout_t>(layout_c),
+    const lt_product_t p = {how,
+                         opened<lt_layout_t>(layout_a),
+                         opened<lt_layout_t>(layout_b),
+                         opened<lt_layout_t>(layout_c),
                          opened<algo_t>(algo),
                          a,
                          b,

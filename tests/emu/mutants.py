@@ -67,7 +67,7 @@ def in_queries(name: str, barrier: str) -> Mutant:
 def in_rows(name: str, old: str, new: str) -> Mutant:
     """A bug in what kernels of rows share, of which those of LayerNormalization are compiled."""
     env = {"GRADD_TEST_OP": "LayerNormalization"}
-    file, source = "kernels/cuda/row/rows.h", "kernels/cuda/row/norm.cu"
+    file, source = "kernels/cuda/row/row_teams.h", "kernels/cuda/row/norm.cu"
     return Mutant(name, file, old, new, source, env=env)
 
 
@@ -129,7 +129,7 @@ def late(name: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, file, old, new, tests=("test_fake", "test_step"), env=env)
 
 
-STEP, PRINT = "kernels/cuda/step.cu", "kernels/cuda/print.cu"
+STEP, PRINT = "kernels/cuda/step.cu", "kernels/cuda/fingerprint.cu"
 EXEC, APPLY = "server/exec/exec.c", "server/exec/step.c"
 READ_AGAIN = """    GRADD_TRY(s->b->wait(s->queue, NULL));
     GRADD_TRY(s->b->queue_enter(s->queue, 0));
@@ -158,7 +158,7 @@ WAITS = [
     ),
     late(
         "no wait before the host reads a client's memory",
-        "server/exec/device.c",
+        "server/device/device.c",
         "waited = d->backend->wait(d->queue, NULL);",
         "waited = GRADD_OK;",
     ),

@@ -11,8 +11,8 @@
 
 #define PAGE ((size_t)4096)
 
-struct block_s {
-    block_t *next;
+struct fake_block_s {
+    fake_block_t *next;
     char *base; /* reserved: `room` bytes, of which the last page is behind the end */
     size_t bytes, room;
     int fd;   /* Owned */
@@ -42,10 +42,10 @@ void memory_finish(memory_t *m) {
 }
 
 static void *add(memory_t *m, int fd, size_t bytes, bool own) {
-    block_t *b = calloc(1, sizeof *b);
+    fake_block_t *b = calloc(1, sizeof *b);
     REQUIRE(b, "no memory for a block");
     const size_t room = (bytes + PAGE - 1) / PAGE * PAGE + PAGE;
-    *b = (block_t){.bytes = bytes, .room = room, .fd = fd, .own = own};
+    *b = (fake_block_t){.bytes = bytes, .room = room, .fd = fd, .own = own};
     b->base = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     REQUIRE(b->base != MAP_FAILED, "no addresses for %zu bytes", bytes);
     pthread_mutex_lock(&m->lock);
@@ -84,10 +84,10 @@ void *memory_map(memory_t *m, int fd, size_t bytes) {
 
 void memory_drop(memory_t *m, void *address, size_t bytes) {
     pthread_mutex_lock(&m->lock);
-    block_t **link = &m->blocks;
+    fake_block_t **link = &m->blocks;
     while (*link && (*link)->base != address)
         link = &(*link)->next;
-    block_t *b = *link;
+    fake_block_t *b = *link;
     REQUIRE(b && b->bytes == bytes, "%zu bytes at %p were not taken here", bytes, address);
     REQUIRE(!b->at, "%zu bytes at %p are dropped while work uses them", bytes, address);
     *link = b->next;
@@ -101,7 +101,7 @@ void memory_drop(memory_t *m, void *address, size_t bytes) {
 void *memory_find(memory_t *m, const void *address) {
     const uintptr_t wanted = (uintptr_t)address;
     pthread_mutex_lock(&m->lock);
-    block_t *b = m->blocks;
+    fake_block_t *b = m->blocks;
     while (b && (wanted < (uintptr_t)b->base || wanted > (uintptr_t)b->base + b->bytes))
         b = b->next;
     if (b && !b->at) {
@@ -115,7 +115,7 @@ void *memory_find(memory_t *m, const void *address) {
 
 void memory_leave(memory_t *m) {
     pthread_mutex_lock(&m->lock);
-    for (block_t *b = m->blocks; b; b = b->next) {
+    for (fake_block_t *b = m->blocks; b; b = b->next) {
         if (b->at) munmap(b->at, b->room - PAGE + !b->bytes);
         b->at = NULL;
     }

@@ -16,11 +16,11 @@
 void fake_defect(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((format(printf, 4, 5), noreturn, cold));
 
-typedef struct block_s block_t;
+typedef struct fake_block_s fake_block_t;
 
 typedef struct memory_s {
     pthread_mutex_t lock;
-    block_t *blocks;
+    fake_block_t *blocks;
     int64_t bytes; /* of memory_take, without what is mapped */
 } memory_t;
 

@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "server/exec/device.h"
+#include "server/device/device.h"
 #include "server/verbs/worker.h"
 #include "server/wire/version.h"
 #include "tests/c/onnx_build.h"
@@ -100,11 +100,11 @@ static gradd_status_t run(const void *data, size_t n, bool with_model) {
 
 /* ---- seeds: a session's ordinary life ---- */
 
-typedef struct place_s {
+typedef struct fuzz_place_s {
     uint64_t offset;
     int64_t rows; /* of 4; 0 = a scalar */
     int at;
-} place_t;
+} fuzz_place_t;
 
 static void put_column(wire_out_t *m, const char *key, int n) {
     wire_put_text(m, key);
@@ -112,7 +112,7 @@ static void put_column(wire_out_t *m, const char *key, int n) {
 }
 
 /* A field of n tensors of f32 in segment 1. */
-static void put_tensors(wire_out_t *m, const char *field, int n, const place_t *places,
+static void put_tensors(wire_out_t *m, const char *field, int n, const fuzz_place_t *places,
                         bool with_at) {
     wire_key(m, field);
     wire_put_map(m, with_at ? 5 : 4);
@@ -180,7 +180,7 @@ static void make_plan(wire_out_t *m, uint64_t plan) {
 static void make_bind(wire_out_t *m, uint64_t id, uint64_t offset) {
     begin(m, "bind");
     key_u64(m, "bind", id);
-    put_tensors(m, "tensors", 1, &(place_t){offset, 2, 0}, false);
+    put_tensors(m, "tensors", 1, &(fuzz_place_t){offset, 2, 0}, false);
     wire_end(m);
 }
 
@@ -191,9 +191,9 @@ static void make_forward(wire_out_t *m, uint64_t run_id) {
     key_u64(m, "seed", 3);
     key_u64(m, "flags", 0);
     key_u64(m, "b", 1);
-    put_tensors(m, "in", 1, &(place_t){0, 2, 0}, false);
+    put_tensors(m, "in", 1, &(fuzz_place_t){0, 2, 0}, false);
     put_tensors(m, "out", 2,
-                (place_t[]){
+                (fuzz_place_t[]){
                     {2048, 2, 0},
                     {3072, 0, 0}
     },
@@ -204,9 +204,9 @@ static void make_forward(wire_out_t *m, uint64_t run_id) {
 static void make_backward(wire_out_t *m, uint64_t run_id) {
     begin(m, "backward");
     key_u64(m, "run", run_id);
-    put_tensors(m, "go", 1, &(place_t){3136, 0, 1}, true);
+    put_tensors(m, "go", 1, &(fuzz_place_t){3136, 0, 1}, true);
     key_u64(m, "b", 2);
-    put_tensors(m, "g", 1, &(place_t){4096, 2, 0}, true);
+    put_tensors(m, "g", 1, &(fuzz_place_t){4096, 2, 0}, true);
     key_u64(m, "keep", 1);
     wire_end(m);
 }
@@ -239,7 +239,7 @@ static void make_step(wire_out_t *m) {
     key_u64(m, "bp", 1);
     key_u64(m, "bm", 2);
     key_u64(m, "bv", 2);
-    put_tensors(m, "g", 1, &(place_t){4096, 2, 0}, true);
+    put_tensors(m, "g", 1, &(fuzz_place_t){4096, 2, 0}, true);
     wire_key(m, "max_norm");
     wire_put_f64(m, 1);
     wire_key(m, "journal");

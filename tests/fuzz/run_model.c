@@ -9,21 +9,21 @@ enum { MAX_LIST = 16, MAX_LAUNCHES = 100 };
 #define MAX_TENSOR ((int64_t)16 << 10)
 #define MAX_ARENA  ((int64_t)128 << 10)
 
-typedef struct trial_s {
+typedef struct model_trial_s {
     gradd_type_t in[MAX_LIST];
     int32_t grads[MAX_LIST], outs[MAX_LIST], gouts[MAX_LIST];
     int n_in, n_grads, n_outs, n_gouts;
     const gradd_plan_info_t *info;
     void *inputs[MAX_LIST], *outputs[MAX_LIST], *go[MAX_LIST], *g[MAX_LIST];
     uint64_t state;
-} trial_t;
+} model_trial_t;
 
 _Noreturn void fuzz_abort(const char *file, int line, const char *what) {
     fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, gradd_error_message());
     abort();
 }
 
-static uint32_t draw(trial_t *t) {
+static uint32_t draw(model_trial_t *t) {
     t->state = t->state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(t->state >> 33);
 }
@@ -34,7 +34,7 @@ static bool is_float(gradd_dtype_t dtype) {
 }
 
 /* Exactly the tensor's bytes, so that AddressSanitizer sees the first one behind them. */
-static void *make(trial_t *t, const gradd_type_t *type) {
+static void *make(model_trial_t *t, const gradd_type_t *type) {
     size_t bytes = (size_t)gradd_type_bytes(type);
     void *data = NULL;
     FUZZ_REQUIRE(posix_memalign(&data, 64, bytes ? bytes : 1) == 0);
@@ -59,7 +59,7 @@ static void *make(trial_t *t, const gradd_type_t *type) {
 }
 
 /* Concrete types for what the model declares; false if that is more than a fuzzer wants. */
-static bool choose_types(trial_t *t, const gradd_model_t *model) {
+static bool choose_types(model_trial_t *t, const gradd_model_t *model) {
     t->n_in = gradd_model_n_inputs(model);
     t->n_outs = gradd_model_n_outputs(model);
     if (t->n_in > MAX_LIST || t->n_outs > MAX_LIST) return false;
@@ -90,7 +90,7 @@ static gradd_device_t *device(void) {
     return d;
 }
 
-static gradd_status_t plan(trial_t *t, gradd_model_t *model, bool plain, gradd_plan_t **out) {
+static gradd_status_t plan(model_trial_t *t, gradd_model_t *model, bool plain, gradd_plan_t **out) {
     gradd_plan_options_t o = {.inputs = t->in,
                               .n_inputs = t->n_in,
                               .grads = t->grads,
@@ -110,14 +110,14 @@ static gradd_status_t plan(trial_t *t, gradd_model_t *model, bool plain, gradd_p
 }
 
 /* Which outputs can have a gradient is known once their types are. */
-static bool choose_gradients(trial_t *t) {
+static bool choose_gradients(model_trial_t *t) {
     t->n_gouts = 0;
     for (int j = 0; j < t->n_outs; j++)
         if (is_float(t->info->outputs[j].dtype)) t->gouts[t->n_gouts++] = j;
     return t->n_gouts > 0 && t->n_grads > 0;
 }
 
-static bool is_small(const trial_t *t) {
+static bool is_small(const model_trial_t *t) {
     const gradd_plan_info_t *info = t->info;
     if (info->arena_bytes > MAX_ARENA || info->n_launches_forward > MAX_LAUNCHES ||
         info->n_launches_backward > 4 * MAX_LAUNCHES)
@@ -127,7 +127,7 @@ static bool is_small(const trial_t *t) {
     return true;
 }
 
-static void run(trial_t *t, gradd_plan_t *p) {
+static void run(model_trial_t *t, gradd_plan_t *p) {
     gradd_run_t *r;
     bool written[MAX_LIST] = {false};
     FUZZ_REQUIRE(gradd_run_create(p, &r) == GRADD_OK);
@@ -161,7 +161,7 @@ static void run(trial_t *t, gradd_plan_t *p) {
 }
 
 void fuzz_run_model(gradd_model_t *model, uint64_t seed, bool plain) {
-    trial_t t = {.state = seed};
+    model_trial_t t = {.state = seed};
     gradd_plan_t *p;
     if (!choose_types(&t, model) || plan(&t, model, plain, &p) != GRADD_OK) return;
     t.info = gradd_plan_info(p);

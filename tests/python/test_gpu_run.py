@@ -127,7 +127,7 @@ def test_a_limit_keeps_what_was_said(clone: Path) -> None:
 
 def test_what_a_probe_says_of_a_failed_call_is_json(tmp_path: Path) -> None:
     source = """
-        #include "tools/gpu/told.h"
+        #include "tools/gpu/json_error.h"
         int main(void) {
             told_failure("call(\\"cuMemCreate\\")(0, '\\\\0')", 12, 801, NULL);
             told_failure("dlopen", 13, -1, "no \\"library\\"");

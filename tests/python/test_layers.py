@@ -1,49 +1,64 @@
-"""tests/check_layers.sh on a small tree: what it allows, and what it finds."""
+"""tests/check_layers.py: what it allows on a small tree, and what it finds."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "check_layers.sh"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import check_layers
+
+ENGINE = ("graph", "plan", "device", "exec")
+ABOVE = ("cli", "daemon", "explain", "verbs", "wire", "session", "host")
 
 
-def check(root: Path, file: str, line: str) -> subprocess.CompletedProcess:
-    """The script's word on a tree of this one file."""
-    for path in ("tests/check_layers.sh", file):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(SCRIPT, root / "tests" / "check_layers.sh")
-    (root / file).write_text(f"#include <stdio.h>\n{line}\n")
-    command = ["sh", str(root / "tests" / "check_layers.sh")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def found(root: Path, **files: str) -> list[str]:
+    """The problems of a tree of these files; `/` is written as `__`, the suffix as `_h` or `_c`."""
+    for name, text in files.items():
+        folder, _, suffix = name.replace("__", "/").rpartition("_")
+        path = root / f"{folder}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return check_layers.problems(root)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("file", "include"),
     [
-        ("shm/a.c", '"kernels/describe/adam.h"'),
-        ("kernels/a.c", '"server/api/gradd.h"'),
-        *[
-            (f"server/{engine}/a.c", f'"server/{other}/a.h"')
-            for engine in ("graph", "plan", "exec", "api")
-            for other in ("cli", "daemon", "explain", "verbs", "wire")
-        ],
+        ("shm/a.c", '"kernels/contract/adam.h"'),
+        ("shm/a.c", "<zmq.h>"),
+        ("kernels/cpu/a.c", '"server/api/gradd.h"'),
+        ("kernels/cuda/a.cu", '"kernels/cpu/map.h"'),
+        ("kernels/cpu/a.c", '"kernels/ops/norm/norm.h"'),
+        ("kernels/contract/a.h", '"kernels/describe/gemm.h"'),
+        ("kernels/math/a.h", '"kernels/rules/infer.h"'),
+        *[(f"server/{e}/a.c", f'"server/{o}/a.h"') for e in ENGINE for o in ABOVE],
         ("server/graph/passes/a.c", '"server/verbs/worker.h"'),
+        ("server/plan/a.c", '"server/exec/run.h"'),
         ("server/wire/a.h", '"server/verbs/commands.h"'),
-        ("server/wire/a.c", '"server/daemon/session.h"'),
+        ("server/wire/a.c", '"server/session/session.h"'),
         ("server/wire/a.c", '"server/api/gradd.h"'),
+        ("server/verbs/a.c", '"server/daemon/daemon.h"'),
+        ("server/explain/a.c", '"server/cli/admin.h"'),
+        ("server/daemon/a.c", '"server/cli/admin.h"'),
         *[(f"server/{name}/a.c", "<zmq.h>") for name in ("graph", "exec", "explain")],
         ("server/explain/a.c", "<msgpack.h>"),
         ("server/verbs/a.c", '"kernels/cpu/adamw.h"'),
+        ("server/exec/a.c", "<dnnl.h>"),
+        ("server/exec/a.c", '"../plan/plan.h"'),
+        ("server/exec/a.c", '"tests/test.h"'),
     ],
 )
 def test_an_include_upwards_is_found(tmp_path: Path, file: str, include: str) -> None:
-    done = check(tmp_path, file, f"#include {include}")
-    assert done.returncode == 1 and f"{file}:2:#include {include}" in done.stdout
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#include <stdio.h>\n#include {include}\n")
+    (line,) = check_layers.problems(tmp_path)
+    assert line.startswith(f"{file}:2: #include {include}: ")
 
 
 @pytest.mark.quick
@@ -54,9 +69,61 @@ def test_an_include_upwards_is_found(tmp_path: Path, file: str, include: str) ->
         ("server/verbs/a.c", '"server/wire/wire.h"'),
         ("server/wire/wire.h", "<msgpack.h>"),
         ("server/daemon/a.c", '"server/verbs/commands.h"'),
-        ("server/exec/a.c", '"kernels/describe/adam.h"'),
+        ("server/exec/a.c", '"kernels/contract/adam.h"'),
+        ("kernels/ops/norm/a.c", '"kernels/cpu/map.h"'),
+        ("kernels/contract/a.c", '"op_list.inc"'),
     ],
 )
 def test_an_include_downwards_is_fine(tmp_path: Path, file: str, include: str) -> None:
-    done = check(tmp_path, file, f"#include {include}")
-    assert (done.returncode, done.stdout) == (0, "")
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#include {include}\n")
+    assert check_layers.problems(tmp_path) == []
+
+
+@pytest.mark.quick
+def test_a_circle_of_folders_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = {**check_layers.ROOMS, "server/wire": "shm server/verbs"}
+    monkeypatch.setattr(check_layers, "ROOMS", rooms)
+    assert list(check_layers.bad_rows()) == [
+        "ROOMS: server/wire names server/verbs, which is not above it"
+    ]
+
+
+@pytest.mark.quick
+def test_a_folder_that_is_not_listed_is_found(tmp_path: Path) -> None:
+    assert found(tmp_path, server__new__a_c="") == [
+        "server/new/a.c: its folder is not a row of ROOMS"
+    ]
+
+
+@pytest.mark.quick
+def test_a_type_that_is_defined_twice_is_found(tmp_path: Path) -> None:
+    header = "typedef struct span_s {\n    int n;\n} span_t;\n"
+    assert found(tmp_path, shm__a_h=header, kernels__math__b_h="typedef int span_t;\n") == [
+        "type span_t is defined 2 times: kernels/math/b.h, shm/a.h"
+    ]
+
+
+@pytest.mark.quick
+def test_private_types_may_share_a_name_once(tmp_path: Path) -> None:
+    line = "typedef enum job_e { ONE } job_t;\n"
+    assert not found(tmp_path, shm__a_c=line, shm__b_c=line)
+    (problem,) = found(tmp_path, tests__c_c=line)
+    assert problem.startswith("type job_t is defined 3 times")
+
+
+@pytest.mark.quick
+def test_the_server_names_no_device(tmp_path: Path) -> None:
+    table = "const gradd_backend_t gradd_backend_cpu;\n"
+    files = {"kernels__cpu__backend_c": table, "server__exec__a_c": "x = &gradd_backend_cpu;\n"}
+    assert found(tmp_path, **files) == [
+        "server/exec/a.c: names a device's table, gradd_backend_cpu"
+    ]
+
+
+@pytest.mark.quick
+def test_the_client_does_not_know_the_trainers(tmp_path: Path) -> None:
+    assert found(tmp_path, adapters__python__a_py="from optimum.gradd import demo\n") == [
+        "adapters/python/a.py: imports optimum.gradd, which is above it"
+    ]

@@ -138,7 +138,7 @@ def test_words_are_found_in_capitals_and_over_two_lines(
 
 def test_lists_scripts_and_the_makefile_are_searched() -> None:
     names = set(check_words.tracked())
-    assert {"Makefile", "server/explain/columns.inc", "tests/check_layers.sh"} <= names
+    assert {"Makefile", "server/explain/columns.inc", "tests/run_all.py"} <= names
 
 
 def _graph(folder: Path, files: dict[str, str]) -> dict[str, set[str]]:

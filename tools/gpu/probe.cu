@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #include "kernels/cuda/half.h"
-#include "tools/gpu/told.h"
+#include "tools/gpu/json_error.h"
 
 #define CHECK(call) require((int)(call), #call, __LINE__)
 

@@ -12,7 +12,7 @@
 #ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_BITS_H
 #define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_BITS_H
 
-#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/attention/attention_cpu.h"
 
 typedef struct attn_bits_s {
     int64_t from, to; /* keys that the block needs at all */

@@ -1,7 +1,7 @@
 /* Products of bf16 in pairs. See attention_pairs.h. Pure functions, any thread. */
 #include "kernels/cpu/attention/attention_pairs.h"
 
-#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/attention/attention_cpu.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/describe/dispatch.h"
 

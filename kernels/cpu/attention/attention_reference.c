@@ -1,5 +1,5 @@
 /* Attention as it is defined: query by query, in double. See attention.h. */
-#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/attention/attention_cpu.h"
 
 #include <math.h>
 

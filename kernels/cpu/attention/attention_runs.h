@@ -5,7 +5,7 @@
 #ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_RUNS_H
 #define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_RUNS_H
 
-#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/attention/attention_cpu.h"
 
 typedef struct attn_run_s {
     int64_t at, n;       /* rows of the block */

@@ -70,19 +70,19 @@ typedef enum way_e {
     SINGLY /* one per matrix: oneDNN has none for the whole batch */
 } way_t;
 
-typedef struct ready_s {
+typedef struct gemm_ready_s {
     gradd_gemm_t g; /* simplified */
     way_t way;
     gradd_primitive_t *primitive; /* Owned */
     gradd_split_t *split;         /* Owned */
-} ready_t;
+} gemm_ready_t;
 
 static bool is_fast(gradd_dtype_t dtype) {
     if (dtype == GRADD_DT_BF16) return gradd_gemm_bf16_native();
     return dtype == GRADD_DT_F32 && !strncmp(gradd_gemm_library(), "oneDNN", 6);
 }
 
-static gradd_status_t find_way(ready_t *r) {
+static gradd_status_t find_way(gemm_ready_t *r) {
     r->way = NOTHING;
     if (!gradd_gemm_batches(&r->g) || !r->g.m || !r->g.n) return GRADD_OK;
     r->way = PLAIN;
@@ -107,7 +107,7 @@ static gradd_status_t find_way(ready_t *r) {
 
 gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) {
     if (g->has_bias && g->alpha != 1) return GRADD_FAIL(INTERNAL, "bias with alpha %g", g->alpha);
-    ready_t *r = calloc(1, sizeof *r);
+    gemm_ready_t *r = calloc(1, sizeof *r);
     if (!r) return GRADD_FAIL(NOMEM, "matrix product");
     r->g = *g;
     gradd_gemm_simplify(&r->g);
@@ -131,14 +131,14 @@ gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) 
 }
 
 void gradd_gemm_unprepare(gradd_prepared_t *prepared) {
-    ready_t *r = prepared->state;
+    gemm_ready_t *r = prepared->state;
     gradd_primitive_destroy(r->primitive);
     gradd_split_destroy(r->split);
     free(r);
 }
 
-static gradd_status_t one_by_one(const ready_t *r, const char *a, const char *b, const void *bias,
-                                 char *c, void *workspace) {
+static gradd_status_t one_by_one(const gemm_ready_t *r, const char *a, const char *b,
+                                 const void *bias, char *c, void *workspace) {
     const gradd_gemm_t *g = &r->g;
     const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
     const int64_t step = g->m * g->n * (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
@@ -153,7 +153,7 @@ static gradd_status_t one_by_one(const ready_t *r, const char *a, const char *b,
 
 gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
                           void *c, void *workspace) {
-    const ready_t *r = state;
+    const gemm_ready_t *r = state;
     switch (r->way) {
     case NOTHING:
         return GRADD_OK;

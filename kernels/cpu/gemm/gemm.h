@@ -17,8 +17,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/describe/gemm.h"
 #include "kernels/contract/kernel.h"
+#include "kernels/describe/gemm.h"
 #include "shm/dtype.h"
 #include "shm/tensor.h"
 

@@ -1,6 +1,6 @@
-/* Attention on a GPU: rows, and what is made ready for their kernels. See kernels/ops/attention/attention.c
- * and attention.h. */
-#include "kernels/cuda/attention/attention.h"
+/* Attention on a GPU: rows, and what is made ready for their kernels. See
+ * kernels/ops/attention/attention.c and attention.h. */
+#include "kernels/cuda/attention/attention_gpu.h"
 
 enum { THREADS = 256 };
 

@@ -3,7 +3,7 @@
  * One block per tile of queries and chunk of y's columns. It walks over the tiles of keys that its
  * queries look at, with a running softmax. If some query turns out to be rare, which its largest
  * score says, the block starts over with all keys. */
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_gpu.h"
 
 /* A tile's scores become weights; largest scores and sums go on. Returns what earlier terms shrink
  * by. One query is in 16 neighbouring threads. */

@@ -187,11 +187,11 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
 /* ---- the bias -------------------------------------------------------------------------------- */
 
 /* What is summed over where the bias is broadcast. */
-struct span_t {
+struct key_span_t {
     int from, to;
 };
-GPU_FN span_t span_of(bool one, int at, int n) {
-    return one ? span_t{at, at + 1} : span_t{0, n};
+GPU_FN key_span_t span_of(bool one, int at, int n) {
+    return one ? key_span_t{at, at + 1} : key_span_t{0, n};
 }
 
 /* A thread's sums of pairs, summed further where the bias is broadcast, into dbias. */
@@ -241,10 +241,10 @@ __global__ void GPU_BLOCK(ATTN_THREADS, 1)
     const gradd_attn_t &p = a.p;
     const int rows = p.bias.row ? q_tiles : 1, cols = p.bias.col ? k_tiles : 1;
     const int heads = p.bias.head ? a.heads : 1, head = blockIdx.x / cols / rows;
-    const span_t bs = span_of(p.bias.batch, head / heads, (int)p.batch);
-    const span_t hs = span_of(p.bias.head, head % heads, a.heads);
-    const span_t is = span_of(p.bias.row, blockIdx.x / cols % rows, q_tiles);
-    const span_t js = span_of(p.bias.col, blockIdx.x % cols, k_tiles);
+    const key_span_t bs = span_of(p.bias.batch, head / heads, (int)p.batch);
+    const key_span_t hs = span_of(p.bias.head, head % heads, a.heads);
+    const key_span_t is = span_of(p.bias.row, blockIdx.x / cols % rows, q_tiles);
+    const key_span_t js = span_of(p.bias.col, blockIdx.x % cols, k_tiles);
     tile_t<T> t = {.query = query, .room_q = (A *)room_q, .room_k = (A *)room_k};
     A x[R][R], z[R][R], sum[R][R];
     clear(sum);

@@ -4,7 +4,7 @@
  * per query and head is the owner of what that query's row of the bias gets, if it is the first
  * with that row: it adds up all queries that have the same one, in their order. A list may name
  * rows twice (those that fill it up to its size), and sequences may share a bias. */
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_gpu.h"
 
 static const int THREADS = 128;
 

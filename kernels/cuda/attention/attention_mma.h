@@ -8,7 +8,7 @@
 #ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_MMA_H
 #define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_MMA_H
 
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_gpu.h"
 #include "kernels/cuda/attention/mma.h"
 
 /* For what is rounded to 16 bits at once: subnormal results are zero. */

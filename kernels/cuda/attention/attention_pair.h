@@ -2,7 +2,7 @@
 #ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_PAIR_H
 #define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_PAIR_H
 
-#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_gpu.h"
 
 /* What a query brings along. */
 template <class A> struct attn_query_t {

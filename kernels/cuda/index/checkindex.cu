@@ -1,7 +1,7 @@
 /* CheckIndex on a GPU: what is checked is the copy, which stays in a register. See
  * kernels/ops/index/checkindex.c. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/describe/cost.h"
 
 template <class T, int W>
 __global__ void GPU_BLOCK(GPU_COPY_THREADS)

@@ -1,7 +1,7 @@
-/* Gather, GatherND, GatherElements and their gradients on a GPU. See kernels/ops/index/gather.c, pick.h
- * and runs.h. */
-#include "kernels/describe/cost.h"
+/* Gather, GatherND, GatherElements and their gradients on a GPU. See kernels/ops/index/gather.c,
+ * pick.h and runs.h. */
 #include "kernels/cuda/index/runs.h"
+#include "kernels/describe/cost.h"
 
 #include <string.h>
 

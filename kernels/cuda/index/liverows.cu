@@ -1,11 +1,11 @@
 /* Rows of live positions, picked and put back, and ranges of them, on a GPU. See
- * kernels/ops/index/liverows.c and kernels/math/live.h.
+ * kernels/ops/index/liverows.c and kernels/describe/live_rows.h.
  *
  * A list is checked by a kernel of its own. Those behind it read it as it is then: an entry that is
  * out of range is skipped, and a list in another order gives other rows, but none from outside. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/index/lanes.h"
-#include "kernels/math/live.h"
+#include "kernels/describe/cost.h"
+#include "kernels/describe/live_rows.h"
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 

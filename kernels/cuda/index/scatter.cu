@@ -3,8 +3,8 @@
  * Updates of one place are brought together and folded in order. Those that only write ("none")
  * need no order where there is memory for a number per row: the last position that names a row is
  * its owner, and moves itself there. */
-#include "kernels/describe/cost.h"
 #include "kernels/cuda/index/runs.h"
+#include "kernels/describe/cost.h"
 
 #include <string.h>
 

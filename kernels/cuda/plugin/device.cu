@@ -1,4 +1,5 @@
-/* The table of the CUDA device: one GPU, the first that the process sees. See kernels/contract/backend.h.
+/* The table of the CUDA device: one GPU, the first that the process sees. See
+ * kernels/contract/backend.h.
  *
  * A queue is a stream. Memory comes from the driver's stream-ordered pool. What a kernel refuses
  * lies in a fault record of the queue, which wait() reads; an error of CUDA itself ends the device,

@@ -67,12 +67,12 @@ static gradd_status_t propose(const gradd_gemm_t *g, gpu_lt_t lt, const gpu_alig
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
-typedef struct trial_s {
+typedef struct product_trial_s {
     const gradd_gemm_t *g;
     const gpu_lt_t *lt;
     gpu_product_call_t call;
     const gpu_choice_t *choice;
-} trial_t;
+} product_trial_t;
 
 /* Bytes that a matrix spans, in whole blocks. */
 static size_t span(const int64_t (*sizes_and_steps)[2], int n, gradd_dtype_t dtype) {
@@ -84,7 +84,7 @@ static size_t span(const int64_t (*sizes_and_steps)[2], int n, gradd_dtype_t dty
 }
 
 /* Operands of their own. */
-static gradd_status_t take_memory(trial_t *t) {
+static gradd_status_t take_memory(product_trial_t *t) {
     const gradd_gemm_t *g = t->g;
     gpu_product_call_t *out = &t->call;
     const int last = g->batch_rank - 1;
@@ -120,14 +120,14 @@ static gradd_status_t take_memory(trial_t *t) {
 }
 
 static gradd_status_t run(void *argument) {
-    const trial_t *t = (const trial_t *)argument;
+    const product_trial_t *t = (const product_trial_t *)argument;
     GPU_LT(gpu_lt_multiply(t->g, t->lt, t->choice, &t->call), "a product");
     return GRADD_OK;
 }
 
 /* One run of each that is left; a refusal, and twice the time of the best, end a proposal. False:
  * there was no time for all. */
-static bool run_round(trial_t *t, const proposals_t *from, double *best, double *spent) {
+static bool run_round(product_trial_t *t, const proposals_t *from, double *best, double *spent) {
     double least = -1;
     for (int i = 0; i < from->n; i++) {
         double ms = 0;
@@ -150,7 +150,7 @@ static bool run_round(trial_t *t, const proposals_t *from, double *best, double 
 /* The fastest by its shortest run; the first where nothing can be measured. */
 static int measure(const gradd_gemm_t *g, const gpu_lt_t *lt, const proposals_t *from) {
     double best[PROPOSALS] = {0}, spent = 0;
-    trial_t t = {g, lt};
+    product_trial_t t = {g, lt};
     int first = 0;
     if (take_memory(&t)) return 0;
     for (int round = 0; round < ROUNDS && spent <= enough_ms; round++)

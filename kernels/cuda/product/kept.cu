@@ -24,14 +24,14 @@ enum {
     LINE = GPU_KEPT_KEY + 17 * (SHOWN_WORDS + 1) + 4
 };
 
-typedef struct entry_s {
+typedef struct kept_entry_s {
     char key[GPU_KEPT_KEY];
     gpu_kept_t kept;
-} entry_t;
+} kept_entry_t;
 
 /* All that was read and written. */
 static struct {
-    entry_t *entries;
+    kept_entry_t *entries;
     int n, capacity;
     off_t read; /* bytes of the file that are in the list */
     bool begun; /* the names below are set */
@@ -96,7 +96,7 @@ static int write_line(char *line, const char *key, const gpu_kept_t *one) {
 }
 
 /* The text is a line if it is what would have been written. */
-static bool read_line(const char *text, size_t bytes, entry_t *out) {
+static bool read_line(const char *text, size_t bytes, kept_entry_t *out) {
     char again[LINE];
     const char *bar = (const char *)memchr(text, '|', bytes);
     const size_t n = bar ? (size_t)(bar - text) : 0;
@@ -108,10 +108,10 @@ static bool read_line(const char *text, size_t bytes, entry_t *out) {
     return write_line(again, out->key, &out->kept) == (int)bytes && !memcmp(again, text, bytes);
 }
 
-static void remember(const entry_t *entry) {
+static void remember(const kept_entry_t *entry) {
     if (kept.n == kept.capacity) {
         const int more = kept.capacity ? 2 * kept.capacity : 64;
-        entry_t *grown = (entry_t *)realloc(kept.entries, sizeof *grown * (size_t)more);
+        kept_entry_t *grown = (kept_entry_t *)realloc(kept.entries, sizeof *grown * (size_t)more);
         if (!grown) return; /* it is measured again then */
         kept.entries = grown;
         kept.capacity = more;
@@ -133,7 +133,7 @@ static off_t take_lines(const char *text, size_t bytes, bool from_start) {
         const char *end = (const char *)memchr(text + at, '\n', bytes - at);
         if (!end) break;
         const size_t n = (size_t)(end - text) - at;
-        entry_t entry;
+        kept_entry_t entry;
         if (from_start && !at) {
             if (n != strlen(kept.title) || memcmp(text, kept.title, n)) return -1;
         } else if (read_line(text + at, n, &entry)) {
@@ -221,7 +221,7 @@ static bool lock(int fd) {
 
 /* The line, in one write: behind the title where the file begins, behind a line's end that is
  * missing where somebody was killed. */
-static bool append(int fd, const entry_t *entry, off_t size, bool fresh) {
+static bool append(int fd, const kept_entry_t *entry, off_t size, bool fresh) {
     char text[sizeof kept.title + LINE + 2], line[LINE];
     write_line(line, entry->key, &entry->kept);
     if (fresh && ftruncate(fd, 0)) return failed("it cannot be written");
@@ -249,7 +249,7 @@ bool gpu_kept_ready(void) {
 }
 
 /* Behind the lock: what another process has added, or the line. */
-static bool add(int fd, entry_t *entry) {
+static bool add(int fd, kept_entry_t *entry) {
     const int before = kept.n;
     off_t size;
     bool fresh;
@@ -264,7 +264,7 @@ static bool add(int fd, entry_t *entry) {
 }
 
 bool gpu_kept_add(const char *key, gpu_kept_t *io) {
-    entry_t entry = {};
+    kept_entry_t entry = {};
     if (strlen(key) >= GPU_KEPT_KEY) return false;
     snprintf(entry.key, sizeof entry.key, "%s", key);
     entry.kept = *io;

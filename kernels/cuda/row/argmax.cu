@@ -1,7 +1,7 @@
 /* ArgMax and ArgMin on a GPU: a warp or a block per lane, or a thread where lanes lie side by side.
  * See kernels/ops/reduce/argmax.c. */
 #include "kernels/cuda/gpu.h"
-#include "kernels/describe/moves.h"
+#include "kernels/describe/lanes.h"
 
 enum { THREADS = 256, AHEAD = 8 };
 
@@ -88,7 +88,7 @@ static gradd_status_t arg(const gradd_launch_t *r, bool largest) {
     const gradd_type_t &t = r->in[0].type;
     const order_t order = {largest, gradd_attr_int(r->attrs, "select_last_index", 0) != 0};
     gradd_lanes_t l;
-    GRADD_TRY(gradd_lanes_of_axis(&t, r->attrs, &l));
+    GRADD_TRY(gradd_lanes_of_axis(&t, r->attrs, 0, &l));
     const int64_t lanes = l.outer * l.inner;
     if (!lanes) return GRADD_OK;
     return gpu_switch(gpu_numbers(), t.dtype, [&](auto type) {

@@ -5,7 +5,7 @@
  * the gradient a team sums each channel first, dy and dy * h, [B, C] in scratch memory; the group's
  * means and the gradients of scale and bias come from these sums.
  */
-#include "kernels/cuda/row/rows.h"
+#include "kernels/cuda/row/row_teams.h"
 
 /* Bytes that a thread keeps of a group. */
 enum { KEPT = 128 };

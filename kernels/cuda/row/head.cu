@@ -12,7 +12,7 @@
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/row/labels.h"
 #include "kernels/describe/head.h"
-#include "kernels/math/parted.h"
+#include "kernels/math/split_sum.h"
 
 enum {
     ALIGN = 256,
@@ -27,7 +27,7 @@ typedef struct sized_s {
     gradd_prepared_t logits, dx, dw[2];
 } sized_t;
 
-typedef struct head_s {
+typedef struct gpu_head_s {
     gradd_head_t is;
     int64_t chunk, block;
     bool parted; /* the weight's gradient is summed in f32, beside its memory */
@@ -36,11 +36,11 @@ typedef struct head_s {
     size_t tally, counts, each, added, sums, x, z, low, wide, products, end;
     sized_t sizes[2];          /* of a chunk and of what is left */
     gradd_prepared_t first[2]; /* dw of a chunk, over what is there */
-} head_t;
+} gpu_head_t;
 
 /* ---- preparation ----------------------------------------------------------------------------- */
 
-static void describe(const gradd_infer_t *c, head_t *h) {
+static void describe(const gradd_infer_t *c, gpu_head_t *h) {
     gradd_head_describe(c, &h->is);
     const gradd_head_t &is = h->is;
     h->chunk = gradd_head_chunk(c->attrs, is.rows);
@@ -51,7 +51,7 @@ static void describe(const gradd_infer_t *c, head_t *h) {
     h->sizes[1].rows = h->chunk ? is.rows % h->chunk : 0;
 }
 
-static void place(head_t *h) {
+static void place(gpu_head_t *h) {
     const gradd_head_t &is = h->is;
     const size_t rows = (size_t)is.rows, chunk = (size_t)h->chunk;
     size_t at = 0;
@@ -69,19 +69,19 @@ static void place(head_t *h) {
     h->products = h->end = at;
 }
 
-static gradd_status_t prepare_one(head_t *h, gradd_gemm_t g, gradd_prepared_t *out) {
+static gradd_status_t prepare_one(gpu_head_t *h, gradd_gemm_t g, gradd_prepared_t *out) {
     GRADD_TRY(gpu_product_prepare(&g, out));
     if (h->products + out->workspace > h->end) h->end = h->products + out->workspace;
     return GRADD_OK;
 }
 
-static gradd_gemm_t weight_product(const head_t *h, int64_t rows, int64_t block, bool first) {
+static gradd_gemm_t weight_product(const gpu_head_t *h, int64_t rows, int64_t block, bool first) {
     gradd_gemm_t g = gradd_head_weight_product(&h->is, rows, block, first);
     if (!h->parted) g.result = h->is.dtype;
     return g;
 }
 
-static gradd_status_t prepare_size(head_t *h, sized_t *s, bool chunk) {
+static gradd_status_t prepare_size(gpu_head_t *h, sized_t *s, bool chunk) {
     GRADD_TRY(prepare_one(h, gradd_head_logits_product(&h->is, s->rows), &s->logits));
     if (h->is.dx) GRADD_TRY(prepare_one(h, gradd_head_rows_product(&h->is, s->rows), &s->dx));
     if (!h->is.dw || !h->is.dw_rows || !h->is.dw_cols) return GRADD_OK;
@@ -95,19 +95,20 @@ static gradd_status_t prepare_size(head_t *h, sized_t *s, bool chunk) {
 }
 
 /* f(prepared) of all products. */
-template <class F> static void each_product(head_t *h, F f) {
+template <class F> static void each_product(gpu_head_t *h, F f) {
     for (sized_t &s : h->sizes)
         f(&s.logits), f(&s.dx), f(&s.dw[0]), f(&s.dw[1]);
     f(&h->first[0]), f(&h->first[1]);
 }
 
 void gpu_head_unprepare(gradd_prepared_t *prepared) {
-    each_product((head_t *)prepared->state, [](gradd_prepared_t *p) { gpu_product_unprepare(p); });
+    each_product((gpu_head_t *)prepared->state,
+                 [](gradd_prepared_t *p) { gpu_product_unprepare(p); });
     free(prepared->state);
 }
 
 gradd_status_t gpu_head_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
-    head_t *h = (head_t *)calloc(1, sizeof *h);
+    gpu_head_t *h = (gpu_head_t *)calloc(1, sizeof *h);
     if (!h) return GRADD_FAIL(NOMEM, "no memory for a product");
     *out = gradd_prepared_t{0, h, sizeof *h};
     describe(c, h);
@@ -125,7 +126,7 @@ gradd_status_t gpu_head_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
 /* Of all chunks. */
 template <class T> struct run_t {
     typedef gpu_real<T> A;
-    const head_t *h;
+    const gpu_head_t *h;
     const gradd_launch_t *r;
     gpu_labels_t labels; /* of the user; then `counts`, which nobody changes */
     gradd_loss_rule_t rule;
@@ -418,7 +419,7 @@ template <int W> static void launch_part(const sums_t &s, bool last) {
 
 template <class T>
 static gradd_status_t add_weight(const run_t<T> &p, const sized_t *s, int64_t from, const T *x) {
-    const head_t *h = p.h;
+    const gpu_head_t *h = p.h;
     const gradd_head_t &is = h->is;
     const T *left = is.trans ? p.z : x, *right = is.trans ? x : p.z;
     const bool wide = is.dw_cols % 4 == 0 && gpu_aligned(p.dw, 8);
@@ -491,7 +492,7 @@ static void *result(const gradd_launch_t *r, int j) {
 }
 
 template <class T> static run_t<T> run_of(const gradd_launch_t *r) {
-    const head_t *h = (const head_t *)r->state;
+    const gpu_head_t *h = (const gpu_head_t *)r->state;
     char *w = (char *)r->workspace;
     run_t<T> p = {};
     p.h = h;

@@ -1,4 +1,5 @@
-/* The head of a language model with its loss on a GPU, in chunks of rows. See kernels/describe/head.h.
+/* The head of a language model with its loss on a GPU, in chunks of rows. See
+ * kernels/describe/head.h.
  *
  * How many rows count only the GPU knows, so all go through the products. What does not count is
  * zero there, on both sides, and has the gradient zero, whatever x and W hold. Plans gather rows

@@ -6,7 +6,7 @@
 #ifndef GRADD_KERNELS_CUDA_ROW_LABELS_H
 #define GRADD_KERNELS_CUDA_ROW_LABELS_H
 
-#include "kernels/cuda/row/rows.h"
+#include "kernels/cuda/row/row_teams.h"
 #include "kernels/math/loss.h"
 
 /* A tensor of any type of numbers, read as double. */

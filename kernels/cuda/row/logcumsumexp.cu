@@ -1,4 +1,5 @@
-/* LogCumSumExp and its gradient on a GPU, in double as on the CPU. See kernels/ops/reduce/logcumsumexp.c.
+/* LogCumSumExp and its gradient on a GPU, in double as on the CPU. See
+ * kernels/ops/reduce/logcumsumexp.c.
  *
  * The gradient's h_j = dy_j + w_j h_{j+1} runs from the end, as maps h -> a h + b that are joined.
  */
@@ -60,7 +61,7 @@ template <class T> struct running_share {
 
 static gradd_status_t compute_forward(const gradd_launch_t *r) {
     gradd_lanes_t l;
-    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, &l));
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, 0, &l));
     return gpu_switch(gpu_floats(), r->in[0].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         const running_log<T> f = {(const T *)r->in[0].data, (T *)r->out[0].data};
@@ -70,7 +71,7 @@ static gradd_status_t compute_forward(const gradd_launch_t *r) {
 
 static gradd_status_t compute_backward(const gradd_launch_t *r) {
     gradd_lanes_t l;
-    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, &l));
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, 0, &l));
     return gpu_switch(gpu_floats(), r->in[0].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         const running_share<T> f = {(const T *)r->in[0].data, (const T *)r->in[1].data,

@@ -5,8 +5,8 @@
  * beside it: one part per block, [parts, n], which a second launch adds. Longer rows are read once
  * more for these sums. How many parts there are depends on the shape alone.
  */
-#include "kernels/cuda/row/rows.h"
-#include "kernels/rules/span.h"
+#include "kernels/cuda/row/row_teams.h"
+#include "kernels/describe/lanes.h"
 
 template <class T> struct norm_t {
     typedef gpu_real<T> A;
@@ -199,8 +199,8 @@ static void *output(const gradd_launch_t *r, int j) {
 
 /* x: which operand; scale stands behind it. */
 template <class T> gradd_status_t read_norm(const gradd_launch_t *r, int x, norm_t<T> *p) {
-    gradd_span_t s;
-    GRADD_TRY(gradd_span_of(r->attrs, &r->in[x].type, &s));
+    gradd_lanes_t s;
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[x].type, r->attrs, -1, &s));
     *p = norm_t<T>();
     p->x = (const T *)r->in[x].data;
     p->scale = gpu_vector_of<T>(r->in[x + 1]);
@@ -287,8 +287,8 @@ template <bool CENTRED> gradd_status_t backward(const gradd_launch_t *r) {
 /* Parts of dscale and dbias. */
 static size_t workspace_backward(const gradd_infer_t *c) {
     const size_t bytes = c->in[1].type.dtype == GRADD_DT_F64 ? 8 : 4;
-    gradd_span_t s;
-    if (gradd_span_of(c->attrs, &c->in[1].type, &s)) return 0;
+    gradd_lanes_t s;
+    if (gradd_lanes_of_axis(&c->in[1].type, c->attrs, -1, &s)) return 0;
     return 2 * (size_t)(count_parts(s.outer, s.n * s.inner) * s.n * s.inner) * bytes;
 }
 

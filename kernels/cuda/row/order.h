@@ -1,4 +1,4 @@
-/* Choosing and ordering entries by the threads of a block, with the swaps of kernels/cpu/select.h.
+/* Choosing and ordering entries by the threads of a block, with the swaps of kernels/math/select.h.
  *
  * What a partition does can be known at once: its left side stops at the entries that are not
  * smaller than the pivot, its right side at those that are not larger, and the i-th of the one
@@ -9,9 +9,9 @@
 #ifndef GRADD_KERNELS_CUDA_ROW_ORDER_H
 #define GRADD_KERNELS_CUDA_ROW_ORDER_H
 
-#include "kernels/cpu/select.h"
 #include "kernels/cuda/gpu.h"
-#include "kernels/cuda/row/rows.h"
+#include "kernels/cuda/row/row_teams.h"
+#include "kernels/math/select.h"
 
 enum { GPU_ORDER_THREADS = 256, GPU_ORDER_ALONE = 256, GPU_ORDER_WAITS = 32 };
 

@@ -5,8 +5,8 @@
  * are few results, their elements are cut into pieces; the parts of these lie in scratch memory
  * until a second launch joins them. What is cut where depends on shapes alone.
  */
-#include "kernels/cuda/row/rows.h"
-#include "kernels/math/fold.h"
+#include "kernels/cuda/row/row_teams.h"
+#include "kernels/describe/reduction.h"
 
 /* ---- folds ----------------------------------------------------------------------------------- */
 

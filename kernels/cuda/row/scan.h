@@ -15,7 +15,7 @@
 #define GRADD_KERNELS_CUDA_ROW_SCAN_H
 
 #include "kernels/cuda/gpu.h"
-#include "kernels/describe/moves.h"
+#include "kernels/describe/lanes.h"
 
 enum { GPU_SCAN_THREADS = 256, GPU_SCAN_ITEMS = 4, GPU_SCAN_AHEAD = 8 };
 

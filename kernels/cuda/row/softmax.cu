@@ -3,8 +3,8 @@
  * Rows along the last axis go to teams; short ones stay in registers between the passes, so that
  * memory is read and written once. Along other axes a block takes 32 columns.
  */
-#include "kernels/cuda/row/rows.h"
-#include "kernels/rules/span.h"
+#include "kernels/cuda/row/row_teams.h"
+#include "kernels/describe/lanes.h"
 
 /* One element of the result. */
 template <bool LOG, class A> struct soft_end {
@@ -82,7 +82,7 @@ __global__ void GPU_BLOCK(S::THREADS)
 /* ---- columns --------------------------------------------------------------------------------- */
 
 template <class T, bool LOG>
-__global__ void GPU_BLOCK(GPU_ROW_THREADS) softmax_columns(gradd_span_t s, const T *x, T *z) {
+__global__ void GPU_BLOCK(GPU_ROW_THREADS) softmax_columns(gradd_lanes_t s, const T *x, T *z) {
     typedef gpu_real<T> A;
     const int64_t columns = s.outer * s.inner, all = (int64_t)gridDim.x * GPU_WARP;
     for (int64_t first = (int64_t)blockIdx.x * GPU_WARP; first < columns; first += all) {
@@ -101,7 +101,7 @@ __global__ void GPU_BLOCK(GPU_ROW_THREADS) softmax_columns(gradd_span_t s, const
 
 template <class T, bool LOG>
 __global__ void GPU_BLOCK(GPU_ROW_THREADS)
-    softmax_columns_grad(gradd_span_t s, const T *d, const T *y, T *z) {
+    softmax_columns_grad(gradd_lanes_t s, const T *d, const T *y, T *z) {
     typedef gpu_real<T> A;
     const int64_t columns = s.outer * s.inner, all = (int64_t)gridDim.x * GPU_WARP;
     for (int64_t first = (int64_t)blockIdx.x * GPU_WARP; first < columns; first += all) {
@@ -128,8 +128,8 @@ enum { KEPT = 128, KEPT_GRAD = 64 };
 template <class T, bool LOG> gradd_status_t softmax(const gradd_launch_t *r) {
     const T *x = (const T *)r->in[0].data;
     T *z = (T *)r->out[0].data;
-    gradd_span_t s;
-    GRADD_TRY(gradd_span_of(r->attrs, &r->in[0].type, &s));
+    gradd_lanes_t s;
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, -1, &s));
     if (!gradd_type_count(&r->in[0].type)) return GRADD_OK;
     if (s.inner == 1)
         return gpu_by_row<T, KEPT>(s.n, gpu_aligned(x, 16) && gpu_aligned(z, 16), [&](auto shape) {
@@ -146,8 +146,8 @@ template <class T, bool LOG> gradd_status_t softmax(const gradd_launch_t *r) {
 template <class T, bool LOG> gradd_status_t softmax_grad(const gradd_launch_t *r) {
     const T *d = (const T *)r->in[0].data, *y = (const T *)r->in[1].data;
     T *z = (T *)r->out[0].data;
-    gradd_span_t s;
-    GRADD_TRY(gradd_span_of(r->attrs, &r->in[0].type, &s));
+    gradd_lanes_t s;
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, -1, &s));
     if (!gradd_type_count(&r->in[0].type)) return GRADD_OK;
     const bool wide = gpu_aligned(d, 16) && gpu_aligned(y, 16) && gpu_aligned(z, 16);
     if (s.inner == 1)

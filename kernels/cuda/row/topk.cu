@@ -6,12 +6,12 @@
  * on; where too many are wanted for that, tiles are sorted and then merged in scratch memory.
  *
  * That is the order of TopK, and of the other two where the first k + 1 keys differ. Where they do
- * not, the swaps of PyTorch's algorithms decide (kernels/cpu/select.h): such a slice is marked, and
- * a thread, or of long ones a block, makes the same swaps.
+ * not, the swaps of PyTorch's algorithms decide (kernels/math/select.h): such a slice is marked,
+ * and a thread, or of long ones a block, makes the same swaps.
  */
-#include "kernels/cpu/order.h"
 #include "kernels/cuda/copy.h"
 #include "kernels/cuda/row/order.h"
+#include "kernels/describe/slice_order.h"
 
 enum { THREADS = GPU_ORDER_THREADS, SHARED_BYTES = 16 << 10 };
 
@@ -77,7 +77,7 @@ GPU_FN int64_t key_of(int64_t x) {
 
 /* ---- what a launch works on ------------------------------------------------------------------ */
 
-typedef struct job_s {
+typedef struct topk_job_s {
     gradd_slice_t s;
     int64_t slices;
     int64_t want;        /* entries to be found: k, and the next one where ties count */
@@ -85,7 +85,7 @@ typedef struct job_s {
     int64_t room, slots; /* entries of a slice's own, and how many have them at once */
     bool merges, together;
     size_t marks, scratch; /* bytes */
-} job_t;
+} topk_job_t;
 
 /* Where a slice begins. */
 template <class T> struct spot_t {
@@ -393,14 +393,14 @@ __global__ void GPU_ORDER_BLOCK order_together(slices_t<T> x, int64_t slots, int
 
 enum { TOGETHER = 1024, SLOTS = 1 << 16, BLOCK_SLOTS = 1024, SLOT_BYTES = 64 << 20 };
 
-static bool in_shared(const job_t &job, bool large) {
+static bool in_shared(const topk_job_t &job, bool large) {
     const size_t entry = large ? sizeof(large_t) : sizeof(small_t);
     const int64_t cap = SHARED_BYTES / (int64_t)entry;
     return job.s.n <= cap || job.want <= cap / 2;
 }
 
 static gradd_status_t plan(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t &x,
-                           const gradd_type_t &y, job_t *job) {
+                           const gradd_type_t &y, topk_job_t *job) {
     *job = {};
     GRADD_TRY(gradd_slice_of(op, attrs, &x, &y, &job->s));
     const gradd_slice_t &s = job->s;
@@ -429,7 +429,7 @@ static gradd_status_t plan(const gradd_op_t *op, gradd_attrs_t attrs, const grad
 }
 
 static size_t workspace(const gradd_infer_t *c) {
-    job_t job;
+    topk_job_t job;
     if (plan(c->op, c->attrs, c->in[0].type, c->out[0], &job)) return 0;
     return job.marks + job.scratch;
 }
@@ -448,7 +448,7 @@ template <class E, class T> static void merge_sort(const slices_t<T> &x, E *a) {
 }
 
 template <gradd_order_t HOW, class T>
-static void launch_in_slots(const slices_t<T> &x, const job_t &job, void *scratch) {
+static void launch_in_slots(const slices_t<T> &x, const topk_job_t &job, void *scratch) {
     const unsigned blocks = (unsigned)((job.slots + GPU_WARP - 1) / GPU_WARP);
     gradd_entry_t *room = (gradd_entry_t *)scratch;
     if (job.together)
@@ -458,7 +458,7 @@ static void launch_in_slots(const slices_t<T> &x, const job_t &job, void *scratc
         GPU_LAUNCH((order_slices<HOW, T>), blocks, GPU_WARP, x, job.slots, job.room, room);
 }
 
-template <class T> static gradd_status_t order(const gradd_launch_t *r, const job_t &job) {
+template <class T> static gradd_status_t order(const gradd_launch_t *r, const topk_job_t &job) {
     typedef typename entry_of<T>::type E;
     const gradd_slice_t &s = job.s;
     char *scratch = (char *)r->workspace + job.marks;
@@ -494,7 +494,7 @@ template <class T> static gradd_status_t order(const gradd_launch_t *r, const jo
 }
 
 static gradd_status_t compute(const gradd_launch_t *r) {
-    job_t job;
+    topk_job_t job;
     GRADD_TRY(plan(r->op, r->attrs, r->in[0].type, r->out[0].type, &job));
     if (!job.slices) return GRADD_OK;
     return gpu_switch(gpu_numbers(), r->in[0].type.dtype, [&](auto t) {

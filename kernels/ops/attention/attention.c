@@ -8,7 +8,7 @@
  * q, k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead.
  *
  * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
- * gradient goes to its product; see kernels/cpu/attention/attention.h). That is next to nothing
+ * gradient goes to its product; see kernels/describe/attention.h). That is next to nothing
  * beside an allowed key, but rows may have none, or a bias that hides all of them. Without bit 1
  * the fill is at most -1e30. Bit 4 makes the fill a floor. With `zero`, rows without an allowed key
  * give zero. The bias of a masked key is at most 1e29.
@@ -29,17 +29,17 @@
  * gradient is -sum(exp(sink - max - logarithm) sum(dy y)) over rows and batches, out of other
  * operators.
  */
-#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/attention/attention_cpu.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/copy.h"
-#include "kernels/describe/dispatch.h"
 #include "kernels/contract/fault.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 /* Bytes of checked lists of live rows. */

@@ -19,17 +19,17 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/contract/op.h"
 #include "kernels/describe/attention.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/op.h"
 #include "kernels/rules/rules.h"
 
 enum { Q, K, V, MASK, PAST_KEY, PAST_VALUE };
 
-typedef struct sizes_s {
+typedef struct attention_sizes_s {
     bool flat; /* [B, positions, heads * width] */
     int64_t batch, heads, kv_heads, n_q, n_new, n_past, d, d_v;
-} sizes_t;
+} attention_sizes_t;
 
 /* ---- shape rule ------------------------------------------------------------------------------ */
 
@@ -50,7 +50,8 @@ static bool read_dims(const gradd_type_t *t, bool flat, int64_t heads, int64_t *
     return true;
 }
 
-static gradd_status_t read_sizes(const gradd_type_t *in, gradd_attrs_t attrs, sizes_t *out) {
+static gradd_status_t read_sizes(const gradd_type_t *in, gradd_attrs_t attrs,
+                                 attention_sizes_t *out) {
     const bool flat = in[Q].rank == 3;
     const int64_t kv_heads = gradd_attr_int(attrs, "kv_num_heads", 0);
     int64_t q[4], k[4], v[4];
@@ -62,11 +63,11 @@ static gradd_status_t read_sizes(const gradd_type_t *in, gradd_attrs_t attrs, si
         return misfit("V", &in[V]);
     if (k[0] != q[0] || k[3] != q[3] || (k[1] ? q[1] % k[1] : q[1])) return misfit("K", &in[K]);
     if (v[0] != q[0] || v[1] != k[1] || v[2] != k[2]) return misfit("V", &in[V]);
-    *out = (sizes_t){flat, q[0], q[1], k[1], q[2], k[2], 0, q[3], v[3]};
+    *out = (attention_sizes_t){flat, q[0], q[1], k[1], q[2], k[2], 0, q[3], v[3]};
     return GRADD_OK;
 }
 
-static gradd_status_t read_past(const gradd_type_t *past, const sizes_t *s, int64_t width,
+static gradd_status_t read_past(const gradd_type_t *past, const attention_sizes_t *s, int64_t width,
                                 const char *name, int64_t *out_n) {
     const bool fits = past->rank == 4 && past->dims[0] == s->batch &&
                       past->dims[1] == s->kv_heads && past->dims[3] == width;
@@ -76,7 +77,7 @@ static gradd_status_t read_past(const gradd_type_t *past, const sizes_t *s, int6
 }
 
 static gradd_status_t check_mask(const gradd_type_t *mask, const gradd_type_t *q,
-                                 const sizes_t *s) {
+                                 const attention_sizes_t *s) {
     const int64_t whole[4] = {s->batch, s->heads, s->n_q, s->n_past + s->n_new};
     if (mask->dtype != GRADD_DT_BOOL && mask->dtype != q->dtype)
         return GRADD_FAIL(UNSUPPORTED, "attn_mask of %s beside Q of %s",
@@ -105,7 +106,7 @@ static bool is_given(const gradd_type_t *in, int i) {
 }
 
 /* Of six inputs, absent ones without a type. */
-static gradd_status_t describe(const gradd_type_t *in, gradd_attrs_t attrs, sizes_t *s) {
+static gradd_status_t describe(const gradd_type_t *in, gradd_attrs_t attrs, attention_sizes_t *s) {
     int64_t n = 0;
     GRADD_TRY(check_attrs(attrs, in[Q].dtype));
     GRADD_TRY(read_sizes(in, attrs, s));
@@ -121,7 +122,7 @@ static gradd_status_t describe(const gradd_type_t *in, gradd_attrs_t attrs, size
 
 static gradd_status_t infer_attention(gradd_infer_t *c) {
     gradd_type_t in[6] = {{0}};
-    sizes_t s;
+    attention_sizes_t s;
     for (int i = 0; i < c->n_in; i++)
         in[i] = c->in[i].type;
     GRADD_TRY(describe(in, c->attrs, &s));
@@ -145,17 +146,17 @@ static gradd_status_t infer_attention(gradd_infer_t *c) {
 
 /* ---- expansion ------------------------------------------------------------------------------- */
 
-typedef struct parts_s {
+typedef struct onnx_attention_parts_s {
     gradd_builder_t *b;
     const gradd_expand_t *x;
-    sizes_t s;
+    attention_sizes_t s;
     gradd_val_t in[6];
     gradd_val_t allowed, bias; /* GRADD_NONE = all, none */
     gradd_dtype_t dtype, wide;
-} parts_t;
+} onnx_attention_parts_t;
 
 /* [B, positions, heads, width] of a flat operand. */
-static gradd_val_t apart(const parts_t *p, int i, int64_t heads) {
+static gradd_val_t apart(const onnx_attention_parts_t *p, int i, int64_t heads) {
     const gradd_type_t t = *gradd_val_type(p->b, p->in[i]);
     if (p->b->status) return GRADD_NONE;
     const int64_t dims[4] = {t.dims[0], t.dims[1], heads, t.dims[2] / heads};
@@ -163,7 +164,7 @@ static gradd_val_t apart(const parts_t *p, int i, int64_t heads) {
 }
 
 /* Heads in front of positions, the past in front of what is new. */
-static gradd_val_t whole(const parts_t *p, int i, int past, int64_t heads) {
+static gradd_val_t whole(const onnx_attention_parts_t *p, int i, int past, int64_t heads) {
     gradd_val_t v = p->in[i];
     if (p->s.flat) v = gradd_transpose(p->b, apart(p, i, heads), (int64_t[]){0, 2, 1, 3}, 4);
     if (past < 0 || p->in[past] == GRADD_NONE) return v;
@@ -178,7 +179,7 @@ static gradd_val_t positions(gradd_builder_t *b, int64_t first, int64_t n) {
 }
 
 /* Key j of query i: j <= i + P. */
-static gradd_val_t causal(const parts_t *p) {
+static gradd_val_t causal(const onnx_attention_parts_t *p) {
     gradd_builder_t *b = p->b;
     const int64_t column[2] = {p->s.n_q, 1};
     gradd_val_t rows = gradd_reshape_to(b, positions(b, p->s.n_past, p->s.n_q), column, 2);
@@ -187,7 +188,7 @@ static gradd_val_t causal(const parts_t *p) {
 
 /* A bias of minus infinity is no key either, or rows that have nothing else would be NaN. One that
  * is NaN is a key. */
-static void find_mask(parts_t *p) {
+static void find_mask(onnx_attention_parts_t *p) {
     gradd_builder_t *b = p->b;
     if (p->in[MASK] != GRADD_NONE && gradd_val_type(b, p->in[MASK])->dtype == GRADD_DT_BOOL) {
         p->allowed = p->in[MASK];
@@ -201,19 +202,19 @@ static void find_mask(parts_t *p) {
     p->allowed = p->allowed == GRADD_NONE ? lower : GRADD_EMIT(b, "And", p->allowed, lower);
 }
 
-static double scale_of(const parts_t *p) {
+static double scale_of(const onnx_attention_parts_t *p) {
     return gradd_attr_float(p->x->attrs, "scale", 1 / sqrt((double)p->s.d));
 }
 
-static gradd_val_t zeros(const parts_t *p) {
-    const sizes_t *s = &p->s;
+static gradd_val_t zeros(const onnx_attention_parts_t *p) {
+    const attention_sizes_t *s = &p->s;
     const int64_t flat[3] = {s->batch, s->n_q, s->heads * s->d_v};
     const int64_t apart[4] = {s->batch, s->heads, s->n_q, s->d_v};
     gradd_val_t dims = gradd_const_i64s(p->b, s->flat ? flat : apart, s->flat ? 3 : 4);
     return GRADD_EMIT(p->b, "Expand", gradd_const_scalar(p->b, p->dtype, 0), dims);
 }
 
-static gradd_val_t attend(const parts_t *p) {
+static gradd_val_t attend(const onnx_attention_parts_t *p) {
     gradd_builder_t *b = p->b;
     const bool past = p->in[PAST_KEY] != GRADD_NONE;
     const int turned = GRADD_ATTN_Q_TURNED | GRADD_ATTN_Y_TURNED |
@@ -238,13 +239,13 @@ static gradd_val_t attend(const parts_t *p) {
 }
 
 /* v where a key is allowed, else `otherwise`. */
-static gradd_val_t where_allowed(const parts_t *p, gradd_val_t v, double otherwise) {
+static gradd_val_t where_allowed(const onnx_attention_parts_t *p, gradd_val_t v, double otherwise) {
     if (p->allowed == GRADD_NONE) return v;
     return GRADD_EMIT(p->b, "Where", p->allowed, v, gradd_const_scalar(p->b, p->wide, otherwise));
 }
 
 /* The matrix of scores, as far as the mode says. */
-static gradd_val_t scores(const parts_t *p) {
+static gradd_val_t scores(const onnx_attention_parts_t *p) {
     gradd_builder_t *b = p->b;
     const int64_t mode = gradd_attr_int(p->x->attrs, "qk_matmul_output_mode", 0);
     const double cap = gradd_attr_float(p->x->attrs, "softcap", 0);
@@ -262,7 +263,7 @@ static gradd_val_t scores(const parts_t *p) {
 }
 
 static gradd_status_t expand_attention(gradd_expand_t *x) {
-    parts_t p = {.b = x->b, .x = x, .allowed = GRADD_NONE, .bias = GRADD_NONE};
+    onnx_attention_parts_t p = {.b = x->b, .x = x, .allowed = GRADD_NONE, .bias = GRADD_NONE};
     gradd_type_t types[6] = {{0}};
     for (int i = 0; i < 6; i++) {
         p.in[i] = i < x->n_in ? x->in[i] : GRADD_NONE;

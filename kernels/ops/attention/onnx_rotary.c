@@ -6,16 +6,16 @@
  * interleaved; elements from R on are copied. Y has the type of X.
  * Source: https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html
  */
-#include "kernels/rules/infer.h"
 #include "kernels/contract/op.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 enum { X, COS, SIN, IDS };
 
-typedef struct sizes_s {
+typedef struct rotary_sizes_s {
     bool flat, by_id;
     int64_t batch, heads, positions, width, pairs;
-} sizes_t;
+} rotary_sizes_t;
 
 /* ---- shape rule ------------------------------------------------------------------------------ */
 
@@ -24,7 +24,7 @@ static gradd_status_t misfit(const char *what, const gradd_type_t *type) {
     return GRADD_FAIL(GRAPH, "%s of type %s does not fit", what, gradd_type_format(type, text));
 }
 
-static gradd_status_t read_x(const gradd_type_t *x, gradd_attrs_t attrs, sizes_t *s) {
+static gradd_status_t read_x(const gradd_type_t *x, gradd_attrs_t attrs, rotary_sizes_t *s) {
     const int64_t heads = gradd_attr_int(attrs, "num_heads", 0);
     s->flat = x->rank == 3;
     if (x->rank != 3 && x->rank != 4) return misfit("X", x);
@@ -39,9 +39,9 @@ static gradd_status_t read_x(const gradd_type_t *x, gradd_attrs_t attrs, sizes_t
 }
 
 /* Of four inputs, absent ones without a type. */
-static gradd_status_t describe(const gradd_type_t *in, gradd_attrs_t attrs, sizes_t *s) {
+static gradd_status_t describe(const gradd_type_t *in, gradd_attrs_t attrs, rotary_sizes_t *s) {
     const int64_t turned = gradd_attr_int(attrs, "rotary_embedding_dim", 0);
-    *s = (sizes_t){.by_id = in[IDS].dtype != GRADD_DT_NONE};
+    *s = (rotary_sizes_t){.by_id = in[IDS].dtype != GRADD_DT_NONE};
     GRADD_TRY(read_x(&in[X], attrs, s));
     if (turned < 0 || turned % 2 || turned > s->width || (!turned && s->width % 2))
         return GRADD_FAIL(GRAPH, "rotary_embedding_dim %lld of %lld columns", (long long)turned,
@@ -61,7 +61,7 @@ static gradd_status_t describe(const gradd_type_t *in, gradd_attrs_t attrs, size
 
 static gradd_status_t infer_rotary(gradd_infer_t *c) {
     gradd_type_t in[4] = {{0}};
-    sizes_t s;
+    rotary_sizes_t s;
     for (int i = 0; i < c->n_in; i++)
         in[i] = c->in[i].type;
     GRADD_TRY(describe(in, c->attrs, &s));
@@ -74,7 +74,7 @@ static gradd_status_t infer_rotary(gradd_infer_t *c) {
 static gradd_status_t expand_rotary(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     gradd_type_t types[4] = {{0}};
-    sizes_t s;
+    rotary_sizes_t s;
     for (int i = 0; i < x->n_in; i++)
         if (x->in[i] != GRADD_NONE) types[i] = *gradd_val_type(b, x->in[i]);
     GRADD_TRY(describe(types, x->attrs, &s));

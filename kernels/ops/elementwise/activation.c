@@ -6,9 +6,9 @@
  * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side; at a NaN Relu passes
  * the gradient, Elu and HardSwish give NaN, as in torch. Elu knows its side by the sign of y: where
  * alpha is negative, the capture writes it with WithSlope. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/map.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

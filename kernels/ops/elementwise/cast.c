@@ -4,12 +4,12 @@
  * becomes 0; anything but 0 becomes true. Integers among themselves keep their low bits. bf16 and
  * f16 are rounded from f32 to nearest, ties to even. The gradient between floats is the cast back;
  * nothing is saved. */
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/half.h"
-#include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
+#include "kernels/cpu/half.h"
+#include "kernels/describe/cost.h"
+#include "kernels/describe/dispatch.h"
 #include "kernels/math/formulas.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

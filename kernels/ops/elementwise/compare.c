@@ -2,9 +2,9 @@
  *
  * Math: z = a < b, a and b, isnan(a), c ? a : b. Results are bool (one byte, 0 or 1), except Where.
  * Nothing is saved for backward; Where routes the gradient by its condition. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/map.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

@@ -7,12 +7,12 @@
  * gradient evenly among them (two operands both get all of it where one is NaN); Clip passes it
  * inside the closed interval and not to NaN; Abs has 0 at 0 and NaN; a power passes nothing to an
  * exponent >= 0 of 0. Sign, Floor, Ceil and Round have gradient zero. */
+#include "kernels/contract/fault.h"
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/sum.h"
-#include "kernels/contract/fault.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

@@ -2,9 +2,9 @@
  *
  * Math: elementwise, any shape. ONNX has neither, and the composition of Exp or Log and an addition
  * loses every digit of an x below 1e-7. Saved for backward: Expm1 its result, Log1p its operand. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/map.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

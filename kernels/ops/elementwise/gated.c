@@ -9,12 +9,12 @@
  */
 #include <string.h>
 
+#include "kernels/contract/kernel.h"
+#include "kernels/contract/op.h"
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/math/activate.h"
-#include "kernels/contract/op.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

@@ -10,11 +10,11 @@
  * A view of its first operand: the slopes are computed only where a gradient wants them. The
  * gradient is not the derivative on purpose: the cases compare values only,
  * tests/python/values/test_edges.py has the gradients. */
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/copy.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/describe/cost.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 static gradd_status_t compute_slope(const gradd_launch_t *r) {

@@ -3,9 +3,9 @@
  *
  * Saved for backward: x. SoftsignGrad(dy, x) = dy / (1 + |x|)^2 is internal, one pass over memory.
  */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/map.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

@@ -6,11 +6,11 @@
  * arXiv:1308.3432). The gradient is not the derivative on purpose: the cases compare values only,
  * tests/python/values/test_engine.py has the gradient.
  */
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/copy.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/describe/cost.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
 
 static gradd_status_t compute_straight(const gradd_launch_t *r) {

@@ -2,9 +2,9 @@
  *
  * Saved for backward: x. SwishGrad(dy, x) = dy s (1 + alpha x (1 - s)) with s = sigmoid(alpha x) is
  * internal, one pass over memory. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/map.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

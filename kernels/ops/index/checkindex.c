@@ -10,14 +10,14 @@
  * It copies first and checks the copy: the original may lie in the memory of a client, who may
  * change it while we run. Indices that nobody reads afterwards are checked where they are.
  */
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/copy.h"
-#include "kernels/cpu/pick.h"
-#include "kernels/describe/dispatch.h"
 #include "kernels/contract/fault.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/cpu/pick.h"
+#include "kernels/describe/cost.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/rules/infer.h"
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
 

@@ -12,14 +12,14 @@
  *
  * Up to three tables without scales, which is what most models have, are added in one loop; others
  * one after another to a block of columns. */
+#include "kernels/contract/fault.h"
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/row_sums.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/contract/fault.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

@@ -12,14 +12,14 @@
  */
 #include <string.h>
 
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/copy.h"
-#include "kernels/cpu/pick.h"
-#include "kernels/cpu/row_sums.h"
-#include "kernels/cpu/rows.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/cpu/pick.h"
+#include "kernels/cpu/picked_rows.h"
+#include "kernels/cpu/row_sums.h"
+#include "kernels/describe/cost.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

@@ -27,12 +27,12 @@
  */
 #include <string.h>
 
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/pick.h"
-#include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
-#include "kernels/math/live.h"
+#include "kernels/cpu/pick.h"
+#include "kernels/describe/cost.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/describe/live_rows.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 /* ---- lists ----------------------------------------------------------------------------------- */

@@ -11,16 +11,16 @@
  */
 #include <string.h>
 
-#include "kernels/describe/cost.h"
+#include "kernels/contract/kernel.h"
+#include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/picked_rows.h"
+#include "kernels/describe/cost.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/math/formulas.h"
-#include "kernels/contract/op.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 static bool is_nd(const gradd_op_t *op) {

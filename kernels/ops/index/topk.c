@@ -9,7 +9,7 @@
  * whatever `sorted` says. PyTorch calls that order undefined, but its CPU kernels are plain
  * algorithms with one result, and which of equal elements they take decides who gets the gradient:
  * zeros behind a ReLU, scores of a router in bf16. So captured modules use rows of their own, which
- * take the steps that PyTorch takes (kernels/cpu/select.h), a slice of n entries at a time:
+ * take the steps that PyTorch takes (kernels/math/select.h), a slice of n entries at a time:
  *
  *     TorchTopK, 64 k <= n   partial sort of k, whatever `sorted` says
  *     TorchTopK, otherwise   the k-th entry selected; if `sorted`, those in front of it sorted
@@ -19,19 +19,19 @@
  */
 #include <string.h>
 
-#include "kernels/cpu/order.h"
-#include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/describe/slice_order.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 /* ---- TopK ------------------------------------------------------------------------------------ */
 
-typedef struct lane_s {
+typedef struct topk_lane_s {
     int64_t n, k, stride; /* elements */
     bool largest;
-} lane_t;
+} topk_lane_t;
 
 /* One lane of x into the first k places of a heap whose root is the worst entry kept; then sorted
  * by taking the root away from the end. heap and at hold k entries each. */
@@ -52,7 +52,7 @@ typedef struct lane_s {
         }                                                                                          \
         heap[i] = value, at[i] = index;                                                            \
     }                                                                                              \
-    static void lane_##T(const lane_t *p, const T *x, T *heap, int64_t *at) {                      \
+    static void lane_##T(const topk_lane_t *p, const T *x, T *heap, int64_t *at) {                 \
         int64_t k = p->k;                                                                          \
         for (int64_t i = 0; i < p->n && k; i++) {                                                  \
             T v = x[i * p->stride];                                                                \
@@ -75,8 +75,8 @@ typedef struct lane_s {
             sink_##T(heap, at, end, p->largest);                                                   \
         }                                                                                          \
     }                                                                                              \
-    static void outer_##T(const lane_t *p, int64_t o, const T *x, T *y, int64_t *index, T *heap,   \
-                          int64_t *at) {                                                           \
+    static void outer_##T(const topk_lane_t *p, int64_t o, const T *x, T *y, int64_t *index,       \
+                          T *heap, int64_t *at) {                                                  \
         for (int64_t i = 0; i < p->stride; i++) {                                                  \
             lane_##T(p, x + o * p->n * p->stride + i, heap, at);                                   \
             for (int64_t j = 0; j < p->k; j++) {                                                   \
@@ -100,7 +100,8 @@ static int64_t count_blocks(int64_t outer) {
     return outer < MAX_BLOCKS ? outer : MAX_BLOCKS;
 }
 
-static void compute_block(const gradd_launch_t *r, const lane_t *p, int64_t outer, int64_t block) {
+static void compute_block(const gradd_launch_t *r, const topk_lane_t *p, int64_t outer,
+                          int64_t block) {
     int64_t blocks = count_blocks(outer);
     int64_t *at = (int64_t *)r->workspace + block * 2 * p->k;
     void *heap = at + p->k, *y = r->out[0].data;
@@ -127,10 +128,10 @@ static gradd_status_t compute_topk(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), x->rank, false, &axis));
-    lane_t p = {.n = x->dims[axis],
-                .k = y->dims[axis],
-                .stride = 1,
-                .largest = gradd_attr_int(r->attrs, "largest", 1)};
+    topk_lane_t p = {.n = x->dims[axis],
+                     .k = y->dims[axis],
+                     .stride = 1,
+                     .largest = gradd_attr_int(r->attrs, "largest", 1)};
     int64_t outer = 1;
     for (int i = 0; i < axis; i++)
         outer *= x->dims[i];

@@ -11,10 +11,10 @@
  * Saved for backward: logits, labels, and per row the maximum and sum exp(x - maximum) - 1, which
  * keeps its digits where one class has all. CrossEntropyGrad writes the gradient once, in the
  * logits' type, over the logits if they are not needed any more; an ignored row costs no exp. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/loss_labels.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rules.h"
 
 #include <math.h>

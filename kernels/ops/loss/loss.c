@@ -7,12 +7,12 @@
  * Saved for backward: scores and labels. The gradient forms softmax(x) again: one pass of exp
  * against keeping a second tensor as large as the scores. */
 #include "kernels/math/loss.h"
+#include "kernels/contract/fault.h"
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/softmax_rows.h"
-#include "kernels/contract/fault.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rules.h"
 
 #include <string.h>

@@ -10,10 +10,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 typedef struct group_s {

@@ -3,14 +3,14 @@
  * Math: y = exp(x - max) / sum, and its logarithm. Shapes: [outer, n, inner] with the axis in the
  * middle; inner is 1 for the last axis, the fast case. Saved for backward: the result.
  * dx = y (dy - sum(dy y)), for the logarithm dx = dy - exp(y) sum(dy). */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/softmax_rows.h"
+#include "kernels/describe/lanes.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
-#include "kernels/rules/span.h"
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
@@ -125,7 +125,7 @@ PLAIN(gradd_bf16_t, bf16, gradd_bf16_f32, TO_BF16)
 PLAIN(gradd_f16_t, f16, gradd_f16_f32, TO_F16)
 
 #define WHOLE(T, S)                                                                                \
-    static void whole_##S(const gradd_span_t *s, const T *x, const T *y, T *z, bool log_,          \
+    static void whole_##S(const gradd_lanes_t *s, const T *x, const T *y, T *z, bool log_,         \
                           bool back, bool ref) {                                                   \
         const int64_t rows = s->outer * s->inner, n = s->n, step = s->inner;                       \
         const bool fast = step == 1 && !ref;                                                       \
@@ -144,9 +144,9 @@ WHOLE(gradd_bf16_t, bf16)
 WHOLE(gradd_f16_t, f16)
 
 static gradd_status_t softmax(const gradd_launch_t *r, bool log_, bool back, bool ref) {
-    gradd_span_t s;
+    gradd_lanes_t s;
     const void *x = r->in[0].data, *y = back ? r->in[1].data : NULL;
-    GRADD_TRY(gradd_span_of(r->attrs, &r->in[0].type, &s));
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, -1, &s));
     if (!gradd_type_count(&r->in[0].type)) return GRADD_OK;
     if (r->in[0].type.dtype == GRADD_DT_F32)
         whole_f32(&s, x, y, r->out[0].data, log_, back, ref);

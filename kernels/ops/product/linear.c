@@ -27,12 +27,12 @@
  * once), so the backward has nothing to do but to multiply them by the gradient that arrives
  * (ScaleGrad), which is nothing at all if that is 1. Rows that do not count have the gradient zero
  * whatever x holds there, NaN included, and cost nothing. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/linear_loss.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 
@@ -239,14 +239,14 @@ static gradd_status_t grad_head(gradd_grad_t *g) {
 
 /* ---- expansion ------------------------------------------------------------------------------- */
 
-typedef struct plain_s {
+typedef struct plain_linear_s {
     gradd_expand_t *x;
     gradd_builder_t *b;
     gradd_dtype_t dtype, wide;
     gradd_val_t rows, weight; /* wide, as matrices */
     bool trans;
     double softcap, scale;
-} plain_t;
+} plain_linear_t;
 
 static gradd_val_t operand(const gradd_expand_t *x, int i) {
     return i < x->n_in ? x->in[i] : GRADD_NONE;
@@ -263,7 +263,7 @@ static gradd_val_t transposed(gradd_builder_t *b, gradd_val_t v) {
 }
 
 /* Of all rows, [R, V], in the shape that the loss knows positions by. */
-static gradd_val_t logits_of(const plain_t *p) {
+static gradd_val_t logits_of(const plain_linear_t *p) {
     gradd_builder_t *b = p->b;
     gradd_val_t bias = gradd_wide(b, operand(p->x, GRADD_HEAD_BIAS));
     gradd_val_t w = p->trans ? transposed(b, p->weight) : p->weight;
@@ -275,7 +275,7 @@ static gradd_val_t logits_of(const plain_t *p) {
 }
 
 /* From the gradient of what the loss is of to that of the product. */
-static gradd_val_t before_cap(const plain_t *p, gradd_val_t dz, gradd_val_t y) {
+static gradd_val_t before_cap(const plain_linear_t *p, gradd_val_t dz, gradd_val_t y) {
     gradd_builder_t *b = p->b;
     if (p->scale != 1) dz = gradd_scaled(b, dz, p->scale);
     if (!p->softcap) return dz;
@@ -285,7 +285,7 @@ static gradd_val_t before_cap(const plain_t *p, gradd_val_t dz, gradd_val_t y) {
     return GRADD_EMIT(b, "Mul", dz, slope);
 }
 
-static void expand_gradients(const plain_t *p, gradd_val_t dz) {
+static void expand_gradients(const plain_linear_t *p, gradd_val_t dz) {
     gradd_expand_t *x = p->x;
     gradd_builder_t *b = p->b;
     dz = as_matrix(b, dz);
@@ -313,7 +313,7 @@ static int loss_attrs(gradd_attrs_t all, gradd_attr_t *out) {
 }
 
 /* The loss, and with `dz` the gradient of logits z for a gradient of 1 of it. */
-static gradd_val_t expand_loss(const plain_t *p, gradd_val_t z, gradd_val_t *dz) {
+static gradd_val_t expand_loss(const plain_linear_t *p, gradd_val_t z, gradd_val_t *dz) {
     gradd_builder_t *b = p->b;
     const gradd_expand_t *x = p->x;
     gradd_attr_t attrs[5];
@@ -343,7 +343,8 @@ static gradd_val_t expand_loss(const plain_t *p, gradd_val_t z, gradd_val_t *dz)
 }
 
 /* Adds the weighted squares of the log-sum-exps of logits z. */
-static void expand_squares(const plain_t *p, gradd_val_t z, gradd_val_t *loss, gradd_val_t *dz) {
+static void expand_squares(const plain_linear_t *p, gradd_val_t z, gradd_val_t *loss,
+                           gradd_val_t *dz) {
     gradd_builder_t *b = p->b;
     gradd_val_t weights = operand(p->x, GRADD_HEAD_SQUARES);
     if (weights == GRADD_NONE || b->status) return;
@@ -362,14 +363,14 @@ static void expand_squares(const plain_t *p, gradd_val_t z, gradd_val_t *loss, g
 
 static gradd_status_t expand_head(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
-    plain_t p = {.x = x,
-                 .b = b,
-                 .dtype = gradd_val_type(b, x->in[GRADD_HEAD_X])->dtype,
-                 .rows = as_matrix(b, gradd_wide(b, x->in[GRADD_HEAD_X])),
-                 .weight = gradd_wide(b, x->in[GRADD_HEAD_W]),
-                 .trans = gradd_attr_int(x->attrs, "transB", 0),
-                 .softcap = gradd_attr_float(x->attrs, "softcap", 0),
-                 .scale = gradd_attr_float(x->attrs, "scale", 1)};
+    plain_linear_t p = {.x = x,
+                        .b = b,
+                        .dtype = gradd_val_type(b, x->in[GRADD_HEAD_X])->dtype,
+                        .rows = as_matrix(b, gradd_wide(b, x->in[GRADD_HEAD_X])),
+                        .weight = gradd_wide(b, x->in[GRADD_HEAD_W]),
+                        .trans = gradd_attr_int(x->attrs, "transB", 0),
+                        .softcap = gradd_attr_float(x->attrs, "softcap", 0),
+                        .scale = gradd_attr_float(x->attrs, "scale", 1)};
     p.wide = gradd_loss_dtype(p.dtype);
     const bool trains = x->n_out > 1;
     gradd_val_t z = logits_of(&p), dz = GRADD_NONE;

@@ -5,10 +5,10 @@
  * dA = dC op(B)^T, dB = op(A)^T dC, summed over what was broadcast. Against one matrix B, dB is one
  * product over all rows of A. bf16 is summed in f32 and rounded once; FusedMatMul with to=1 keeps
  * the f32 result. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/half.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

@@ -13,15 +13,15 @@
  */
 #include <string.h>
 
+#include "kernels/contract/fault.h"
+#include "kernels/contract/kernel.h"
+#include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/contract/fault.h"
-#include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/math/rng.h"
-#include "kernels/contract/op.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 

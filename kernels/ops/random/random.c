@@ -12,13 +12,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/contract/fault.h"
+#include "kernels/contract/kernel.h"
+#include "kernels/contract/op.h"
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/contract/fault.h"
-#include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
 #include "kernels/math/rng.h"
-#include "kernels/contract/op.h"
+#include "kernels/rules/infer.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 

@@ -2,10 +2,10 @@
  *
  * Math: z = first (or last) index of the largest (smallest) element; NaN counts as the extremum, as
  * in numpy. Shapes: [outer, n, inner] -> [outer, 1 or nothing, inner], i64. No gradient. */
-#include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
-#include "kernels/describe/moves.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/describe/lanes.h"
+#include "kernels/rules/infer.h"
 
 /* ---- kernel --------------------------------------------------------------------------------- */
 
@@ -35,7 +35,7 @@ static gradd_status_t arg(const gradd_launch_t *r, bool largest) {
     const bool last = gradd_attr_int(r->attrs, "select_last_index", 0);
     int64_t *z = r->out[0].data;
     gradd_lanes_t l;
-    GRADD_TRY(gradd_lanes_of_axis(t, r->attrs, &l));
+    GRADD_TRY(gradd_lanes_of_axis(t, r->attrs, 0, &l));
     const int64_t outer = l.outer, n = l.n, inner = l.inner;
     switch (t->dtype) {
     case GRADD_DT_F32:

@@ -3,11 +3,11 @@
  * Math: z_i = sum of x_j for j <= i (exclusive: j < i; reverse: from the end). Shapes:
  * [outer, n, inner]. Floats accumulate in double. Nothing is saved: the gradient is the running sum
  * of dz in the opposite direction. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/describe/dispatch.h"
+#include "kernels/describe/lanes.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
-#include "kernels/describe/moves.h"
 #include "kernels/rules/rules.h"
 
 /* ---- kernels -------------------------------------------------------------------------------- */

@@ -5,24 +5,16 @@
  *
  * dx_j = exp(x_j - y_j) h_j with h_j = sum of dy_i exp(y_j - y_i) for i >= j, and so
  * h_j = dy_j + exp(y_j - y_{j+1}) h_{j+1}: y never falls, so no factor is above one. */
-#include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/describe/lanes.h"
 #include "kernels/math/formulas.h"
-#include "kernels/describe/moves.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
-
-gradd_status_t gradd_lanes_of_axis(const gradd_type_t *type, gradd_attrs_t attrs,
-                                   gradd_lanes_t *out) {
-    int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(attrs, "axis", 0), type->rank, false, &axis));
-    *out = gradd_lanes_of(type, axis);
-    return GRADD_OK;
-}
 
 static gradd_status_t compute_forward(const gradd_launch_t *r) {
     gradd_lanes_t l;
-    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, &l));
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, 0, &l));
     const bool many = l.outer * l.n * l.inner >= GRADD_PARALLEL_MIN;
     GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
         const T *x = r->in[0].data;
@@ -43,7 +35,7 @@ static gradd_status_t compute_forward(const gradd_launch_t *r) {
 
 static gradd_status_t compute_backward(const gradd_launch_t *r) {
     gradd_lanes_t l;
-    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, &l));
+    GRADD_TRY(gradd_lanes_of_axis(&r->in[0].type, r->attrs, 0, &l));
     const bool many = l.outer * l.n * l.inner >= GRADD_PARALLEL_MIN;
     GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
         const T *dy = r->in[0].data, *x = r->in[1].data, *y = r->in[2].data;
@@ -70,7 +62,7 @@ static gradd_status_t infer_lanes(gradd_infer_t *c) {
     for (int i = 1; i < c->n_in; i++)
         if (!gradd_type_equal(&c->in[0].type, &c->in[i].type))
             return GRADD_FAIL(GRAPH, "operands must be of one type");
-    GRADD_TRY(gradd_lanes_of_axis(&c->in[0].type, c->attrs, &l));
+    GRADD_TRY(gradd_lanes_of_axis(&c->in[0].type, c->attrs, 0, &l));
     return gradd_infer_same(c);
 }
 

@@ -7,12 +7,12 @@
  * pieces of fixed size, whose partial results are combined in order. bf16 and f16 are widened where
  * it is read and rounded once. Saved for backward: the result of Max, Min, L2, LogSumExp. Ties of
  * Max and Min share evenly. */
+#include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
-#include "kernels/math/fold.h"
+#include "kernels/describe/reduction.h"
 #include "kernels/math/vec.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 #include <math.h>

@@ -8,14 +8,14 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/describe/cost.h"
+#include "kernels/contract/kernel.h"
+#include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
+#include "kernels/describe/cost.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
-#include "kernels/contract/kernel.h"
-#include "kernels/contract/op.h"
 #include "kernels/rules/rules.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */

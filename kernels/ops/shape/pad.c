@@ -7,12 +7,12 @@
  */
 #include <string.h>
 
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/copy.h"
-#include "kernels/describe/dispatch.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/describe/cost.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 #define MAX_PAD ((int64_t)1 << 48) /* sums of sizes and pads stay far from overflow */

@@ -6,11 +6,11 @@
  */
 #include <string.h>
 
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/copy.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/describe/cost.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 typedef struct window_s {

@@ -3,11 +3,11 @@
  * The strided copy merges axes that stay neighbours ([B,S,H,D] -> [B,H,S,D] moves rows of D) and
  * turns 8 x 8 blocks where the innermost axis changes. Nothing is saved: dx = dy by the inverse.
  */
-#include "kernels/describe/cost.h"
-#include "kernels/cpu/copy.h"
-#include "kernels/rules/infer.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/describe/cost.h"
+#include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 static gradd_status_t read_perm(gradd_attrs_t attrs, int rank, int *out_perm) {

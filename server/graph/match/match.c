@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/math/formulas.h"
 #include "kernels/contract/registry.h"
+#include "kernels/math/formulas.h"
 
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op) {
     if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE) return NULL;
@@ -74,12 +74,12 @@ bool match_cuts_one(const graph_t *g, const graph_node_t *n, int axis, bool at_s
 
 #define MAX_PARTS 128 /* more than any pattern has */
 
-typedef struct parts_s {
+typedef struct match_parts_s {
     int32_t nodes[MAX_PARTS]; /* of the graph */
     int n;
     const gradd_val_t *ends;
     int n_ends;
-} parts_t;
+} match_parts_t;
 
 static bool is_among(const gradd_val_t *values, int n, gradd_val_t v) {
     for (int i = 0; i < n; i++)
@@ -87,7 +87,7 @@ static bool is_among(const gradd_val_t *values, int n, gradd_val_t v) {
     return false;
 }
 
-static void add_part(const graph_t *g, const match_fused_t *f, gradd_val_t v, parts_t *p) {
+static void add_part(const graph_t *g, const match_fused_t *f, gradd_val_t v, match_parts_t *p) {
     if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE) return;
     if (is_among(f->in, f->n_in, v) || is_among(p->ends, p->n_ends, v)) return;
     for (int i = 0; i < p->n; i++)
@@ -97,7 +97,7 @@ static void add_part(const graph_t *g, const match_fused_t *f, gradd_val_t v, pa
 
 /* The nodes between the operands and the node itself, which comes first. */
 static void collect_parts(const graph_t *g, const graph_node_t *n, const match_fused_t *f,
-                          parts_t *p) {
+                          match_parts_t *p) {
     p->nodes[0] = (int32_t)(n - g->nodes);
     p->n = 1;
     for (int at = 0; at < p->n; at++)
@@ -119,7 +119,7 @@ static void add_node(nodes_t *to, int32_t node) {
 
 /* Model nodes of the parts, with those that an earlier pass had put together already, each once: a
  * walk may come to what stands for the same ones again, layer above layer. */
-static gradd_status_t record_parts(graph_t *g, graph_node_t *n, const parts_t *p) {
+static gradd_status_t record_parts(graph_t *g, graph_node_t *n, const match_parts_t *p) {
     const size_t most = (size_t)g->model->n_nodes + 1;
     nodes_t to = {malloc(sizeof to.list[0] * most), calloc(most, sizeof to.seen[0]), 0};
     int32_t *list = NULL;
@@ -166,7 +166,7 @@ gradd_status_t match_replace_above(graph_t *g, graph_node_t *n, const match_fuse
     const gradd_op_t *op = gradd_op_by_name(f->op);
     if (!op) return GRADD_FAIL(INTERNAL, "operator %s is missing", f->op);
     if (f->n_in > GRADD_OP_MAX_IN || !fits(g, n, op, f)) return GRADD_OK;
-    parts_t parts = {.ends = ends, .n_ends = n_ends};
+    match_parts_t parts = {.ends = ends, .n_ends = n_ends};
     collect_parts(g, n, f, &parts);
     gradd_attr_t *attrs = arena_alloc(g->arena, sizeof attrs[0] * (size_t)(f->n_attrs + 1));
     gradd_val_t *in = arena_alloc(g->arena, sizeof in[0] * (size_t)(f->n_in + 1));

@@ -26,16 +26,16 @@ gradd_status_t match_find_trained(graph_t *g, bool **out) {
 
 /* ---- recognition ----------------------------------------------------------------------------- */
 
-typedef struct walk_s {
+typedef struct rows_walk_s {
     const graph_t *g;
     const bool *trained;
     match_rows_t *out;
     gradd_val_t at;
     bool reduced;
     int expected; /* operands of the node above that are `at` */
-} walk_t;
+} rows_walk_t;
 
-static bool add_part(walk_t *w, gradd_val_t v, int how, const gradd_type_t *shape) {
+static bool add_part(rows_walk_t *w, gradd_val_t v, int how, const gradd_type_t *shape) {
     match_rows_t *out = w->out;
     double number;
     if (w->trained[v]) return false;
@@ -55,14 +55,14 @@ static bool add_part(walk_t *w, gradd_val_t v, int how, const gradd_type_t *shap
     return true;
 }
 
-static bool square(walk_t *w, gradd_val_t of) {
+static bool square(rows_walk_t *w, gradd_val_t of) {
     if (w->out->squared) return false;
     w->out->squared = true;
     w->at = of;
     return true;
 }
 
-static bool over_product(walk_t *w, const graph_node_t *n, const gradd_type_t *shape) {
+static bool over_product(rows_walk_t *w, const graph_node_t *n, const gradd_type_t *shape) {
     if (n->in[0] == n->in[1]) {
         w->expected = 2;
         return square(w, n->in[0]);
@@ -72,7 +72,7 @@ static bool over_product(walk_t *w, const graph_node_t *n, const gradd_type_t *s
     return add_part(w, n->in[other], MATCH_ROWS_TIMES, shape);
 }
 
-static bool over_choice(walk_t *w, const graph_node_t *n, const gradd_type_t *shape) {
+static bool over_choice(rows_walk_t *w, const graph_node_t *n, const gradd_type_t *shape) {
     double zero;
     const bool unless = match_scalar(w->g, n->in[1], &zero);
     if ((!unless && !match_scalar(w->g, n->in[2], &zero)) || zero != 0) return false;
@@ -81,7 +81,7 @@ static bool over_choice(walk_t *w, const graph_node_t *n, const gradd_type_t *sh
 }
 
 /* Over all elements. */
-static bool over_reduction(walk_t *w, const graph_node_t *n, const gradd_type_t *y) {
+static bool over_reduction(rows_walk_t *w, const graph_node_t *n, const gradd_type_t *y) {
     const int64_t count = gradd_type_count(graph_type(w->g, n->in[0]));
     if (w->reduced || gradd_type_count(y) != 1 || !count) return false;
     if (w->out->squared && count != 1) return false; /* the square of a sum */
@@ -91,7 +91,7 @@ static bool over_reduction(walk_t *w, const graph_node_t *n, const gradd_type_t 
     return true;
 }
 
-static bool step_over(walk_t *w, const graph_node_t *n) {
+static bool step_over(rows_walk_t *w, const graph_node_t *n) {
     const char *name = n->op->name;
     const gradd_type_t *y = graph_type(w->g, n->out[0]);
     double power;
@@ -118,7 +118,7 @@ static bool step_over(walk_t *w, const graph_node_t *n) {
 bool match_rows(const graph_t *g, gradd_val_t v, const char *leaf, const int32_t *readers,
                 const bool *trained, match_rows_t *out) {
     *out = (match_rows_t){.factor = 1};
-    walk_t w = {.g = g, .trained = trained, .out = out, .at = v, .expected = 1};
+    rows_walk_t w = {.g = g, .trained = trained, .out = out, .at = v, .expected = 1};
     const gradd_dtype_t dtype = graph_type(g, v)->dtype;
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         const graph_value_t *value = g->values[w.at];

@@ -51,7 +51,7 @@ typedef struct total_s {
     bool cut;         /* the last position has no log-sum-exp */
 } total_t;
 
-typedef struct head_s {
+typedef struct head_match_s {
     gradd_val_t at; /* on the way from the loss to the product */
     double post, pre;
     bool bent; /* a tanh was passed: post is in front of the loss, pre in front of the tanh */
@@ -59,13 +59,13 @@ typedef struct head_s {
     gradd_val_t x, w, bias;
     bool trans;
     int64_t rows, width, classes;
-} head_t;
+} head_match_t;
 
 static int64_t last_dim(const gradd_type_t *t) {
     return t->rank ? t->dims[t->rank - 1] : 1;
 }
 
-static void multiply(head_t *h, double factor) {
+static void multiply(head_match_t *h, double factor) {
     *(h->bent ? &h->pre : &h->post) *= factor;
 }
 
@@ -77,7 +77,7 @@ static bool is_cast(const gradd_type_t *a, const gradd_type_t *b) {
 }
 
 /* One step over a node that is no product; false if it is none of the pattern. */
-static bool step_over(const graph_t *g, const graph_node_t *n, head_t *h) {
+static bool step_over(const graph_t *g, const graph_node_t *n, head_match_t *h) {
     const char *name = n->op->name;
     double number;
     gradd_val_t other = n->n_in ? n->in[0] : GRADD_NONE;
@@ -102,7 +102,7 @@ static bool step_over(const graph_t *g, const graph_node_t *n, head_t *h) {
 }
 
 /* A product of rows and one matrix that is an input, with nothing but a bias. */
-static bool take_product(const graph_t *g, const graph_node_t *n, head_t *h) {
+static bool take_product(const graph_t *g, const graph_node_t *n, head_match_t *h) {
     const char *name = n->op->name;
     const bool linear = !strcmp(name, "Linear"), gemm = !strcmp(name, "Gemm");
     if (!linear && !gemm && strcmp(name, "MatMul") && strcmp(name, "FusedMatMul")) return false;
@@ -125,14 +125,14 @@ static bool take_product(const graph_t *g, const graph_node_t *n, head_t *h) {
 }
 
 /* The loss and the log-sum-exp see the same numbers up to where they part. */
-static bool is_fork(const total_t *t, const head_t *h) {
+static bool is_fork(const total_t *t, const head_match_t *h) {
     return h->at == t->fork && h->post == 1 && !h->bent;
 }
 
-static bool find_head(const pass_t *p, const total_t *t, head_t *h) {
+static bool find_head(const pass_t *p, const total_t *t, head_match_t *h) {
     const graph_t *g = p->g;
     bool forked = t->fork == GRADD_NONE;
-    *h = (head_t){.at = g->nodes[t->loss].in[0], .post = 1, .pre = 1, .bias = GRADD_NONE};
+    *h = (head_match_t){.at = g->nodes[t->loss].in[0], .post = 1, .pre = 1, .bias = GRADD_NONE};
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         const graph_value_t *v = g->values[h->at];
         const bool parts = !forked && is_fork(t, h);
@@ -150,17 +150,17 @@ static bool find_head(const pass_t *p, const total_t *t, head_t *h) {
 
 /* What the chunked loss holds beside what whole logits do: a chunk of logits and of rows, the rows'
  * gradients, the weight's until the backward, and in bf16 what its sums have beside it. */
-typedef struct sizes_s {
+typedef struct head_sizes_s {
     int64_t row, width; /* bytes of a row of logits, and of x */
     int64_t kept;       /* whatever the chunk */
     int64_t low;        /* where there is more than one chunk */
     int64_t weight;     /* bytes of the sums of its gradient; 0 = it has none */
-} sizes_t;
+} head_sizes_t;
 
-static sizes_t find_sizes(const graph_t *g, const head_t *h) {
+static head_sizes_t find_sizes(const graph_t *g, const head_match_t *h) {
     const gradd_dtype_t dtype = graph_type(g, h->x)->dtype;
     const int64_t bytes = (int64_t)gradd_dtype_bytes(dtype), weight = h->classes * h->width;
-    sizes_t s = {.row = h->classes * bytes, .width = h->width * bytes};
+    head_sizes_t s = {.row = h->classes * bytes, .width = h->width * bytes};
     s.kept = h->rows * s.width;
     if (!graph_is_trained(g, h->w)) return s;
     s.weight = weight * bytes;
@@ -175,9 +175,9 @@ static sizes_t find_sizes(const graph_t *g, const head_t *h) {
 }
 
 /* Rows of a chunk, or 0 if whole logits take less. */
-static int64_t choose_chunk(const graph_t *g, const head_t *h) {
+static int64_t choose_chunk(const graph_t *g, const head_match_t *h) {
     if (!h->rows || !h->classes || !h->width) return 0;
-    const sizes_t s = find_sizes(g, h);
+    const head_sizes_t s = find_sizes(g, h);
     const int64_t all = h->rows * s.row;
     if (all < LEAST_BYTES) return 0;
     int64_t most = g->backend->head_rows, chunk = 1;
@@ -193,7 +193,7 @@ static int64_t choose_chunk(const graph_t *g, const head_t *h) {
 /* ---- rewriting ------------------------------------------------------------------------------- */
 
 /* x with the leading sizes of the logits, which tell positions from sequences. */
-static gradd_status_t fit_rows(graph_t *g, const graph_node_t *loss, head_t *h) {
+static gradd_status_t fit_rows(graph_t *g, const graph_node_t *loss, head_match_t *h) {
     const gradd_type_t logits = *graph_type(g, loss->in[0]), *x = graph_type(g, h->x);
     bool same = x->rank == logits.rank;
     for (int i = 0; same && i + 1 < x->rank; i++)
@@ -207,7 +207,7 @@ static gradd_status_t fit_rows(graph_t *g, const graph_node_t *loss, head_t *h) 
     return match_emit(g, loss, &(match_fused_t){.op = "Reshape", .in = in, .n_in = 2}, &h->x, 1);
 }
 
-static int add_attrs(const graph_t *g, const total_t *t, const head_t *h, int64_t chunk,
+static int add_attrs(const graph_t *g, const total_t *t, const head_match_t *h, int64_t chunk,
                      gradd_attr_t *out) {
     const gradd_attrs_t from = g->nodes[t->loss].attrs;
     const double scale = h->bent ? h->pre * h->post : h->post;
@@ -254,7 +254,7 @@ static gradd_status_t add_weights(graph_t *g, const total_t *t, gradd_val_t *in)
 
 static gradd_status_t fuse(pass_t *p, const total_t *t) {
     graph_t *g = p->g;
-    head_t h;
+    head_match_t h;
     if (g->nodes[t->loss].n_out > 1 || !find_head(p, t, &h)) return GRADD_OK;
     const int64_t chunk = choose_chunk(g, &h);
     if (!chunk) return GRADD_OK;

@@ -16,11 +16,11 @@
 
 enum { K = 1, MASK = 3, BIAS = 4, RANGES = 5, MOST_IN = 9, MOST_ATTRS = 12 };
 
-typedef struct parts_s {
+typedef struct mask_parts_s {
     gradd_val_t mask, bias; /* GRADD_NONE = no bias is left */
     double fill;
     bool narrow; /* the bias is a half, which attention takes as f32 */
-} parts_t;
+} mask_parts_t;
 
 /* What v has been cast from, a half to f32, or v. */
 static gradd_val_t before_cast(const graph_t *g, gradd_val_t v) {
@@ -40,7 +40,7 @@ static bool shows_finite(const graph_t *g, gradd_val_t mask, gradd_val_t bias) {
            before_cast(g, other) == bias;
 }
 
-static bool take_apart(const graph_t *g, const graph_node_t *n, parts_t *out) {
+static bool take_apart(const graph_t *g, const graph_node_t *n, mask_parts_t *out) {
     if (n->backward || strcmp(n->op->name, "FusedAttention") || n->n_in <= BIAS) return false;
     if (n->in[MASK] == GRADD_NONE || n->in[BIAS] == GRADD_NONE || n->n_in > MOST_IN) return false;
     const gradd_type_t *k = graph_type(g, n->in[K]);
@@ -61,7 +61,7 @@ static bool take_apart(const graph_t *g, const graph_node_t *n, parts_t *out) {
     return true;
 }
 
-static gradd_status_t replace(graph_t *g, int32_t id, const parts_t *p) {
+static gradd_status_t replace(graph_t *g, int32_t id, const mask_parts_t *p) {
     const graph_node_t n = g->nodes[id]; /* a copy: the list moves */
     gradd_val_t in[MOST_IN];
     gradd_attr_t attrs[MOST_ATTRS];
@@ -92,7 +92,7 @@ static gradd_status_t replace(graph_t *g, int32_t id, const parts_t *p) {
 }
 
 static gradd_status_t part_mask(graph_t *g) {
-    parts_t parts;
+    mask_parts_t parts;
     for (int32_t id = 0, n = g->n_nodes; id < n; id++) {
         GRADD_TRY(budget_spend(1));
         if (take_apart(g, &g->nodes[id], &parts)) GRADD_TRY(replace(g, id, &parts));

@@ -2,7 +2,7 @@
  *
  * What a hostile or dying client may do is in test_daemon_hostile.c.
  */
-#include "server/daemon/session.h"
+#include "server/session/session.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/daemon/machine.h"
+#include "server/host/machine.h"
 #include "tests/c/peer.h"
 #include "tests/test.h"
 

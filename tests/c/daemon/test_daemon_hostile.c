@@ -1,7 +1,7 @@
 /* A real daemon against clients that lie, flood, forge, die or never read. After each attack a good
  * client is served and the daemon ends cleanly with exit code 0.
  */
-#include "server/daemon/session.h"
+#include "server/session/session.h"
 
 #include <fcntl.h>
 #include <poll.h>

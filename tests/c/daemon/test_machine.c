@@ -1,5 +1,5 @@
 /* Tests of server/machine and of the admission of memory, on made-up files of /proc and /sys. */
-#include "server/daemon/machine.h"
+#include "server/host/machine.h"
 
 #include <limits.h>
 #include <sched.h>

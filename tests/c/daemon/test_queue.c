@@ -1,6 +1,6 @@
 /* The queue between the threads: order, fairness, dropping, waking.
  */
-#include "server/daemon/queue.h"
+#include "server/session/queue.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Tests of server/rundir: who holds the lock, and whose sockets are removed. */
-#include "server/daemon/rundir.h"
+#include "server/host/rundir.h"
 
 #include <fcntl.h>
 #include <stdio.h>

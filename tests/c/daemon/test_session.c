@@ -1,6 +1,6 @@
 /* Sessions without a daemon: nonce, token, sequence numbers, limits. The peer is this process.
  */
-#include "server/daemon/session.h"
+#include "server/session/session.h"
 
 #include <string.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 /* Two devices in one process: threads, limits, spare arenas and hooks of their own, also while both
  * are at work. */
-#include "server/exec/device.h"
+#include "server/device/device.h"
 
 #include <math.h>
 #include <omp.h>
@@ -60,18 +60,18 @@ static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
     return plan;
 }
 
-typedef struct tensors_s {
+typedef struct device_tensors_s {
     _Alignas(64) float x[ROWS * WIDTH], w[WIDTH * WIDTH], y[ROWS * WIDTH], dy[ROWS * WIDTH];
     _Alignas(64) float dx[ROWS * WIDTH], dw[WIDTH * WIDTH];
-} tensors_t;
+} device_tensors_t;
 
 static void fill(float *v, int n, unsigned step) {
     for (int i = 0; i < n; i++)
         v[i] = (float)((unsigned)i * step % 401) / 400 - 0.5f;
 }
 
-static tensors_t *new_tensors(void) {
-    tensors_t *t = aligned_alloc(64, sizeof *t);
+static device_tensors_t *new_tensors(void) {
+    device_tensors_t *t = aligned_alloc(64, sizeof *t);
     CHECK(t != NULL);
     memset(t, 0, sizeof *t);
     fill(t->x, ROWS * WIDTH, 7919), fill(t->w, WIDTH * WIDTH, 104729);
@@ -79,7 +79,7 @@ static tensors_t *new_tensors(void) {
     return t;
 }
 
-static void step(gradd_plan_t *plan, tensors_t *t) {
+static void step(gradd_plan_t *plan, device_tensors_t *t) {
     const void *inputs[] = {t->x, t->w}, *grad_outputs[] = {t->dy};
     void *outputs[] = {t->y}, *grads[] = {t->dx, t->dw};
     bool written[2];
@@ -93,7 +93,7 @@ static void step(gradd_plan_t *plan, tensors_t *t) {
 typedef struct side_s {
     gradd_device_t *device;
     gradd_model_t *model;
-    tensors_t *tensors;
+    device_tensors_t *tensors;
 } side_t;
 
 /* Everything that a device does, in one thread: plans as well. */
@@ -107,7 +107,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-static void check_same(const tensors_t *a, const tensors_t *b) {
+static void check_same(const device_tensors_t *a, const device_tensors_t *b) {
     CHECK(!memcmp(a->y, b->y, sizeof a->y));
     CHECK(!memcmp(a->dx, b->dx, sizeof a->dx));
     CHECK(!memcmp(a->dw, b->dw, sizeof a->dw));
@@ -144,7 +144,7 @@ TEST(a_thread_may_use_two_devices_in_turn) {
     gradd_model_t *model = load();
     gradd_device_t *devices[2];
     gradd_plan_t *plans[2];
-    tensors_t *t = new_tensors();
+    device_tensors_t *t = new_tensors();
     int seen[2] = {0};
     for (int i = 0; i < 2; i++) {
         devices[i] = open_device(i + 2, 0);

@@ -44,15 +44,15 @@ static const gradd_backend_t *without(const char *const *names) {
 
 /* ---- a plan and one step of it ---- */
 
-typedef struct trial_s {
+typedef struct expand_trial_s {
     model_t *model;
     gradd_device_t *device;
     gradd_plan_t *plan;
     float y[ROWS * WIDTH], dx[ROWS * WIDTH], dw[WIDTH * WIDTH];
-} trial_t;
+} expand_trial_t;
 
 /* y = op(x, w, b) of that device; w is a matrix or a vector. */
-static void plan_trial(trial_t *t, Onnx__ModelProto *proto, const gradd_backend_t *backend,
+static void plan_trial(expand_trial_t *t, Onnx__ModelProto *proto, const gradd_backend_t *backend,
                        int w_rank, uint32_t flags) {
     static const int32_t first[] = {0, 1, 2};
     const gradd_type_t types[] = {
@@ -61,7 +61,7 @@ static void plan_trial(trial_t *t, Onnx__ModelProto *proto, const gradd_backend_
         {GRADD_DT_F32, 1,      {WIDTH}       },
     };
     const gradd_device_options_t device = {.threads = 1, .compile_ms = GRADD_COMPILE_MS};
-    *t = (trial_t){0};
+    *t = (expand_trial_t){0};
     build_input(proto, "x", GRADD_DT_F32, 2, types[0].dims);
     build_input(proto, "w", GRADD_DT_F32, w_rank, types[1].dims);
     build_input(proto, "b", GRADD_DT_F32, 1, types[2].dims);
@@ -83,7 +83,7 @@ static void plan_trial(trial_t *t, Onnx__ModelProto *proto, const gradd_backend_
     CHECK_OK(gradd_plan_create(t->model, &o, &t->plan));
 }
 
-static void step(trial_t *t) {
+static void step(expand_trial_t *t) {
     static _Alignas(64) float x[ROWS * WIDTH], w[WIDTH * WIDTH], b[WIDTH], dy[ROWS * WIDTH];
     for (int i = 0; i < ROWS * WIDTH; i++)
         x[i] = sinf((float)i), dy[i] = cosf((float)i);
@@ -104,14 +104,14 @@ static void step(trial_t *t) {
     gradd_run_destroy(run);
 }
 
-static void finish(trial_t *t) {
+static void finish(expand_trial_t *t) {
     gradd_plan_destroy(t->plan);
     gradd_device_close(t->device);
     model_destroy(t->model);
 }
 
 /* Launches of the forward that run this operator. */
-static int runs(const trial_t *t, const char *op) {
+static int runs(const expand_trial_t *t, const char *op) {
     int n = 0;
     for (int k = 0; k < t->plan->forward.n; k++)
         n += !strcmp(t->plan->forward.launches[k].args.op->name, op);
@@ -123,7 +123,7 @@ static void check_near(const float *a, const float *b, int n) {
         CHECK(fabsf(a[i] - b[i]) <= 2e-5f * fmaxf(1, fabsf(b[i])));
 }
 
-static void check_same_step(trial_t *a, trial_t *b, int n_w) {
+static void check_same_step(expand_trial_t *a, expand_trial_t *b, int n_w) {
     step(a), step(b);
     check_near(a->y, b->y, ROWS * WIDTH);
     check_near(a->dx, b->dx, ROWS * WIDTH);
@@ -140,7 +140,7 @@ static Onnx__ModelProto *norm(void) {
 
 TEST(a_device_without_a_kernel_runs_the_expansion) {
     static const char *const lacks[] = {"LayerNormalization", "RMSNormalization", NULL};
-    trial_t all, less, plain;
+    expand_trial_t all, less, plain;
     plan_trial(&all, norm(), &gradd_backend_cpu, 1, 0);
     plan_trial(&less, norm(), without(lacks), 1, 0);
     plan_trial(&plain, norm(), &gradd_backend_cpu, 1, GRADD_PLAN_PLAIN);
@@ -166,7 +166,7 @@ static Onnx__ModelProto *linear(void) {
 TEST(a_pattern_stays_where_its_operator_has_no_kernel) {
     static const char *const no_linear[] = {"Linear", NULL};
     static const char *const neither[] = {"Linear", "FusedMatMul", NULL};
-    trial_t all, less, least;
+    expand_trial_t all, less, least;
     plan_trial(&all, linear(), &gradd_backend_cpu, 2, 0);
     plan_trial(&less, linear(), without(no_linear), 2, 0);
     CHECK_EQ_INT(runs(&all, "Linear"), 1);
@@ -185,7 +185,7 @@ TEST(a_pattern_stays_where_its_operator_has_no_kernel) {
 }
 
 TEST(an_expansion_draws_for_the_operator_s_node) {
-    trial_t t;
+    expand_trial_t t;
     plan_trial(&t, linear(), &gradd_backend_cpu, 2, GRADD_PLAN_PLAIN);
     graph_t *g = t.plan->graph;
     const gradd_attr_t ratio = {.name = "ratio", .kind = GRADD_ATTR_FLOAT, .f = 0.25};
@@ -218,7 +218,7 @@ static gradd_status_t expand_to_a_cast(gradd_expand_t *x) {
 }
 
 TEST(an_expansion_without_the_promised_results_is_named) {
-    trial_t t;
+    expand_trial_t t;
     plan_trial(&t, linear(), &gradd_backend_cpu, 2, GRADD_PLAN_PLAIN);
     graph_t *g = t.plan->graph;
     gradd_op_t wrong = *gradd_op_by_name("Swish");

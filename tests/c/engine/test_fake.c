@@ -82,11 +82,11 @@ static gradd_device_t *open_named(const char *name) {
 }
 
 /* A plan, and tensors that both sides see: N vectors each. */
-typedef struct world_s {
+typedef struct fake_world_s {
     gradd_plan_t *plan;
     ground_t ground;
     vector_t *x, *y, *dy, *dx;
-} world_t;
+} fake_world_t;
 
 static void fill(vector_t *v, int salt) {
     for (int i = 0; i < N; i++)
@@ -94,9 +94,9 @@ static void fill(vector_t *v, int salt) {
             v[i][k] = (float)((k * 104729 + i * 77 + salt) % 997) / 500 - 1;
 }
 
-static world_t open_world(gradd_plan_t *plan) {
+static fake_world_t open_world(gradd_plan_t *plan) {
     enum { ROOM = (sizeof(vector_t) * N / 64 + 1) * 64 };
-    world_t w = {.plan = plan, .ground = ground_make(4 * (size_t)ROOM)};
+    fake_world_t w = {.plan = plan, .ground = ground_make(4 * (size_t)ROOM)};
     char *at = w.ground.host;
     w.x = (vector_t *)at, w.y = (vector_t *)(at + ROOM);
     w.dy = (vector_t *)(at + 2 * ROOM), w.dx = (vector_t *)(at + 3 * ROOM);
@@ -105,17 +105,17 @@ static world_t open_world(gradd_plan_t *plan) {
     return w;
 }
 
-static void close_world(world_t *w) {
+static void close_world(fake_world_t *w) {
     ground_free(&w->ground);
     gradd_plan_destroy(w->plan);
 }
 
-static void pointers(const world_t *w, vector_t *v, unsigned set, void **out) {
+static void pointers(const fake_world_t *w, vector_t *v, unsigned set, void **out) {
     for (int i = 0; i < N; i++)
         out[i] = set >> i & 1 ? ground_at(&w->ground, v[i]) : NULL;
 }
 
-static gradd_status_t forward(world_t *w, uint32_t flags, const int *cancel,
+static gradd_status_t forward(fake_world_t *w, uint32_t flags, const int *cancel,
                               gradd_run_t **out_run) {
     void *x[N], *y[N];
     pointers(w, w->x, ~0u, x), pointers(w, w->y, ~0u, y);
@@ -123,7 +123,7 @@ static gradd_status_t forward(world_t *w, uint32_t flags, const int *cancel,
     return gradd_run_forward(*out_run, 1, flags, (const void *const *)x, y, cancel);
 }
 
-static gradd_status_t backward(world_t *w, gradd_run_t *run, unsigned set, bool keep) {
+static gradd_status_t backward(fake_world_t *w, gradd_run_t *run, unsigned set, bool keep) {
     void *dy[N], *dx[N];
     bool written[N];
     pointers(w, w->dx, ~0u, dx), pointers(w, w->dy, set, dy);
@@ -131,7 +131,7 @@ static gradd_status_t backward(world_t *w, gradd_run_t *run, unsigned set, bool 
 }
 
 /* Forward, and a backward of the gradients in the set; twice if the first keeps the activations. */
-static void train(world_t *w, unsigned set, bool keep) {
+static void train(fake_world_t *w, unsigned set, bool keep) {
     gradd_run_t *run;
     memset(w->dx, 0, sizeof(vector_t) * N);
     CHECK_OK(forward(w, 0, NULL, &run));
@@ -143,7 +143,7 @@ static void train(world_t *w, unsigned set, bool keep) {
 TEST(every_backward_has_the_cpus_bits) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake"), *cpu = open_named("cpu");
-    world_t late = open_world(make_plan(model, fake)), now = open_world(make_plan(model, cpu));
+    fake_world_t late = open_world(make_plan(model, fake)), now = open_world(make_plan(model, cpu));
     for (unsigned set = 1; set < SETS; set++) {
         train(&late, set, set % 3 == 0), train(&now, set, set % 3 == 0);
         CHECK(!memcmp(late.y, now.y, sizeof(vector_t) * N));
@@ -158,7 +158,7 @@ TEST(every_backward_has_the_cpus_bits) {
 TEST(constants_are_uploaded_once) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake");
-    world_t w = open_world(make_plan(model, fake));
+    fake_world_t w = open_world(make_plan(model, fake));
     const int64_t block = w.plan->constants.bytes;
     CHECK_EQ_INT(fake_bytes(fake->queue), block);
     CHECK(block >= (int64_t)sizeof(vector_t) * (N + 1));
@@ -198,7 +198,7 @@ static gradd_plan_t *chain(const char *op, gradd_device_t *device, gradd_model_t
 TEST(an_arena_moves_with_what_it_holds) {
     gradd_model_t *model;
     gradd_device_t *fake = open_named("fake");
-    world_t w = open_world(chain("Sin", fake, &model)); /* the gradient needs cosines */
+    fake_world_t w = open_world(chain("Sin", fake, &model)); /* the gradient needs cosines */
     gradd_run_t *run;
     vector_t first;
     CHECK_OK(forward(&w, 0, NULL, &run));
@@ -229,7 +229,7 @@ static void cancel_later(void *context, const gradd_plan_t *plan, const plan_lau
 TEST(nothing_is_under_way_after_a_run_has_failed) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake");
-    world_t w = open_world(make_plan(model, fake));
+    fake_world_t w = open_world(make_plan(model, fake));
     int cancel = 0;
     gradd_run_t *run;
     device_set_hook(fake, cancel_later, &cancel);
@@ -257,7 +257,7 @@ TEST(the_end_of_a_plan_waits) {
 TEST(the_finite_check_waits) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake");
-    world_t w = open_world(make_plan(model, fake));
+    fake_world_t w = open_world(make_plan(model, fake));
     gradd_run_t *run;
     w.x[2][7] = NAN;
     CHECK_STATUS(GRADD_E_NONFINITE, forward(&w, GRADD_RUN_FINITE_CHECK, NULL, &run));
@@ -337,7 +337,7 @@ TEST(a_fault_names_its_node) {
 TEST_LIMIT(every_allocation_may_fail, 60) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake"), *cpu = open_named("cpu");
-    world_t now = open_world(make_plan(model, cpu));
+    fake_world_t now = open_world(make_plan(model, cpu));
     train(&now, 6, true);
     int failed = 0;
     for (int n = 1; failed == n - 1; n++) {
@@ -351,7 +351,7 @@ TEST_LIMIT(every_allocation_may_fail, 60) {
         gradd_device_trim(fake);
         fake_fail(fake->queue, FAKE_ALLOC, n);
         gradd_status_t status = gradd_plan_create(model, &o, &plan);
-        world_t late = {0};
+        fake_world_t late = {0};
         if (!status) {
             late = open_world(plan);
             status = forward(&late, 0, NULL, &run);
@@ -395,7 +395,7 @@ static void check_lost(fake_point_t point) {
     gradd_model_t *model = load();
     for (int n = 1, lost = 1; lost; n++) {
         gradd_device_t *fake = open_named("fake");
-        world_t w = open_world(make_plan(model, fake));
+        fake_world_t w = open_world(make_plan(model, fake));
         gradd_run_t *run;
         fake_fail(fake->queue, point, n);
         gradd_status_t status = forward(&w, 0, NULL, &run);
@@ -460,7 +460,7 @@ TEST(what_the_host_reads_must_be_known) {
     CHECK_ERROR_HAS("'sum' (CumSum): the device 'fake' runs CumSum only where input 1 is known");
     gradd_model_destroy(model);
     CHECK_OK(cumsum(fake, true, &model, &plan));
-    world_t w = open_world(plan);
+    fake_world_t w = open_world(plan);
     CHECK_OK(forward(&w, 0, NULL, &run));
     CHECK_OK(backward(&w, run, 1, false));
     CHECK_NEAR(w.y[0][1], w.x[0][0] + w.x[0][1], 1e-6);

@@ -59,16 +59,16 @@ static model_t *load(const shape_t *s) {
     return model;
 }
 
-typedef struct trial_s {
+typedef struct gelu_trial_s {
     model_t *model;
     gradd_device_t *device;
     gradd_plan_t *plan;
-} trial_t;
+} gelu_trial_t;
 
-static trial_t plan(const shape_t *s, const gradd_backend_t *backend) {
+static gelu_trial_t plan(const shape_t *s, const gradd_backend_t *backend) {
     static const int32_t first[] = {0, 1, 2};
     const gradd_device_options_t device = {.threads = 1, .compile_ms = GRADD_COMPILE_MS};
-    trial_t t = {.model = load(s)};
+    gelu_trial_t t = {.model = load(s)};
     CHECK_OK(device_open(backend, &device, &t.device));
     const gradd_plan_options_t o = {.inputs = types_of(s),
                                     .n_inputs = N_IN,
@@ -84,7 +84,7 @@ static trial_t plan(const shape_t *s, const gradd_backend_t *backend) {
     return t;
 }
 
-static void finish(trial_t *t) {
+static void finish(gelu_trial_t *t) {
     gradd_plan_destroy(t->plan);
     gradd_device_close(t->device);
     model_destroy(t->model);
@@ -99,7 +99,7 @@ static int count(const program_t *p, const char *op) {
 
 /* Launches of the forward: one of both, or the two. */
 static bool is_fused(const shape_t *s, const gradd_backend_t *backend) {
-    trial_t t = plan(s, backend);
+    gelu_trial_t t = plan(s, backend);
     const program_t *forward = &t.plan->forward;
     const bool both = count(forward, "LinearGelu") == 1;
     if (!s->plain) {
@@ -136,7 +136,7 @@ static float value(const ground_t *g, int slot, int i) {
 
 /* Forward and backward in bf16, with their tensors in `g`. */
 static void step(const shape_t *s, const gradd_backend_t *backend, ground_t *g) {
-    trial_t t = plan(s, backend);
+    gelu_trial_t t = plan(s, backend);
     void *at[SLOTS];
     bool written[N_IN];
     gradd_run_t *run;

@@ -152,14 +152,14 @@ static const gradd_backend_t *small(void) {
     return &b;
 }
 
-typedef struct trial_s {
+typedef struct plan_trial_s {
     model_t *model;
     gradd_plan_t plan;
     sequence_t forward;
-} trial_t;
+} plan_trial_t;
 
 /* z = op(x) on that device: its forward, with kernels. */
-static gradd_status_t choose(const char *op, gradd_dtype_t dtype, int rank, trial_t *t) {
+static gradd_status_t choose(const char *op, gradd_dtype_t dtype, int rank, plan_trial_t *t) {
     static const int64_t dims[] = {2, 3, 4};
     Onnx__ModelProto *proto = build_model();
     gradd_type_t x = {.dtype = dtype, .rank = rank};
@@ -169,7 +169,7 @@ static gradd_status_t choose(const char *op, gradd_dtype_t dtype, int rank, tria
     const int32_t output = 0;
     const graph_options_t o = {
         .inputs = &x, .outputs = &output, .n_outputs = 1, .backend = small()};
-    *t = (trial_t){.model = load(proto, "z"), .plan = {.device = open_device(small())}};
+    *t = (plan_trial_t){.model = load(proto, "z"), .plan = {.device = open_device(small())}};
     CHECK_OK(graph_create(t->model, &o, &t->plan.graph));
     bool *none = calloc((size_t)t->plan.graph->n_values + 1, sizeof none[0]);
     CHECK_OK(schedule_forward(t->plan.graph, none, &t->forward));
@@ -177,11 +177,11 @@ static gradd_status_t choose(const char *op, gradd_dtype_t dtype, int rank, tria
     return plan_choose(&t->plan, &t->forward);
 }
 
-static const char *kernel(const trial_t *t, int i) {
+static const char *kernel(const plan_trial_t *t, int i) {
     return t->forward.choices[i].kernel->name;
 }
 
-static void finish(trial_t *t) {
+static void finish(plan_trial_t *t) {
     sequence_finish(&t->forward);
     graph_destroy(t->plan.graph);
     gradd_device_close(t->plan.device);
@@ -189,7 +189,7 @@ static void finish(trial_t *t) {
 }
 
 TEST(the_first_kernel_that_accepts_runs) {
-    trial_t t;
+    plan_trial_t t;
     CHECK_OK(choose("Relu", GRADD_DT_F32, 2, &t));
     CHECK_EQ_STR(kernel(&t, 0), "matrices");
     finish(&t);
@@ -199,7 +199,7 @@ TEST(the_first_kernel_that_accepts_runs) {
 }
 
 TEST(casts_go_where_no_kernel_takes_bf16) {
-    trial_t t;
+    plan_trial_t t;
     CHECK_OK(choose("Relu", GRADD_DT_BF16, 2, &t));
     CHECK_EQ_INT(t.forward.n, 3);
     CHECK_EQ_STR(kernel(&t, 0), "cast");
@@ -209,7 +209,7 @@ TEST(casts_go_where_no_kernel_takes_bf16) {
 }
 
 TEST(what_the_device_cannot_run_is_named) {
-    trial_t t;
+    plan_trial_t t;
     CHECK_STATUS(GRADD_E_UNSUPPORTED, choose("Tanh", GRADD_DT_F32, 2, &t));
     CHECK_ERROR_HAS("node 0 'node' (Tanh)");
     CHECK_ERROR_HAS("the device 'test' has no kernel for Tanh of f32");

@@ -1,6 +1,6 @@
 /* Products of bf16 in pairs and their packing against the plain definitions, over odd shapes;
  * nothing is written beyond the result. */
-#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/attention/attention_cpu.h"
 #include "kernels/cpu/attention/attention_pairs.h"
 #include "tests/test.h"
 

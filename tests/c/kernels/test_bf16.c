@@ -1,8 +1,8 @@
 /* Conversions of bf16: every pattern, every tie, infinities, NaN and subnormals; blocks against
  * single numbers; the plain functions against arithmetic in double. */
-#include "kernels/cpu/bf16.h"
 #include "kernels/contract/op.h"
 #include "kernels/contract/registry.h"
+#include "kernels/cpu/bf16.h"
 #include "tests/c/eager.h"
 #include "tests/test.h"
 

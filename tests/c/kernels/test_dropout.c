@@ -12,13 +12,13 @@
 
 enum { N = 200000 };
 
-typedef struct trial_s {
+typedef struct dropout_trial_s {
     const char *op;
     float ratio;
     uint64_t seed, node;
     bool off, has_node;
     int64_t node_attr;
-} trial_t;
+} dropout_trial_t;
 
 static float *ones(void) {
     float *x = malloc(sizeof *x * N);
@@ -27,7 +27,7 @@ static float *ones(void) {
     return x;
 }
 
-static void run(const trial_t *c, const float *x, float *y, uint8_t *mask) {
+static void run(const dropout_trial_t *c, const float *x, float *y, uint8_t *mask) {
     float ratio = c->ratio;
     uint8_t training = 1;
     gradd_attr_t attr = {.name = "node", .kind = GRADD_ATTR_INT, .i = c->node_attr};
@@ -64,7 +64,8 @@ TEST(rate_and_scale_are_as_asked) {
     float *x = ones(), *y = malloc(sizeof *y * N);
     for (int k = 0; k < 3; k++) {
         int kept = 0;
-        run(&(trial_t){.op = "Dropout", .ratio = ratios[k], .seed = 11, .node = 3}, x, y, NULL);
+        run(&(dropout_trial_t){.op = "Dropout", .ratio = ratios[k], .seed = 11, .node = 3}, x, y,
+            NULL);
         for (int i = 0; i < N; i++) {
             if (y[i] == 0) continue;
             kept++;
@@ -78,7 +79,7 @@ TEST(rate_and_scale_are_as_asked) {
 
 TEST(mask_is_a_function_of_the_coordinates) {
     float *x = ones(), *a = malloc(sizeof *a * N), *b = malloc(sizeof *b * N);
-    trial_t c = {.op = "Dropout", .ratio = 0.3f, .seed = 5, .node = 9};
+    dropout_trial_t c = {.op = "Dropout", .ratio = 0.3f, .seed = 5, .node = 9};
     omp_set_num_threads(1);
     run(&c, x, a, NULL);
     for (int threads = 2; threads <= 5; threads++) {
@@ -87,7 +88,7 @@ TEST(mask_is_a_function_of_the_coordinates) {
         CHECK_EQ_INT(memcmp(a, b, sizeof *a * N), 0);
     }
     for (int other = 0; other < 2; other++) {
-        trial_t d = c;
+        dropout_trial_t d = c;
         if (other)
             d.node++;
         else
@@ -104,8 +105,9 @@ TEST(mask_is_a_function_of_the_coordinates) {
 TEST(backward_uses_the_mask_of_forward) {
     float *x = ones(), *y = malloc(sizeof *y * N), *dx = malloc(sizeof *dx * N);
     uint8_t *mask = malloc(N);
-    run(&(trial_t){.op = "Dropout", .ratio = 0.2f, .seed = 5, .node = 77}, x, y, mask);
-    trial_t back = {.op = "DropoutGrad", .ratio = 0.2f, .seed = 5, .node = 500, .has_node = true};
+    run(&(dropout_trial_t){.op = "Dropout", .ratio = 0.2f, .seed = 5, .node = 77}, x, y, mask);
+    dropout_trial_t back = {
+        .op = "DropoutGrad", .ratio = 0.2f, .seed = 5, .node = 500, .has_node = true};
     back.node_attr = 77;
     run(&back, x, dx, NULL);
     CHECK_EQ_INT(memcmp(y, dx, sizeof *y * N), 0);
@@ -117,7 +119,7 @@ TEST(backward_uses_the_mask_of_forward) {
 TEST(flag_switches_masking_off) {
     float *x = ones(), *y = malloc(sizeof *y * N);
     uint8_t *mask = malloc(N);
-    trial_t c = {.op = "Dropout", .ratio = 0.5f, .seed = 5, .node = 9, .off = true};
+    dropout_trial_t c = {.op = "Dropout", .ratio = 0.5f, .seed = 5, .node = 9, .off = true};
     run(&c, x, y, mask);
     CHECK_EQ_INT(memcmp(x, y, sizeof *x * N), 0);
     for (int i = 0; i < N; i++)
@@ -131,13 +133,13 @@ TEST(flag_switches_masking_off) {
 TEST(normal_and_uniform_have_their_moments) {
     float *x = ones(), *y = malloc(sizeof *y * N);
     double sum[3] = {0};
-    run(&(trial_t){.op = "RandomNormalLike", .seed = 1, .node = 2}, x, y, NULL);
+    run(&(dropout_trial_t){.op = "RandomNormalLike", .seed = 1, .node = 2}, x, y, NULL);
     for (int i = 0; i < N; i++)
         sum[0] += y[i], sum[1] += (double)y[i] * y[i], sum[2] += pow(y[i], 4);
     CHECK_NEAR(sum[0] / N, 0, 0.012);
     CHECK_NEAR(sum[1] / N, 1, 0.02);
     CHECK_NEAR(sum[2] / N, 3, 0.15);
-    run(&(trial_t){.op = "RandomUniformLike", .seed = 1, .node = 2}, x, y, NULL);
+    run(&(dropout_trial_t){.op = "RandomUniformLike", .seed = 1, .node = 2}, x, y, NULL);
     sum[0] = 0;
     for (int i = 0; i < N; i++) {
         CHECK(y[i] >= 0 && y[i] < 1);
@@ -152,7 +154,7 @@ TEST(bernoulli_has_its_rate_per_element) {
     int drawn[2] = {0};
     for (int i = 0; i < N; i++)
         x[i] = i % 2 ? 0.8f : 0.1f;
-    run(&(trial_t){.op = "Bernoulli", .seed = 3, .node = 2}, x, y, NULL);
+    run(&(dropout_trial_t){.op = "Bernoulli", .seed = 3, .node = 2}, x, y, NULL);
     for (int i = 0; i < N; i++) {
         CHECK(y[i] == 0 || y[i] == 1);
         drawn[i % 2] += y[i] == 1;
@@ -169,7 +171,7 @@ TEST(flag_holds_other_random_numbers_still) {
     for (int i = 0; i < N; i++)
         x[i] = i % 2 ? 0.8f : 0.1f;
     for (int k = 0; k < 3; k++) {
-        run(&(trial_t){.op = ops[k], .seed = 3, .node = 2, .off = true}, x, y, NULL);
+        run(&(dropout_trial_t){.op = ops[k], .seed = 3, .node = 2, .off = true}, x, y, NULL);
         for (int i = 0; i < N; i++)
             CHECK_EQ_INT(y[i] == (k < 2 ? 0.5f : (float)(i % 2)), 1);
     }

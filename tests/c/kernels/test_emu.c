@@ -8,9 +8,9 @@
  * results and scratch are allocations of their own, with a fence behind: a sanitizer sees every
  * element beyond. GRADD_TEST_OP=Name tries one operator alone,
  * GRADD_TEST_EVERY=N each N-th case, GRADD_TEST_GPU=cuda a plug-in in the emulation's place. */
-#include "kernels/cpu/half.h"
 #include "kernels/contract/plugin.h"
 #include "kernels/contract/registry.h"
+#include "kernels/cpu/half.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/emu/device.h"
@@ -26,7 +26,7 @@
 enum { FENCE = 16, ORDERS = 4 };
 static const long orders[ORDERS] = {0, 2, 3, 41};
 
-typedef struct job_s {
+typedef struct emu_job_s {
     const gradd_op_t *op;
     const gradd_case_t *spec;
     const char *dtype;
@@ -36,7 +36,7 @@ typedef struct job_s {
     eager_call_t call, call_cpu, call64;
     gradd_view_t in_emu[GRADD_OP_MAX_IN], in_cpu[GRADD_OP_MAX_IN], in64[GRADD_OP_MAX_IN];
     gradd_view_t want[GRADD_OP_MAX_OUT], near[GRADD_OP_MAX_OUT]; /* plain loop in f64; the CPU's */
-} job_t;
+} emu_job_t;
 
 static int failures, checked, exactly;
 static const gradd_backend_t *real; /* in place of the emulation; NULL = that */
@@ -110,7 +110,7 @@ static gradd_status_t check_fences(const there_t *t) {
 }
 
 /* Runs the call with the first kernel that takes it; *out_kernel NULL: there is none. */
-static gradd_status_t run_there(const job_t *job, const eager_call_t *call, there_t *t,
+static gradd_status_t run_there(const emu_job_t *job, const eager_call_t *call, there_t *t,
                                 const gradd_kernel_t **out_kernel) {
     gradd_view_t seen[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];
@@ -190,7 +190,7 @@ static double apart(const gradd_view_t *a, const gradd_view_t *b, double *out_la
     return most;
 }
 
-static bool is_exact(const job_t *job, const gradd_kernel_t *kernel) {
+static bool is_exact(const emu_job_t *job, const gradd_kernel_t *kernel) {
     /* a GPU's exp, log and the like in f64 are not the host's */
     if (real && !strcmp(kernel->name, "map") && !strcmp(job->dtype, "f64")) return false;
     for (int i = 0; i < job->call.n_in; i++)
@@ -200,7 +200,7 @@ static bool is_exact(const job_t *job, const gradd_kernel_t *kernel) {
 }
 
 /* Normal numbers are a logarithm and a cosine in f64 of bits that are the CPU's. */
-static gradd_status_t check_exactly(const job_t *job, const there_t *t, int j) {
+static gradd_status_t check_exactly(const emu_job_t *job, const there_t *t, int j) {
     double largest;
     if (same_values(&t->out[j], &job->near[j])) return GRADD_OK;
     const double off = apart(&t->out[j], &job->near[j], &largest);
@@ -215,7 +215,7 @@ static bool rounds_between(const gradd_kernel_t *kernel) {
     return !strcmp(kernel->name, "mma") || !strcmp(kernel->name, "in chunks");
 }
 
-static gradd_status_t check_values(const job_t *job, const there_t *t,
+static gradd_status_t check_values(const emu_job_t *job, const there_t *t,
                                    const gradd_kernel_t *kernel) {
     for (int j = 0; j < t->n_out; j++) {
         double largest, unused;
@@ -240,8 +240,8 @@ static gradd_status_t check_values(const job_t *job, const there_t *t,
     return GRADD_OK;
 }
 
-static gradd_status_t check_again(const job_t *job, const eager_call_t *call, const there_t *first,
-                                  const char *what) {
+static gradd_status_t check_again(const emu_job_t *job, const eager_call_t *call,
+                                  const there_t *first, const char *what) {
     const gradd_kernel_t *kernel;
     there_t t = {0};
     gradd_status_t status = run_there(job, call, &t, &kernel);
@@ -251,7 +251,7 @@ static gradd_status_t check_again(const job_t *job, const eager_call_t *call, co
     return status;
 }
 
-static gradd_status_t check_variants(job_t *job, const there_t *first,
+static gradd_status_t check_variants(emu_job_t *job, const there_t *first,
                                      const gradd_kernel_t *kernel) {
     for (int k = 1; k < (real ? 2 : ORDERS); k++) {
         emu_set_order(orders[k]);
@@ -296,7 +296,7 @@ static bool emu_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
 /* Operands that a device's rows do not take in a half (statistics, for some) are f32, as in a
  * graph.
  */
-static void take_wide(job_t *job, bool (*takes)(const gradd_op_t *, int, gradd_dtype_t),
+static void take_wide(emu_job_t *job, bool (*takes)(const gradd_op_t *, int, gradd_dtype_t),
                       gradd_view_t *to) {
     gradd_case_data_t *d = &job->data;
     for (int i = 0; i < d->n_in; i++) {
@@ -309,7 +309,7 @@ static void take_wide(job_t *job, bool (*takes)(const gradd_op_t *, int, gradd_d
     }
 }
 
-static gradd_status_t open_job(job_t *job, gradd_dtype_t dtype) {
+static gradd_status_t open_job(emu_job_t *job, gradd_dtype_t dtype) {
     GRADD_TRY(gradd_case_parse(job->spec->text, dtype, 42, &job->data));
     gradd_case_data_t *d = &job->data;
     job->dtype = gradd_dtype_name(dtype);
@@ -339,13 +339,13 @@ static gradd_status_t open_job(job_t *job, gradd_dtype_t dtype) {
     return GRADD_OK;
 }
 
-static void close_job(job_t *job) {
+static void close_job(emu_job_t *job) {
     eager_end(&job->cpu);
     eager_end(&job->exact);
     gradd_case_free(&job->data);
 }
 
-static gradd_status_t check(job_t *job) {
+static gradd_status_t check(emu_job_t *job) {
     const gradd_kernel_t *kernel = NULL;
     there_t t = {0};
     gradd_status_t status = run_there(job, &job->call, &t, &kernel);
@@ -362,8 +362,8 @@ static gradd_status_t check(job_t *job) {
 }
 
 static void check_in(const gradd_op_t *op, const gradd_case_t *spec, gradd_dtype_t dtype) {
-    static job_t job;
-    job = (job_t){.op = op, .spec = spec};
+    static emu_job_t job;
+    job = (emu_job_t){.op = op, .spec = spec};
     gradd_status_t status = open_job(&job, dtype);
     if (!status) status = check(&job);
     if (status) {

@@ -1,9 +1,9 @@
 /* Attention of f16 on the emulated GPU, which operators do not take yet: the kernels by tensor
  * cores and those for all types against the CPU's in f32 on the same numbers. */
-#include "kernels/contract/backend.h"
 #include "kernels/cases/cases.h"
-#include "kernels/math/f16.h"
+#include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
+#include "kernels/math/f16.h"
 #include "tests/emu/device.h"
 #include "tests/test.h"
 

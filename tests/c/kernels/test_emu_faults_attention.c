@@ -1,7 +1,7 @@
 /* Lists of live rows that attention refuses: the kernels of GPUs name the same row in the same
  * sentence as those of the CPU, and read nothing beyond. */
-#include "kernels/contract/backend.h"
 #include "kernels/cases/cases.h"
+#include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
 #include "tests/emu/device.h"
 #include "tests/emu/order.h"

@@ -1,7 +1,7 @@
 /* Values that arithmetic, dropout and random numbers refuse at run time: the emulated GPU says of
  * the first one what the CPU says, whoever of its threads is first. */
-#include "kernels/contract/backend.h"
 #include "kernels/cases/cases.h"
+#include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"

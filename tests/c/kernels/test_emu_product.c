@@ -1,9 +1,9 @@
 /* Products by cuBLASLt, as far as its stand-in tells (tests/emu/lt.h): operands that are less
  * aligned than tensors are, and algorithms that are measured and kept. */
-#include "kernels/contract/backend.h"
 #include "kernels/cases/cases.h"
-#include "kernels/cuda/product/kept.h"
+#include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
+#include "kernels/cuda/product/kept.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
 #include "tests/emu/lt.h"
@@ -21,7 +21,7 @@
 
 enum { TENSOR = 64, MOST_SHIFT = 64 }; /* where tensors begin; bytes that one is moved by */
 
-typedef struct product_s {
+typedef struct emu_product_s {
     const gradd_op_t *op;
     const gradd_kernel_t *kernel;
     gradd_case_data_t data;
@@ -29,7 +29,7 @@ typedef struct product_s {
     gradd_infer_t c;
     gradd_prepared_t prepared;
     void *workspace;
-} product_t;
+} emu_product_t;
 
 static void *aligned(size_t bytes) {
     void *p = aligned_alloc(TENSOR, (bytes + MOST_SHIFT + TENSOR) / TENSOR * TENSOR);
@@ -37,8 +37,8 @@ static void *aligned(size_t bytes) {
     return p;
 }
 
-static void open_product(product_t *p, const char *op, const char *text, gradd_dtype_t dtype) {
-    *p = (product_t){.op = gradd_op_by_name(op)};
+static void open_product(emu_product_t *p, const char *op, const char *text, gradd_dtype_t dtype) {
+    *p = (emu_product_t){.op = gradd_op_by_name(op)};
     CHECK_OK(gradd_case_parse(text, dtype, 11, &p->data));
     p->c = (gradd_infer_t){
         .op = p->op,
@@ -57,19 +57,19 @@ static void open_product(product_t *p, const char *op, const char *text, gradd_d
     p->workspace = aligned(p->prepared.workspace);
 }
 
-static void close_product(product_t *p) {
+static void close_product(emu_product_t *p) {
     gradd_kernel_unprepare(p->kernel, &p->prepared);
     free(p->workspace);
     gradd_case_free(&p->data);
 }
 
-static size_t result_bytes(const product_t *p) {
+static size_t result_bytes(const emu_product_t *p) {
     return (size_t)gradd_type_bytes(&p->types[0]) * (size_t)p->c.n_out; /* they are alike */
 }
 
 /* The results, one behind the other, in memory of their own, with operand `moved` (from n_in on: a
  * result) `shift` bytes behind where tensors begin. */
-static gradd_status_t multiply(const product_t *p, int moved, size_t shift, void **out) {
+static gradd_status_t multiply(const emu_product_t *p, int moved, size_t shift, void **out) {
     gradd_view_t in[GRADD_OP_MAX_IN], results[2];
     const int n = p->c.n_in;
     const size_t bytes = (size_t)gradd_type_bytes(&p->types[0]);
@@ -123,7 +123,7 @@ static const struct {
 
 /* Any operand may lie anywhere, down to its elements' size; the bits are the same. */
 static void move_operands(const char *op, const char *text, gradd_dtype_t dtype) {
-    product_t p;
+    emu_product_t p;
     void *want, *got;
     open_product(&p, op, text, dtype);
     CHECK_OK(multiply(&p, -1, 0, &want));
@@ -149,7 +149,7 @@ TEST(operands_of_products_lie_anywhere) {
 
 /* The choice for less is taken where it is needed and nowhere else. */
 TEST(aligned_operands_have_the_first_choice) {
-    product_t p;
+    emu_product_t p;
     void *out;
     open_product(&p, "Linear", "f32[5,8] f32[8,16] f32[16]", GRADD_DT_BF16);
     for (int moved = -1; moved <= 3; moved++)
@@ -164,7 +164,7 @@ TEST(aligned_operands_have_the_first_choice) {
 /* Calls of an outer batch step through the operands: the second one of 15 elements of f32 leaves 4
  * bytes, and the library was told so of that side alone. */
 TEST(steps_of_a_batch_are_promised) {
-    product_t p;
+    emu_product_t p;
     void *out;
     const int before = emu_lt()->proposals;
     open_product(&p, "MatMul", "f32[2,1,4,5] f32[2,3,5,3]", GRADD_DT_F32);
@@ -176,7 +176,7 @@ TEST(steps_of_a_batch_are_promised) {
 
 /* What it is told must be true: else it refuses, and says which side. */
 TEST(the_stand_in_sees_a_broken_promise) {
-    product_t p;
+    emu_product_t p;
     void *out;
     open_product(&p, "MatMul", "f32[2,8] f32[8,8]", GRADD_DT_F32);
     for (int moved = 0; moved <= 2; moved++) {
@@ -223,7 +223,7 @@ static int find_files(void) {
 /* As in another process: the algorithm that a product takes where measuring would find `fastest`.
  */
 static int choose(const char *text, int fastest) {
-    product_t p;
+    emu_product_t p;
     void *out;
     gpu_kept_forget();
     emu_lt()->fastest = fastest;
@@ -276,7 +276,7 @@ TEST(what_a_choice_depends_on) {
     static const char *const texts[] = {"f32[2,8] f32[8,16]", "f32[8,2] f32[8,16] | transA=1",
                                         "f32[3,2,8] f32[8,16]", "f32[3,2,8] f32[3,8,16]",
                                         "f32[2,8] f32[16,8] | transB=1"};
-    product_t p;
+    emu_product_t p;
     use_cache();
     emu_lt()->fastest = 1;
     for (int k = 0; k < 5; k++)

@@ -3,10 +3,10 @@
  * f16, which operators do not take yet: a kernel that gives the CPU's bits computes f16 in f32 and
  * rounds once, so its result is that of f32 on the same operands, rounded. And Rope with tables of
  * f32 beside bf16, against the CPU. */
-#include "kernels/contract/backend.h"
 #include "kernels/cases/cases.h"
-#include "kernels/math/f16.h"
+#include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
+#include "kernels/math/f16.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
 #include "tests/test.h"

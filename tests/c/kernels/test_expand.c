@@ -7,8 +7,8 @@
  * own rule. bf16 and f16: the expansion on such
  * inputs against the one on the same inputs in f32. GRADD_TEST_OP=Name restricts all to one
  * operator. */
-#include "kernels/cpu/half.h"
 #include "kernels/contract/registry.h"
+#include "kernels/cpu/half.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/test.h"
@@ -18,14 +18,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct job_s {
+typedef struct expand_job_s {
     const gradd_op_t *op;
     const gradd_case_t *spec;
     gradd_case_data_t data;
     eager_t e;
     eager_call_t call;
     gradd_val_t in[GRADD_OP_MAX_IN];
-} job_t;
+} expand_job_t;
 
 static int failures, checked;
 
@@ -51,13 +51,13 @@ static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double
     return GRADD_OK;
 }
 
-static void add_inputs(job_t *job, eager_t *e, const gradd_view_t *in, gradd_val_t *out) {
+static void add_inputs(expand_job_t *job, eager_t *e, const gradd_view_t *in, gradd_val_t *out) {
     for (int i = 0; i < job->call.n_in; i++)
         out[i] = in[i].type.dtype ? eager_add(e, in[i], job->data.known[i]) : GRADD_NONE;
 }
 
 /* A row with a case that leaves outputs out has them here all the same. */
-static int all_outputs(const job_t *job) {
+static int all_outputs(const expand_job_t *job) {
     const int n = job->data.n_out ? job->data.n_out : job->op->min_out;
     return job->op->max_out > n && !(job->op->flags & GRADD_OP_RANDOM) &&
                    !gradd_op_is_composite(job->op)
@@ -65,7 +65,7 @@ static int all_outputs(const job_t *job) {
                : n;
 }
 
-static gradd_status_t open_job(job_t *job, gradd_dtype_t float_as) {
+static gradd_status_t open_job(expand_job_t *job, gradd_dtype_t float_as) {
     GRADD_TRY(gradd_case_parse(job->spec->text, float_as, 42, &job->data));
     eager_begin(&job->e);
     job->call = (eager_call_t){
@@ -80,7 +80,7 @@ static gradd_status_t open_job(job_t *job, gradd_dtype_t float_as) {
     return GRADD_OK;
 }
 
-static void close_job(job_t *job) {
+static void close_job(expand_job_t *job) {
     eager_end(&job->e);
     gradd_case_free(&job->data);
 }
@@ -94,7 +94,7 @@ static gradd_status_t expand_fully(eager_t *e, const eager_call_t *call, const g
     return status;
 }
 
-static gradd_status_t check_forward(job_t *job) {
+static gradd_status_t check_forward(expand_job_t *job) {
     gradd_view_t want[GRADD_OP_MAX_OUT];
     gradd_val_t out[GRADD_OP_MAX_OUT];
     const bool narrow = job->call.in[0].type.dtype == GRADD_DT_F32;
@@ -115,14 +115,14 @@ static gradd_status_t check_forward(job_t *job) {
 
 /* ---- gradients ---- */
 
-typedef struct diff_s {
+typedef struct expand_diff_s {
     gradd_view_t out[GRADD_OP_MAX_OUT];
     gradd_val_t dout[GRADD_OP_MAX_OUT], din[GRADD_OP_MAX_IN];
     gradd_val_t expanded[GRADD_OP_MAX_OUT], through[GRADD_OP_MAX_IN];
     bool need[GRADD_OP_MAX_IN];
-} diff_t;
+} expand_diff_t;
 
-static gradd_view_t weights_like(job_t *job, const gradd_type_t *type, int j) {
+static gradd_view_t weights_like(expand_job_t *job, const gradd_type_t *type, int j) {
     gradd_view_t w = {.type = *type};
     w.data = gradd_case_alloc(&job->e.heap, (size_t)gradd_type_bytes(type) + 64);
     for (int64_t i = 0, n = gradd_type_count(type); i < n; i++)
@@ -131,7 +131,7 @@ static gradd_view_t weights_like(job_t *job, const gradd_type_t *type, int j) {
 }
 
 /* No gradient and a gradient of zeros are the same. */
-static gradd_status_t same_gradient(job_t *job, const diff_t *d, int i) {
+static gradd_status_t same_gradient(expand_job_t *job, const expand_diff_t *d, int i) {
     const gradd_view_t *row = d->din[i] < 0 ? NULL : &job->e.value[d->din[i]];
     const gradd_view_t *got = d->through[i] < 0 ? NULL : &job->e.value[d->through[i]];
     if (!row || !got) {
@@ -143,8 +143,8 @@ static gradd_status_t same_gradient(job_t *job, const diff_t *d, int i) {
 }
 
 /* Outputs that a rule refuses a gradient for are what it saves. */
-static gradd_status_t check_gradient(job_t *job) {
-    static diff_t d;
+static gradd_status_t check_gradient(expand_job_t *job) {
+    static expand_diff_t d;
     memset(&d, 0, sizeof d);
     if (job->op->flags & GRADD_OP_NO_GRAD) return GRADD_OK;
     if (!gradd_op_is_composite(job->op)) job->call.n_out = job->op->min_out;
@@ -171,7 +171,7 @@ static gradd_status_t check_gradient(job_t *job) {
 
 /* ---- bf16 and f16 ---- */
 
-static gradd_view_t widened(job_t *job, const gradd_view_t *v) {
+static gradd_view_t widened(expand_job_t *job, const gradd_view_t *v) {
     gradd_view_t wide = {.type = v->type};
     wide.type.dtype = GRADD_DT_F32;
     wide.data = gradd_case_alloc(&job->data, (size_t)gradd_type_bytes(&wide.type) + 64);
@@ -180,7 +180,7 @@ static gradd_view_t widened(job_t *job, const gradd_view_t *v) {
 }
 
 /* What the operator takes in f32 alone beside halves, as statistics are, is f32. */
-static gradd_status_t check_half(job_t *job) {
+static gradd_status_t check_half(expand_job_t *job) {
     gradd_view_t exact[GRADD_OP_MAX_IN];
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT], want[GRADD_OP_MAX_OUT];
     eager_call_t wide = job->call;
@@ -208,15 +208,15 @@ static gradd_status_t check_half(job_t *job) {
 
 /* ---- tests ---- */
 
-static void every_case(gradd_status_t (*fn)(job_t *job), gradd_dtype_t float_as) {
+static void every_case(gradd_status_t (*fn)(expand_job_t *job), gradd_dtype_t float_as) {
     const char *only = ground_only();
-    static job_t job;
+    static expand_job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const gradd_op_t *op = &gradd_op_families[f]->v[i];
             if (!op->expand || (only && strcmp(only, op->name))) continue;
             for (const gradd_case_t *spec = op->cases; spec->text; spec++) {
-                job = (job_t){.op = op, .spec = spec};
+                job = (expand_job_t){.op = op, .spec = spec};
                 gradd_status_t status = open_job(&job, float_as);
                 if (!status) status = fn(&job);
                 close_job(&job);
@@ -266,9 +266,9 @@ static gradd_status_t expand_wrongly(gradd_expand_t *x) {
 TEST(the_driver_notices_a_wrong_expansion) {
     static const gradd_case_t spec = {.text = "f32[2,3]"};
     gradd_op_t wrong = *gradd_op_by_name("Swish");
-    static job_t job;
+    static expand_job_t job;
     wrong.expand = expand_wrongly;
-    job = (job_t){.op = &wrong, .spec = &spec};
+    job = (expand_job_t){.op = &wrong, .spec = &spec};
     CHECK_OK(open_job(&job, GRADD_DT_F64));
     CHECK_STATUS(GRADD_E_TENSOR, check_forward(&job));
     close_job(&job);

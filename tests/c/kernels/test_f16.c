@@ -1,9 +1,9 @@
 /* Conversions of f16: every pattern, every tie, overflow, infinities, NaN and subnormals, against
  * arithmetic in double and the compiler's own type where it has one; blocks against single numbers;
  * casts to and from the other types. */
-#include "kernels/cpu/half.h"
 #include "kernels/contract/op.h"
 #include "kernels/contract/registry.h"
+#include "kernels/cpu/half.h"
 #include "tests/c/eager.h"
 #include "tests/test.h"
 

@@ -1,6 +1,6 @@
 /* Fingerprints of memory: what changes them, what does not, and how fast they are. */
 #include "kernels/cpu/fingerprint.h"
-#include "kernels/math/print.h"
+#include "kernels/math/fingerprint_formulas.h"
 #include "tests/test.h"
 
 #include <omp.h>

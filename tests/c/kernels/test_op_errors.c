@@ -1,14 +1,14 @@
 /* Operators refuse what does not fit: wrong shapes and attributes when a graph is compiled, indices
- * out of range when it runs. Each line is a case in the language of kernels/cases/cases.h with the status
- * and a part of the sentence that must name the cause. */
+ * out of range when it runs. Each line is a case in the language of kernels/cases/cases.h with the
+ * status and a part of the sentence that must name the cause. */
 #include "tests/emu/device.h"
 #include "tests/test.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/contract/backend.h"
 #include "kernels/cases/cases.h"
+#include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
 
 typedef struct bad_s {

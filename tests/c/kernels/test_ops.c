@@ -6,8 +6,8 @@
  * f64, of a random weighting of the outputs, against central differences. GRADD_TEST_OP=Name
  * restricts both to one operator. */
 #include "kernels/contract/backend.h"
-#include "kernels/describe/dispatch.h"
 #include "kernels/contract/registry.h"
+#include "kernels/describe/dispatch.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/test.h"
@@ -20,18 +20,18 @@
 
 enum { MAX_PROBES = 40, FEW_PROBES = 5, LARGE = 4096 };
 
-typedef struct job_s {
+typedef struct ops_job_s {
     const gradd_op_t *op;
     const gradd_case_t *spec;
     gradd_dtype_t float_as;
     gradd_case_data_t data;
     eager_t e;
     eager_call_t call;
-} job_t;
+} ops_job_t;
 
 static int failures, checked;
 
-static gradd_status_t open_job(job_t *job) {
+static gradd_status_t open_job(ops_job_t *job) {
     GRADD_TRY(gradd_case_parse(job->spec->text, job->float_as, 42, &job->data));
     eager_begin(&job->e);
     job->call = (eager_call_t){
@@ -46,21 +46,21 @@ static gradd_status_t open_job(job_t *job) {
     return GRADD_OK;
 }
 
-static void close_job(job_t *job) {
+static void close_job(ops_job_t *job) {
     eager_end(&job->e);
     gradd_case_free(&job->data);
 }
 
 /* Calls fn for every case whose row passes the filter and counts what fails. */
-static void every_case(gradd_status_t (*fn)(job_t *job), gradd_dtype_t float_as) {
+static void every_case(gradd_status_t (*fn)(ops_job_t *job), gradd_dtype_t float_as) {
     const char *only = ground_only();
-    static job_t job;
+    static ops_job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const gradd_op_t *op = &gradd_op_families[f]->v[i];
             if (only && strcmp(only, op->name)) continue;
             for (const gradd_case_t *spec = op->cases; spec && spec->text; spec++) {
-                job = (job_t){.op = op, .spec = spec, .float_as = float_as};
+                job = (ops_job_t){.op = op, .spec = spec, .float_as = float_as};
                 gradd_status_t status = open_job(&job);
                 if (!status) status = fn(&job);
                 close_job(&job);
@@ -95,7 +95,7 @@ static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double
 }
 
 /* Runs a variation of the call and compares every wanted output. */
-static gradd_status_t vary(job_t *job, const eager_call_t *call, const gradd_view_t *want,
+static gradd_status_t vary(ops_job_t *job, const eager_call_t *call, const gradd_view_t *want,
                            double tol, const char *what) {
     gradd_view_t got[GRADD_OP_MAX_OUT];
     GRADD_TRY(eager_call(&job->e, call, got));
@@ -104,7 +104,7 @@ static gradd_status_t vary(job_t *job, const eager_call_t *call, const gradd_vie
     return GRADD_OK;
 }
 
-static gradd_status_t check_overwriting(job_t *job, const gradd_view_t *out) {
+static gradd_status_t check_overwriting(ops_job_t *job, const gradd_view_t *out) {
     for (int k = 0; k < job->call.n_in && k < 32; k++) {
         eager_call_t call = job->call;
         const gradd_kernel_t *kernel = eager_kernel(&call);
@@ -116,7 +116,7 @@ static gradd_status_t check_overwriting(job_t *job, const gradd_view_t *out) {
     return GRADD_OK;
 }
 
-static gradd_status_t check_dropping(job_t *job, const gradd_view_t *out) {
+static gradd_status_t check_dropping(ops_job_t *job, const gradd_view_t *out) {
     if (job->op->max_out > 8) return GRADD_OK; /* variadic outputs are not optional */
     for (int j = job->op->min_out; j < job->call.n_out; j++) {
         eager_call_t call = job->call;
@@ -126,7 +126,7 @@ static gradd_status_t check_dropping(job_t *job, const gradd_view_t *out) {
     return GRADD_OK;
 }
 
-static gradd_status_t check_forward(job_t *job) {
+static gradd_status_t check_forward(ops_job_t *job) {
     gradd_view_t out[GRADD_OP_MAX_OUT];
     double tol = job->spec->tol > 0 ? job->spec->tol : 1e-5;
     if (job->float_as == GRADD_DT_F64) tol = tol < 1e-9 ? tol : 1e-9;
@@ -151,8 +151,8 @@ static gradd_status_t check_forward(job_t *job) {
 
 /* Sum over outputs of w * (out - base), with the weights that the gradient starts from. Taking the
  * unperturbed result away first keeps the digits that a large sum would swallow. */
-static gradd_status_t objective(job_t *job, const gradd_view_t *weights, const gradd_view_t *base,
-                                double *value) {
+static gradd_status_t objective(ops_job_t *job, const gradd_view_t *weights,
+                                const gradd_view_t *base, double *value) {
     gradd_view_t out[GRADD_OP_MAX_OUT];
     GRADD_TRY(eager_call(&job->e, &job->call, out));
     *value = 0;
@@ -163,7 +163,7 @@ static gradd_status_t objective(job_t *job, const gradd_view_t *weights, const g
     return GRADD_OK;
 }
 
-static gradd_view_t weights_like(job_t *job, const gradd_type_t *type, uint64_t seed) {
+static gradd_view_t weights_like(ops_job_t *job, const gradd_type_t *type, uint64_t seed) {
     gradd_view_t w = {.type = *type};
     int64_t n = gradd_type_count(type);
     w.data = gradd_case_alloc(&job->e.heap, (size_t)gradd_type_bytes(type) + 64);
@@ -177,15 +177,15 @@ static gradd_view_t weights_like(job_t *job, const gradd_type_t *type, uint64_t 
     return w;
 }
 
-typedef struct diff_s {
+typedef struct ops_diff_s {
     gradd_view_t out[GRADD_OP_MAX_OUT], weights[GRADD_OP_MAX_OUT];
     gradd_val_t in[GRADD_OP_MAX_IN], dout[GRADD_OP_MAX_OUT], din[GRADD_OP_MAX_IN];
     bool need[GRADD_OP_MAX_IN];
     bool narrow;  /* an output is f32: coarser differences */
     double scale; /* largest entry of all gradients */
-} diff_t;
+} ops_diff_t;
 
-static gradd_status_t probe(job_t *job, diff_t *d, int input) {
+static gradd_status_t probe(ops_job_t *job, ops_diff_t *d, int input) {
     gradd_view_t *x = &job->data.in[input];
     const gradd_view_t *got = d->din[input] == GRADD_NONE ? NULL : &job->e.value[d->din[input]];
     /* The rules are the same on every device, whose calls take longer than the CPU's. */
@@ -213,7 +213,7 @@ static gradd_status_t probe(job_t *job, diff_t *d, int input) {
 }
 
 /* A rule must give the same gradient when only that one is asked for. */
-static gradd_status_t check_alone(job_t *job, const diff_t *d, int input) {
+static gradd_status_t check_alone(ops_job_t *job, const ops_diff_t *d, int input) {
     bool need[GRADD_OP_MAX_IN] = {0};
     gradd_val_t din[GRADD_OP_MAX_IN];
     need[input] = true;
@@ -225,7 +225,7 @@ static gradd_status_t check_alone(job_t *job, const diff_t *d, int input) {
 }
 
 /* mask: the outputs a gradient arrives for */
-static gradd_status_t differentiate(job_t *job, diff_t *d, uint64_t mask) {
+static gradd_status_t differentiate(ops_job_t *job, ops_diff_t *d, uint64_t mask) {
     for (int j = 0; j < job->call.n_out; j++) {
         d->dout[j] = GRADD_NONE;
         d->weights[j].data = NULL;
@@ -250,8 +250,8 @@ static gradd_status_t differentiate(job_t *job, diff_t *d, uint64_t mask) {
     return GRADD_OK;
 }
 
-static gradd_status_t check_gradient(job_t *job) {
-    static diff_t d;
+static gradd_status_t check_gradient(ops_job_t *job) {
+    static ops_diff_t d;
     bool any = false;
     memset(&d, 0, sizeof d);
     if ((job->op->flags & GRADD_OP_NO_GRAD) || job->spec->grad_tol < 0) return GRADD_OK;
@@ -310,12 +310,12 @@ TEST(driver_detects_wrong_rows) {
     static const gradd_kernel_t overrun = {"Exp", "overrun", .compute = compute_overrun};
     gradd_op_t wrong = *exp_row;
     wrong.grad = wrong_grad;
-    static job_t job;
-    job = (job_t){.op = &wrong, .spec = &spec, .float_as = GRADD_DT_F64};
+    static ops_job_t job;
+    job = (ops_job_t){.op = &wrong, .spec = &spec, .float_as = GRADD_DT_F64};
     CHECK_OK(open_job(&job));
     CHECK_STATUS(GRADD_E_TENSOR, check_gradient(&job));
     close_job(&job);
-    job = (job_t){.op = exp_row, .spec = &spec, .float_as = GRADD_DT_F32};
+    job = (ops_job_t){.op = exp_row, .spec = &spec, .float_as = GRADD_DT_F32};
     CHECK_OK(open_job(&job));
     job.call.kernel = &overrun;
     CHECK_STATUS(GRADD_E_INTERNAL, check_forward(&job));
@@ -327,8 +327,8 @@ TEST(driver_detects_wrong_rows) {
 static void check_refused(const char *name, const char *text, const char *message) {
     gradd_case_t spec = {.text = text};
     gradd_view_t out[GRADD_OP_MAX_OUT];
-    static job_t job;
-    job = (job_t){.op = gradd_op_by_name(name), .spec = &spec, .float_as = GRADD_DT_F32};
+    static ops_job_t job;
+    job = (ops_job_t){.op = gradd_op_by_name(name), .spec = &spec, .float_as = GRADD_DT_F32};
     if (!job.op) test_skip("no row '%s' in this build", name);
     CHECK_OK(open_job(&job));
     CHECK_STATUS(GRADD_E_INDEX, eager_call(&job.e, &job.call, out));

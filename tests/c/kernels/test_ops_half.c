@@ -9,10 +9,10 @@
  * between casts), against the rule in f64, with and without the processor's products. Inputs of a
  * case whose position takes no half (statistics) are f32. GRADD_TEST_OP=Name restricts both to one
  * operator. */
+#include "kernels/contract/registry.h"
 #include "kernels/cpu/attention/attention_pairs.h"
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
-#include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
 #include "tests/c/ground.h"
 #include "tests/test.h"
@@ -23,14 +23,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct job_s {
+typedef struct half_job_s {
     const gradd_op_t *op;
     const gradd_case_t *spec;
     gradd_case_data_t data;
     gradd_view_t exact[GRADD_OP_MAX_IN]; /* the inputs in f64 */
     eager_t e, e64;
     eager_call_t call, call64;
-} job_t;
+} half_job_t;
 
 static int failures, checked, native;
 static gradd_dtype_t half = GRADD_DT_BF16; /* that runs now */
@@ -58,7 +58,7 @@ static gradd_view_t converted(gradd_case_data_t *heap, const gradd_view_t *from,
 }
 
 /* *out_any: an input is a half in the end */
-static gradd_status_t open_job(job_t *job, bool *out_any) {
+static gradd_status_t open_job(half_job_t *job, bool *out_any) {
     GRADD_TRY(gradd_case_parse(job->spec->text, half, 42, &job->data));
     gradd_case_data_t *d = &job->data;
     *out_any = false;
@@ -89,7 +89,7 @@ static gradd_status_t open_job(job_t *job, bool *out_any) {
     return GRADD_OK;
 }
 
-static void close_job(job_t *job) {
+static void close_job(half_job_t *job) {
     eager_end(&job->e);
     eager_end(&job->e64);
     gradd_case_free(&job->data);
@@ -119,8 +119,8 @@ static gradd_status_t same(const gradd_view_t *a, const gradd_view_t *b, const c
     return GRADD_OK;
 }
 
-static gradd_status_t check_again(job_t *job, const eager_call_t *call, const gradd_view_t *out,
-                                  const char *what) {
+static gradd_status_t check_again(half_job_t *job, const eager_call_t *call,
+                                  const gradd_view_t *out, const char *what) {
     gradd_view_t got[GRADD_OP_MAX_OUT];
     GRADD_TRY(eager_call(&job->e, call, got));
     for (int j = 0; j < call->n_out; j++)
@@ -136,7 +136,7 @@ static double largest(const gradd_view_t *v) {
 }
 
 /* Against f64. `narrow` is the result of f32 arithmetic, `out` that of the processor's products. */
-static gradd_status_t check_values(job_t *job, const gradd_view_t *narrow,
+static gradd_status_t check_values(half_job_t *job, const gradd_view_t *narrow,
                                    const gradd_view_t *out) {
     gradd_view_t want[GRADD_OP_MAX_OUT];
     GRADD_TRY(eager_call(&job->e64, &job->call64, want));
@@ -159,7 +159,7 @@ static gradd_status_t check_values(job_t *job, const gradd_view_t *narrow,
     return GRADD_OK;
 }
 
-static gradd_status_t check_forward(job_t *job) {
+static gradd_status_t check_forward(half_job_t *job) {
     gradd_view_t out[GRADD_OP_MAX_OUT], narrow[GRADD_OP_MAX_OUT];
     omp_set_num_threads(ground_threads(2));
     gradd_narrow = true;
@@ -181,15 +181,15 @@ static gradd_status_t check_forward(job_t *job) {
 
 /* ---- gradients ---- */
 
-typedef struct diff_s {
+typedef struct half_diff_s {
     gradd_view_t out[GRADD_OP_MAX_OUT], out64[GRADD_OP_MAX_OUT];
     gradd_val_t in[GRADD_OP_MAX_IN], dout[GRADD_OP_MAX_OUT], din[GRADD_OP_MAX_IN];
     gradd_val_t in64[GRADD_OP_MAX_IN], dout64[GRADD_OP_MAX_OUT], din64[GRADD_OP_MAX_IN];
     bool need[GRADD_OP_MAX_IN];
-} diff_t;
+} half_diff_t;
 
 /* The same weights on both sides, exact in the half. */
-static void add_weights(job_t *job, diff_t *d, int j) {
+static void add_weights(half_job_t *job, half_diff_t *d, int j) {
     gradd_view_t flat = {.type = d->out[j].type};
     flat.type.dtype = GRADD_DT_F64;
     int64_t n = gradd_type_count(&flat.type);
@@ -202,7 +202,7 @@ static void add_weights(job_t *job, diff_t *d, int j) {
     d->dout64[j] = eager_add(&job->e64, converted(&job->e64.heap, &narrow, GRADD_DT_F64), false);
 }
 
-static gradd_status_t compare_gradients(job_t *job, const diff_t *d) {
+static gradd_status_t compare_gradients(half_job_t *job, const half_diff_t *d) {
     for (int i = 0; i < job->call.n_in; i++) {
         if (!d->need[i]) continue;
         if ((d->din[i] == GRADD_NONE) != (d->din64[i] == GRADD_NONE))
@@ -218,8 +218,8 @@ static gradd_status_t compare_gradients(job_t *job, const diff_t *d) {
     return GRADD_OK;
 }
 
-static gradd_status_t check_gradient(job_t *job) {
-    static diff_t d;
+static gradd_status_t check_gradient(half_job_t *job) {
+    static half_diff_t d;
     memset(&d, 0, sizeof d);
     bool any = false;
     if ((job->op->flags & GRADD_OP_NO_GRAD) || job->spec->grad_tol < 0) return GRADD_OK;
@@ -252,16 +252,16 @@ static gradd_status_t check_gradient(job_t *job) {
 
 /* ---- tests ---- */
 
-static void every_case(gradd_status_t (*fn)(job_t *job)) {
+static void every_case(gradd_status_t (*fn)(half_job_t *job)) {
     const char *only = ground_only();
-    static job_t job;
+    static half_job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const gradd_op_t *op = &gradd_op_families[f]->v[i];
             if (only && strcmp(only, op->name)) continue;
             for (const gradd_case_t *spec = op->cases; spec && spec->text; spec++) {
                 bool any = false;
-                job = (job_t){.op = op, .spec = spec};
+                job = (half_job_t){.op = op, .spec = spec};
                 gradd_status_t status = open_job(&job, &any);
                 if (!status && any) status = fn(&job);
                 close_job(&job);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "kernels/cpu/pick.h"
-#include "kernels/cpu/rows.h"
+#include "kernels/cpu/picked_rows.h"
 
 static const gradd_type_t data = {
     .dtype = GRADD_DT_F32, .rank = 2, .dims = {50, 3}

@@ -108,7 +108,7 @@ def test_c_tests_are_counted_timed_and_named(tmp_path: Path) -> None:
 
 
 def test_checks_say_their_command() -> None:
-    assert outcome.of_script(["sh", "tests/check_layers.sh"], 0) == outcome.Outcome(1)
+    assert outcome.of_script(["python", "tests/check_layers.py"], 0) == outcome.Outcome(1)
     assert outcome.of_script(["sh", f"{ROOT}/a b"], 1).again == ["sh 'a b'"]
 
 

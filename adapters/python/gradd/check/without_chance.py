@@ -2,9 +2,9 @@
 
 Both sides hold random numbers still in the same way: dropout passes its input through, everything
 else draws the middle of its distribution (a uniform number is at half its range, a normal one half
-a deviation above its mean, an event of probability p happens if p > 0.5). kernels/ops/random/random.c is
-the other half of this agreement, under the run flag DROPOUT_OFF; selfcheck.py compares the two. The
-random state may move: the caller restores it.
+a deviation above its mean, an event of probability p happens if p > 0.5). The other half of this
+agreement is kernels/ops/random/random.c, under the run flag DROPOUT_OFF; selfcheck.py compares the
+two. The random state may move: the caller restores it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+/* Entry of `gradd explain` and `gradd estimate`: arguments, then the command. See
+ * explain_command.h. */
+#include <string.h>
+
+#include "server/cli/explain_command.h"
+#include "server/host/machine.h"
+#include "server/host/options.h"
+
+enum { DONE, FAILED, USAGE, NONE }; /* exit codes, as in main.c */
+
+static int failed(const char *command, gradd_status_t status) {
+    fprintf(stderr, "gradd %s: %s: %s\n", command, gradd_status_name(status),
+            gradd_error_message());
+    return FAILED;
+}
+
+/* What is planned here is what a daemon started here would plan: with as many threads. */
+static gradd_status_t plan_as_daemon(explain_args_t *args) {
+    char *serve[] = {"gradd", "serve"};
+    options_t daemon;
+    GRADD_TRY(options_parse(2, serve, &daemon));
+    args->plain |= !daemon.fuse;
+    args->dense_loss = !daemon.chunked_loss;
+    if (args->threads > 0) return machine_check_threads("--threads", args->threads);
+    GRADD_TRY(machine_check_threads("GRADD_THREADS", daemon.threads));
+    if (daemon.threads == 0) machine_unpin();
+    args->threads = machine_threads(daemon.threads);
+    return GRADD_OK;
+}
+
+static explain_use_t use_of(const explain_args_t *args, const char *command) {
+    if (!strcmp(command, "estimate")) return EXPLAIN_ESTIMATE;
+    return args->model ? EXPLAIN_FILE : EXPLAIN_LIVE;
+}
+
+/* Wrong arguments are the user's, whatever the code says. */
+static int parse(const char *command, int argc, char **argv, explain_args_t *args,
+                 void (*usage)(FILE *out)) {
+    gradd_status_t status = explain_args_parse(argc, argv, args);
+    if (status == GRADD_OK && !args->help &&
+        explain_args_check(args, use_of(args, command)) != GRADD_OK) {
+        fprintf(stderr, "gradd %s: %s\n", command, gradd_error_message());
+        return USAGE;
+    }
+    if (status == GRADD_OK && !args->help) status = plan_as_daemon(args);
+    if (status == GRADD_OK) return DONE;
+    fprintf(stderr, "gradd %s: %s\n", command, gradd_error_message());
+    usage(stderr);
+    return USAGE;
+}
+
+int explain_main(int argc, char **argv) {
+    explain_args_t args;
+    bool running = true;
+    if (parse("explain", argc, argv, &args, explain_args_usage) != DONE) return USAGE;
+    if (args.help) {
+        explain_args_usage(stdout);
+        return DONE;
+    }
+    gradd_status_t status = args.model ? explain_model(&args) : explain_live(&args, &running);
+    if (status != GRADD_OK) return failed("explain", status);
+    if (running) return DONE;
+    fputs("gradd: no daemon runs; to explain a file: gradd explain MODEL.onnx NAME=SIZES...\n",
+          stderr);
+    return NONE;
+}
+
+int estimate_main(int argc, char **argv) {
+    explain_args_t args;
+    if (parse("estimate", argc, argv, &args, estimate_args_usage) != DONE) return USAGE;
+    if (args.help || !args.model) {
+        estimate_args_usage(args.help ? stdout : stderr);
+        return args.help ? DONE : USAGE;
+    }
+    gradd_status_t status = estimate_model(&args);
+    return status == GRADD_OK ? DONE : failed("estimate", status);
+}

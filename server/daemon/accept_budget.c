@@ -1,0 +1,82 @@
+/* A budget of descriptors for connections. See gate.h. */
+#include "server/daemon/accept_budget.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define KEPT_PART 4 /* 1 / KEPT_PART of all descriptors, at most KEPT_MOST, stay free */
+#define KEPT_MOST 256
+#define PAUSE_NS  10000000
+
+static int spare = -1;
+static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int open_spare(void) {
+    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static rlim_t descriptor_limit(void) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+void gate_open(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    spare = open_spare();
+}
+
+/* Descriptors are handed out from the lowest on, so a high number says that most are taken. */
+static int within_budget(int fd) {
+    rlim_t all = descriptor_limit();
+    rlim_t kept = all / KEPT_PART < KEPT_MOST ? all / KEPT_PART : KEPT_MOST;
+    return (rlim_t)fd < all - kept;
+}
+
+static int real_accept(int listener, struct sockaddr *address, socklen_t *bytes, int flags) {
+    return (int)syscall(SYS_accept4, listener, address, bytes, flags);
+}
+
+/* There is none left: one is freed for as long as it takes to send the newcomer away. */
+static void send_away(int listener) {
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    pthread_mutex_lock(&spare_lock);
+    if (spare >= 0) close(spare);
+    int fd = real_accept(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0) close(fd);
+    spare = open_spare();
+    pthread_mutex_unlock(&spare_lock);
+    /* Somebody else took it: the newcomer stays where he is, and his listener readable. */
+    if (fd < 0) nanosleep(&pause, NULL);
+}
+
+int gate_accept(int listener) {
+    return real_accept(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+/* libzmq's calls; its assertion after accept() knows ECONNABORTED and not EMFILE. */
+int accept4(int listener, struct sockaddr *address, socklen_t *bytes, int flags) {
+    int fd = real_accept(listener, address, bytes, flags);
+    if (fd >= 0 && within_budget(fd)) return fd;
+    if (fd >= 0)
+        close(fd);
+    else if (errno == EMFILE || errno == ENFILE)
+        send_away(listener);
+    else if (errno != ENOMEM && errno != ENOBUFS)
+        return -1;
+    errno = ECONNABORTED;
+    return -1;
+}
+
+int accept(int listener, struct sockaddr *address, socklen_t *bytes) {
+    return accept4(listener, address, bytes, 0);
+}

@@ -1,0 +1,127 @@
+/* Parses the command line. The rows of options.inc are the only list of options. */
+#include "server/host/options.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "server/api/gradd.h"
+
+typedef enum option_type_e { BOOL, INT, SWITCH, TEXT } option_type_t;
+
+typedef struct option_row_s {
+    const char *flag, *env, *help;
+    option_type_t type;
+    size_t offset; /* of the field in options_t */
+} option_row_t;
+
+static const option_row_t rows[] = {
+#define OPTION(field, type, flag, env, start, help)                                                \
+    {flag, env, help, type, offsetof(options_t, field)},
+#include "server/host/options.inc"
+#undef OPTION
+};
+#define N_ROWS (sizeof rows / sizeof *rows)
+
+static gradd_status_t set_switch(const char *name, const char *text, bool *out) {
+    static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (strcasecmp(text, words[i]) != 0) continue;
+        *out = i % 2;
+        return GRADD_OK;
+    }
+    return GRADD_FAIL(UNSUPPORTED,
+                      "%s: expected one of 1, 0, true, false, yes, no, on, off, got '%.60s'", name,
+                      text);
+}
+
+static gradd_status_t set_value(const option_row_t *row, const char *name, const char *text,
+                                options_t *options) {
+    char *field = (char *)options + row->offset;
+    if (row->type == TEXT) {
+        memcpy(field, &text, sizeof text);
+        return GRADD_OK;
+    }
+    if (row->type == SWITCH) return set_switch(name, text, (bool *)field);
+    char *end = NULL;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (errno || end == text || *end || value < 0 || value > 1000000000)
+        return GRADD_FAIL(LIMIT, "%s: expected a number from 0 to 1000000000, got '%s'", name,
+                          text);
+    int64_t number = value;
+    memcpy(field, &number, sizeof number);
+    return GRADD_OK;
+}
+
+static const option_row_t *find_row(const char *word, size_t n) {
+    for (size_t i = 0; i < N_ROWS; i++)
+        if (strlen(rows[i].flag) == n && memcmp(rows[i].flag, word, n) == 0) return &rows[i];
+    return NULL;
+}
+
+gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
+    options_t options = {
+        .command = "",
+#define OPTION(field, type, flag, env, start, help) .field = start,
+#include "server/host/options.inc"
+#undef OPTION
+    };
+    gradd_status_t environment = GRADD_OK;
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0) {
+            options.command = "--help";
+            *out_options = options;
+            return GRADD_OK;
+        }
+    for (size_t i = 0; i < N_ROWS; i++) {
+        const char *value = rows[i].env[0] ? getenv(rows[i].env) : NULL;
+        if (value && value[0] && !environment)
+            environment = set_value(&rows[i], rows[i].env, value, &options);
+    }
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i];
+        if (word[0] != '-' || strcmp(word, "--list-ops") == 0 || strcmp(word, "--version") == 0) {
+            if (options.command[0])
+                return GRADD_FAIL(UNSUPPORTED, "'%s' after '%s': one command at a time", word,
+                                  options.command);
+            options.command = word;
+            continue;
+        }
+        const char *equals = strchr(word, '=');
+        size_t n = equals ? (size_t)(equals - word) : strlen(word);
+        const option_row_t *row = find_row(word, n);
+        if (!row)
+            return GRADD_FAIL(UNSUPPORTED, "unknown option '%s' (gradd --help lists them)", word);
+        if (row->type == BOOL) {
+            *((bool *)((char *)&options + row->offset)) = true;
+            continue;
+        }
+        const char *value = equals ? equals + 1 : i + 1 < argc ? argv[++i] : NULL;
+        if (!value) return GRADD_FAIL(UNSUPPORTED, "%s needs a value", row->flag);
+        GRADD_TRY(set_value(row, row->flag, value, &options));
+    }
+    if (strcmp(options.command, "serve") == 0) GRADD_TRY(environment);
+    *out_options = options;
+    return GRADD_OK;
+}
+
+void options_usage(FILE *out) {
+    fputs("usage: gradd COMMAND [options]\n\n"
+          "  serve       run the daemon (exit code 4: one runs already)\n"
+          "  ps          who uses the daemon\n"
+          "  stop        end the daemon after the request in progress\n"
+          "  explain     what a plan does, of the daemon or of a file (explain --help)\n"
+          "  estimate    planned memory of training a model (estimate --help)\n"
+          "  version     version of binary and protocol\n"
+          "  doctor      devices that there are, and what is in the way of others\n"
+          "  --list-ops  operators of the engine\n\noptions\n",
+          out);
+    for (size_t i = 0; i < N_ROWS; i++) {
+        fprintf(out, "  %-14s %s", rows[i].flag, rows[i].help);
+        if (rows[i].env[0]) fprintf(out, " [%s]", rows[i].env);
+        fputc('\n', out);
+    }
+}

@@ -1,0 +1,33 @@
+/* Command line and environment of the `gradd` binary, derived from the rows of options.inc.
+ *
+ *     gradd serve|ps|stop|version|help [options]      gradd --list-ops [--json]
+ */
+#ifndef GRADD_SERVER_OPTIONS_H
+#define GRADD_SERVER_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "shm/status.h"
+
+#define OPTION_TYPE_BOOL   bool
+#define OPTION_TYPE_INT    int64_t
+#define OPTION_TYPE_TEXT   const char *
+#define OPTION_TYPE_SWITCH bool
+
+typedef struct options_s {
+    const char *command; /* Borrowed from argv; "" when none was given */
+#define OPTION(field, type, flag, env, start, help) OPTION_TYPE_##type field;
+#include "server/host/options.inc"
+#undef OPTION
+} options_t;
+
+/* Reads environment, then arguments. Texts are borrowed from both. Fails with LIMIT (a number out
+ * of range) or UNSUPPORTED (an unknown word), with a sentence for the user. A variable that cannot
+ * be read fails `serve` alone, which uses it. Whoever asks for help anywhere gets the command
+ * "--help", whatever else is wrong. */
+gradd_status_t options_parse(int argc, char **argv, options_t *out_options);
+void options_usage(FILE *out);
+
+#endif

@@ -1,0 +1,245 @@
+/* Directory, lock and listening sockets. See rundir.h for the rules. */
+#include "server/host/rundir.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define LOCK_TRIES 50 /* of a millisecond each */
+
+static const char *text_or(const char *text, const char *other) {
+    return text && text[0] ? text : other;
+}
+
+gradd_status_t rundir_init(rundir_t *dir, const char *given) {
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    char path[4096];
+    int n;
+    if (given && given[0])
+        n = snprintf(path, sizeof path, "%s", given);
+    else if (runtime && runtime[0] == '/')
+        n = snprintf(path, sizeof path, "%s/gradd", runtime);
+    else
+        n = snprintf(path, sizeof path, "%s/gradd-%u", text_or(getenv("TMPDIR"), "/tmp"),
+                     (unsigned)geteuid());
+    while (n > 1 && n < (int)sizeof path && path[n - 1] == '/')
+        path[--n] = 0;
+    int room = RUNDIR_PATH_MAX - 1 - (int)strlen("/" RUNDIR_CMD);
+    if (n <= 0 || n > room)
+        return GRADD_FAIL(IO, "directory '%.200s' has %d bytes; a socket's path leaves %d", path, n,
+                          room);
+    *dir = (rundir_t){.folder = -1, .lock = -1};
+    memcpy(dir->path, path, (size_t)n + 1);
+    memcpy(dir->cmd, path, (size_t)n);
+    strcpy(dir->cmd + n, "/" RUNDIR_CMD);
+    memcpy(dir->ctl, path, (size_t)n);
+    strcpy(dir->ctl + n, "/" RUNDIR_CTL);
+    return GRADD_OK;
+}
+
+void rundir_finish(rundir_t *dir) {
+    if (dir->lock >= 0) close(dir->lock);
+    if (dir->folder >= 0) close(dir->folder);
+    dir->folder = dir->lock = -1;
+}
+
+gradd_status_t rundir_prepare(rundir_t *dir) {
+    struct stat st;
+    if (mkdir(dir->path, 0700) != 0 && errno != EEXIST)
+        return GRADD_FAIL(IO, "cannot create directory %s: %s", dir->path, strerror(errno));
+    if (lstat(dir->path, &st) != 0)
+        return GRADD_FAIL(IO, "directory %s: %s", dir->path, strerror(errno));
+    if (S_ISLNK(st.st_mode)) return GRADD_FAIL(IO, "%s is a symbolic link", dir->path);
+    if (!S_ISDIR(st.st_mode)) return GRADD_FAIL(IO, "%s is not a directory", dir->path);
+    if (st.st_uid != geteuid())
+        return GRADD_FAIL(IO, "directory %s belongs to uid %u, not to %u", dir->path,
+                          (unsigned)st.st_uid, (unsigned)geteuid());
+    if (st.st_mode & 077)
+        return GRADD_FAIL(IO, "directory %s has mode %03o; it must be 0700 (chmod 700 it)",
+                          dir->path, st.st_mode & 0777);
+    dir->folder = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (dir->folder < 0)
+        return GRADD_FAIL(IO, "cannot open directory %s: %s", dir->path, strerror(errno));
+    return GRADD_OK;
+}
+
+#define LOCK_PATH (RUNDIR_PATH_MAX + sizeof RUNDIR_LOCK)
+
+static const char *lock_path(const rundir_t *dir, char path[LOCK_PATH]) {
+    snprintf(path, LOCK_PATH, "%s/" RUNDIR_LOCK, dir->path);
+    return path;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b) {
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* The owner writes its pid right after it has locked, so an empty file is read again for a moment.
+ */
+static pid_t read_owner(int fd) {
+    for (int i = 0; i < 100; i++) {
+        char text[32];
+        ssize_t n = pread(fd, text, sizeof text - 1, 0);
+        if (n > 0) {
+            text[n] = 0;
+            long pid = strtol(text, NULL, 10);
+            if (pid > 0) return (pid_t)pid;
+        }
+        usleep(1000);
+    }
+    return -1;
+}
+
+/* Who asks whether it is locked (rundir_is_locked) holds it for an instant: a lock counts as a
+ * daemon's when it stays. */
+static bool take_lock(int fd) {
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+        if (errno != EWOULDBLOCK) return false;
+        usleep(1000);
+    }
+    errno = EWOULDBLOCK;
+    return false;
+}
+
+gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
+    int fd = openat(dir->folder, RUNDIR_LOCK, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(errno));
+    if (!take_lock(fd)) {
+        if (errno != EWOULDBLOCK) {
+            int error = errno;
+            close(fd);
+            return GRADD_FAIL(IO, "lock in %s: %s", dir->path, strerror(error));
+        }
+        *out_owner = read_owner(fd);
+        close(fd);
+        return GRADD_OK;
+    }
+    char text[32];
+    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    bool written = ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) == n;
+    if (!written && errno != EFBIG) { /* `ulimit -f 0`: the lock is what counts */
+        int error = errno;
+        close(fd);
+        return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(error));
+    }
+    dir->lock = fd;
+    *out_owner = 0;
+    return GRADD_OK;
+}
+
+pid_t rundir_owner(const rundir_t *dir) {
+    char path[LOCK_PATH];
+    int fd = open(lock_path(dir, path), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) return 0;
+    bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    pid_t owner = locked ? read_owner(fd) : 0;
+    close(fd);
+    return owner;
+}
+
+bool rundir_is_locked(const rundir_t *dir) {
+    return rundir_owner(dir) != 0;
+}
+
+static const char *socket_path(const rundir_t *dir, rundir_socket_t which) {
+    return which == RUNDIR_COMMANDS ? dir->cmd : dir->ctl;
+}
+
+static bool has_lock(const rundir_t *dir) {
+    char path[LOCK_PATH];
+    struct stat ours, there;
+    return fstat(dir->lock, &ours) == 0 && lstat(lock_path(dir, path), &there) == 0 &&
+           same_file(&ours, &there);
+}
+
+bool rundir_exists(const rundir_t *dir) {
+    struct stat ours, there;
+    return fstat(dir->folder, &ours) == 0 && lstat(dir->path, &there) == 0 &&
+           same_file(&ours, &there);
+}
+
+bool rundir_has(const rundir_t *dir, rundir_socket_t which) {
+    struct stat there;
+    return lstat(socket_path(dir, which), &there) == 0 &&
+           there.st_dev == dir->sockets[which].device && there.st_ino == dir->sockets[which].inode;
+}
+
+bool rundir_is_reachable(const rundir_t *dir) {
+    return has_lock(dir) && rundir_has(dir, RUNDIR_COMMANDS) && rundir_has(dir, RUNDIR_CONTROL);
+}
+
+gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner) {
+    *out_owner = 0;
+    if (has_lock(dir)) return GRADD_OK;
+    rundir_t fresh = *dir;
+    fresh.folder = fresh.lock = -1;
+    gradd_status_t st = rundir_prepare(&fresh);
+    if (st == GRADD_OK) st = rundir_lock(&fresh, out_owner);
+    if (st != GRADD_OK || *out_owner != 0) {
+        rundir_finish(&fresh);
+        return st;
+    }
+    rundir_finish(dir);
+    *dir = fresh;
+    return GRADD_OK;
+}
+
+/* A socket bound to a path, which only we may use, and listening. */
+static gradd_status_t bind_at(const char *path, int type, int *out_fd) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path)
+        return GRADD_FAIL(IO, "socket path %s is longer than %zu bytes", path,
+                          sizeof address.sun_path - 1);
+    strcpy(address.sun_path, path);
+    if (unlink(path) != 0 && errno != ENOENT)
+        return GRADD_FAIL(IO, "cannot replace %s: %s", path, strerror(errno));
+    int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return GRADD_FAIL(IO, "socket: %s", strerror(errno));
+    mode_t mask = umask(0177);
+    int rc = bind(fd, (struct sockaddr *)&address, sizeof address);
+    int error = errno;
+    umask(mask);
+    if (rc == 0 && listen(fd, 128) != 0) {
+        rc = -1;
+        error = errno;
+    }
+    if (rc != 0) {
+        close(fd);
+        return GRADD_FAIL(IO, "cannot listen at %s: %s", path, strerror(error));
+    }
+    *out_fd = fd;
+    return GRADD_OK;
+}
+
+gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd) {
+    const char *path = socket_path(dir, which);
+    struct stat made;
+    GRADD_TRY(bind_at(path, which == RUNDIR_COMMANDS ? SOCK_STREAM : SOCK_SEQPACKET, out_fd));
+    if (lstat(path, &made) != 0) made = (struct stat){0}; /* removed at once: made anew later */
+    dir->sockets[which].device = made.st_dev;
+    dir->sockets[which].inode = made.st_ino;
+    return GRADD_OK;
+}
+
+void rundir_unlisten(rundir_t *dir, rundir_socket_t which) {
+    if (rundir_has(dir, which)) unlink(socket_path(dir, which));
+    dir->sockets[which].inode = 0;
+}
+
+void rundir_unlink(const rundir_t *dir) {
+    struct stat ours, there;
+    if (dir->lock < 0 || fstat(dir->lock, &ours) != 0 ||
+        fstatat(dir->folder, RUNDIR_LOCK, &there, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !same_file(&ours, &there))
+        return;
+    unlinkat(dir->folder, RUNDIR_CMD, 0);
+    unlinkat(dir->folder, RUNDIR_CTL, 0);
+}

@@ -1,0 +1,203 @@
+/* The session table. See session.h for the life of a session. */
+#include "server/session/session.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+int64_t session_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static gradd_status_t draw_key(uint8_t key[SESSION_KEY_BYTES]) {
+    ssize_t n = getrandom(key, SESSION_KEY_BYTES, 0);
+    return n == SESSION_KEY_BYTES ? GRADD_OK : GRADD_FAIL(IO, "getrandom: %s", strerror(errno));
+}
+
+/* Takes the same time wherever the first difference is. */
+static bool same_key(const uint8_t *a, const uint8_t *b) {
+    uint8_t difference = 0;
+    for (int i = 0; i < SESSION_KEY_BYTES; i++)
+        difference |= (uint8_t)(a[i] ^ b[i]);
+    return difference == 0;
+}
+
+static bool is_surplus(const session_table_t *table, pid_t pid) {
+    int of_process = 0;
+    for (int i = 0; i < table->n; i++)
+        of_process += !table->sessions[i]->surplus && table->sessions[i]->pid == pid;
+    return table->n - table->n_surplus >= SESSION_MAX || of_process >= SESSION_MAX_OF_PROCESS;
+}
+
+gradd_status_t session_create(session_table_t *table, int control, uint64_t accepted_ticks,
+                              uid_t allowed_uid, session_t **out_session) {
+    gradd_peer_t peer = GRADD_PEER_INIT;
+    gradd_handle_limits_t limits = {.segments = SESSION_MAX_SEGMENTS};
+    gradd_status_t st = GRADD_OK;
+    session_t *session = NULL;
+    if ((st = gradd_peer_identify(control, accepted_ticks, GRADD_LEASE_AUTO, &peer)) != GRADD_OK)
+        goto fail;
+    if (peer.uid != allowed_uid) {
+        st = GRADD_FAIL(SESSION, "uid %u may not use this daemon", (unsigned)peer.uid);
+        goto fail;
+    }
+    bool surplus = is_surplus(table, peer.pid);
+    if (surplus && table->n_surplus >= SESSION_MAX_SURPLUS) {
+        st = GRADD_FAIL(LIMIT, "%d clients are connected, too many of all or of one process",
+                        table->n);
+        goto fail;
+    }
+    session = calloc(1, sizeof *session);
+    if (!session) {
+        st = GRADD_FAIL(NOMEM, "no memory for a session");
+        goto fail;
+    }
+    session->pid = peer.pid;
+    session->uid = peer.uid;
+    if ((st = gradd_lease_create(&peer, limits, &session->lease)) != GRADD_OK) goto fail;
+    session->number = ++table->n_born;
+    session->control = control;
+    session->surplus = surplus;
+    table->n_surplus += surplus;
+    session->born_ms = session->active_ms = session_now_ms();
+    session->end_reason = "connection closed";
+    table->sessions[table->n++] = session;
+    *out_session = session;
+    return GRADD_OK;
+fail:
+    gradd_peer_finish(&peer);
+    free(session);
+    close(control);
+    return st;
+}
+
+void session_destroy(session_table_t *table, session_t *session) {
+    for (int i = 0; i < table->n; i++) {
+        if (table->sessions[i] != session) continue;
+        table->sessions[i] = table->sessions[--table->n];
+        table->n_surplus -= session->surplus;
+        break;
+    }
+    if (session->control >= 0) close(session->control);
+    gradd_lease_destroy(session->lease);
+    free(session->last_reply);
+    explicit_bzero(session->token, sizeof session->token);
+    free(session);
+}
+
+gradd_status_t session_greet(session_t *session, const char *client, size_t client_bytes) {
+    if (session->state > SESSION_GREETED)
+        return GRADD_FAIL(SESSION, "hello: session %u is attached already", session->number);
+    GRADD_TRY(draw_key(session->nonce));
+    size_t n = client_bytes < SESSION_CLIENT_BYTES - 1 ? client_bytes : SESSION_CLIENT_BYTES - 1;
+    for (size_t i = 0; i < n; i++) /* shown in tables and logs: printable ASCII only */
+        session->client[i] = client[i] > 0x20 && client[i] < 0x7f ? client[i] : '_';
+    session->client[n] = 0;
+    session->state = SESSION_GREETED;
+    return GRADD_OK;
+}
+
+gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size_t nonce_bytes,
+                              const session_caller_t *caller, session_t **out_session) {
+    const size_t route_bytes = caller->route_bytes;
+    session_t *found = NULL;
+    if (nonce_bytes == SESSION_KEY_BYTES)
+        for (int i = 0; i < table->n; i++) {
+            session_t *session = table->sessions[i];
+            bool equal = same_key(session->nonce, nonce);
+            if (equal && session->state == SESSION_GREETED && session->uid == caller->uid)
+                found = session;
+        }
+    if (!found || route_bytes == 0 || route_bytes > SESSION_ROUTE_BYTES)
+        return GRADD_FAIL(SESSION, "attach: the nonce is unknown, used or of another user");
+    for (int i = 0; i < table->n; i++) {
+        const session_t *other = table->sessions[i];
+        if (other->state == SESSION_LIVE && other->n_route == route_bytes &&
+            memcmp(other->route, caller->route, caller->route_bytes) == 0)
+            return GRADD_FAIL(SESSION, "attach: this connection serves session %u already",
+                              other->number);
+    }
+    GRADD_TRY(draw_key(found->token));
+    explicit_bzero(found->nonce, sizeof found->nonce);
+    memcpy(found->route, caller->route, route_bytes);
+    found->n_route = (uint8_t)route_bytes;
+    found->state = SESSION_LIVE;
+    *out_session = found;
+    return GRADD_OK;
+}
+
+gradd_status_t session_authorize(session_table_t *table, const uint8_t *token, size_t token_bytes,
+                                 const session_caller_t *caller, session_t **out_session) {
+    for (int i = 0; i < table->n; i++) {
+        session_t *session = table->sessions[i];
+        if (session->state != SESSION_LIVE || session->n_route != caller->route_bytes ||
+            memcmp(session->route, caller->route, caller->route_bytes) != 0)
+            continue;
+        if (token_bytes != SESSION_KEY_BYTES || !same_key(session->token, token) ||
+            session->uid != caller->uid)
+            break;
+        *out_session = session;
+        return GRADD_OK;
+    }
+    return GRADD_FAIL(SESSION, "unknown or foreign session: attach again");
+}
+
+session_t *session_by_number(session_table_t *table, uint32_t number) {
+    for (int i = 0; i < table->n; i++)
+        if (table->sessions[i]->number == number) return table->sessions[i];
+    return NULL;
+}
+
+gradd_status_t session_order(const session_t *session, uint64_t q, session_order_t *out_order) {
+    if (q > session->q_taken) {
+        if (session->lane.length >= SESSION_MAX_WAITING)
+            return GRADD_FAIL(LIMIT, "%d requests of this session wait, the limit",
+                              SESSION_MAX_WAITING);
+        *out_order = SESSION_RUN;
+        return GRADD_OK;
+    }
+    if (q > session->q_done) {
+        *out_order = SESSION_WAIT;
+        return GRADD_OK;
+    }
+    if (q == session->q_done && session->last_reply) {
+        *out_order = SESSION_REPEAT;
+        return GRADD_OK;
+    }
+    return GRADD_FAIL(SESSION, "request %llu comes after request %llu was finished",
+                      (unsigned long long)q, (unsigned long long)session->q_done);
+}
+
+void session_take(session_t *session, uint64_t q) {
+    session->q_taken = q;
+    session->n_requests++;
+    session->active_ms = session_now_ms();
+}
+
+void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_t bytes) {
+    uint8_t *copy = realloc(session->last_reply, bytes ? bytes : 1);
+    session->q_done = q;
+    session->active_ms = session_now_ms();
+    if (!copy) {
+        free(session->last_reply);
+        session->last_reply = NULL;
+        session->last_reply_bytes = 0;
+        return;
+    }
+    memcpy(copy, reply, bytes);
+    session->last_reply = copy;
+    session->last_reply_bytes = bytes;
+}
+
+const char *session_state_name(const session_t *session) {
+    if (session->state == SESSION_CLOSING) return "closing";
+    if (session->state != SESSION_LIVE) return "connecting";
+    if (session->stalled_ms) return "stalled";
+    if (atomic_load(&session->counts.running)) return "running";
+    return session->lane.length > 0 ? "queued" : "idle";
+}

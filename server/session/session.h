@@ -1,0 +1,127 @@
+/* Sessions: who is connected, with which identity, memory, token and sequence of requests.
+ *
+ * A session is born when a client connects to the control socket and lives as long as that
+ * connection, the process at its other end, or until `detach`. Its lease holds the segments and the
+ * pidfd; the one-time nonce binds the ZeroMQ side; from then on a request must carry the token and
+ * come from the same uid and the same ZeroMQ connection.
+ *
+ * This module, with control.c, knows descriptors and identities and nothing of the engine: what the
+ * engine keeps for a session hangs on `objects`, opaque here. Everything belongs to the I/O thread
+ * except the fields marked otherwise.
+ */
+#ifndef GRADD_SERVER_SESSION_H
+#define GRADD_SERVER_SESSION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "server/session/queue.h"
+#include "shm/lease.h"
+#include "shm/status.h"
+
+#define SESSION_KEY_BYTES      16
+#define SESSION_ROUTE_BYTES    255
+#define SESSION_CLIENT_BYTES   64
+#define SESSION_MAX            256 /* connections at once */
+#define SESSION_MAX_OF_PROCESS 64
+#define SESSION_MAX_SURPLUS    32 /* beyond these two limits: they hear of it and go */
+#define SESSION_MAX_SEGMENTS   512
+#define SESSION_MAX_WAITING    64           /* requests of one session */
+#define SESSION_MAX_PAYLOAD    (256u << 20) /* bytes of payload frames that wait, per session */
+
+typedef enum session_state_e {
+    SESSION_NEW,     /* connected */
+    SESSION_GREETED, /* hello was answered: a nonce is out */
+    SESSION_LIVE,    /* attached */
+    SESSION_CLOSING, /* the engine is giving its things back */
+} session_state_t;
+
+/* Written by the engine thread, read for `ps`. */
+typedef struct session_counts_s {
+    atomic_int graphs, plans, runs, bindings, tensors;
+    atomic_llong arena_bytes;
+    atomic_bool running;
+} session_counts_t;
+
+typedef struct session_s {
+    uint32_t number; /* never used twice in the life of a daemon */
+    session_state_t state;
+    gradd_lease_t *lease; /* Owned; its table is also the engine's */
+    int control;          /* Owned: the connection; -1 once closed */
+    pid_t pid;
+    uid_t uid;
+    char client[SESSION_CLIENT_BYTES];
+    uint8_t nonce[SESSION_KEY_BYTES], token[SESSION_KEY_BYTES];
+    uint8_t route[SESSION_ROUTE_BYTES];
+    uint8_t n_route; /* 0 before attach */
+    uint64_t q_taken, q_done;
+    uint8_t *last_reply; /* Owned: the reply to q_done */
+    size_t last_reply_bytes;
+    lane_t lane; /* Shared with the engine through queue.h */
+    uint64_t payload_bytes;
+    uint64_t n_requests;
+    int n_pending; /* requests in the lane, with the engine, or not answered yet */
+    bool late;     /* connected while the daemon was ending: its hello is refused */
+    bool surplus;  /* one connection too many: its hello is refused, and then it is closed */
+    int64_t born_ms, active_ms;
+    int64_t stalled_ms;      /* since when its replies cannot be sent; 0 = they can */
+    const char *end_reason;  /* for the log */
+    volatile int cancel;     /* read by the engine thread at every node boundary */
+    session_counts_t counts; /* written by the engine thread */
+    void *objects;           /* the engine thread's, see worker.h */
+} session_t;
+
+typedef struct session_table_s {
+    session_t *sessions[SESSION_MAX + SESSION_MAX_SURPLUS];
+    int n;         /* with these: */
+    int n_surplus; /* see session_t */
+    uint32_t n_born;
+} session_table_t;
+
+/* Takes over `control` (closed on failure). accepted_ticks as for gradd_peer_identify. Fails with
+ * LIMIT, STALE, SESSION (a foreign uid), NOMEM. */
+gradd_status_t session_create(session_table_t *table, int control, uint64_t accepted_ticks,
+                              uid_t allowed_uid, session_t **out_session);
+/* The engine must be done with it. Unmaps its segments. */
+void session_destroy(session_table_t *table, session_t *session);
+
+/* Draws a new nonce; the former one is void. Fails with IO. */
+gradd_status_t session_greet(session_t *session, const char *client, size_t client_bytes);
+/* Who speaks on the command channel. */
+typedef struct session_caller_s {
+    uid_t uid;
+    const uint8_t *route;
+    size_t route_bytes;
+} session_caller_t;
+
+/* Finds the session that this nonce was given to, uses the nonce up, draws the token and binds the
+ * session to the caller's route. Fails with SESSION, IO. */
+gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size_t nonce_bytes,
+                              const session_caller_t *caller, session_t **out_session);
+/* The live session of the caller whose token this is. Fails with SESSION, without a hint why. */
+gradd_status_t session_authorize(session_table_t *table, const uint8_t *token, size_t token_bytes,
+                                 const session_caller_t *caller, session_t **out_session);
+session_t *session_by_number(session_table_t *table, uint32_t number);
+
+typedef enum session_order_e {
+    SESSION_RUN,    /* a new request */
+    SESSION_REPEAT, /* answer with the stored reply */
+    SESSION_WAIT,   /* the same request is on its way: say nothing, one reply will come */
+} session_order_t;
+
+/* Decides what to do with sequence number q. Fails with SESSION for one that was answered long ago,
+ * LIMIT when too many wait. */
+gradd_status_t session_order(const session_t *session, uint64_t q, session_order_t *out_order);
+/* Remembers a new request that is carried out. One that is refused before is not remembered, and
+ * its reply is not kept: earlier requests may be in progress still, whose replies are yet to come,
+ * and sent again it is looked at again. */
+void session_take(session_t *session, uint64_t q);
+/* Keeps a copy of the reply to q. Without memory the reply is simply not repeatable. */
+void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_t bytes);
+
+const char *session_state_name(const session_t *session);
+int64_t session_now_ms(void);
+
+#endif
