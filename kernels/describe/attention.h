@@ -1,6 +1,8 @@
-/* Attention's numbers: what the attributes and ranges of its operators mean.
+/* The contract of FusedAttention and FusedAttentionGrad: the order of operands and results, the
+ * names of attributes, and what their numbers mean.
  *
- * Passes write them, every device's kernels read them. The operators are in
+ * Passes and live rows write these nodes, gradient rule and expansion rewrite them, every device's
+ * kernels read them: all of them use these names. The mathematics is in
  * kernels/ops/attention/attention.c.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_ATTENTION_H
@@ -12,6 +14,52 @@
 extern "C" {
 #endif
 
+/* Operands of FusedAttention; those from MASK on may be absent. */
+enum {
+    GRADD_ATTN_Q,
+    GRADD_ATTN_K,
+    GRADD_ATTN_V,
+    GRADD_ATTN_MASK,
+    GRADD_ATTN_BIAS,
+    GRADD_ATTN_RANGES,
+    GRADD_ATTN_SINKS,
+    GRADD_ATTN_ROWS,     /* numbers of the live rows that q holds */
+    GRADD_ATTN_KEY_ROWS, /* the same of k and v */
+    GRADD_ATTN_INPUTS
+};
+enum { GRADD_ATTN_Y, GRADD_ATTN_STATS, GRADD_ATTN_OUTPUTS };
+
+/* Operands of FusedAttentionGrad; those from MASK on may be absent. */
+enum {
+    GRADD_ATTN_GRAD_DY,
+    GRADD_ATTN_GRAD_Q,
+    GRADD_ATTN_GRAD_K,
+    GRADD_ATTN_GRAD_V,
+    GRADD_ATTN_GRAD_Y,
+    GRADD_ATTN_GRAD_STATS,
+    GRADD_ATTN_GRAD_MASK,
+    GRADD_ATTN_GRAD_BIAS,
+    GRADD_ATTN_GRAD_RANGES,
+    GRADD_ATTN_GRAD_ROWS,
+    GRADD_ATTN_GRAD_KEY_ROWS,
+    GRADD_ATTN_GRAD_INPUTS
+};
+enum { GRADD_ATTN_DQ, GRADD_ATTN_DK, GRADD_ATTN_DV, GRADD_ATTN_DBIAS, GRADD_ATTN_GRAD_OUTPUTS };
+
+/* Attributes of both, all optional. */
+#define GRADD_ATTN_SCALE         "scale"         /* float, 1 */
+#define GRADD_ATTN_SOFTCAP       "softcap"       /* float, 0 = none */
+#define GRADD_ATTN_DROPOUT       "dropout"       /* float, a probability */
+#define GRADD_ATTN_FILL          "fill"          /* float: the score of a masked key */
+#define GRADD_ATTN_HIDES         "hides"         /* bits, see below */
+#define GRADD_ATTN_ZERO          "zero"          /* 1: a query without keys gives zero */
+#define GRADD_ATTN_LAYOUT        "layout"        /* bits, see below */
+#define GRADD_ATTN_SUNK          "sunk"          /* of the gradient: stats hold sinks */
+#define GRADD_ATTN_NODE          "node"          /* coordinate of the random numbers */
+#define GRADD_ATTN_POSITIONS     "positions"     /* of a sequence, with ROWS */
+#define GRADD_ATTN_KEY_POSITIONS "key_positions" /* of a sequence of keys; as POSITIONS */
+#define GRADD_ATTN_ATTRS         11              /* how many there are */
+
 /* Three numbers per query: first and one past the last key that the mask allows, and one of these.
  * A query without any key has the range [0, n_k). */
 enum {
@@ -20,8 +68,9 @@ enum {
     GRADD_ATTN_NONE = 2, /* nothing is allowed */
 };
 
-/* What a mask takes away from a masked key. Its score is `fill` plus what is left, and what is left
- * gets a gradient. A product that is left is absorbed by the fill and not looked at.
+/* Bits of HIDES: what a mask takes away from a masked key. Its score is `fill` plus what is left,
+ * and what is left gets a gradient. A product that is left is absorbed by the fill and not looked
+ * at.
  *
  *   both     Where(mask, qk + bias, fill)
  *   score    Where(mask, qk, fill) + bias
@@ -42,12 +91,13 @@ enum {
  * clearly higher. */
 #define GRADD_ATTN_MASKED (-1e30)
 
-/* Bits of the operators' attribute `layout`: what is [B, positions, heads, width]. */
+/* Bits of LAYOUT: what is [B, positions, heads, width]. */
 enum {
     GRADD_ATTN_Q_TURNED = 1,
     GRADD_ATTN_K_TURNED = 2,
     GRADD_ATTN_V_TURNED = 4,
     GRADD_ATTN_Y_TURNED = 8,
+    GRADD_ATTN_ALL_TURNED = 15,
 };
 
 /* The row's expansion (kernels/describe/attention_expand.c): products, a softmax and what lies

@@ -5,8 +5,9 @@
 
 enum { HIDES_BOTH = GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS };
 
-const gradd_attn_places_t gradd_attn_forward_at = {0, 1, 2, 3, 4, 5, 7, 8},
-                          gradd_attn_backward_at = {1, 2, 3, 6, 7, 8, 9, 10};
+#define PLACES(of) {of##Q, of##K, of##V, of##MASK, of##BIAS, of##RANGES, of##ROWS, of##KEY_ROWS}
+const gradd_attn_places_t gradd_attn_forward_at = PLACES(GRADD_ATTN_),
+                          gradd_attn_backward_at = PLACES(GRADD_ATTN_GRAD_);
 
 bool gradd_attn_given(const gradd_view_t *in, int n_in, int i) {
     return i < n_in && in[i].type.dtype != GRADD_DT_NONE;
@@ -43,11 +44,11 @@ void gradd_attn_describe_sizes(gradd_attn_t *p, const gradd_view_t *in,
 }
 
 static gradd_attn_drop_t describe_drop(const gradd_launch_t *r) {
-    double ratio = gradd_attr_float(r->attrs, "dropout", 0);
+    double ratio = gradd_attr_float(r->attrs, GRADD_ATTN_DROPOUT, 0);
     return (gradd_attn_drop_t){
         .active = ratio > 0 && !r->dropout_off,
         .seed = r->seed,
-        .node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node),
+        .node = (uint64_t)gradd_attr_int(r->attrs, GRADD_ATTN_NODE, (int64_t)r->node),
         .limit = (uint64_t)(ratio * 0x1p32),
         .scale = ratio < 1 ? 1 / (1 - ratio) : 0,
     };
@@ -55,21 +56,21 @@ static gradd_attn_drop_t describe_drop(const gradd_launch_t *r) {
 
 void gradd_attn_describe(gradd_attn_t *p, const gradd_view_t *in, int n_in,
                          const gradd_attn_places_t *at, gradd_attrs_t attrs) {
-    *p = (gradd_attn_t){.scale = gradd_attr_float(attrs, "scale", 1),
-                        .softcap = gradd_attr_float(attrs, "softcap", 0),
-                        .fill = gradd_attr_float(attrs, "fill", -FLT_MAX),
-                        .hides = (int)gradd_attr_int(attrs, "hides", HIDES_BOTH),
-                        .zero = gradd_attr_int(attrs, "zero", 0),
-                        .sunk = gradd_attr_int(attrs, "sunk", 0)};
+    *p = (gradd_attn_t){.scale = gradd_attr_float(attrs, GRADD_ATTN_SCALE, 1),
+                        .softcap = gradd_attr_float(attrs, GRADD_ATTN_SOFTCAP, 0),
+                        .fill = gradd_attr_float(attrs, GRADD_ATTN_FILL, -FLT_MAX),
+                        .hides = (int)gradd_attr_int(attrs, GRADD_ATTN_HIDES, HIDES_BOTH),
+                        .zero = gradd_attr_int(attrs, GRADD_ATTN_ZERO, 0),
+                        .sunk = gradd_attr_int(attrs, GRADD_ATTN_SUNK, 0)};
     if (at == &gradd_attn_forward_at && gradd_attn_given(in, n_in, GRADD_ATTN_SINKS))
         p->sinks = in[GRADD_ATTN_SINKS].data, p->sunk = true;
-    gradd_attn_describe_sizes(p, in, at, gradd_attr_int(attrs, "layout", 0));
+    gradd_attn_describe_sizes(p, in, at, gradd_attr_int(attrs, GRADD_ATTN_LAYOUT, 0));
     if (p->dtype != GRADD_DT_F64) p->fill = (double)(float)p->fill; /* maybe infinite */
     if (gradd_attn_given(in, n_in, at->mask)) p->mask = gradd_attn_extra_of(&in[at->mask]);
     if (gradd_attn_given(in, n_in, at->bias)) p->bias = gradd_attn_extra_of(&in[at->bias]);
     if (gradd_attn_given(in, n_in, at->ranges)) p->range = gradd_attn_extra_of(&in[at->ranges]);
-    p->rows.positions = gradd_attr_int(attrs, "positions", 1);
-    p->rows.key_positions = gradd_attr_int(attrs, "key_positions", p->rows.positions);
+    p->rows.positions = gradd_attr_int(attrs, GRADD_ATTN_POSITIONS, 1);
+    p->rows.key_positions = gradd_attr_int(attrs, GRADD_ATTN_KEY_POSITIONS, p->rows.positions);
 }
 
 static void *output(const gradd_launch_t *r, int j) {
@@ -79,22 +80,23 @@ static void *output(const gradd_launch_t *r, int j) {
 gradd_attn_t gradd_attn_of_forward(const gradd_launch_t *r) {
     gradd_attn_t p;
     gradd_attn_describe(&p, r->in, r->n_in, &gradd_attn_forward_at, r->attrs);
-    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
-    p.stats = output(r, 1);
+    p.y = side_of(&r->out[GRADD_ATTN_Y],
+                  gradd_attr_int(r->attrs, GRADD_ATTN_LAYOUT, 0) & GRADD_ATTN_Y_TURNED);
+    p.stats = output(r, GRADD_ATTN_STATS);
     p.drop = describe_drop(r);
     return p;
 }
 
 gradd_attn_t gradd_attn_of_backward(const gradd_launch_t *r) {
-    const int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
+    const int64_t layout = gradd_attr_int(r->attrs, GRADD_ATTN_LAYOUT, 0);
     gradd_attn_t p;
     gradd_attn_describe(&p, r->in, r->n_in, &gradd_attn_backward_at, r->attrs);
-    p.dy = side_of(&r->in[0], layout & GRADD_ATTN_Y_TURNED);
+    p.dy = side_of(&r->in[GRADD_ATTN_GRAD_DY], layout & GRADD_ATTN_Y_TURNED);
     p.y = side_of(&r->in[GRADD_ATTN_GRAD_Y], layout & GRADD_ATTN_Y_TURNED);
     p.stats = r->in[GRADD_ATTN_GRAD_STATS].data;
     p.dq = p.q, p.dk = p.k, p.dv = p.v;
-    p.dq.data = output(r, 0), p.dk.data = output(r, 1), p.dv.data = output(r, 2);
-    p.dbias = output(r, 3);
+    p.dq.data = output(r, GRADD_ATTN_DQ), p.dk.data = output(r, GRADD_ATTN_DK);
+    p.dv.data = output(r, GRADD_ATTN_DV), p.dbias = output(r, GRADD_ATTN_DBIAS);
     p.drop = describe_drop(r);
     return p;
 }
@@ -123,9 +125,9 @@ int64_t gradd_attn_row_limit(const gradd_attn_t *p, const gradd_view_t *in,
 static void count_pairs(const gradd_infer_t *c, const gradd_attn_places_t *at, bool backward,
                         gradd_cost_t *cost) {
     gradd_attn_t p = {0};
-    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
-    const int64_t own = gradd_attr_int(c->attrs, "positions", p.n_k);
-    const int64_t positions = gradd_attr_int(c->attrs, "key_positions", own);
+    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, GRADD_ATTN_LAYOUT, 0));
+    const int64_t own = gradd_attr_int(c->attrs, GRADD_ATTN_POSITIONS, p.n_k);
+    const int64_t positions = gradd_attr_int(c->attrs, GRADD_ATTN_KEY_POSITIONS, own);
     const int64_t keys = positions < p.n_k ? positions : p.n_k;
     double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)keys;
     double d = (double)p.d, d_v = (double)p.d_v;

@@ -57,13 +57,11 @@ typedef struct gradd_attn_s {
     int threads;            /* at most so many work; 0 = as many as the process may use */
 } gradd_attn_t;
 
-/* Places of the operands. */
+/* Places of the operands that both have. */
 typedef struct gradd_attn_places_s {
     int q, k, v, mask, bias, ranges, rows, key_rows;
 } gradd_attn_places_t;
 extern const gradd_attn_places_t gradd_attn_forward_at, gradd_attn_backward_at;
-enum { GRADD_ATTN_SINKS = 6, GRADD_ATTN_MOST_IN = 9 }; /* forward only */
-enum { GRADD_ATTN_GRAD_Y = 4, GRADD_ATTN_GRAD_STATS = 5, GRADD_ATTN_GRAD_MOST_IN = 11 };
 
 bool gradd_attn_given(const gradd_view_t *in, int n_in, int i);
 /* Type, sizes, and the sides of q, k and v. */

@@ -11,8 +11,6 @@
 
 #include "kernels/rules/rules.h"
 
-enum { Q, K, V, MASK, BIAS, RANGES, SINKS, ROWS, KEY_ROWS };
-
 typedef struct attention_parts_s {
     gradd_builder_t *b;
     const gradd_expand_t *x;
@@ -44,10 +42,10 @@ gradd_val_t gradd_attention_repeat(gradd_builder_t *b, gradd_val_t v, int64_t he
 
 static gradd_val_t product(const attention_parts_t *p, gradd_val_t q, gradd_val_t k) {
     gradd_builder_t *b = p->b;
-    const double cap = gradd_attr_float(p->x->attrs, "softcap", 0);
+    const double cap = gradd_attr_float(p->x->attrs, GRADD_ATTN_SOFTCAP, 0);
     k = gradd_transpose(b, k, (int64_t[]){0, 1, 3, 2}, 4);
     gradd_val_t s = GRADD_EMIT(b, "MatMul", q, k);
-    s = gradd_scaled(b, s, gradd_attr_float(p->x->attrs, "scale", 1));
+    s = gradd_scaled(b, s, gradd_attr_float(p->x->attrs, GRADD_ATTN_SCALE, 1));
     if (cap != 0) s = gradd_scaled(b, GRADD_EMIT(b, "Tanh", gradd_scaled(b, s, 1 / cap)), cap);
     return s;
 }
@@ -100,7 +98,7 @@ static gradd_val_t dropped(const attention_parts_t *p, gradd_val_t v) {
     static const gradd_type_t flag = {.dtype = GRADD_DT_BOOL};
     static const uint8_t yes = 1;
     gradd_builder_t *b = p->b;
-    const double ratio = gradd_attr_float(p->x->attrs, "dropout", 0);
+    const double ratio = gradd_attr_float(p->x->attrs, GRADD_ATTN_DROPOUT, 0);
     if (ratio <= 0 || b->status) return v;
     gradd_val_t p_of = gradd_const_scalar(b, GRADD_DT_F64, ratio), on = b->constant(b, &flag, &yes);
     return GRADD_EMIT(b, "Dropout", v, p_of, on);
@@ -165,45 +163,47 @@ static gradd_val_t picked(gradd_builder_t *b, gradd_val_t v, gradd_val_t at, int
 /* The bias of all rows for the live ones, [H, Q, N]. */
 static gradd_val_t bias_of_rows(const gradd_expand_t *x, gradd_val_t bias, int64_t heads) {
     gradd_builder_t *b = x->b;
-    const int64_t n = gradd_attr_int(x->attrs, "positions", 1);
-    const int64_t n_k = gradd_attr_int(x->attrs, "key_positions", n);
+    const int64_t n = gradd_attr_int(x->attrs, GRADD_ATTN_POSITIONS, 1);
+    const int64_t n_k = gradd_attr_int(x->attrs, GRADD_ATTN_KEY_POSITIONS, n);
     const gradd_type_t t = *gradd_val_type(b, bias);
     const int64_t sequences = t.rank == 4 ? t.dims[0] : 1, all[4] = {sequences, heads, n, n_k};
     const int64_t flat[3] = {sequences * n, heads, n_k};
-    gradd_val_t keys = input(x, KEY_ROWS) == GRADD_NONE ? input(x, ROWS) : input(x, KEY_ROWS);
+    gradd_val_t keys = input(x, GRADD_ATTN_KEY_ROWS) == GRADD_NONE ? input(x, GRADD_ATTN_ROWS)
+                                                                   : input(x, GRADD_ATTN_KEY_ROWS);
     if (b->status) return GRADD_NONE;
     bias = GRADD_EMIT(b, "Expand", bias, gradd_const_i64s(b, all, 4));
     bias = gradd_transpose(b, bias, (int64_t[]){0, 2, 1, 3}, 4);
     bias = gradd_reshape_to(b, bias, flat, 3);
-    bias = picked(b, bias, numbers_of(b, input(x, ROWS), sequences > 1 ? 0 : n), 0);
+    bias = picked(b, bias, numbers_of(b, input(x, GRADD_ATTN_ROWS), sequences > 1 ? 0 : n), 0);
     bias = picked(b, bias, numbers_of(b, keys, n_k), 2);
     return gradd_transpose(b, bias, (int64_t[]){1, 0, 2}, 3);
 }
 
 static attention_parts_t read_parts(const gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
-    attention_parts_t p = {
-        .b = b,
-        .x = x,
-        .mask = input(x, MASK),
-        .bias = input(x, BIAS),
-        .sinks = input(x, SINKS),
-        .any = GRADD_NONE,
-        .layout = gradd_attr_int(x->attrs, "layout", 0),
-        .hides = gradd_attr_int(x->attrs, "hides", GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS),
-        .fill = gradd_attr_float(x->attrs, "fill", -FLT_MAX)};
-    const gradd_type_t q = *gradd_val_type(b, x->in[Q]), k = *gradd_val_type(b, x->in[K]);
+    attention_parts_t p = {.b = b,
+                           .x = x,
+                           .mask = input(x, GRADD_ATTN_MASK),
+                           .bias = input(x, GRADD_ATTN_BIAS),
+                           .sinks = input(x, GRADD_ATTN_SINKS),
+                           .any = GRADD_NONE,
+                           .layout = gradd_attr_int(x->attrs, GRADD_ATTN_LAYOUT, 0),
+                           .hides = gradd_attr_int(x->attrs, GRADD_ATTN_HIDES,
+                                                   GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS),
+                           .fill = gradd_attr_float(x->attrs, GRADD_ATTN_FILL, -FLT_MAX)};
+    const gradd_type_t q = *gradd_val_type(b, x->in[GRADD_ATTN_Q]),
+                       k = *gradd_val_type(b, x->in[GRADD_ATTN_K]);
     p.wide = q.dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32;
     if (p.wide == GRADD_DT_F32) p.fill = (double)(float)p.fill;
     p.heads = q.dims[p.layout & GRADD_ATTN_Q_TURNED ? 2 : 1];
     p.n_k = k.dims[p.layout & GRADD_ATTN_K_TURNED ? 1 : 2];
-    if (p.mask == GRADD_NONE && input(x, RANGES) != GRADD_NONE)
-        p.mask = mask_of_ranges(b, input(x, RANGES), p.n_k);
-    if (p.bias != GRADD_NONE && input(x, ROWS) != GRADD_NONE)
+    if (p.mask == GRADD_NONE && input(x, GRADD_ATTN_RANGES) != GRADD_NONE)
+        p.mask = mask_of_ranges(b, input(x, GRADD_ATTN_RANGES), p.n_k);
+    if (p.bias != GRADD_NONE && input(x, GRADD_ATTN_ROWS) != GRADD_NONE)
         p.bias = bias_of_rows(x, p.bias, p.heads);
     p.bias = gradd_wide(b, p.bias);
     p.sinks = gradd_wide(b, p.sinks);
-    if (p.mask != GRADD_NONE && gradd_attr_int(x->attrs, "zero", 0)) {
+    if (p.mask != GRADD_NONE && gradd_attr_int(x->attrs, GRADD_ATTN_ZERO, 0)) {
         const int rank = gradd_val_type(b, p.mask)->rank;
         gradd_val_t most =
             gradd_reduce_from(b, "ReduceMax", gradd_cast(b, p.mask, GRADD_DT_I32), rank - 1);
@@ -217,19 +217,20 @@ gradd_status_t gradd_attention_expand(gradd_expand_t *x) {
     const attention_parts_t p = read_parts(x);
     const gradd_attr_t axis = gradd_make_int("axis", -1);
     if (b->status) return b->status;
-    if (input(x, ROWS) != GRADD_NONE && gradd_attr_float(x->attrs, "dropout", 0) > 0)
+    if (input(x, GRADD_ATTN_ROWS) != GRADD_NONE &&
+        gradd_attr_float(x->attrs, GRADD_ATTN_DROPOUT, 0) > 0)
         return GRADD_FAIL(UNSUPPORTED, "dropout among live rows has no expansion");
-    gradd_val_t q = turned(&p, gradd_wide(b, x->in[Q]), GRADD_ATTN_Q_TURNED);
-    gradd_val_t k = turned(&p, gradd_wide(b, x->in[K]), GRADD_ATTN_K_TURNED);
-    gradd_val_t v = turned(&p, gradd_wide(b, x->in[V]), GRADD_ATTN_V_TURNED);
+    gradd_val_t q = turned(&p, gradd_wide(b, x->in[GRADD_ATTN_Q]), GRADD_ATTN_Q_TURNED);
+    gradd_val_t k = turned(&p, gradd_wide(b, x->in[GRADD_ATTN_K]), GRADD_ATTN_K_TURNED);
+    gradd_val_t v = turned(&p, gradd_wide(b, x->in[GRADD_ATTN_V]), GRADD_ATTN_V_TURNED);
     k = gradd_attention_repeat(b, k, p.heads);
     v = gradd_attention_repeat(b, v, p.heads);
     gradd_val_t s = with_sinks(&p, in_rows(&p, masked(&p, product(&p, q, k)), 0));
     gradd_val_t share = gradd_emit_attrs(b, "Softmax", &s, 1, &axis, 1);
     if (p.sinks != GRADD_NONE) share = gradd_slice(b, share, 3, 0, p.n_k, 1);
     gradd_val_t y = in_rows(&p, GRADD_EMIT(b, "MatMul", dropped(&p, share), v), 0);
-    x->out[0] =
-        gradd_cast(b, turned(&p, y, GRADD_ATTN_Y_TURNED), gradd_val_type(b, x->in[Q])->dtype);
-    if (x->n_out > 1) x->out[1] = statistics(&p, s);
+    x->out[GRADD_ATTN_Y] = gradd_cast(b, turned(&p, y, GRADD_ATTN_Y_TURNED),
+                                      gradd_val_type(b, x->in[GRADD_ATTN_Q])->dtype);
+    if (x->n_out > GRADD_ATTN_STATS) x->out[GRADD_ATTN_STATS] = statistics(&p, s);
     return b->status;
 }

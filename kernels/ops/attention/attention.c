@@ -133,7 +133,7 @@ static gradd_status_t backward(const gradd_launch_t *r, bool pairs) {
     gradd_attn_t p = gradd_attn_of_backward(r);
     p.pairs = pairs;
     p.threads = r->threads;
-    if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
+    if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[GRADD_ATTN_DBIAS].type));
     GRADD_TRY(find_extras(&p, r, &gradd_attn_backward_at));
     return gradd_attn_backward(&p, r->workspace);
 }
@@ -147,7 +147,7 @@ static gradd_status_t compute_attention_grad_pairs(const gradd_launch_t *r) {
 
 static bool has_pairs(const gradd_infer_t *c, const gradd_attn_places_t *at) {
     gradd_attn_t p = {0};
-    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
+    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, GRADD_ATTN_LAYOUT, 0));
     return gradd_attn_pairs(&p);
 }
 static bool accepts_pairs(const gradd_infer_t *c) {
@@ -215,24 +215,24 @@ static bool is_range_alone(const gradd_type_t *ranges, const gradd_attn_t *p) {
 static bool bias_fits(const gradd_infer_t *c, const gradd_attn_places_t *at,
                       const gradd_attn_t *p) {
     const gradd_type_t *bias = &c->in[at->bias].type;
-    const int64_t positions = gradd_attr_int(c->attrs, "positions", 1);
+    const int64_t positions = gradd_attr_int(c->attrs, GRADD_ATTN_POSITIONS, 1);
     const int64_t sequences = bias->rank == 4 ? bias->dims[0] : 1;
     if (!gradd_attn_given(c->in, c->n_in, at->rows)) return broadcasts(bias, p);
     const int64_t want[4] = {sequences, p->heads, positions,
-                             gradd_attr_int(c->attrs, "key_positions", positions)};
+                             gradd_attr_int(c->attrs, GRADD_ATTN_KEY_POSITIONS, positions)};
     return sequences > 0 && broadcasts_to(bias, want);
 }
 
 static gradd_status_t check_lists(const gradd_infer_t *c, const gradd_attn_places_t *at,
                                   const gradd_attn_t *p) {
     const gradd_type_t q = {GRADD_DT_I64, 1, {p->n_q}}, k = {GRADD_DT_I64, 1, {p->n_k}};
-    const int64_t positions = gradd_attr_int(c->attrs, "positions", 0);
+    const int64_t positions = gradd_attr_int(c->attrs, GRADD_ATTN_POSITIONS, 0);
     if (!gradd_attn_given(c->in, c->n_in, at->rows)) return GRADD_OK;
     const int keys = gradd_attn_given(c->in, c->n_in, at->key_rows) ? at->key_rows : at->rows;
     if (!gradd_type_equal(&c->in[at->rows].type, &q) || p->batch != 1 || positions < 1)
         return misfit("the list of live rows", &c->in[at->rows].type);
     if (!gradd_type_equal(&c->in[keys].type, &k) ||
-        gradd_attr_int(c->attrs, "key_positions", positions) < 1)
+        gradd_attr_int(c->attrs, GRADD_ATTN_KEY_POSITIONS, positions) < 1)
         return misfit("the list of live keys", &c->in[keys].type);
     if (gradd_attn_given(c->in, c->n_in, at->mask) || !gradd_attn_given(c->in, c->n_in, at->ranges))
         return GRADD_FAIL(GRAPH, "attention: live rows have ranges and no mask");
@@ -271,7 +271,7 @@ static gradd_status_t check_extras(const gradd_infer_t *c, const gradd_attn_plac
 static gradd_status_t check_operands(const gradd_infer_t *c, const gradd_attn_places_t *at,
                                      gradd_attn_t *p) {
     const gradd_type_t *q = &c->in[at->q].type, *k = &c->in[at->k].type, *v = &c->in[at->v].type;
-    int64_t layout = gradd_attr_int(c->attrs, "layout", 0);
+    int64_t layout = gradd_attr_int(c->attrs, GRADD_ATTN_LAYOUT, 0);
     if (q->rank != 4) return misfit("q", q);
     if (k->rank != 4 || k->dtype != q->dtype) return misfit("k", k);
     if (v->rank != 4 || v->dtype != q->dtype) return misfit("v", v);
@@ -282,7 +282,7 @@ static gradd_status_t check_operands(const gradd_infer_t *c, const gradd_attn_pl
     if (v->dims[0] != p->batch || v->dims[layout & GRADD_ATTN_V_TURNED ? 2 : 1] != p->kv_heads ||
         v->dims[layout & GRADD_ATTN_V_TURNED ? 1 : 2] != p->n_k)
         return misfit("v", v);
-    double ratio = gradd_attr_float(c->attrs, "dropout", 0);
+    double ratio = gradd_attr_float(c->attrs, GRADD_ATTN_DROPOUT, 0);
     if (!(ratio >= 0 && ratio <= 1)) return GRADD_FAIL(GRAPH, "dropout ratio %g", ratio);
     return check_extras(c, at, p);
 }
@@ -303,26 +303,28 @@ static gradd_type_t stats_type(const gradd_attn_t *p) {
 static gradd_status_t infer_attention(gradd_infer_t *c) {
     gradd_attn_t p;
     GRADD_TRY(check_operands(c, &gradd_attn_forward_at, &p));
-    c->out[0] = result_type(&p, gradd_attr_int(c->attrs, "layout", 0));
-    if (c->n_out > 1) c->out[1] = stats_type(&p);
+    c->out[GRADD_ATTN_Y] = result_type(&p, gradd_attr_int(c->attrs, GRADD_ATTN_LAYOUT, 0));
+    if (c->n_out > GRADD_ATTN_STATS) c->out[GRADD_ATTN_STATS] = stats_type(&p);
     return GRADD_OK;
 }
 
 static gradd_status_t infer_attention_grad(gradd_infer_t *c) {
     gradd_attn_t p;
     GRADD_TRY(check_operands(c, &gradd_attn_backward_at, &p));
-    gradd_type_t y = result_type(&p, gradd_attr_int(c->attrs, "layout", 0)), stats = stats_type(&p);
-    if (!gradd_type_equal(&c->in[0].type, &y)) return misfit("dy", &c->in[0].type);
+    gradd_type_t y = result_type(&p, gradd_attr_int(c->attrs, GRADD_ATTN_LAYOUT, 0)),
+                 stats = stats_type(&p);
+    if (!gradd_type_equal(&c->in[GRADD_ATTN_GRAD_DY].type, &y))
+        return misfit("dy", &c->in[GRADD_ATTN_GRAD_DY].type);
     if (!gradd_type_equal(&c->in[GRADD_ATTN_GRAD_Y].type, &y))
         return misfit("y", &c->in[GRADD_ATTN_GRAD_Y].type);
     if (!gradd_type_equal(&c->in[GRADD_ATTN_GRAD_STATS].type, &stats))
         return misfit("stats", &c->in[GRADD_ATTN_GRAD_STATS].type);
-    for (int j = 0; j < 3 && j < c->n_out; j++)
-        c->out[j] = c->in[1 + j].type;
-    if (c->n_out > 3) {
-        if (!gradd_attn_given(c->in, c->n_in, gradd_attn_backward_at.bias))
+    for (int j = GRADD_ATTN_DQ; j <= GRADD_ATTN_DV && j < c->n_out; j++)
+        c->out[j] = c->in[GRADD_ATTN_GRAD_Q + j].type;
+    if (c->n_out > GRADD_ATTN_DBIAS) {
+        if (!gradd_attn_given(c->in, c->n_in, GRADD_ATTN_GRAD_BIAS))
             return GRADD_FAIL(GRAPH, "attention: a gradient of no bias");
-        c->out[3] = c->in[gradd_attn_backward_at.bias].type;
+        c->out[GRADD_ATTN_DBIAS] = c->in[GRADD_ATTN_GRAD_BIAS].type;
     }
     return GRADD_OK;
 }
@@ -341,19 +343,20 @@ static gradd_status_t infer_ranges(gradd_infer_t *c) {
 /* -sum over batches and rows of exp(sink - largest - logarithm) sum(dy y) */
 static gradd_val_t grad_sinks(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
-    const gradd_type_t stats = *gradd_val_type(b, g->output(g, 1));
+    const gradd_type_t stats = *gradd_val_type(b, g->output(g, GRADD_ATTN_STATS));
     const int64_t heads = stats.dims[1], all[2] = {0, 2}, last[1] = {-1}, halves[2] = {1, 1};
-    const bool turned = gradd_attr_int(g->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED;
+    const bool turned = gradd_attr_int(g->attrs, GRADD_ATTN_LAYOUT, 0) & GRADD_ATTN_Y_TURNED;
     const int64_t column[3] = {1, heads, 1}, rows[3] = {stats.dims[0], heads, stats.dims[3]};
     const int64_t swap[3] = {0, 2, 1};
     const gradd_attr_t to = gradd_make_int("to", stats.dtype), axis = gradd_make_int("axis", 2);
     const gradd_attr_t drop = gradd_make_int("keepdims", 0);
-    gradd_val_t dy = gradd_emit_attrs(b, "Cast", &g->dout[0], 1, &to, 1), y = g->output(g, 0);
+    gradd_val_t dy = gradd_emit_attrs(b, "Cast", &g->dout[GRADD_ATTN_Y], 1, &to, 1);
+    gradd_val_t y = g->output(g, GRADD_ATTN_Y);
     y = gradd_emit_attrs(b, "Cast", &y, 1, &to, 1);
     gradd_val_t sum[2] = {GRADD_EMIT(b, "Mul", dy, y), gradd_const_i64s(b, last, 1)};
     gradd_val_t delta = gradd_emit_attrs(b, "ReduceSum", sum, 2, &drop, 1), part[2];
     if (turned) delta = gradd_transpose(b, delta, swap, 3);
-    const gradd_val_t split[2] = {g->output(g, 1), gradd_const_i64s(b, halves, 2)};
+    const gradd_val_t split[2] = {g->output(g, GRADD_ATTN_STATS), gradd_const_i64s(b, halves, 2)};
     if (!b->status) b->status = b->emit(b, &(gradd_emit_t){"Split", split, 2, &axis, 1}, part, 2);
     if (b->status) return GRADD_NONE;
     gradd_val_t sink = gradd_reshape_to(b, g->in[GRADD_ATTN_SINKS], column, 3);
@@ -366,54 +369,62 @@ static gradd_val_t grad_sinks(gradd_grad_t *g) {
 
 static gradd_status_t grad_attention(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
-    gradd_attr_t attrs[12];
-    gradd_val_t in[GRADD_ATTN_GRAD_MOST_IN] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
-    int n_out = 0, n_attrs = 0, n_in = gradd_attn_backward_at.rows;
-    if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
+    gradd_attr_t attrs[GRADD_ATTN_ATTRS + 2];
+    gradd_val_t in[GRADD_ATTN_GRAD_INPUTS], out[GRADD_ATTN_GRAD_OUTPUTS];
+    int n_out = 0, n_attrs = 0, n_in = GRADD_ATTN_GRAD_ROWS;
+    if (g->n_out > GRADD_ATTN_STATS && g->dout[GRADD_ATTN_STATS] != GRADD_NONE)
         return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
-    for (int i = 0; i < 3; i++) {
-        if (g->need[i]) n_out = i + 1;
-        in[6 + i] = 3 + i < g->n_in ? g->in[3 + i] : GRADD_NONE;
+    for (int i = GRADD_ATTN_Q; i <= GRADD_ATTN_V; i++) {
+        if (g->need[i]) n_out = GRADD_ATTN_DQ + i + 1;
+        in[GRADD_ATTN_GRAD_Q + i] = g->in[i];
     }
-    if (g->n_in > 4 && g->need[4]) n_out = 4;
-    in[GRADD_ATTN_GRAD_Y] = g->output(g, 0);
-    in[GRADD_ATTN_GRAD_STATS] = g->output(g, 1);
-    if (b->status || g->dout[0] == GRADD_NONE) return b->status;
+    for (int i = GRADD_ATTN_MASK; i <= GRADD_ATTN_RANGES; i++)
+        in[GRADD_ATTN_GRAD_MASK + i - GRADD_ATTN_MASK] = i < g->n_in ? g->in[i] : GRADD_NONE;
+    const bool bias = g->n_in > GRADD_ATTN_BIAS && g->need[GRADD_ATTN_BIAS];
+    if (bias) n_out = GRADD_ATTN_GRAD_OUTPUTS;
+    in[GRADD_ATTN_GRAD_DY] = g->dout[GRADD_ATTN_Y];
+    in[GRADD_ATTN_GRAD_Y] = g->output(g, GRADD_ATTN_Y);
+    in[GRADD_ATTN_GRAD_STATS] = g->output(g, GRADD_ATTN_STATS);
+    if (b->status || g->dout[GRADD_ATTN_Y] == GRADD_NONE) return b->status;
     const bool sunk = g->n_in > GRADD_ATTN_SINKS && g->in[GRADD_ATTN_SINKS] != GRADD_NONE;
     if (sunk && g->need[GRADD_ATTN_SINKS]) g->din[GRADD_ATTN_SINKS] = grad_sinks(g);
     if (!n_out) return b->status;
-    for (int i = 0; i < g->attrs.n && n_attrs < 10; i++)
-        if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
-    attrs[n_attrs++] = gradd_make_int("sunk", sunk);
-    attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
-    for (int i = gradd_attn_forward_at.rows; i < g->n_in; i++)
+    for (int i = 0; i < g->attrs.n && n_attrs < GRADD_ATTN_ATTRS; i++)
+        if (strcmp(g->attrs.v[i].name, GRADD_ATTN_NODE)) attrs[n_attrs++] = g->attrs.v[i];
+    attrs[n_attrs++] = gradd_make_int(GRADD_ATTN_SUNK, sunk);
+    attrs[n_attrs++] = gradd_make_int(GRADD_ATTN_NODE,
+                                      gradd_attr_int(g->attrs, GRADD_ATTN_NODE, (int64_t)g->node));
+    for (int i = GRADD_ATTN_ROWS; i < g->n_in; i++)
         in[n_in++] = g->in[i];
     b->status =
         b->emit(b, &(gradd_emit_t){"FusedAttentionGrad", in, n_in, attrs, n_attrs}, out, n_out);
     if (b->status) return b->status;
-    for (int i = 0; i < 3; i++)
-        if (g->need[i]) g->din[i] = out[i];
-    if (n_out == 4) g->din[4] = out[3];
+    for (int i = GRADD_ATTN_Q; i <= GRADD_ATTN_V; i++)
+        if (g->need[i]) g->din[i] = out[GRADD_ATTN_DQ + i];
+    if (bias) g->din[GRADD_ATTN_BIAS] = out[GRADD_ATTN_DBIAS];
     return GRADD_OK;
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 #define ATTENTION_ATTRS                                                                            \
-    GRADD_ATTR_LIST({"scale", GRADD_ATTR_FLOAT, false}, {"softcap", GRADD_ATTR_FLOAT, false},      \
-                    {"dropout", GRADD_ATTR_FLOAT, false}, {"fill", GRADD_ATTR_FLOAT, false},       \
-                    {"hides", GRADD_ATTR_INT, false}, {"zero", GRADD_ATTR_INT, false},             \
-                    {"layout", GRADD_ATTR_INT, false}, {"sunk", GRADD_ATTR_INT, false},            \
-                    {"node", GRADD_ATTR_INT, false}, {"positions", GRADD_ATTR_INT, false},         \
-                    {"key_positions", GRADD_ATTR_INT, false})
+    GRADD_ATTR_LIST(                                                                               \
+        {GRADD_ATTN_SCALE, GRADD_ATTR_FLOAT, false},                                               \
+        {GRADD_ATTN_SOFTCAP, GRADD_ATTR_FLOAT, false},                                             \
+        {GRADD_ATTN_DROPOUT, GRADD_ATTR_FLOAT, false}, {GRADD_ATTN_FILL, GRADD_ATTR_FLOAT, false}, \
+        {GRADD_ATTN_HIDES, GRADD_ATTR_INT, false}, {GRADD_ATTN_ZERO, GRADD_ATTR_INT, false},       \
+        {GRADD_ATTN_LAYOUT, GRADD_ATTR_INT, false}, {GRADD_ATTN_SUNK, GRADD_ATTR_INT, false},      \
+        {GRADD_ATTN_NODE, GRADD_ATTR_INT, false}, {GRADD_ATTN_POSITIONS, GRADD_ATTR_INT, false},   \
+        {GRADD_ATTN_KEY_POSITIONS, GRADD_ATTR_INT, false})
 /* mask, bias and ranges */
 #define EXTRA_TYPES(floats) GRADD_T_BOOL, floats, GRADD_DTB(I32)
 
 GRADD_OPS(
     attention,
     GRADD_OP(
-        "FusedAttention", "com.gradd", 1, (3, GRADD_ATTN_MOST_IN), (1, 2),
-        .flags = GRADD_OP_INTERNAL | GRADD_OP_RANDOM | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
+        "FusedAttention", "com.gradd", 1, (GRADD_ATTN_MASK, GRADD_ATTN_INPUTS),
+        (1, GRADD_ATTN_OUTPUTS), .flags = GRADD_OP_INTERNAL | GRADD_OP_RANDOM | GRADD_OP_COSTLY,
+        .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT, GRADD_DTB(I64)},
         .infer = infer_attention, .grad = grad_attention, .expand = gradd_attention_expand,
@@ -525,7 +536,8 @@ GRADD_OPS(
                      "layout=15 positions=4 softcap=2.0 scale=0.2 -> 2",
              .grad_tol = -1})),
     GRADD_OP(
-        "FusedAttentionGrad", "com.gradd", 1, (6, GRADD_ATTN_GRAD_MOST_IN), (1, 4),
+        "FusedAttentionGrad", "com.gradd", 1, (GRADD_ATTN_GRAD_MASK, GRADD_ATTN_GRAD_INPUTS),
+        (1, GRADD_ATTN_GRAD_OUTPUTS),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
                   GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT), GRADD_DTB(I64)},

@@ -16,33 +16,36 @@ static bool given(const graph_node_t *n, int i) {
 }
 
 static bool bias_fits(live_t *l, const graph_node_t *n) {
-    if (!given(n, LIVE_BIAS) || n->in[LIVE_BIAS] == l->last_bias) return true;
-    if (!match_is_modest(l->g, n->in[LIVE_BIAS])) return false;
-    l->last_bias = n->in[LIVE_BIAS];
+    if (!given(n, GRADD_ATTN_BIAS) || n->in[GRADD_ATTN_BIAS] == l->last_bias) return true;
+    if (!match_is_modest(l->g, n->in[GRADD_ATTN_BIAS])) return false;
+    l->last_bias = n->in[GRADD_ATTN_BIAS];
     return true;
 }
 
 /* Whether lists of rows can take the place of the mask. */
 static bool may_have_lists(live_t *l, const graph_node_t *n) {
-    return gradd_attr_int(n->attrs, "layout", 0) == 15 && given(n, LIVE_MASK) &&
-           gradd_attr_float(n->attrs, "fill", -INFINITY) <= GRADD_ATTN_MASKED && bias_fits(l, n);
+    return gradd_attr_int(n->attrs, GRADD_ATTN_LAYOUT, 0) == GRADD_ATTN_ALL_TURNED &&
+           given(n, GRADD_ATTN_MASK) &&
+           gradd_attr_float(n->attrs, GRADD_ATTN_FILL, -INFINITY) <= GRADD_ATTN_MASKED &&
+           bias_fits(l, n);
 }
 
 static bool fits(live_t *l, const graph_node_t *n, live_set_t set) {
     const graph_t *g = l->g;
     const int64_t rows = live_rows_of(l, set);
-    const gradd_type_t *q = graph_type(g, n->in[0]), *k = graph_type(g, n->in[1]);
+    const gradd_type_t *q = graph_type(g, n->in[GRADD_ATTN_Q]);
+    const gradd_type_t *k = graph_type(g, n->in[GRADD_ATTN_K]);
     return may_have_lists(l, n) && q->dims[0] * q->dims[1] == rows && k->dims[0] == q->dims[0] &&
            k->dims[1] == q->dims[1] && rows < INT32_MAX;
 }
 
 static gradd_status_t find_spans(live_t *l, const graph_node_t *n, gradd_val_t *mask,
                                  gradd_val_t *out) {
-    const gradd_type_t *q = graph_type(l->g, n->in[0]);
+    const gradd_type_t *q = graph_type(l->g, n->in[GRADD_ATTN_Q]);
     match_spans_t s;
     bool known;
     *out = GRADD_NONE;
-    GRADD_TRY(match_spans(l->g, n->in[LIVE_MASK], q->dims[0], q->dims[1], &s, &known));
+    GRADD_TRY(match_spans(l->g, n->in[GRADD_ATTN_MASK], q->dims[0], q->dims[1], &s, &known));
     if (!known || s.keys == GRADD_NONE || s.segments != GRADD_NONE) return GRADD_OK;
     if (*mask != GRADD_NONE && *mask != s.keys) return GRADD_OK;
     *mask = s.keys;
@@ -52,7 +55,7 @@ static gradd_status_t find_spans(live_t *l, const graph_node_t *n, gradd_val_t *
 gradd_status_t live_attention(live_t *l, int32_t node, live_set_t set, bool *out_can) {
     *out_can = false;
     if (!fits(l, &l->g->nodes[node], set)) return GRADD_OK;
-    const gradd_val_t mask = l->g->nodes[node].in[LIVE_MASK];
+    const gradd_val_t mask = l->g->nodes[node].in[GRADD_ATTN_MASK];
     if (l->last_mask != mask || l->last_set != set) {
         l->last_mask = mask, l->last_set = set;
         GRADD_TRY(find_spans(l, &l->g->nodes[node], set == LIVE_SOURCE ? &l->source_mask : &l->mask,
@@ -107,7 +110,8 @@ static bool is_open(const match_spans_t *s) {
 
 gradd_status_t live_cross(live_t *l, int32_t node, bool *out_can) {
     const graph_node_t *n = &l->g->nodes[node];
-    const gradd_type_t *q = graph_type(l->g, n->in[0]), *k = graph_type(l->g, n->in[1]);
+    const gradd_type_t *q = graph_type(l->g, n->in[GRADD_ATTN_Q]);
+    const gradd_type_t *k = graph_type(l->g, n->in[GRADD_ATTN_K]);
     match_spans_t s;
     bool known;
     *out_can = false;
@@ -117,9 +121,10 @@ gradd_status_t live_cross(live_t *l, int32_t node, bool *out_can) {
     if (k->dims[0] * k->dims[1] >= INT32_MAX || l->loss.rows >= INT32_MAX || !k->dims[1] ||
         (l->source_positions && l->source_positions != k->dims[1]))
         return GRADD_OK;
-    if (q->dims[1] == k->dims[1] && !are_others(l->g, n->in[0], n->in[1])) return GRADD_OK;
+    if (q->dims[1] == k->dims[1] && !are_others(l->g, n->in[GRADD_ATTN_Q], n->in[GRADD_ATTN_K]))
+        return GRADD_OK;
     const int64_t positions = k->dims[1];
-    GRADD_TRY(match_spans(l->g, n->in[LIVE_MASK], q->dims[0], positions, &s, &known));
+    GRADD_TRY(match_spans(l->g, n->in[GRADD_ATTN_MASK], q->dims[0], positions, &s, &known));
     if (!known || s.keys == GRADD_NONE || !is_open(&s)) return GRADD_OK;
     if (l->source_mask != GRADD_NONE && l->source_mask != s.keys) return GRADD_OK;
     l->source_mask = s.keys, l->source_positions = positions;

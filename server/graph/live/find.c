@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/describe/attention.h"
 #include "server/graph/budget.h"
 #include "server/graph/live/live.h"
 #include "server/graph/match/match.h"
@@ -115,9 +116,9 @@ static void need_of_attention(live_t *l, int32_t id, live_set_t queries, live_se
     const graph_node_t *n = &l->g->nodes[id];
     l->at[id] = (uint8_t)queries;
     for (int i = 0; i < n->n_in; i++)
-        if (i < LIVE_MASK)
-            need(l, n->in[i], i ? keys : queries, 2);
-        else if (i >= LIVE_BIAS)
+        if (i < GRADD_ATTN_MASK)
+            need(l, n->in[i], i == GRADD_ATTN_Q ? queries : keys, 2);
+        else if (i >= GRADD_ATTN_BIAS)
             need(l, n->in[i], LIVE_ALL, 0);
 }
 

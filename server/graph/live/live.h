@@ -69,16 +69,6 @@ int64_t live_rows_of(const live_t *l, live_set_t set);
 bool live_rowwise(const live_t *l, const graph_node_t *n, live_set_t set, int lead,
                   graph_operands_t *o, gradd_rowwise_t *out);
 
-/* Operands of FusedAttention. */
-enum {
-    LIVE_MASK = 3,
-    LIVE_BIAS = 4,
-    LIVE_RANGES = 5,
-    LIVE_SINKS = 6,
-    LIVE_ROWS = 7,
-    LIVE_KEY_ROWS = 8
-};
-
 /* Looks at an attention: whether it may run over real rows alone, or over source rows. Then
  * l->mask, or l->source_mask, is the input of the model that hides padding, and l->spans of the
  * node a constant, i32[positions, 2]: what each position may look at beside that. All attentions

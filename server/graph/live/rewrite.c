@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/contract/registry.h"
+#include "kernels/describe/attention.h"
 #include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/live/live.h"
@@ -164,24 +165,26 @@ static gradd_status_t shrink_rowwise(rewrite_t *w, const graph_node_t *n, int le
  * are. */
 static gradd_status_t shrink_attention(rewrite_t *w, const graph_node_t *n, live_set_t set,
                                        gradd_val_t spans) {
-    enum { MOST_ATTRS = 12 };
-    gradd_val_t in[LIVE_ROWS + 1], out[GRADD_OP_MAX_OUT];
+    enum { MOST_ATTRS = GRADD_ATTN_ATTRS + 2 };
+    gradd_val_t in[GRADD_ATTN_ROWS + 1], out[GRADD_OP_MAX_OUT];
     gradd_attr_t attrs[MOST_ATTRS];
     const gradd_val_t ranges[2] = {w->lists[set], spans};
-    const bool biased = n->n_in > LIVE_BIAS && n->in[LIVE_BIAS] != GRADD_NONE;
-    int n_attrs = 0, n_in = LIVE_RANGES + 1;
-    for (int i = 0; i <= LIVE_ROWS; i++)
+    const bool biased = n->n_in > GRADD_ATTN_BIAS && n->in[GRADD_ATTN_BIAS] != GRADD_NONE;
+    int n_attrs = 0, n_in = GRADD_ATTN_RANGES + 1;
+    for (int i = 0; i <= GRADD_ATTN_ROWS; i++)
         in[i] = GRADD_NONE;
-    for (int i = 0; i < 3; i++)
+    for (int i = GRADD_ATTN_Q; i <= GRADD_ATTN_V; i++)
         GRADD_TRY(rows_of(w, n, n->in[i], set, 2, &in[i]));
-    GRADD_TRY(add_named(w, n, "RowRanges", ranges, (gradd_attrs_t){0}, &in[LIVE_RANGES]));
-    if (biased) in[LIVE_BIAS] = n->in[LIVE_BIAS];
-    if (n->n_in > LIVE_SINKS) in[LIVE_SINKS] = n->in[LIVE_SINKS], n_in = LIVE_SINKS + 1;
+    GRADD_TRY(add_named(w, n, "RowRanges", ranges, (gradd_attrs_t){0}, &in[GRADD_ATTN_RANGES]));
+    if (biased) in[GRADD_ATTN_BIAS] = n->in[GRADD_ATTN_BIAS];
+    if (n->n_in > GRADD_ATTN_SINKS)
+        in[GRADD_ATTN_SINKS] = n->in[GRADD_ATTN_SINKS], n_in = GRADD_ATTN_SINKS + 1;
     for (int i = 0; i < n->attrs.n && n_attrs + 1 < MOST_ATTRS; i++)
         attrs[n_attrs++] = n->attrs.v[i];
-    attrs[n_attrs++] = gradd_make_int("positions", graph_type(w->g, n->in[0])->dims[1]);
-    if (biased || gradd_attr_float(n->attrs, "dropout", 0) > 0)
-        in[LIVE_ROWS] = w->lists[set], n_in = LIVE_ROWS + 1;
+    attrs[n_attrs++] =
+        gradd_make_int(GRADD_ATTN_POSITIONS, graph_type(w->g, n->in[GRADD_ATTN_Q])->dims[1]);
+    if (biased || gradd_attr_float(n->attrs, GRADD_ATTN_DROPOUT, 0) > 0)
+        in[GRADD_ATTN_ROWS] = w->lists[set], n_in = GRADD_ATTN_ROWS + 1;
     GRADD_TRY(
         add(w, n,
             (graph_emit_t){
@@ -197,49 +200,50 @@ static gradd_status_t queries_of(rewrite_t *w, const graph_node_t *n, live_set_t
                                  gradd_val_t *out_list, gradd_val_t *out) {
     const int64_t rows = w->l->loss.rows;
     const gradd_type_t all = {GRADD_DT_I64, 1, {rows}};
-    gradd_type_t flat = *graph_type(w->g, n->in[0]);
+    gradd_type_t flat = *graph_type(w->g, n->in[GRADD_ATTN_Q]);
     *out_list = w->lists[set < LIVE_ALL ? set : LIVE_NONE];
-    if (set < LIVE_ALL) return rows_of(w, n, n->in[0], set, 2, out);
+    if (set < LIVE_ALL) return rows_of(w, n, n->in[GRADD_ATTN_Q], set, 2, out);
     int64_t *numbers = arena_array(w->g->arena, (size_t)rows, sizeof numbers[0]);
     if (!numbers) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     for (int64_t i = 0; i < rows; i++)
         numbers[i] = i;
     flat.dims[0] = 1, flat.dims[1] = rows;
     GRADD_TRY(graph_constant(w->g, &all, numbers, out_list));
-    return resize(w, n, "Reshape", n->in[0], &flat, out);
+    return resize(w, n, "Reshape", n->in[GRADD_ATTN_Q], &flat, out);
 }
 
 /* Ranges of source rows take the place of the mask of cross-attention. */
 static gradd_status_t shrink_cross(rewrite_t *w, const graph_node_t *n, live_set_t set) {
-    enum { MOST_ATTRS = 12 };
-    gradd_val_t in[LIVE_KEY_ROWS + 1], out[GRADD_OP_MAX_OUT], lists[2];
+    enum { MOST_ATTRS = GRADD_ATTN_ATTRS + 2 };
+    gradd_val_t in[GRADD_ATTN_INPUTS], out[GRADD_OP_MAX_OUT], lists[2];
     gradd_attr_t attrs[MOST_ATTRS];
-    const gradd_type_t whole = *graph_type(w->g, n->out[0]);
+    const gradd_type_t whole = *graph_type(w->g, n->out[GRADD_ATTN_Y]);
     int n_attrs = 0;
-    for (int i = 0; i <= LIVE_KEY_ROWS; i++)
-        in[i] = i >= LIVE_BIAS && i < n->n_in ? n->in[i] : GRADD_NONE;
-    GRADD_TRY(queries_of(w, n, set, &lists[0], &in[0]));
+    for (int i = 0; i < GRADD_ATTN_INPUTS; i++)
+        in[i] = i >= GRADD_ATTN_BIAS && i < n->n_in ? n->in[i] : GRADD_NONE;
+    GRADD_TRY(queries_of(w, n, set, &lists[0], &in[GRADD_ATTN_Q]));
     lists[1] = w->lists[LIVE_SOURCE];
-    for (int i = 1; i < 3; i++)
+    for (int i = GRADD_ATTN_K; i <= GRADD_ATTN_V; i++)
         GRADD_TRY(rows_of(w, n, n->in[i], LIVE_SOURCE, 2, &in[i]));
     const gradd_attr_t sizes[2] = {gradd_make_int("positions", w->l->loss.positions),
                                    gradd_make_int("other_positions", w->l->source_positions)};
-    GRADD_TRY(add_named(w, n, "CrossRanges", lists, (gradd_attrs_t){sizes, 2}, &in[LIVE_RANGES]));
+    GRADD_TRY(
+        add_named(w, n, "CrossRanges", lists, (gradd_attrs_t){sizes, 2}, &in[GRADD_ATTN_RANGES]));
     for (int i = 0; i < n->attrs.n && n_attrs + 2 < MOST_ATTRS; i++)
         attrs[n_attrs++] = n->attrs.v[i];
-    attrs[n_attrs++] = gradd_make_int("positions", w->l->loss.positions);
-    attrs[n_attrs++] = gradd_make_int("key_positions", w->l->source_positions);
-    in[LIVE_ROWS] = lists[0], in[LIVE_KEY_ROWS] = lists[1];
+    attrs[n_attrs++] = gradd_make_int(GRADD_ATTN_POSITIONS, w->l->loss.positions);
+    attrs[n_attrs++] = gradd_make_int(GRADD_ATTN_KEY_POSITIONS, w->l->source_positions);
+    in[GRADD_ATTN_ROWS] = lists[0], in[GRADD_ATTN_KEY_ROWS] = lists[1];
     const graph_emit_t e = {
         .op = n->op,
         .attrs = {attrs, n_attrs},
         .in = in,
-        .n_in = LIVE_KEY_ROWS + 1,
+        .n_in = GRADD_ATTN_INPUTS,
         .n_out = n->n_out
     };
     GRADD_TRY(add(w, n, e, out));
     if (set < LIVE_ALL) return keep(w, n, out, 2, set);
-    return resize(w, n, "Reshape", out[0], &whole, &w->to[n->out[0]]);
+    return resize(w, n, "Reshape", out[0], &whole, &w->to[n->out[GRADD_ATTN_Y]]);
 }
 
 /* ---- the loss -------------------------------------------------------------------------------- */

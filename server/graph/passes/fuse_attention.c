@@ -16,7 +16,7 @@
 #include "server/graph/match/match_attention.h"
 #include "server/graph/readers.h"
 
-enum { Q, K, V, MASK, BIAS, RANGES, SINKS, N_IN };
+enum { N_IN = GRADD_ATTN_SINKS + 1 };
 enum { BUDGET_OF_MATCH = 32 }; /* a match walks up several chains */
 
 typedef struct state_s {
@@ -109,15 +109,18 @@ static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_
                                 gradd_val_t *in) {
     const graph_node_t *inverse = match_made_by(g, f->mask, "Not");
     const gradd_attr_t to = gradd_make_int("to", GRADD_DT_BOOL);
-    in[MASK] = f->mask;
+    in[GRADD_ATTN_MASK] = f->mask;
     if (f->mask == GRADD_NONE) return GRADD_OK;
     if (graph_type(g, f->mask)->dtype != GRADD_DT_BOOL)
-        GRADD_TRY(emit(g, like, &(match_fused_t){"Cast", &f->mask, 1, &to, 1, NULL}, &in[MASK]));
+        GRADD_TRY(emit(g, like, &(match_fused_t){"Cast", &f->mask, 1, &to, 1, NULL},
+                       &in[GRADD_ATTN_MASK]));
     if (f->mask_hides && inverse)
-        in[MASK] = inverse->in[0];
+        in[GRADD_ATTN_MASK] = inverse->in[0];
     else if (f->mask_hides)
-        GRADD_TRY(emit(g, like, &(match_fused_t){"Not", &in[MASK], 1, NULL, 0, NULL}, &in[MASK]));
-    return emit(g, like, &(match_fused_t){"MaskRanges", &in[MASK], 1, NULL, 0, NULL}, &in[RANGES]);
+        GRADD_TRY(emit(g, like, &(match_fused_t){"Not", &in[GRADD_ATTN_MASK], 1, NULL, 0, NULL},
+                       &in[GRADD_ATTN_MASK]));
+    return emit(g, like, &(match_fused_t){"MaskRanges", &in[GRADD_ATTN_MASK], 1, NULL, 0, NULL},
+                &in[GRADD_ATTN_RANGES]);
 }
 
 /* A bias or sinks in the type that sums have. */
@@ -156,12 +159,14 @@ static gradd_status_t emit_term(graph_t *g, int32_t like, const match_bias_t *b,
 /* The sum of all biases. The operator's mask hides all of it or nothing. */
 static gradd_status_t emit_bias(graph_t *g, int32_t like, const match_attention_t *f,
                                 gradd_val_t *in) {
-    const gradd_val_t mask = count_hidden(f) < f->n_bias ? in[MASK] : GRADD_NONE;
+    const gradd_val_t mask = count_hidden(f) < f->n_bias ? in[GRADD_ATTN_MASK] : GRADD_NONE;
     for (int i = 0; i < f->n_bias; i++) {
-        gradd_val_t pair[2] = {in[BIAS], GRADD_NONE};
+        gradd_val_t pair[2] = {in[GRADD_ATTN_BIAS], GRADD_NONE};
         GRADD_TRY(emit_term(g, like, &f->bias[i], mask, &pair[1]));
-        in[BIAS] = pair[1];
-        if (i) GRADD_TRY(emit(g, like, &(match_fused_t){"Add", pair, 2, NULL, 0, NULL}, &in[BIAS]));
+        in[GRADD_ATTN_BIAS] = pair[1];
+        if (i)
+            GRADD_TRY(emit(g, like, &(match_fused_t){"Add", pair, 2, NULL, 0, NULL},
+                           &in[GRADD_ATTN_BIAS]));
     }
     return GRADD_OK;
 }
@@ -173,19 +178,21 @@ static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention
     g->origin = g->nodes[like].origin;
     gradd_val_t flat = gradd_reshape_to(&g->builder, f->sinks, &heads, 1);
     GRADD_TRY(g->builder.status);
-    return emit_wide(g, like, flat, &in[SINKS]);
+    return emit_wide(g, like, flat, &in[GRADD_ATTN_SINKS]);
 }
 
 /* What a floor leaves of the keys: those whose bias is above it. */
 static gradd_status_t emit_floor(graph_t *g, int32_t like, const match_attention_t *f,
                                  gradd_val_t *in) {
-    gradd_val_t pair[2] = {in[BIAS], GRADD_NONE};
-    if (!f->floor || !graph_type(g, in[BIAS])->rank) return GRADD_OK;
+    gradd_val_t pair[2] = {in[GRADD_ATTN_BIAS], GRADD_NONE};
+    if (!f->floor || !graph_type(g, in[GRADD_ATTN_BIAS])->rank) return GRADD_OK;
     g->origin = g->nodes[like].origin;
-    pair[1] = gradd_const_scalar(&g->builder, graph_type(g, in[BIAS])->dtype, f->fill);
+    pair[1] = gradd_const_scalar(&g->builder, graph_type(g, in[GRADD_ATTN_BIAS])->dtype, f->fill);
     GRADD_TRY(g->builder.status);
-    GRADD_TRY(emit(g, like, &(match_fused_t){"Greater", pair, 2, NULL, 0, NULL}, &in[MASK]));
-    return emit(g, like, &(match_fused_t){"MaskRanges", &in[MASK], 1, NULL, 0, NULL}, &in[RANGES]);
+    GRADD_TRY(
+        emit(g, like, &(match_fused_t){"Greater", pair, 2, NULL, 0, NULL}, &in[GRADD_ATTN_MASK]));
+    return emit(g, like, &(match_fused_t){"MaskRanges", &in[GRADD_ATTN_MASK], 1, NULL, 0, NULL},
+                &in[GRADD_ATTN_RANGES]);
 }
 
 static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention_t *f) {
@@ -193,21 +200,24 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
     gradd_val_t in[N_IN] = {f->q, f->k, f->v, GRADD_NONE, GRADD_NONE, GRADD_NONE, GRADD_NONE};
     int layout = f->k_turned ? GRADD_ATTN_K_TURNED : 0;
     g->origin = g->nodes[id].origin;
-    if (f->k_moved) in[K] = gradd_transpose(&g->builder, f->k, f->k_perm, 4);
+    if (f->k_moved) in[GRADD_ATTN_K] = gradd_transpose(&g->builder, f->k, f->k_perm, 4);
     GRADD_TRY(g->builder.status);
-    GRADD_TRY(take_layout(g, id, &in[Q], GRADD_ATTN_Q_TURNED, &layout));
-    if (!f->k_turned) GRADD_TRY(take_layout(g, id, &in[K], GRADD_ATTN_K_TURNED, &layout));
-    GRADD_TRY(take_layout(g, id, &in[V], GRADD_ATTN_V_TURNED, &layout));
+    GRADD_TRY(take_layout(g, id, &in[GRADD_ATTN_Q], GRADD_ATTN_Q_TURNED, &layout));
+    if (!f->k_turned)
+        GRADD_TRY(take_layout(g, id, &in[GRADD_ATTN_K], GRADD_ATTN_K_TURNED, &layout));
+    GRADD_TRY(take_layout(g, id, &in[GRADD_ATTN_V], GRADD_ATTN_V_TURNED, &layout));
     GRADD_TRY(emit_mask(g, id, f, in));
     GRADD_TRY(emit_bias(g, id, f, in));
     GRADD_TRY(emit_floor(g, id, f, in));
     GRADD_TRY(emit_sinks(g, id, f, in));
     const int hides = f->hides | (count_hidden(f) == f->n_bias ? GRADD_ATTN_HIDES_BIAS : 0);
-    gradd_attr_t attrs[7] = {
-        gradd_make_float("scale", f->scale),     gradd_make_float("softcap", f->softcap),
-        gradd_make_float("dropout", f->dropout), gradd_make_float("fill", f->fill),
-        gradd_make_int("hides", hides),          gradd_make_int("zero", 0),
-        gradd_make_int("layout", layout)};
+    gradd_attr_t attrs[7] = {gradd_make_float(GRADD_ATTN_SCALE, f->scale),
+                             gradd_make_float(GRADD_ATTN_SOFTCAP, f->softcap),
+                             gradd_make_float(GRADD_ATTN_DROPOUT, f->dropout),
+                             gradd_make_float(GRADD_ATTN_FILL, f->fill),
+                             gradd_make_int(GRADD_ATTN_HIDES, hides),
+                             gradd_make_int(GRADD_ATTN_ZERO, 0),
+                             gradd_make_int(GRADD_ATTN_LAYOUT, layout)};
     gradd_val_t ends[3 + MATCH_MAX_BIAS] = {f->k, f->mask, f->sinks};
     for (int i = 0; i < f->n_bias; i++)
         ends[3 + i] = f->bias[i].value;
@@ -227,8 +237,8 @@ static gradd_status_t fuse_matmul(state_t *s, int32_t id) {
  * these operands. */
 static gradd_status_t refine(graph_t *g, int32_t id, const graph_node_t *attention,
                              const gradd_val_t *in, const char *name, int64_t value) {
-    gradd_attr_t attrs[8];
-    int n = attention->attrs.n < 8 ? attention->attrs.n : 8;
+    gradd_attr_t attrs[GRADD_ATTN_ATTRS];
+    int n = attention->attrs.n < GRADD_ATTN_ATTRS ? attention->attrs.n : GRADD_ATTN_ATTRS;
     for (int i = 0; i < n; i++) {
         attrs[i] = attention->attrs.v[i];
         if (!strcmp(attrs[i].name, name)) attrs[i] = gradd_make_int(name, value);
@@ -240,30 +250,30 @@ static gradd_status_t refine(graph_t *g, int32_t id, const graph_node_t *attenti
 /* An attention that is whole already: how its operands lie. */
 static gradd_status_t fuse_operands(graph_t *g, int32_t id) {
     const graph_node_t *n = &g->nodes[id];
-    const int before = (int)gradd_attr_int(n->attrs, "layout", 0);
+    const int before = (int)gradd_attr_int(n->attrs, GRADD_ATTN_LAYOUT, 0);
     int layout = before;
     bool changed = false;
     gradd_val_t in[N_IN];
     if (n->n_in > N_IN) return GRADD_OK;
     memcpy(in, n->in, sizeof in[0] * (size_t)n->n_in);
-    for (int i = Q; i <= V; i++) {
+    for (int i = GRADD_ATTN_Q; i <= GRADD_ATTN_V; i++) {
         const int bit = GRADD_ATTN_Q_TURNED << i;
         if (before & bit) continue;
-        if (i != Q) in[i] = match_unrepeated(g, in[i]);
+        if (i != GRADD_ATTN_Q) in[i] = match_unrepeated(g, in[i]);
         GRADD_TRY(take_layout(g, id, &in[i], bit, &layout));
         changed |= in[i] != g->nodes[id].in[i];
     }
     const graph_node_t whole = g->nodes[id]; /* a copy: the list may have moved */
-    return changed ? refine(g, id, &whole, in, "layout", layout) : GRADD_OK;
+    return changed ? refine(g, id, &whole, in, GRADD_ATTN_LAYOUT, layout) : GRADD_OK;
 }
 
 static gradd_status_t fuse_transpose(state_t *s, int32_t id) {
     const graph_t *g = s->g;
     gradd_val_t y = match_heads_swapped(g, g->nodes[id].out[0]);
     const graph_node_t *a = match_made_by(g, y, "FusedAttention");
-    int64_t layout = a ? gradd_attr_int(a->attrs, "layout", 0) : GRADD_ATTN_Y_TURNED;
+    int64_t layout = a ? gradd_attr_int(a->attrs, GRADD_ATTN_LAYOUT, 0) : GRADD_ATTN_Y_TURNED;
     if (layout & GRADD_ATTN_Y_TURNED || !graph_read_once(&s->readers, y)) return GRADD_OK;
-    return refine(s->g, id, a, a->in, "layout", layout | GRADD_ATTN_Y_TURNED);
+    return refine(s->g, id, a, a->in, GRADD_ATTN_LAYOUT, layout | GRADD_ATTN_Y_TURNED);
 }
 
 static gradd_status_t fuse_attention(graph_t *g) {

@@ -14,7 +14,7 @@
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_modest.h"
 
-enum { K = 1, MASK = 3, BIAS = 4, RANGES = 5, MOST_IN = 9, MOST_ATTRS = 12 };
+enum { MOST_IN = GRADD_ATTN_INPUTS, MOST_ATTRS = GRADD_ATTN_ATTRS + 1 };
 
 typedef struct mask_parts_s {
     gradd_val_t mask, bias; /* GRADD_NONE = no bias is left */
@@ -41,18 +41,21 @@ static bool shows_finite(const graph_t *g, gradd_val_t mask, gradd_val_t bias) {
 }
 
 static bool take_apart(const graph_t *g, const graph_node_t *n, mask_parts_t *out) {
-    if (n->backward || strcmp(n->op->name, "FusedAttention") || n->n_in <= BIAS) return false;
-    if (n->in[MASK] == GRADD_NONE || n->in[BIAS] == GRADD_NONE || n->n_in > MOST_IN) return false;
-    const gradd_type_t *k = graph_type(g, n->in[K]);
-    const int64_t layout = gradd_attr_int(n->attrs, "layout", 0);
-    const gradd_val_t bias = before_cast(g, n->in[BIAS]);
+    if (n->backward || strcmp(n->op->name, "FusedAttention") || n->n_in <= GRADD_ATTN_BIAS)
+        return false;
+    if (n->in[GRADD_ATTN_MASK] == GRADD_NONE || n->in[GRADD_ATTN_BIAS] == GRADD_NONE ||
+        n->n_in > MOST_IN)
+        return false;
+    const gradd_type_t *k = graph_type(g, n->in[GRADD_ATTN_K]);
+    const int64_t layout = gradd_attr_int(n->attrs, GRADD_ATTN_LAYOUT, 0);
+    const gradd_val_t bias = before_cast(g, n->in[GRADD_ATTN_BIAS]);
     const graph_node_t *choice = match_made_by(g, bias, "Where");
-    if (!choice || !shows_finite(g, n->in[MASK], bias)) return false;
+    if (!choice || !shows_finite(g, n->in[GRADD_ATTN_MASK], bias)) return false;
     if (!match_scalar(g, choice->in[2], &out->fill) || !isfinite(out->fill) ||
         out->fill > GRADD_ATTN_MASKED)
         return false;
     out->mask = choice->in[0], out->bias = choice->in[1];
-    out->narrow = bias != n->in[BIAS];
+    out->narrow = bias != n->in[GRADD_ATTN_BIAS];
     const gradd_type_t *mask = graph_type(g, out->mask);
     if (!mask->rank || mask->dims[mask->rank - 1] != k->dims[layout & GRADD_ATTN_K_TURNED ? 1 : 2])
         return false;
@@ -67,21 +70,22 @@ static gradd_status_t replace(graph_t *g, int32_t id, const mask_parts_t *p) {
     gradd_attr_t attrs[MOST_ATTRS];
     int n_attrs = 0;
     memcpy(in, n.in, sizeof in[0] * (size_t)n.n_in);
-    in[MASK] = p->mask, in[BIAS] = p->bias;
+    in[GRADD_ATTN_MASK] = p->mask, in[GRADD_ATTN_BIAS] = p->bias;
     const gradd_attr_t wide = gradd_make_int("to", GRADD_DT_F32);
     if (p->narrow && p->bias != GRADD_NONE)
-        GRADD_TRY(
-            match_emit(g, &n, &(match_fused_t){"Cast", &p->bias, 1, &wide, 1, NULL}, &in[BIAS], 1));
-    if (n.n_in > RANGES)
-        GRADD_TRY(match_emit(g, &n,
-                             &(match_fused_t){.op = "MaskRanges", .in = &in[MASK], .n_in = 1},
-                             &in[RANGES], 1));
+        GRADD_TRY(match_emit(g, &n, &(match_fused_t){"Cast", &p->bias, 1, &wide, 1, NULL},
+                             &in[GRADD_ATTN_BIAS], 1));
+    if (n.n_in > GRADD_ATTN_RANGES)
+        GRADD_TRY(match_emit(
+            g, &n, &(match_fused_t){.op = "MaskRanges", .in = &in[GRADD_ATTN_MASK], .n_in = 1},
+            &in[GRADD_ATTN_RANGES], 1));
     for (int i = 0; i < n.attrs.n && n_attrs + 2 < MOST_ATTRS; i++)
-        if (strcmp(n.attrs.v[i].name, "fill") && strcmp(n.attrs.v[i].name, "hides") &&
-            strcmp(n.attrs.v[i].name, "zero"))
+        if (strcmp(n.attrs.v[i].name, GRADD_ATTN_FILL) &&
+            strcmp(n.attrs.v[i].name, GRADD_ATTN_HIDES) &&
+            strcmp(n.attrs.v[i].name, GRADD_ATTN_ZERO))
             attrs[n_attrs++] = n.attrs.v[i];
-    attrs[n_attrs++] = gradd_make_float("fill", p->fill);
-    attrs[n_attrs++] = gradd_make_int("hides", GRADD_ATTN_HIDES_BIAS);
+    attrs[n_attrs++] = gradd_make_float(GRADD_ATTN_FILL, p->fill);
+    attrs[n_attrs++] = gradd_make_int(GRADD_ATTN_HIDES, GRADD_ATTN_HIDES_BIAS);
     return match_replace(g, &g->nodes[id],
                          &(match_fused_t){.op = "FusedAttention",
                                           .in = in,

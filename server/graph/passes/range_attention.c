@@ -14,20 +14,23 @@
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_spans.h"
 
-enum { MASK = 3, RANGES = 5, MOST_IN = 8 };
+enum { MOST_IN = GRADD_ATTN_ROWS }; /* no list of live rows yet */
 
 /* Positions, if queries and keys have the same; else 0. */
 static int64_t positions_of(const graph_t *g, const graph_node_t *n) {
-    const int64_t layout = gradd_attr_int(n->attrs, "layout", 0);
-    const int64_t q = graph_type(g, n->in[0])->dims[layout & GRADD_ATTN_Q_TURNED ? 1 : 2];
-    const int64_t k = graph_type(g, n->in[1])->dims[layout & GRADD_ATTN_K_TURNED ? 1 : 2];
+    const int64_t layout = gradd_attr_int(n->attrs, GRADD_ATTN_LAYOUT, 0);
+    const int64_t q =
+        graph_type(g, n->in[GRADD_ATTN_Q])->dims[layout & GRADD_ATTN_Q_TURNED ? 1 : 2];
+    const int64_t k =
+        graph_type(g, n->in[GRADD_ATTN_K])->dims[layout & GRADD_ATTN_K_TURNED ? 1 : 2];
     return q == k ? q : 0;
 }
 
 static bool may_be_ranges(const graph_t *g, const graph_node_t *n) {
     if (n->backward || strcmp(n->op->name, "FusedAttention")) return false;
-    if (n->n_in <= MASK || n->in[MASK] == GRADD_NONE || n->n_in > MOST_IN) return false;
-    if (gradd_attr_float(n->attrs, "fill", -INFINITY) > GRADD_ATTN_MASKED) return false;
+    if (n->n_in <= GRADD_ATTN_MASK || n->in[GRADD_ATTN_MASK] == GRADD_NONE || n->n_in > MOST_IN)
+        return false;
+    if (gradd_attr_float(n->attrs, GRADD_ATTN_FILL, -INFINITY) > GRADD_ATTN_MASKED) return false;
     return positions_of(g, n) > 0 && positions_of(g, n) < INT32_MAX;
 }
 
@@ -56,8 +59,8 @@ static gradd_status_t find_ranges(graph_t *g, const graph_node_t *n, gradd_val_t
     match_spans_t s;
     bool known;
     *out = GRADD_NONE;
-    GRADD_TRY(match_spans(g, n->in[MASK], graph_type(g, n->in[0])->dims[0], positions_of(g, n), &s,
-                          &known));
+    GRADD_TRY(match_spans(g, n->in[GRADD_ATTN_MASK], graph_type(g, n->in[GRADD_ATTN_Q])->dims[0],
+                          positions_of(g, n), &s, &known));
     if (!known || s.keys != GRADD_NONE) return GRADD_OK;
     return s.segments == GRADD_NONE ? known_ranges(g, &s, out) : segment_ranges(g, n, &s, out);
 }
@@ -68,14 +71,15 @@ static gradd_status_t replace(graph_t *g, int32_t id, gradd_val_t ranges) {
     const gradd_attrs_t attrs = n->attrs;
     for (int i = 0; i < MOST_IN; i++)
         in[i] = i < n->n_in ? n->in[i] : GRADD_NONE;
-    in[MASK] = GRADD_NONE;
-    in[RANGES] = ranges;
-    return match_replace(g, n,
-                         &(match_fused_t){.op = "FusedAttention",
-                                          .in = in,
-                                          .n_in = n->n_in > RANGES ? n->n_in : RANGES + 1,
-                                          .attrs = attrs.v,
-                                          .n_attrs = attrs.n});
+    in[GRADD_ATTN_MASK] = GRADD_NONE;
+    in[GRADD_ATTN_RANGES] = ranges;
+    return match_replace(
+        g, n,
+        &(match_fused_t){.op = "FusedAttention",
+                         .in = in,
+                         .n_in = n->n_in > GRADD_ATTN_RANGES ? n->n_in : GRADD_ATTN_RANGES + 1,
+                         .attrs = attrs.v,
+                         .n_attrs = attrs.n});
 }
 
 static gradd_status_t range_attention(graph_t *g) {
@@ -84,8 +88,8 @@ static gradd_status_t range_attention(graph_t *g) {
         GRADD_TRY(budget_spend(1));
         if (!may_be_ranges(g, &g->nodes[id])) continue;
         const graph_node_t node = g->nodes[id];
-        if (node.in[MASK] != last) GRADD_TRY(find_ranges(g, &node, &ranges));
-        last = node.in[MASK];
+        if (node.in[GRADD_ATTN_MASK] != last) GRADD_TRY(find_ranges(g, &node, &ranges));
+        last = node.in[GRADD_ATTN_MASK];
         if (ranges != GRADD_NONE) GRADD_TRY(replace(g, id, ranges));
     }
     return GRADD_OK;

@@ -15,7 +15,7 @@
 #include "server/graph/readers.h"
 #include "server/graph/redirect.h"
 
-enum { V = 2, RANGES = 5, MAX_SHARED = 8, MAX_ABOVE = 64 };
+enum { MAX_SHARED = 8, MAX_ABOVE = 64 };
 
 typedef struct share_s {
     graph_t *g;
@@ -36,11 +36,12 @@ static bool same_attrs(const graph_node_t *a, const graph_node_t *b) {
 
 /* Whether two attentions have the same probabilities, and values that fit side by side. */
 static bool shares(const graph_t *g, const graph_node_t *a, const graph_node_t *b) {
-    const gradd_type_t *va = graph_type(g, a->in[V]), *vb = graph_type(g, b->in[V]);
+    const gradd_type_t *va = graph_type(g, a->in[GRADD_ATTN_V]),
+                       *vb = graph_type(g, b->in[GRADD_ATTN_V]);
     if (a->n_in != b->n_in) return false;
     for (int i = 0; i < a->n_in; i++) /* equal masks have equal ranges */
-        if (i != V && i != RANGES && a->in[i] != b->in[i]) return false;
-    const bool dropped = gradd_attr_float(a->attrs, "dropout", 0) > 0;
+        if (i != GRADD_ATTN_V && i != GRADD_ATTN_RANGES && a->in[i] != b->in[i]) return false;
+    const bool dropped = gradd_attr_float(a->attrs, GRADD_ATTN_DROPOUT, 0) > 0;
     return same_attrs(a, b) && (!dropped || a->random == b->random) &&
            !memcmp(va->dims, vb->dims, sizeof va->dims[0] * 3);
 }
@@ -53,7 +54,8 @@ static gradd_status_t find_attentions(share_t *s) {
     s->attentions = arena_alloc(g->arena, sizeof s->attentions[0] * ((size_t)g->n_nodes + 1));
     if (!s->attentions) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     for (int32_t i = 0; i < g->n_nodes; i++)
-        if (!strcmp(g->nodes[i].op->name, "FusedAttention") && readers[g->nodes[i].out[0]] > 0)
+        if (!strcmp(g->nodes[i].op->name, "FusedAttention") &&
+            readers[g->nodes[i].out[GRADD_ATTN_Y]] > 0)
             s->attentions[s->n++] = i;
     return GRADD_OK;
 }
@@ -89,7 +91,7 @@ static int take_shared(share_t *s, int first, int32_t *nodes) {
         const int32_t id = s->attentions[i];
         if (id < 0 || !shares(g, a, &g->nodes[id])) continue;
         tries--;
-        if (!is_there_before(g, g->nodes[id].in[V], nodes[0])) continue;
+        if (!is_there_before(g, g->nodes[id].in[GRADD_ATTN_V], nodes[0])) continue;
         nodes[n++] = id;
         s->attentions[i] = -1;
     }
@@ -157,11 +159,11 @@ static gradd_status_t merge(share_t *s, const int32_t *nodes, int n) {
     int64_t widths[MAX_SHARED];
     for (int i = 0; i < n; i++) {
         const graph_node_t *one = &g->nodes[nodes[i]];
-        v[i] = one->in[V], old[i] = one->out[0];
+        v[i] = one->in[GRADD_ATTN_V], old[i] = one->out[GRADD_ATTN_Y];
         widths[i] = graph_type(g, v[i])->dims[3];
     }
     memcpy(in, a.in, sizeof in[0] * (size_t)a.n_in);
-    GRADD_TRY(side_by_side(g, nodes[0], v, n, &in[V]));
+    GRADD_TRY(side_by_side(g, nodes[0], v, n, &in[GRADD_ATTN_V]));
     const match_fused_t fused = {"FusedAttention", in, a.n_in, a.attrs.v, a.attrs.n, &a};
     GRADD_TRY(match_emit(g, &a, &fused, &y, 1));
     GRADD_TRY(part(g, nodes[0], y, widths, n, part_of));
