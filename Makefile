@@ -244,7 +244,7 @@ format: ## rewrite all sources in the house format
 lint: ## formatting and static checks, changes nothing
 	$(Q)$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
-	$(Q)$(PY) tests/check_layers.py && $(PY) tests/check_imports.py && $(PY) tests/check_sizes.py
+	$(Q)$(PY) tests/check_layers.py && $(PY) tests/check_operands.py && $(PY) tests/check_imports.py && $(PY) tests/check_sizes.py
 	$(Q)$(PY) tests/check_pages.py && $(PY) tests/check_words.py
 
 docs: $(BIN) ## rewrite the pages that are made from lists: operators, kernels, patterns, options

@@ -196,6 +196,7 @@ def main() -> int:
     made = ["tools/docs.py", str(build / "bin" / "gradd"), "--check"]
     counts = [
         run_script("layers", [sys.executable, "tests/check_layers.py"]),
+        run_script("operands", [sys.executable, "tests/check_operands.py"]),
         run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
         run_script("imports", [sys.executable, "tests/check_imports.py"]),
         run_script("pages", [sys.executable, "tests/check_pages.py"]),

@@ -685,9 +685,9 @@ gradd_status_t gradd_head_ref(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[GRADD_HEAD_X].type;
     plain_loss_t p = {.r = r,
                       .k = x->dims[x->rank - 1],
-                      .trans = gradd_attr_int(r->attrs, "transB", 0),
-                      .softcap = gradd_attr_float(r->attrs, "softcap", 0),
-                      .scale = gradd_attr_float(r->attrs, "scale", 1)};
+                      .trans = gradd_attr_int(r->attrs, GRADD_HEAD_TRANS, 0),
+                      .softcap = gradd_attr_float(r->attrs, GRADD_HEAD_SOFTCAP, 0),
+                      .scale = gradd_attr_float(r->attrs, GRADD_HEAD_SCALE, 1)};
     double loss = 0, added = 0;
     GRADD_TRY(read_loss(r, r->workspace, &p.loss));
     p.z = (gradd_view_t){

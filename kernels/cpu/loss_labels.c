@@ -1,5 +1,6 @@
 /* Labels, reductions and the loss of a row. See loss_labels.h. */
 #include "kernels/cpu/loss_labels.h"
+#include "kernels/describe/cross_entropy.h"
 
 #include "kernels/contract/fault.h"
 #include "kernels/cpu/half.h"
@@ -58,8 +59,8 @@ static gradd_status_t check_weights(const gradd_type_t *x, const gradd_type_t *w
 gradd_status_t gradd_loss_check(const gradd_type_t *x, const gradd_loss_operands_t *operands,
                                 gradd_attrs_t attrs) {
     const gradd_type_t *labels = &operands->labels->type;
-    bool shift = gradd_attr_int(attrs, "shift", 0);
-    const char *name = gradd_attr_string(attrs, "reduction", "mean");
+    bool shift = gradd_attr_int(attrs, GRADD_CE_SHIFT, 0);
+    const char *name = gradd_attr_string(attrs, GRADD_CE_REDUCTION, "mean");
     if (strcmp(name, "none") && strcmp(name, "sum") && strcmp(name, "mean"))
         return GRADD_FAIL(GRAPH, "reduction=\"%s\" is not defined", name);
     bool fits = x->rank >= 1 + shift && x->dims[x->rank - 1] > 0 &&
@@ -113,11 +114,11 @@ gradd_status_t gradd_loss_read(const gradd_type_t *logits, gradd_attrs_t attrs,
         .classes = logits->dims[logits->rank - 1], .dtype = logits->dtype, .rows = 1};
     for (int i = 0; i + 1 < logits->rank; i++)
         out->rows *= logits->dims[i];
-    if (gradd_attr_int(attrs, "shift", 0)) out->positions = logits->dims[logits->rank - 2];
+    if (gradd_attr_int(attrs, GRADD_CE_SHIFT, 0)) out->positions = logits->dims[logits->rank - 2];
     out->reduction = gradd_loss_reduction(attrs);
-    out->ignores = gradd_attr_find(attrs, "ignore_index") != NULL;
-    out->ignore = gradd_attr_int(attrs, "ignore_index", 0);
-    out->smoothing = gradd_attr_float(attrs, "smoothing", 0);
+    out->ignores = gradd_attr_find(attrs, GRADD_CE_IGNORE_INDEX) != NULL;
+    out->ignore = gradd_attr_int(attrs, GRADD_CE_IGNORE_INDEX, 0);
+    out->smoothing = gradd_attr_float(attrs, GRADD_CE_SMOOTHING, 0);
     out->labels = copy;
     out->weights = given(operands->weights) ? operands->weights : NULL;
     out->mean_weight = 1;

@@ -1,6 +1,7 @@
 /* Rope and RopeApart on a GPU: each thread turns a pack of pairs. See kernels/ops/attention/rope.c.
  */
 #include "kernels/cuda/map.h"
+#include "kernels/describe/rope.h"
 
 enum { THREADS = 256 };
 
@@ -105,17 +106,19 @@ static gradd_view_t rows_of(const gradd_view_t &v) {
 }
 
 static rope_t describe(const gradd_launch_t *r, bool shared) {
-    const gradd_type_t *x = &r->in[0].type, *table = &r->in[1].type;
-    const gradd_view_t tables[2] = {rows_of(r->in[1]), rows_of(r->in[2])};
-    rope_t p = {.x = r->in[0].data, .cos = r->in[1].data, .sin = r->in[2].data};
+    const gradd_type_t *x = &r->in[GRADD_ROPE_X].type, *table = &r->in[GRADD_ROPE_COS].type;
+    const gradd_view_t tables[2] = {rows_of(r->in[GRADD_ROPE_COS]), rows_of(r->in[GRADD_ROPE_SIN])};
+    rope_t p = {.x = r->in[GRADD_ROPE_X].data,
+                .cos = r->in[GRADD_ROPE_COS].data,
+                .sin = r->in[GRADD_ROPE_SIN].data};
     p.y = r->out[0].data;
     p.size = x->dims[x->rank - 1];
     p.rows = p.size ? gradd_type_count(x) / p.size : 0;
     p.width = table->dims[table->rank - 1];
     p.half = shared ? p.width : p.width / 2;
-    p.tables = gpu_walk_of<2>(rows_of(r->in[0]).type, tables);
-    p.transposed = gradd_attr_int(r->attrs, "transposed", 0);
-    p.clockwise = p.transposed != (gradd_attr_int(r->attrs, "inverse", 0) != 0);
+    p.tables = gpu_walk_of<2>(rows_of(r->in[GRADD_ROPE_X]).type, tables);
+    p.transposed = gradd_attr_int(r->attrs, GRADD_ROPE_TRANSPOSED, 0);
+    p.clockwise = p.transposed != (gradd_attr_int(r->attrs, GRADD_ROPE_INVERSE, 0) != 0);
     return p;
 }
 
@@ -124,7 +127,7 @@ static gradd_status_t turn_by(const gradd_launch_t *r, rope_t p, bool apart, boo
     const int64_t per_row = p.half / W, rest = (p.size - 2 * p.half) / W;
     const int64_t most = p.rows * (per_row > rest ? per_row : rest);
     const unsigned blocks = gpu_blocks(most, THREADS);
-    const bool pairs = gradd_attr_int(r->attrs, "interleaved", 0);
+    const bool pairs = gradd_attr_int(r->attrs, GRADD_ROPE_INTERLEAVED, 0);
     p.small = most <= INT32_MAX;
     if (p.small && per_row) p.by = gpu_divisor_of(per_row);
     if (p.small && rest) p.by_rest = gpu_divisor_of(rest);
@@ -145,7 +148,7 @@ static gradd_status_t turn_by(const gradd_launch_t *r, rope_t p, bool apart, boo
 
 template <class T, class C> static gradd_status_t turn_typed(const gradd_launch_t *r, bool apart) {
     constexpr int W = gpu_width<T>;
-    const bool shared = apart || gradd_attr_int(r->attrs, "shared", 0);
+    const bool shared = apart || gradd_attr_int(r->attrs, GRADD_ROPE_SHARED, 0);
     const rope_t p = describe(r, shared);
     const size_t table = W * sizeof(C);
     const bool wide = p.half % W == 0 && p.size % W == 0 && gpu_aligned(p.x, 16) &&
@@ -157,10 +160,10 @@ template <class T, class C> static gradd_status_t turn_typed(const gradd_launch_
 
 /* The tables have the type of x, or f32 beside a narrower one. */
 static gradd_status_t compute(const gradd_launch_t *r, bool apart) {
-    const gradd_dtype_t dtype = r->in[0].type.dtype;
+    const gradd_dtype_t dtype = r->in[GRADD_ROPE_X].type.dtype;
     return gpu_switch(gpu_floats(), dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
-        if (r->in[1].type.dtype == dtype) return turn_typed<T, T>(r, apart);
+        if (r->in[GRADD_ROPE_COS].type.dtype == dtype) return turn_typed<T, T>(r, apart);
         return turn_typed<T, gpu_real<T>>(r, apart);
     });
 }

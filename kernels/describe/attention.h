@@ -46,6 +46,9 @@ enum {
 };
 enum { GRADD_ATTN_DQ, GRADD_ATTN_DK, GRADD_ATTN_DV, GRADD_ATTN_DBIAS, GRADD_ATTN_GRAD_OUTPUTS };
 
+/* The operand of MaskRanges. */
+enum { GRADD_MASK_RANGES_MASK };
+
 /* Attributes of both, all optional. */
 #define GRADD_ATTN_SCALE         "scale"         /* float, 1 */
 #define GRADD_ATTN_SOFTCAP       "softcap"       /* float, 0 = none */

@@ -1,5 +1,6 @@
 /* See head.h. */
 #include "kernels/describe/head.h"
+#include "kernels/describe/cross_entropy.h"
 
 static int64_t quotient_up(int64_t n, int64_t by) {
     return (n + by - 1) / by;
@@ -8,7 +9,8 @@ static int64_t quotient_up(int64_t n, int64_t by) {
 gradd_type_t gradd_head_logits(const gradd_view_t *in, gradd_attrs_t attrs) {
     gradd_type_t t = in[GRADD_HEAD_X].type;
     const gradd_type_t *w = &in[GRADD_HEAD_W].type;
-    if (t.rank && w->rank == 2) t.dims[t.rank - 1] = w->dims[!gradd_attr_int(attrs, "transB", 0)];
+    if (t.rank && w->rank == 2)
+        t.dims[t.rank - 1] = w->dims[!gradd_attr_int(attrs, GRADD_HEAD_TRANS, 0)];
     return t;
 }
 
@@ -29,22 +31,22 @@ void gradd_head_describe(const gradd_infer_t *c, gradd_head_t *h) {
         h->rows *= x->dims[i];
     h->v = logits.dims[logits.rank - 1];
     h->squares = gradd_head_has(c->in, c->n_in, GRADD_HEAD_SQUARES);
-    if (gradd_attr_int(c->attrs, "shift", 0)) h->positions = x->dims[x->rank - 2];
+    if (gradd_attr_int(c->attrs, GRADD_CE_SHIFT, 0)) h->positions = x->dims[x->rank - 2];
     h->ignores = h->squares || gradd_head_has(c->in, c->n_in, GRADD_HEAD_WEIGHTS) ||
-                 gradd_attr_find(c->attrs, "ignore_index");
-    h->trans = gradd_attr_int(c->attrs, "transB", 0);
+                 gradd_attr_find(c->attrs, GRADD_CE_IGNORE_INDEX);
+    h->trans = gradd_attr_int(c->attrs, GRADD_HEAD_TRANS, 0);
     h->bias = gradd_head_has(c->in, c->n_in, GRADD_HEAD_BIAS);
     h->dx = wanted(c, GRADD_HEAD_DX);
     h->dw = wanted(c, GRADD_HEAD_DW);
     h->dbias = wanted(c, GRADD_HEAD_DBIAS);
-    h->softcap = gradd_attr_float(c->attrs, "softcap", 0);
-    h->scale = gradd_attr_float(c->attrs, "scale", 1);
+    h->softcap = gradd_attr_float(c->attrs, GRADD_HEAD_SOFTCAP, 0);
+    h->scale = gradd_attr_float(c->attrs, GRADD_HEAD_SCALE, 1);
     h->dw_rows = h->trans ? h->v : h->k;
     h->dw_cols = h->trans ? h->k : h->v;
 }
 
 int64_t gradd_head_chunk(gradd_attrs_t attrs, int64_t rows) {
-    int64_t chunk = gradd_attr_int(attrs, "chunk", 0);
+    int64_t chunk = gradd_attr_int(attrs, GRADD_HEAD_CHUNK, 0);
     if (chunk <= 0 || chunk > rows) chunk = rows;
     return chunk ? quotient_up(rows, quotient_up(rows, chunk)) : 0;
 }

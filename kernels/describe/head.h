@@ -1,5 +1,5 @@
-/* LinearCrossEntropy, as far as it is the same on every device: operands, sizes, and the products
- * of a chunk of rows. What it computes stands in kernels/ops/product/linear.c.
+/* LinearCrossEntropy, as far as it is the same on every device: operands, attributes, sizes, and
+ * the products of a chunk of rows. What it computes stands in kernels/ops/product/linear.c.
  *
  * The logits of a chunk lie in scratch memory, become their gradient there, and go into the
  * gradients of rows and weight before the next chunk. So the scratch memory has one chunk of
@@ -33,6 +33,12 @@ enum {
     GRADD_HEAD_INPUTS
 };
 enum { GRADD_HEAD_LOSS, GRADD_HEAD_DX, GRADD_HEAD_DW, GRADD_HEAD_DBIAS };
+
+/* Attributes beside those of CrossEntropy (cross_entropy.h). */
+#define GRADD_HEAD_TRANS   "transB"  /* 1: the weight is [V, K] */
+#define GRADD_HEAD_SOFTCAP "softcap" /* float, 0 = none */
+#define GRADD_HEAD_SCALE   "scale"   /* float, 1: of the logits */
+#define GRADD_HEAD_CHUNK   "chunk"   /* rows at a time; 0 = all */
 
 typedef struct gradd_head_s {
     gradd_dtype_t dtype;

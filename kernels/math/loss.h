@@ -10,9 +10,7 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
-#include "kernels/contract/op.h"
 #include "kernels/math/host_device.h"
 
 typedef enum gradd_reduction_e {
@@ -20,12 +18,6 @@ typedef enum gradd_reduction_e {
     GRADD_REDUCE_SUM,
     GRADD_REDUCE_MEAN
 } gradd_reduction_t;
-
-static inline gradd_reduction_t gradd_loss_reduction(gradd_attrs_t attrs) {
-    const char *name = gradd_attr_string(attrs, "reduction", "mean");
-    if (!strcmp(name, "none")) return GRADD_REDUCE_NONE;
-    return !strcmp(name, "sum") ? GRADD_REDUCE_SUM : GRADD_REDUCE_MEAN;
-}
 
 typedef struct gradd_loss_rule_s {
     int64_t classes;

@@ -1,4 +1,4 @@
-"""tests/check_layers.py: what it allows on a small tree, and what it finds."""
+"""tests/check_layers.py and check_operands.py: what they find in a small tree."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import check_layers
+import check_operands
 
 ENGINE = ("graph", "plan", "device", "exec")
 ABOVE = ("cli", "daemon", "explain", "verbs", "wire", "session", "host")
@@ -127,3 +128,33 @@ def test_the_client_does_not_know_the_trainers(tmp_path: Path) -> None:
     assert found(tmp_path, adapters__python__a_py="from optimum.gradd import demo\n") == [
         "adapters/python/a.py: imports optimum.gradd, which is above it"
     ]
+
+
+HEADER = "enum { GRADD_ROPE_X, GRADD_ROPE_COS, GRADD_ROPE_SIN };\n"
+KERNEL = "kernels/ops/attention/rope.c"
+
+
+def family(root: Path, kernel: str) -> list[str]:
+    """The problems of a tree of one family's header and kernel."""
+    for name, text in (("kernels/describe/rope.h", HEADER), (KERNEL, kernel)):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return check_operands.problems(root)
+
+
+@pytest.mark.quick
+def test_an_operand_by_its_number_is_found(tmp_path: Path) -> None:
+    lines = "x = r->in[GRADD_ROPE_X];\ny = r->out[0].data;\ncos = r->in[1];\n"
+    assert family(tmp_path, lines) == [
+        f"{KERNEL}:3: ->in[1]: name the operand as kernels/describe/rope.h does"
+    ]
+
+
+@pytest.mark.quick
+def test_a_second_list_of_operands_is_found(tmp_path: Path) -> None:
+    assert family(tmp_path, "enum { FIRST, COS, SIN };\n") == [
+        f"{KERNEL}: lists COS, SIN of rope.h again"
+    ]
+    assert family(tmp_path, "enum { AT_COS = 1, AT_SIN = 2 };\n")
+    assert family(tmp_path, "enum { COS = 1, TAN };\n") == []

@@ -42,7 +42,8 @@ static gradd_status_t launch_ranges(const void *mask, const gradd_type_t *type, 
 }
 
 static gradd_status_t compute_ranges(const gradd_launch_t *r) {
-    return launch_ranges(r->in[0].data, &r->in[0].type, r->out[0].data);
+    return launch_ranges(r->in[GRADD_MASK_RANGES_MASK].data, &r->in[GRADD_MASK_RANGES_MASK].type,
+                         r->out[0].data);
 }
 
 /* ---- live rows ------------------------------------------------------------------------------- */

@@ -6,8 +6,7 @@
  * ignored row is not read.
  */
 #include "kernels/cuda/row/labels.h"
-
-enum { DY, LOGITS, LABELS, STATS, ITEMS, WEIGHTS }; /* of the gradient */
+#include "kernels/describe/cross_entropy.h"
 
 /* Bytes that a thread keeps of a row. */
 enum { KEPT = 128 };
@@ -121,19 +120,20 @@ template <class S, class T> __global__ void GPU_BLOCK(S::THREADS) loss_rows_grad
 
 /* x: which operand are the logits; labels stand behind them. */
 template <class T>
-gradd_status_t read_loss(const gradd_launch_t *r, int x, int items, int weights, loss_t<T> *out) {
+gradd_status_t read_loss(const gradd_launch_t *r, int x, int labels, int items, int weights,
+                         loss_t<T> *out) {
     const gradd_type_t *type = &r->in[x].type;
     loss_t<T> p = {};
-    if (gradd_type_count(&r->in[x + 1].type) > UINT32_MAX)
+    if (gradd_type_count(&r->in[labels].type) > UINT32_MAX)
         return GRADD_FAIL(LIMIT, "more than %u rows", UINT32_MAX);
     p.x = (const T *)r->in[x].data;
-    p.labels = gpu_labels_of(r, &r->in[x + 1], type->dims[type->rank - 1]);
+    p.labels = gpu_labels_of(r, &r->in[labels], type->dims[type->rank - 1]);
     p.labels.weights = gpu_any_of(r->in, r->n_in, weights);
-    if (gradd_attr_int(r->attrs, "shift", 0))
+    if (gradd_attr_int(r->attrs, GRADD_CE_SHIFT, 0))
         p.labels.positions = (uint32_t)type->dims[type->rank - 2];
     p.weights = (const gpu_real<T> *)p.labels.weights.at;
     p.items = gpu_any_of(r->in, r->n_in, items);
-    p.rule = {p.labels.classes, gradd_attr_float(r->attrs, "smoothing", 0), 1,
+    p.rule = {p.labels.classes, gradd_attr_float(r->attrs, GRADD_CE_SMOOTHING, 0), 1,
               p.weights != nullptr};
     p.tally = (gpu_tally_t *)r->workspace;
     *out = p;
@@ -154,15 +154,16 @@ template <class T, bool SMOOTH> gradd_status_t launch_loss(const loss_t<T> &p, c
 }
 
 static gradd_status_t compute_loss(const gradd_launch_t *r) {
-    return gpu_switch(gpu_floats(), r->in[0].type.dtype, [&](auto t) {
+    return gpu_switch(gpu_floats(), r->in[GRADD_CE_LOGITS].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         typedef gpu_real<T> A;
         loss_t<T> p;
-        GRADD_TRY(read_loss(r, 0, 2, 3, &p));
+        GRADD_TRY(
+            read_loss(r, GRADD_CE_LOGITS, GRADD_CE_LABELS, GRADD_CE_ITEMS, GRADD_CE_WEIGHTS, &p));
         const bool smooth = p.rule.smoothing != 0;
-        A *out = (A *)r->out[0].data;
+        A *out = (A *)r->out[GRADD_CE_LOSS].data;
         p.each = (double *)(p.tally + 1);
-        p.stats = r->n_out > 1 ? (A *)r->out[1].data : nullptr;
+        p.stats = r->n_out > GRADD_CE_STATS ? (A *)r->out[GRADD_CE_STATS].data : nullptr;
         p.out = p.labels.reduction == GRADD_REDUCE_NONE ? out : nullptr;
         if (smooth && p.weights)
             launch_tally(p, false);
@@ -178,13 +179,14 @@ static gradd_status_t compute_loss(const gradd_launch_t *r) {
 }
 
 static gradd_status_t compute_loss_grad(const gradd_launch_t *r) {
-    return gpu_switch(gpu_floats(), r->in[LOGITS].type.dtype, [&](auto t) {
+    return gpu_switch(gpu_floats(), r->in[GRADD_CE_GRAD_LOGITS].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         loss_t<T> p;
-        GRADD_TRY(read_loss(r, LOGITS, ITEMS, WEIGHTS, &p));
-        p.z = (T *)r->out[0].data;
-        p.dy = gpu_any_of(r->in, r->n_in, DY);
-        p.saved = gpu_any_of(r->in, r->n_in, STATS);
+        GRADD_TRY(read_loss(r, GRADD_CE_GRAD_LOGITS, GRADD_CE_GRAD_LABELS, GRADD_CE_GRAD_ITEMS,
+                            GRADD_CE_GRAD_WEIGHTS, &p));
+        p.z = (T *)r->out[GRADD_CE_DLOGITS].data;
+        p.dy = gpu_any_of(r->in, r->n_in, GRADD_CE_GRAD_DY);
+        p.saved = gpu_any_of(r->in, r->n_in, GRADD_CE_GRAD_STATS);
         if (!p.labels.rows) return GRADD_OK;
         launch_tally(p, p.labels.reduction == GRADD_REDUCE_MEAN);
         return gpu_by_row<T, KEPT>(
@@ -198,7 +200,8 @@ static gradd_status_t compute_loss_grad(const gradd_launch_t *r) {
 
 /* The tally, and in forward the loss of each row. */
 static size_t workspace_loss(const gradd_infer_t *c) {
-    return sizeof(gpu_tally_t) + sizeof(double) * (size_t)gradd_type_count(&c->in[1].type);
+    return sizeof(gpu_tally_t) +
+           sizeof(double) * (size_t)gradd_type_count(&c->in[GRADD_CE_LABELS].type);
 }
 static size_t workspace_loss_grad(const gradd_infer_t *) {
     return sizeof(gpu_tally_t);
@@ -212,5 +215,5 @@ GRADD_KERNELS(cuda, crossentropy,
                            .compute = compute_loss, .workspace = workspace_loss),
               GRADD_KERNEL("CrossEntropyGrad", "rows",
                            .types = {WIDE, GPU_T_FLOAT, GPU_T_INT, WIDE, WIDE | GPU_T_INT, WIDE},
-                           .inplace = 1 << LOGITS, .compute = compute_loss_grad,
+                           .inplace = 1 << GRADD_CE_GRAD_LOGITS, .compute = compute_loss_grad,
                            .workspace = workspace_loss_grad));

@@ -6,6 +6,7 @@
  * bits and a block in f32; and what the products want.
  */
 #include "kernels/cuda/row/head.h"
+#include "kernels/describe/cross_entropy.h"
 
 #include <stdlib.h>
 
@@ -500,7 +501,8 @@ template <class T> static run_t<T> run_of(const gradd_launch_t *r) {
     p.labels = gpu_labels_of(r, &r->in[GRADD_HEAD_LABELS], h->is.v);
     p.labels.positions = h->is.positions;
     p.labels.weights = gpu_any_of(r->in, r->n_in, GRADD_HEAD_CLASSES);
-    p.rule = {h->is.v, gradd_attr_float(r->attrs, "smoothing", 0), 1, p.labels.weights.at != NULL};
+    p.rule = {h->is.v, gradd_attr_float(r->attrs, GRADD_CE_SMOOTHING, 0), 1,
+              p.labels.weights.at != NULL};
     p.weights = gpu_any_of(r->in, r->n_in, GRADD_HEAD_WEIGHTS);
     p.squares = gpu_any_of(r->in, r->n_in, GRADD_HEAD_SQUARES);
     p.items = gpu_any_of(r->in, r->n_in, GRADD_HEAD_ITEMS);

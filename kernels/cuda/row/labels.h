@@ -7,6 +7,7 @@
 #define GRADD_KERNELS_CUDA_ROW_LABELS_H
 
 #include "kernels/cuda/row/row_teams.h"
+#include "kernels/describe/cross_entropy.h"
 #include "kernels/math/loss.h"
 
 /* A tensor of any type of numbers, read as double. */
@@ -57,8 +58,8 @@ static inline gpu_labels_t gpu_labels_of(const gradd_launch_t *r, const gradd_vi
     l.narrow = labels->type.dtype == GRADD_DT_I32;
     l.rows = gradd_type_count(&labels->type);
     l.classes = classes;
-    l.ignores = gradd_attr_find(r->attrs, "ignore_index") != NULL;
-    l.ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
+    l.ignores = gradd_attr_find(r->attrs, GRADD_CE_IGNORE_INDEX) != NULL;
+    l.ignore = gradd_attr_int(r->attrs, GRADD_CE_IGNORE_INDEX, 0);
     l.reduction = gradd_loss_reduction(r->attrs);
     l.faults = GPU_FAULTS;
     return l;

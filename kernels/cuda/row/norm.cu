@@ -7,6 +7,7 @@
  */
 #include "kernels/cuda/row/row_teams.h"
 #include "kernels/describe/lanes.h"
+#include "kernels/describe/norm.h"
 
 template <class T> struct norm_t {
     typedef gpu_real<T> A;
@@ -197,18 +198,19 @@ static void *output(const gradd_launch_t *r, int j) {
     return j < r->n_out ? r->out[j].data : nullptr;
 }
 
-/* x: which operand; scale stands behind it. */
-template <class T> gradd_status_t read_norm(const gradd_launch_t *r, int x, norm_t<T> *p) {
+/* x, scale: which operands. */
+template <class T>
+gradd_status_t read_norm(const gradd_launch_t *r, int x, int scale, norm_t<T> *p) {
     gradd_lanes_t s;
     GRADD_TRY(gradd_lanes_of_axis(&r->in[x].type, r->attrs, -1, &s));
     *p = norm_t<T>();
     p->x = (const T *)r->in[x].data;
-    p->scale = gpu_vector_of<T>(r->in[x + 1]);
-    p->y = (T *)r->out[0].data;
+    p->scale = gpu_vector_of<T>(r->in[scale]);
+    p->y = (T *)r->out[GRADD_NORM_Y].data;
     p->rows = s.outer;
     p->n = s.n * s.inner;
     p->parts = count_parts(p->rows, p->n);
-    p->epsilon = gradd_attr_float(r->attrs, "epsilon", 1e-5);
+    p->epsilon = gradd_attr_float(r->attrs, GRADD_NORM_EPSILON, 1e-5);
     return GRADD_OK;
 }
 
@@ -218,13 +220,14 @@ template <class T> bool is_wide(const norm_t<T> &p) {
 }
 
 template <bool CENTRED> gradd_status_t forward(const gradd_launch_t *r) {
-    return gpu_switch(gpu_floats(), r->in[0].type.dtype, [&](auto t) {
+    return gpu_switch(gpu_floats(), r->in[GRADD_NORM_X].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         norm_t<T> p;
-        GRADD_TRY(read_norm(r, 0, &p));
-        if (CENTRED && r->n_in > 2) p.bias = gpu_vector_of<T>(r->in[2]);
-        p.mean = CENTRED ? (gpu_real<T> *)output(r, 1) : nullptr;
-        p.inv = (gpu_real<T> *)output(r, CENTRED ? 2 : 1);
+        GRADD_TRY(read_norm(r, GRADD_NORM_X, GRADD_NORM_SCALE, &p));
+        if (CENTRED && r->n_in > GRADD_NORM_BIAS) p.bias = gpu_vector_of<T>(r->in[GRADD_NORM_BIAS]);
+        p.mean = CENTRED ? (gpu_real<T> *)output(r, GRADD_LAYER_NORM_MEAN) : nullptr;
+        p.inv =
+            (gpu_real<T> *)output(r, CENTRED ? (int)GRADD_LAYER_NORM_INV : (int)GRADD_RMS_NORM_INV);
         if (!p.rows) return GRADD_OK;
         return gpu_by_row<T, KEPT>(p.n, is_wide(p), [&](auto shape) {
             typedef decltype(shape) S;
@@ -267,28 +270,29 @@ gradd_status_t add_parts(const gradd_launch_t *r, int j, const A *parts, int64_t
 
 /* Outputs: dx, dscale, dbias; any of them may be unwanted. */
 template <bool CENTRED> gradd_status_t backward(const gradd_launch_t *r) {
-    return gpu_switch(gpu_floats(), r->in[1].type.dtype, [&](auto t) {
+    return gpu_switch(gpu_floats(), r->in[GRADD_NORM_GRAD_X].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         typedef gpu_real<T> A;
         norm_t<T> p;
-        GRADD_TRY(read_norm(r, 1, &p));
+        GRADD_TRY(read_norm(r, GRADD_NORM_GRAD_X, GRADD_NORM_GRAD_SCALE, &p));
         A *room = (A *)r->workspace;
-        p.dy = (const T *)r->in[0].data;
-        p.mean = CENTRED ? (A *)r->in[3].data : nullptr;
-        p.inv = (A *)r->in[CENTRED ? 4 : 3].data;
-        p.parts_scale = output(r, 1) ? room : nullptr;
-        p.parts_bias = output(r, 2) ? room + p.parts * p.n : nullptr;
+        p.dy = (const T *)r->in[GRADD_NORM_GRAD_DY].data;
+        p.mean = CENTRED ? (A *)r->in[GRADD_LAYER_NORM_GRAD_MEAN].data : nullptr;
+        p.inv = (A *)r->in[CENTRED ? (int)GRADD_LAYER_NORM_GRAD_INV : (int)GRADD_RMS_NORM_GRAD_INV]
+                    .data;
+        p.parts_scale = output(r, GRADD_NORM_DSCALE) ? room : nullptr;
+        p.parts_bias = output(r, GRADD_NORM_DBIAS) ? room + p.parts * p.n : nullptr;
         GRADD_TRY(launch_grad<CENTRED>(p, r->op->name));
-        GRADD_TRY(add_parts(r, 1, p.parts_scale, p.parts, p.n));
-        return add_parts(r, 2, p.parts_bias, p.parts, p.n);
+        GRADD_TRY(add_parts(r, GRADD_NORM_DSCALE, p.parts_scale, p.parts, p.n));
+        return add_parts(r, GRADD_NORM_DBIAS, p.parts_bias, p.parts, p.n);
     });
 }
 
 /* Parts of dscale and dbias. */
 static size_t workspace_backward(const gradd_infer_t *c) {
-    const size_t bytes = c->in[1].type.dtype == GRADD_DT_F64 ? 8 : 4;
+    const size_t bytes = c->in[GRADD_NORM_GRAD_X].type.dtype == GRADD_DT_F64 ? 8 : 4;
     gradd_lanes_t s;
-    if (gradd_lanes_of_axis(&c->in[1].type, c->attrs, -1, &s)) return 0;
+    if (gradd_lanes_of_axis(&c->in[GRADD_NORM_GRAD_X].type, c->attrs, -1, &s)) return 0;
     return 2 * (size_t)(count_parts(s.outer, s.n * s.inner) * s.n * s.inner) * bytes;
 }
 

@@ -158,9 +158,9 @@ static bool accepts_grad_pairs(const gradd_infer_t *c) {
 }
 
 static gradd_status_t compute_ranges(const gradd_launch_t *r) {
-    const gradd_type_t *mask = &r->in[0].type;
-    gradd_attn_ranges(r->in[0].data, gradd_attn_mask_rows(mask), mask->dims[mask->rank - 1],
-                      r->out[0].data);
+    const gradd_type_t *mask = &r->in[GRADD_MASK_RANGES_MASK].type;
+    gradd_attn_ranges(r->in[GRADD_MASK_RANGES_MASK].data, gradd_attn_mask_rows(mask),
+                      mask->dims[mask->rank - 1], r->out[0].data);
     return GRADD_OK;
 }
 
@@ -330,9 +330,9 @@ static gradd_status_t infer_attention_grad(gradd_infer_t *c) {
 }
 
 static gradd_status_t infer_ranges(gradd_infer_t *c) {
-    c->out[0] = c->in[0].type;
+    c->out[0] = c->in[GRADD_MASK_RANGES_MASK].type;
     if (!c->out[0].rank || c->out[0].dims[c->out[0].rank - 1] > INT32_MAX)
-        return misfit("the mask", &c->in[0].type);
+        return misfit("the mask", &c->in[GRADD_MASK_RANGES_MASK].type);
     c->out[0].dtype = GRADD_DT_I32;
     c->out[0].dims[c->out[0].rank - 1] = 3;
     return GRADD_OK;

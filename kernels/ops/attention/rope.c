@@ -19,6 +19,7 @@
 #include "kernels/contract/op.h"
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
+#include "kernels/describe/rope.h"
 #include "kernels/math/formulas.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
@@ -168,21 +169,24 @@ static void table_jumps(const gradd_type_t *table, const gradd_type_t *x, int64_
 }
 
 static rope_t describe(const gradd_launch_t *r, bool apart) {
-    const gradd_type_t *x = &r->in[0].type;
-    rope_t p = {.x = r->in[0].data, .cos = r->in[1].data, .sin = r->in[2].data, .apart = apart};
+    const gradd_type_t *x = &r->in[GRADD_ROPE_X].type;
+    rope_t p = {.x = r->in[GRADD_ROPE_X].data,
+                .cos = r->in[GRADD_ROPE_COS].data,
+                .sin = r->in[GRADD_ROPE_SIN].data,
+                .apart = apart};
     p.y = r->out[0].data;
     p.rank = x->rank - 1;
     p.rows = 1;
     for (int i = 0; i < p.rank; i++)
         p.rows *= p.dims[i] = x->dims[i];
     p.size = x->dims[p.rank];
-    p.shared = apart || gradd_attr_int(r->attrs, "shared", 0);
-    p.turned = turned_size(&r->in[1].type, p.shared);
-    table_jumps(&r->in[1].type, x, p.jump_c);
-    table_jumps(&r->in[2].type, x, p.jump_s);
-    p.interleaved = gradd_attr_int(r->attrs, "interleaved", 0);
-    p.transposed = gradd_attr_int(r->attrs, "transposed", 0);
-    p.clockwise = p.transposed != (gradd_attr_int(r->attrs, "inverse", 0) != 0);
+    p.shared = apart || gradd_attr_int(r->attrs, GRADD_ROPE_SHARED, 0);
+    p.turned = turned_size(&r->in[GRADD_ROPE_COS].type, p.shared);
+    table_jumps(&r->in[GRADD_ROPE_COS].type, x, p.jump_c);
+    table_jumps(&r->in[GRADD_ROPE_SIN].type, x, p.jump_s);
+    p.interleaved = gradd_attr_int(r->attrs, GRADD_ROPE_INTERLEAVED, 0);
+    p.transposed = gradd_attr_int(r->attrs, GRADD_ROPE_TRANSPOSED, 0);
+    p.clockwise = p.transposed != (gradd_attr_int(r->attrs, GRADD_ROPE_INVERSE, 0) != 0);
     return p;
 }
 
@@ -191,7 +195,8 @@ static rope_t describe(const gradd_launch_t *r, bool apart) {
 static gradd_status_t compute(const gradd_launch_t *r, bool apart) {
     rope_t p = describe(r, apart);
     int64_t blocks = (p.rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    rows_fn_t rows = pick_rows(r->in[0].type.dtype, r->in[1].type.dtype, p.shared);
+    rows_fn_t rows =
+        pick_rows(r->in[GRADD_ROPE_X].type.dtype, r->in[GRADD_ROPE_COS].type.dtype, p.shared);
 #pragma omp parallel for schedule(static) if (p.rows * p.size >= GRADD_PARALLEL_MIN)
     for (int64_t k = 0; k < blocks; k++) {
         int64_t end = (k + 1) * ROW_BLOCK;
@@ -218,7 +223,7 @@ static gradd_status_t ref(const gradd_launch_t *r, bool apart) {
     int64_t index[GRADD_MAX_RANK], at_c, at_s, half = p.turned / 2;
     bool from_pairs = apart ? !p.transposed : p.interleaved;
     bool to_pairs = apart ? p.transposed : p.interleaved;
-    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
+    GRADD_SWITCH_FLOAT(r->in[GRADD_ROPE_X].type.dtype, T, {
         for (int64_t row = 0; row < p.rows; row++) {
             const T *x = (const T *)p.x + row * p.size;
             T *y = (T *)p.y + row * p.size;
@@ -268,7 +273,8 @@ static gradd_status_t check_table(const gradd_type_t *t, const gradd_type_t *x, 
 }
 
 static gradd_status_t infer(gradd_infer_t *c, bool shared) {
-    const gradd_type_t *x = &c->in[0].type, *cos = &c->in[1].type, *sin = &c->in[2].type;
+    const gradd_type_t *x = &c->in[GRADD_ROPE_X].type, *cos = &c->in[GRADD_ROPE_COS].type,
+                       *sin = &c->in[GRADD_ROPE_SIN].type;
     if (x->rank < 1) return GRADD_FAIL(GRAPH, "x has no axis to turn");
     GRADD_TRY(check_table(cos, x, shared));
     GRADD_TRY(check_table(sin, x, shared));
@@ -279,7 +285,7 @@ static gradd_status_t infer(gradd_infer_t *c, bool shared) {
 }
 
 static gradd_status_t infer_rope(gradd_infer_t *c) {
-    return infer(c, gradd_attr_int(c->attrs, "shared", 0));
+    return infer(c, gradd_attr_int(c->attrs, GRADD_ROPE_SHARED, 0));
 }
 
 static gradd_status_t infer_apart(gradd_infer_t *c) {
@@ -315,18 +321,18 @@ static gradd_val_t joined(gradd_builder_t *b, gradd_val_t first, gradd_val_t sec
  * direction: dcos = (p a, q b) and dsin = sign (p b, -q a), or, transposed, sign (-q a, p b); the
  * two columns are summed where they are one, and both over what was broadcast. */
 static gradd_status_t grad_tables(gradd_grad_t *g, bool apart) {
-    bool transposed = gradd_attr_int(g->attrs, "transposed", 0);
-    bool shared = apart || gradd_attr_int(g->attrs, "shared", 0);
-    bool interleaved = gradd_attr_int(g->attrs, "interleaved", 0);
-    bool clockwise = transposed != (gradd_attr_int(g->attrs, "inverse", 0) != 0);
+    bool transposed = gradd_attr_int(g->attrs, GRADD_ROPE_TRANSPOSED, 0);
+    bool shared = apart || gradd_attr_int(g->attrs, GRADD_ROPE_SHARED, 0);
+    bool interleaved = gradd_attr_int(g->attrs, GRADD_ROPE_INTERLEAVED, 0);
+    bool clockwise = transposed != (gradd_attr_int(g->attrs, GRADD_ROPE_INVERSE, 0) != 0);
     if (g->b->status) return g->b->status;
-    int64_t turned = turned_size(gradd_val_type(g->b, g->in[1]), shared);
+    int64_t turned = turned_size(gradd_val_type(g->b, g->in[GRADD_ROPE_COS]), shared);
     bool from_pairs = apart ? !transposed : interleaved,
          to_pairs = apart ? transposed : interleaved;
     /* in the type of the tables, which is that of their gradients */
-    const gradd_dtype_t dtype = gradd_val_type(g->b, g->in[1])->dtype;
-    gradd_val_t a = members(g->b, g->in[0], turned, from_pairs, 0, dtype);
-    gradd_val_t b = members(g->b, g->in[0], turned, from_pairs, 1, dtype);
+    const gradd_dtype_t dtype = gradd_val_type(g->b, g->in[GRADD_ROPE_COS])->dtype;
+    gradd_val_t a = members(g->b, g->in[GRADD_ROPE_X], turned, from_pairs, 0, dtype);
+    gradd_val_t b = members(g->b, g->in[GRADD_ROPE_X], turned, from_pairs, 1, dtype);
     gradd_val_t p = members(g->b, g->dout[0], turned, to_pairs, 0, dtype);
     gradd_val_t q = members(g->b, g->dout[0], turned, to_pairs, 1, dtype);
     gradd_val_t by_cos[2] = {GRADD_EMIT(g->b, "Mul", p, a), GRADD_EMIT(g->b, "Mul", q, b)};
@@ -347,17 +353,19 @@ static gradd_status_t grad_tables(gradd_grad_t *g, bool apart) {
 }
 
 static gradd_status_t grad(gradd_grad_t *g, bool apart) {
-    gradd_attr_t attrs[4] = {
-        gradd_make_int("transposed", !gradd_attr_int(g->attrs, "transposed", 0)),
-        gradd_make_int("inverse", gradd_attr_int(g->attrs, "inverse", 0)),
-        gradd_make_int("interleaved", gradd_attr_int(g->attrs, "interleaved", 0)),
-        gradd_make_int("shared", gradd_attr_int(g->attrs, "shared", 0)),
+    gradd_attr_t attrs[GRADD_ROPE_ATTRS] = {
+        gradd_make_int(GRADD_ROPE_TRANSPOSED, !gradd_attr_int(g->attrs, GRADD_ROPE_TRANSPOSED, 0)),
+        gradd_make_int(GRADD_ROPE_INVERSE, gradd_attr_int(g->attrs, GRADD_ROPE_INVERSE, 0)),
+        gradd_make_int(GRADD_ROPE_INTERLEAVED, gradd_attr_int(g->attrs, GRADD_ROPE_INTERLEAVED, 0)),
+        gradd_make_int(GRADD_ROPE_SHARED, gradd_attr_int(g->attrs, GRADD_ROPE_SHARED, 0)),
     };
-    gradd_val_t in[3] = {g->dout[0], g->in[1], g->in[2]};
-    if (g->need[0])
-        g->din[0] =
-            gradd_emit_attrs(g->b, apart ? "RopeApart" : "Rope", in, 3, attrs, apart ? 2 : 4);
-    return g->need[1] || g->need[2] ? grad_tables(g, apart) : g->b->status;
+    gradd_val_t in[GRADD_ROPE_INPUTS] = {g->dout[0], g->in[GRADD_ROPE_COS], g->in[GRADD_ROPE_SIN]};
+    if (g->need[GRADD_ROPE_X])
+        g->din[GRADD_ROPE_X] =
+            gradd_emit_attrs(g->b, apart ? "RopeApart" : "Rope", in, GRADD_ROPE_INPUTS, attrs,
+                             apart ? GRADD_ROPE_APART_ATTRS : GRADD_ROPE_ATTRS);
+    return g->need[GRADD_ROPE_COS] || g->need[GRADD_ROPE_SIN] ? grad_tables(g, apart)
+                                                              : g->b->status;
 }
 
 static gradd_status_t grad_rope(gradd_grad_t *g) {
@@ -373,31 +381,32 @@ static gradd_status_t grad_apart(gradd_grad_t *g) {
  */
 static gradd_status_t expand(gradd_expand_t *x, bool apart) {
     gradd_builder_t *b = x->b;
-    const gradd_type_t type = *gradd_val_type(b, x->in[0]), table = *gradd_val_type(b, x->in[1]);
-    const bool transposed = gradd_attr_int(x->attrs, "transposed", 0);
-    const bool shared = apart || gradd_attr_int(x->attrs, "shared", 0);
-    const bool interleaved = gradd_attr_int(x->attrs, "interleaved", 0);
-    const bool clockwise = transposed != (gradd_attr_int(x->attrs, "inverse", 0) != 0);
+    const gradd_type_t type = *gradd_val_type(b, x->in[GRADD_ROPE_X]),
+                       table = *gradd_val_type(b, x->in[GRADD_ROPE_COS]);
+    const bool transposed = gradd_attr_int(x->attrs, GRADD_ROPE_TRANSPOSED, 0);
+    const bool shared = apart || gradd_attr_int(x->attrs, GRADD_ROPE_SHARED, 0);
+    const bool interleaved = gradd_attr_int(x->attrs, GRADD_ROPE_INTERLEAVED, 0);
+    const bool clockwise = transposed != (gradd_attr_int(x->attrs, GRADD_ROPE_INVERSE, 0) != 0);
     const bool from_pairs = apart ? !transposed : interleaved;
     const bool to_pairs = apart ? transposed : interleaved;
     const gradd_dtype_t wide = gradd_dtype_is_half(type.dtype) ? GRADD_DT_F32 : type.dtype;
     const int64_t size = type.dims[type.rank - 1], turned = turned_size(&table, shared);
     gradd_val_t v[2], cos[2], sin[2], y[2];
     for (int k = 0; k < 2; k++) {
-        v[k] = members(b, x->in[0], turned, from_pairs, k, wide);
+        v[k] = members(b, x->in[GRADD_ROPE_X], turned, from_pairs, k, wide);
         cos[k] = sin[k] = GRADD_NONE;
         if (shared) continue;
-        cos[k] = members(b, x->in[1], turned, to_pairs, k, wide);
-        sin[k] = members(b, x->in[2], turned, to_pairs, transposed ? 1 - k : k, wide);
+        cos[k] = members(b, x->in[GRADD_ROPE_COS], turned, to_pairs, k, wide);
+        sin[k] = members(b, x->in[GRADD_ROPE_SIN], turned, to_pairs, transposed ? 1 - k : k, wide);
     }
-    if (shared) cos[0] = cos[1] = gradd_cast(b, x->in[1], wide);
-    if (shared) sin[0] = sin[1] = gradd_cast(b, x->in[2], wide);
+    if (shared) cos[0] = cos[1] = gradd_cast(b, x->in[GRADD_ROPE_COS], wide);
+    if (shared) sin[0] = sin[1] = gradd_cast(b, x->in[GRADD_ROPE_SIN], wide);
     for (int k = 0; k < 2; k++)
         y[k] =
             GRADD_EMIT(b, (k == 0) == clockwise ? "Add" : "Sub", GRADD_EMIT(b, "Mul", v[k], cos[k]),
                        GRADD_EMIT(b, "Mul", v[1 - k], sin[k]));
     gradd_val_t row[2] = {gradd_cast(b, joined(b, y[0], y[1], to_pairs), type.dtype)};
-    if (turned < size) row[1] = gradd_slice(b, x->in[0], -1, turned, size, 1);
+    if (turned < size) row[1] = gradd_slice(b, x->in[GRADD_ROPE_X], -1, turned, size, 1);
     x->out[0] = turned < size ? gradd_concat(b, row, 2, -1) : row[0];
     return b->status;
 }
@@ -413,12 +422,12 @@ static gradd_status_t expand_apart(gradd_expand_t *x) {
 
 GRADD_OPS(
     rope,
-    GRADD_OP("Rope", "com.gradd", 1, (3, 3), (1, 1), .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
-             .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST({"interleaved", GRADD_ATTR_INT, false},
-                                      {"inverse", GRADD_ATTR_INT, false},
-                                      {"shared", GRADD_ATTR_INT, false},
-                                      {"transposed", GRADD_ATTR_INT, false}),
+    GRADD_OP("Rope", "com.gradd", 1, (GRADD_ROPE_INPUTS, GRADD_ROPE_INPUTS), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({GRADD_ROPE_INTERLEAVED, GRADD_ATTR_INT, false},
+                                      {GRADD_ROPE_INVERSE, GRADD_ATTR_INT, false},
+                                      {GRADD_ROPE_SHARED, GRADD_ATTR_INT, false},
+                                      {GRADD_ROPE_TRANSPOSED, GRADD_ATTR_INT, false}),
              .infer = infer_rope, .rowwise = gradd_rowwise_map, .grad = grad_rope,
              .expand = expand_rope, .ref = ref_rope,
              .cases = GRADD_CASES(
@@ -440,10 +449,10 @@ GRADD_OPS(
                  {.text = "f32[3,5,4,72] f32[5,1,64] f32[3,1,4,64] | interleaved=1 transposed=1"},
                  {.text = "f32[3,5,4,72] f32[4,64] f32[4,64] | transposed=1 inverse=1"},
                  {.text = "f32[3,5,4,72] f32[5,1,32] f32[5,1,32] | shared=1 interleaved=1"})),
-    GRADD_OP("RopeApart", "com.gradd", 1, (3, 3), (1, 1),
+    GRADD_OP("RopeApart", "com.gradd", 1, (GRADD_ROPE_INPUTS, GRADD_ROPE_INPUTS), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST({"inverse", GRADD_ATTR_INT, false},
-                                      {"transposed", GRADD_ATTR_INT, false}),
+             .attrs = GRADD_ATTR_LIST({GRADD_ROPE_INVERSE, GRADD_ATTR_INT, false},
+                                      {GRADD_ROPE_TRANSPOSED, GRADD_ATTR_INT, false}),
              .infer = infer_apart, .rowwise = gradd_rowwise_map, .grad = grad_apart,
              .expand = expand_apart, .ref = ref_apart,
              .cases = GRADD_CASES(

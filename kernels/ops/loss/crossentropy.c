@@ -13,6 +13,7 @@
  * logits' type, over the logits if they are not needed any more; an ignored row costs no exp. */
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/loss_labels.h"
+#include "kernels/describe/cross_entropy.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
@@ -20,18 +21,18 @@
 #include <math.h>
 #include <string.h>
 
-enum { DY, LOGITS, LABELS, STATS, ITEMS, WEIGHTS }; /* of the gradient */
-
 static gradd_loss_operands_t operands_of(const gradd_view_t *in, int n, bool backward) {
-    if (!backward) return gradd_loss_operands(in, n, 1);
-    return (gradd_loss_operands_t){&in[LABELS], n > ITEMS ? &in[ITEMS] : NULL,
-                                   n > WEIGHTS ? &in[WEIGHTS] : NULL};
+    const int labels = backward ? GRADD_CE_GRAD_LABELS : GRADD_CE_LABELS;
+    const int items = backward ? GRADD_CE_GRAD_ITEMS : GRADD_CE_ITEMS;
+    const int weights = backward ? GRADD_CE_GRAD_WEIGHTS : GRADD_CE_WEIGHTS;
+    return (gradd_loss_operands_t){&in[labels], n > items ? &in[items] : NULL,
+                                   n > weights ? &in[weights] : NULL};
 }
 
 static gradd_status_t read_loss(const gradd_launch_t *r, bool backward, gradd_loss_t *l) {
     const gradd_loss_operands_t operands = operands_of(r->in, r->n_in, backward);
-    return gradd_loss_read(&r->in[backward ? LOGITS : 0].type, r->attrs, &operands, r->workspace,
-                           l);
+    return gradd_loss_read(&r->in[backward ? GRADD_CE_GRAD_LOGITS : GRADD_CE_LOGITS].type, r->attrs,
+                           &operands, r->workspace, l);
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
@@ -73,10 +74,11 @@ static gradd_status_t forward(const gradd_launch_t *r, bool ref) {
     gradd_loss_t l;
     GRADD_TRY(read_loss(r, false, &l));
     double *each = (double *)r->workspace + l.rows, sum = 0; /* behind the labels */
-    const gradd_view_t *stats = r->n_out > 1 && r->out[1].data ? &r->out[1] : NULL;
+    const gradd_view_t *stats =
+        r->n_out > GRADD_CE_STATS && r->out[GRADD_CE_STATS].data ? &r->out[GRADD_CE_STATS] : NULL;
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
     for (int64_t i = 0; i < l.rows; i++)
-        each[i] = forward_row(&l, &r->in[0], i, stats, ref);
+        each[i] = forward_row(&l, &r->in[GRADD_CE_LOGITS], i, stats, ref);
     for (int64_t i = 0; i < l.rows; i++) {
         sum += each[i];
         if (l.reduction == GRADD_REDUCE_NONE) gradd_loss_store(&r->out[0], i, each[i]);
@@ -96,7 +98,7 @@ static gradd_status_t ref_loss(const gradd_launch_t *r) {
 /* ---- backward ------------------------------------------------------------------------------- */
 
 static void backward_row(const gradd_loss_t *l, const gradd_launch_t *r, int64_t i, bool ref) {
-    const gradd_view_t *x = &r->in[LOGITS], *z = &r->out[0];
+    const gradd_view_t *x = &r->in[GRADD_CE_GRAD_LOGITS], *z = &r->out[0];
     int64_t at = i * l->classes, label = l->labels[i];
     size_t bytes = gradd_dtype_bytes(l->dtype);
     if (label < 0) {
@@ -104,10 +106,12 @@ static void backward_row(const gradd_loss_t *l, const gradd_launch_t *r, int64_t
         return;
     }
     double factor =
-        gradd_loss_number(&r->in[DY], l->reduction == GRADD_REDUCE_NONE ? i : 0) / l->total;
-    const gradd_loss_label_t own_label = {label, gradd_loss_number(x, at + label),
-                                          gradd_loss_number(&r->in[STATS], 2 * i),
-                                          gradd_loss_number(&r->in[STATS], 2 * i + 1)};
+        gradd_loss_number(&r->in[GRADD_CE_GRAD_DY], l->reduction == GRADD_REDUCE_NONE ? i : 0) /
+        l->total;
+    const gradd_loss_label_t own_label = {
+        label, gradd_loss_number(x, at + label),
+        gradd_loss_number(&r->in[GRADD_CE_GRAD_STATS], 2 * i),
+        gradd_loss_number(&r->in[GRADD_CE_GRAD_STATS], 2 * i + 1)};
     /* of the label, before its place is written */
     const double own = gradd_loss_own_gradient(l, &own_label);
     const gradd_loss_spread_t s = gradd_loss_gradient(l, &own_label, factor);
@@ -145,53 +149,62 @@ static gradd_status_t ref_loss_grad(const gradd_launch_t *r) {
 
 static gradd_status_t check_shapes(const gradd_infer_t *c, bool backward) {
     const gradd_loss_operands_t operands = operands_of(c->in, c->n_in, backward);
-    return gradd_loss_check(&c->in[backward ? LOGITS : 0].type, &operands, c->attrs);
+    return gradd_loss_check(&c->in[backward ? GRADD_CE_GRAD_LOGITS : GRADD_CE_LOGITS].type,
+                            &operands, c->attrs);
 }
 
 static gradd_status_t infer_loss(gradd_infer_t *c) {
-    const gradd_type_t *x = &c->in[0].type;
+    const gradd_type_t *x = &c->in[GRADD_CE_LOGITS].type;
     GRADD_TRY(check_shapes(c, false));
-    if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE) c->out[0] = c->in[1].type;
-    c->out[0].dtype = gradd_loss_dtype(x->dtype);
-    if (c->n_out > 1)
-        c->out[1] = (gradd_type_t){
+    if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE)
+        c->out[GRADD_CE_LOSS] = c->in[GRADD_CE_LABELS].type;
+    c->out[GRADD_CE_LOSS].dtype = gradd_loss_dtype(x->dtype);
+    if (c->n_out > GRADD_CE_STATS)
+        c->out[GRADD_CE_STATS] = (gradd_type_t){
             gradd_loss_dtype(x->dtype), 2, {gradd_type_count(x) / x->dims[x->rank - 1], 2}
         };
     return GRADD_OK;
 }
 
 static gradd_status_t infer_loss_grad(gradd_infer_t *c) {
-    c->out[0] = c->in[LOGITS].type;
+    c->out[GRADD_CE_DLOGITS] = c->in[GRADD_CE_GRAD_LOGITS].type;
     GRADD_TRY(check_shapes(c, true));
-    const gradd_type_t *x = &c->in[LOGITS].type;
-    if (gradd_type_count(&c->in[STATS].type) != 2 * gradd_type_count(x) / x->dims[x->rank - 1])
+    const gradd_type_t *x = &c->in[GRADD_CE_GRAD_LOGITS].type;
+    if (gradd_type_count(&c->in[GRADD_CE_GRAD_STATS].type) !=
+        2 * gradd_type_count(x) / x->dims[x->rank - 1])
         return GRADD_FAIL(GRAPH, "the statistics do not have two entries per row");
     return GRADD_OK;
 }
 
 /* The label of each row, and in forward its loss. */
 static size_t workspace_loss(const gradd_infer_t *c) {
-    return (sizeof(int64_t) + sizeof(double)) * (size_t)gradd_type_count(&c->in[1].type);
+    return (sizeof(int64_t) + sizeof(double)) *
+           (size_t)gradd_type_count(&c->in[GRADD_CE_LABELS].type);
 }
 
 static size_t workspace_loss_grad(const gradd_infer_t *c) {
-    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[LABELS].type);
+    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[GRADD_CE_GRAD_LABELS].type);
 }
 
 /* ---- gradient rule -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_loss(gradd_grad_t *g) {
-    gradd_attr_t attrs[4];
+    gradd_attr_t attrs[GRADD_CE_ATTRS];
     int n = 0;
-    if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
+    if (g->n_out > GRADD_CE_STATS && g->dout[GRADD_CE_STATS] != GRADD_NONE)
         return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
-    if (!g->need[0] || g->dout[0] == GRADD_NONE) return GRADD_OK;
-    for (int i = 0; i < g->attrs.n && n < 4; i++)
+    if (!g->need[GRADD_CE_LOGITS] || g->dout[GRADD_CE_LOSS] == GRADD_NONE) return GRADD_OK;
+    for (int i = 0; i < g->attrs.n && n < GRADD_CE_ATTRS; i++)
         attrs[n++] = g->attrs.v[i];
-    gradd_val_t in[6] = {g->dout[0], g->in[0], g->in[1], g->output(g, 1)};
-    for (int i = 2; i < 4; i++)
-        in[i + 2] = i < g->n_in ? g->in[i] : GRADD_NONE;
-    g->din[0] = gradd_emit_attrs(g->b, "CrossEntropyGrad", in, g->n_in + 2, attrs, n);
+    const int added = GRADD_CE_GRAD_ITEMS - GRADD_CE_ITEMS;
+    gradd_val_t in[GRADD_CE_GRAD_INPUTS] = {[GRADD_CE_GRAD_DY] = g->dout[GRADD_CE_LOSS],
+                                            [GRADD_CE_GRAD_LOGITS] = g->in[GRADD_CE_LOGITS],
+                                            [GRADD_CE_GRAD_LABELS] = g->in[GRADD_CE_LABELS],
+                                            [GRADD_CE_GRAD_STATS] = g->output(g, GRADD_CE_STATS)};
+    for (int i = GRADD_CE_ITEMS; i < GRADD_CE_INPUTS; i++)
+        in[i + added] = i < g->n_in ? g->in[i] : GRADD_NONE;
+    g->din[GRADD_CE_LOGITS] =
+        gradd_emit_attrs(g->b, "CrossEntropyGrad", in, g->n_in + added, attrs, n);
     return g->b->status;
 }
 
@@ -224,18 +237,18 @@ static gradd_val_t shifted(gradd_builder_t *b, gradd_val_t labels, int64_t n, in
 
 static rows_t find_rows(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
-    const gradd_type_t type = *gradd_val_type(b, x->in[0]);
+    const gradd_type_t type = *gradd_val_type(b, x->in[GRADD_CE_LOGITS]);
     rows_t r = {.classes = type.dims[type.rank - 1],
                 .used = GRADD_NONE,
                 .weights = GRADD_NONE,
                 .own = GRADD_NONE};
     r.n = gradd_type_count(&type) / r.classes;
-    gradd_val_t labels = gradd_cast(b, x->in[1], GRADD_DT_I64), counted;
-    if (gradd_attr_int(x->attrs, "shift", 0) && r.n)
+    gradd_val_t labels = gradd_cast(b, x->in[GRADD_CE_LABELS], GRADD_DT_I64), counted;
+    if (gradd_attr_int(x->attrs, GRADD_CE_SHIFT, 0) && r.n)
         labels = shifted(b, labels, r.n, type.dims[type.rank - 2], &r.used);
     labels = gradd_reshape_to(b, labels, (int64_t[]){r.n, 1}, 2);
-    if (gradd_attr_find(x->attrs, "ignore_index")) {
-        const int64_t ignore = gradd_attr_int(x->attrs, "ignore_index", 0);
+    if (gradd_attr_find(x->attrs, GRADD_CE_IGNORE_INDEX)) {
+        const int64_t ignore = gradd_attr_int(x->attrs, GRADD_CE_IGNORE_INDEX, 0);
         gradd_val_t none = gradd_const_i64s(b, &ignore, 1);
         counted = GRADD_EMIT(b, "Not", GRADD_EMIT(b, "Equal", labels, none));
         r.used = r.used == GRADD_NONE ? counted : GRADD_EMIT(b, "And", r.used, counted);
@@ -244,8 +257,9 @@ static rows_t find_rows(gradd_expand_t *x) {
         labels = GRADD_EMIT(b, "Where", r.used, labels, gradd_const_scalar(b, GRADD_DT_I64, 0));
     r.labels =
         GRADD_EMIT(b, "CheckIndex", labels, gradd_const_scalar(b, GRADD_DT_I64, (double)r.classes));
-    if (x->n_in <= 3 || x->in[3] == GRADD_NONE) return r;
-    gradd_val_t weights = GRADD_EMIT(b, "StopGradient", x->in[3]); /* torch's have none */
+    if (x->n_in <= GRADD_CE_WEIGHTS || x->in[GRADD_CE_WEIGHTS] == GRADD_NONE) return r;
+    gradd_val_t weights =
+        GRADD_EMIT(b, "StopGradient", x->in[GRADD_CE_WEIGHTS]); /* torch's have none */
     r.weights = gradd_reshape_to(b, weights, (int64_t[]){1, r.classes}, 2);
     r.own = GRADD_EMIT(b, "Gather", weights, r.labels);
     return r;
@@ -261,7 +275,7 @@ static gradd_val_t where_used(gradd_builder_t *b, const rows_t *r, gradd_val_t v
 /* Loss of each row, [R, 1]. */
 static gradd_val_t loss_of_rows(gradd_expand_t *x, const rows_t *r, gradd_val_t logits) {
     gradd_builder_t *b = x->b;
-    const double e = gradd_attr_float(x->attrs, "smoothing", 0);
+    const double e = gradd_attr_float(x->attrs, GRADD_CE_SMOOTHING, 0);
     gradd_attr_t axis = gradd_make_int("axis", 1);
     gradd_val_t logs = gradd_emit_attrs(b, "LogSoftmax", &logits, 1, &axis, 1);
     gradd_val_t pick[2] = {logs, r->labels};
@@ -282,7 +296,7 @@ static gradd_val_t reduced(gradd_expand_t *x, const rows_t *r, gradd_val_t each)
     const gradd_dtype_t dtype = gradd_val_type(b, each)->dtype;
     const gradd_reduction_t reduction = gradd_loss_reduction(x->attrs);
     if (reduction == GRADD_REDUCE_NONE) {
-        const gradd_type_t labels = *gradd_val_type(b, x->in[1]);
+        const gradd_type_t labels = *gradd_val_type(b, x->in[GRADD_CE_LABELS]);
         return gradd_reshape_to(b, each, labels.dims, labels.rank);
     }
     gradd_val_t sum = gradd_reduce_from(b, "ReduceSum", each, 0), total = GRADD_NONE;
@@ -292,8 +306,9 @@ static gradd_val_t reduced(gradd_expand_t *x, const rows_t *r, gradd_val_t each)
         total = gradd_reduce_from(b, "ReduceSum", gradd_cast(b, r->used, dtype), 0);
     else if (reduction == GRADD_REDUCE_MEAN)
         total = gradd_const_scalar(b, dtype, (double)r->n);
-    else if (x->n_in > 2 && x->in[2] != GRADD_NONE)
-        total = gradd_reshape_to(b, gradd_cast(b, x->in[2], dtype), (int64_t[]){1, 1}, 2);
+    else if (x->n_in > GRADD_CE_ITEMS && x->in[GRADD_CE_ITEMS] != GRADD_NONE)
+        total =
+            gradd_reshape_to(b, gradd_cast(b, x->in[GRADD_CE_ITEMS], dtype), (int64_t[]){1, 1}, 2);
     if (total != GRADD_NONE) sum = GRADD_EMIT(b, "Div", sum, total);
     return gradd_reshape_to(b, sum, (int64_t[]){0}, 0);
 }
@@ -302,9 +317,9 @@ static gradd_status_t expand_loss(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     const rows_t r = find_rows(x);
     if (b->status) return b->status;
-    gradd_val_t logits = gradd_wide(b, x->in[0]);
+    gradd_val_t logits = gradd_wide(b, x->in[GRADD_CE_LOGITS]);
     logits = gradd_reshape_to(b, logits, (int64_t[]){r.n, r.classes}, 2);
-    x->out[0] = reduced(x, &r, loss_of_rows(x, &r, logits));
+    x->out[GRADD_CE_LOSS] = reduced(x, &r, loss_of_rows(x, &r, logits));
     if (x->n_out < 2) return b->status;
     gradd_val_t max = gradd_reduce_from(b, "ReduceMax", logits, 1), pair[2];
     gradd_val_t parts = GRADD_EMIT(b, "Exp", GRADD_EMIT(b, "Sub", logits, max));
@@ -312,22 +327,24 @@ static gradd_status_t expand_loss(gradd_expand_t *x) {
     pair[0] = where_used(b, &r, max);
     pair[1] = GRADD_EMIT(b, "Sub", gradd_reduce_from(b, "ReduceSum", parts, 1), one);
     pair[1] = where_used(b, &r, pair[1]);
-    x->out[1] = gradd_concat(b, pair, 2, 1);
+    x->out[GRADD_CE_STATS] = gradd_concat(b, pair, 2, 1);
     return b->status;
 }
 
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define LOSS_ATTRS                                                                                 \
-    GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false},                                       \
-                    {"ignore_index", GRADD_ATTR_INT, false}, {"shift", GRADD_ATTR_INT, false},     \
-                    {"smoothing", GRADD_ATTR_FLOAT, false})
+    GRADD_ATTR_LIST({GRADD_CE_REDUCTION, GRADD_ATTR_STRING, false},                                \
+                    {GRADD_CE_IGNORE_INDEX, GRADD_ATTR_INT, false},                                \
+                    {GRADD_CE_SHIFT, GRADD_ATTR_INT, false},                                       \
+                    {GRADD_CE_SMOOTHING, GRADD_ATTR_FLOAT, false})
 #define LABELS4 "i64[4]={0,-100,2,1}"
 
 GRADD_OPS(
     crossentropy,
     GRADD_OP(
-        "CrossEntropy", "com.gradd", 1, (2, 4), (1, 2), .no_diff = 4 | 8,
+        "CrossEntropy", "com.gradd", 1, (GRADD_CE_ITEMS, GRADD_CE_INPUTS), (1, GRADD_CE_OUTPUTS),
+        .no_diff = 1 << GRADD_CE_ITEMS | 1 << GRADD_CE_WEIGHTS,
         .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM, GRADD_T_FLOAT}, .attrs = LOSS_ATTRS,
         .infer = infer_loss, .grad = grad_loss, .expand = expand_loss, .ref = ref_loss,
         .cases = GRADD_CASES(
@@ -371,7 +388,7 @@ GRADD_OPS(
              .grad_tol = -1},
             {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1})),
     GRADD_OP(
-        "CrossEntropyGrad", "com.gradd", 1, (4, 6), (1, 1),
+        "CrossEntropyGrad", "com.gradd", 1, (GRADD_CE_GRAD_ITEMS, GRADD_CE_GRAD_INPUTS), (1, 1),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT, GRADD_T_NUM,
                   GRADD_T_FLOAT},
@@ -398,5 +415,5 @@ GRADD_KERNELS(cpu, crossentropy,
               GRADD_KERNEL("CrossEntropyGrad", "loop",
                            .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64,
                                      GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64},
-                           .inplace = 1 << LOGITS, .compute = compute_loss_grad,
+                           .inplace = 1 << GRADD_CE_GRAD_LOGITS, .compute = compute_loss_grad,
                            .workspace = workspace_loss_grad));

@@ -12,6 +12,7 @@
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/softmax_rows.h"
+#include "kernels/describe/cross_entropy.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
@@ -36,8 +37,8 @@ static loss_t loss_of(const gradd_launch_t *r, const gradd_type_t *type, int lab
     l.rows = l.n * l.d;
     l.labels = (int64_t *)r->workspace + skip * l.rows;
     l.reduction = gradd_loss_reduction(r->attrs);
-    l.ignores = gradd_attr_find(r->attrs, "ignore_index") != NULL;
-    l.ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
+    l.ignores = gradd_attr_find(r->attrs, GRADD_CE_IGNORE_INDEX) != NULL;
+    l.ignore = gradd_attr_int(r->attrs, GRADD_CE_IGNORE_INDEX, 0);
     if (r->n_in > labels + 1 && r->in[labels + 1].type.dtype) l.weights = &r->in[labels + 1];
     return l;
 }
@@ -252,7 +253,7 @@ static size_t workspace_likelihood_grad(const gradd_infer_t *c) {
 /* Checks labels and weights against scores; `first` is the index of the labels. */
 static gradd_status_t check_shapes(const gradd_infer_t *c, const gradd_type_t *x, int first) {
     const gradd_type_t *labels = &c->in[first].type;
-    const char *name = gradd_attr_string(c->attrs, "reduction", "mean");
+    const char *name = gradd_attr_string(c->attrs, GRADD_CE_REDUCTION, "mean");
     if (strcmp(name, "none") && strcmp(name, "sum") && strcmp(name, "mean"))
         return GRADD_FAIL(GRAPH, "reduction=\"%s\" is not defined", name);
     bool fits = x->rank >= 2 && labels->rank == x->rank - 1 && labels->dims[0] == x->dims[0] &&
@@ -333,8 +334,8 @@ static gradd_status_t grad_likelihood(gradd_grad_t *g) {
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define LOSS_ATTRS                                                                                 \
-    {"reduction", GRADD_ATTR_STRING, false}, {                                                     \
-        "ignore_index", GRADD_ATTR_INT, false                                                      \
+    {GRADD_CE_REDUCTION, GRADD_ATTR_STRING, false}, {                                              \
+        GRADD_CE_IGNORE_INDEX, GRADD_ATTR_INT, false                                               \
     }
 #define LABELS "i64[4]={0,-100,2,1}"
 #define CASES_LOSS(more)                                                                           \

@@ -15,6 +15,7 @@
 #include "kernels/contract/op.h"
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
+#include "kernels/describe/norm.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
@@ -102,12 +103,12 @@ static int64_t count_chunks(int64_t rows) {
 
 static gradd_status_t read_shape(const gradd_launch_t *r, const gradd_type_t *x, norm_t *p) {
     int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), x->rank, false, &axis));
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, GRADD_NORM_AXIS, -1), x->rank, false, &axis));
     *p = (norm_t){.rows = count_rows(x, axis), .n = 1};
     for (int i = axis; i < x->rank; i++)
         p->n *= x->dims[i];
     p->chunks = count_chunks(p->rows);
-    p->epsilon = gradd_attr_float(r->attrs, "epsilon", 1e-5);
+    p->epsilon = gradd_attr_float(r->attrs, GRADD_NORM_EPSILON, 1e-5);
     return GRADD_OK;
 }
 
@@ -137,7 +138,7 @@ static void store_sum(const kernels_t *kernels, const norm_t *p, void *parts,
 }
 
 static gradd_status_t compute_forward(const gradd_launch_t *r, norm_t *p) {
-    const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
+    const kernels_t *kernels = kernels_of(r->in[GRADD_NORM_X].type.dtype);
     int64_t blocks = (p->rows + ROW_BLOCK - 1) / ROW_BLOCK;
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
     for (int64_t block = 0; block < blocks; block++) {
@@ -150,21 +151,23 @@ static gradd_status_t compute_forward(const gradd_launch_t *r, norm_t *p) {
 
 static gradd_status_t compute_layer_norm(const gradd_launch_t *r) {
     norm_t p;
-    GRADD_TRY(read_shape(r, &r->in[0].type, &p));
+    GRADD_TRY(read_shape(r, &r->in[GRADD_NORM_X].type, &p));
     p.centred = true;
     size_t room = align_up(sizeof(float) * (size_t)p.n);
-    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->workspace), p.y = r->out[0].data;
-    if (r->n_in > 2 && r->in[2].type.dtype != GRADD_DT_NONE)
-        p.bias = wide(&r->in[2], p.n, (char *)r->workspace + room);
-    p.mean = output(r, 1), p.inv = output(r, 2);
+    p.x = r->in[GRADD_NORM_X].data, p.scale = wide(&r->in[GRADD_NORM_SCALE], p.n, r->workspace),
+    p.y = r->out[GRADD_NORM_Y].data;
+    if (r->n_in > GRADD_NORM_BIAS && r->in[GRADD_NORM_BIAS].type.dtype != GRADD_DT_NONE)
+        p.bias = wide(&r->in[GRADD_NORM_BIAS], p.n, (char *)r->workspace + room);
+    p.mean = output(r, GRADD_LAYER_NORM_MEAN), p.inv = output(r, GRADD_LAYER_NORM_INV);
     return compute_forward(r, &p);
 }
 
 static gradd_status_t compute_rms_norm(const gradd_launch_t *r) {
     norm_t p;
-    GRADD_TRY(read_shape(r, &r->in[0].type, &p));
-    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->workspace), p.y = r->out[0].data;
-    p.inv = output(r, 1);
+    GRADD_TRY(read_shape(r, &r->in[GRADD_NORM_X].type, &p));
+    p.x = r->in[GRADD_NORM_X].data, p.scale = wide(&r->in[GRADD_NORM_SCALE], p.n, r->workspace),
+    p.y = r->out[GRADD_NORM_Y].data;
+    p.inv = output(r, GRADD_RMS_NORM_INV);
     return compute_forward(r, &p);
 }
 
@@ -174,48 +177,52 @@ static size_t part_bytes(int64_t chunks, int64_t n, gradd_dtype_t x) {
 
 /* outputs: dx, dscale, dbias; any of them may be unwanted */
 static gradd_status_t compute_backward(const gradd_launch_t *r, norm_t *p) {
-    const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
-    size_t parts = part_bytes(p->chunks, p->n, r->in[0].type.dtype);
-    void *dscale = output(r, 1), *dbias = output(r, 2);
-    p->dy = r->in[0].data, p->x = r->in[1].data, p->y = output(r, 0);
+    const kernels_t *kernels = kernels_of(r->in[GRADD_NORM_GRAD_DY].type.dtype);
+    size_t parts = part_bytes(p->chunks, p->n, r->in[GRADD_NORM_GRAD_DY].type.dtype);
+    void *dscale = output(r, GRADD_NORM_DSCALE), *dbias = output(r, GRADD_NORM_DBIAS);
+    p->dy = r->in[GRADD_NORM_GRAD_DY].data, p->x = r->in[GRADD_NORM_GRAD_X].data,
+    p->y = output(r, GRADD_NORM_DX);
     p->parts_scale = dscale ? r->workspace : NULL;
     p->parts_bias = dbias ? (char *)r->workspace + parts : NULL;
-    p->scale = wide(&r->in[2], p->n, (char *)r->workspace + 2 * parts);
+    p->scale = wide(&r->in[GRADD_NORM_GRAD_SCALE], p->n, (char *)r->workspace + 2 * parts);
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
     for (int64_t c = 0; c < p->chunks; c++)
         kernels->rows_grad(p, c);
-    if (dscale) store_sum(kernels, p, p->parts_scale, &r->out[1]);
-    if (dbias) store_sum(kernels, p, p->parts_bias, &r->out[2]);
+    if (dscale) store_sum(kernels, p, p->parts_scale, &r->out[GRADD_NORM_DSCALE]);
+    if (dbias) store_sum(kernels, p, p->parts_bias, &r->out[GRADD_NORM_DBIAS]);
     return GRADD_OK;
 }
 
 static gradd_status_t compute_layer_norm_grad(const gradd_launch_t *r) {
     norm_t p;
-    GRADD_TRY(read_shape(r, &r->in[1].type, &p));
+    GRADD_TRY(read_shape(r, &r->in[GRADD_NORM_GRAD_X].type, &p));
     p.centred = true;
-    p.mean = r->in[3].data, p.inv = r->in[4].data;
+    p.mean = r->in[GRADD_LAYER_NORM_GRAD_MEAN].data, p.inv = r->in[GRADD_LAYER_NORM_GRAD_INV].data;
     return compute_backward(r, &p);
 }
 
 static gradd_status_t compute_rms_norm_grad(const gradd_launch_t *r) {
     norm_t p;
-    GRADD_TRY(read_shape(r, &r->in[1].type, &p));
-    p.inv = r->in[3].data;
+    GRADD_TRY(read_shape(r, &r->in[GRADD_NORM_GRAD_X].type, &p));
+    p.inv = r->in[GRADD_RMS_NORM_GRAD_INV].data;
     return compute_backward(r, &p);
 }
 
 /* The definition, in double, with plain loops; serves both forward operators. */
 static gradd_status_t ref_forward(const gradd_launch_t *r) {
     norm_t p;
-    GRADD_TRY(read_shape(r, &r->in[0].type, &p));
+    GRADD_TRY(read_shape(r, &r->in[GRADD_NORM_X].type, &p));
     bool layer = !strcmp(r->op->name, "LayerNormalization");
-    bool biased = layer && r->n_in > 2 && r->in[2].type.dtype != GRADD_DT_NONE;
-    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
-        const T *scale = r->in[1].data, *bias = biased ? r->in[2].data : NULL;
-        T *means = layer ? output(r, 1) : NULL, *invs = output(r, layer ? 2 : 1);
+    bool biased =
+        layer && r->n_in > GRADD_NORM_BIAS && r->in[GRADD_NORM_BIAS].type.dtype != GRADD_DT_NONE;
+    GRADD_SWITCH_FLOAT(r->in[GRADD_NORM_X].type.dtype, T, {
+        const T *scale = r->in[GRADD_NORM_SCALE].data,
+                *bias = biased ? r->in[GRADD_NORM_BIAS].data : NULL;
+        T *means = layer ? output(r, GRADD_LAYER_NORM_MEAN) : NULL,
+          *invs = output(r, layer ? GRADD_LAYER_NORM_INV : GRADD_RMS_NORM_INV);
         for (int64_t row = 0; row < p.rows; row++) {
-            const T *x = (const T *)r->in[0].data + row * p.n;
-            T *y = (T *)r->out[0].data + row * p.n;
+            const T *x = (const T *)r->in[GRADD_NORM_X].data + row * p.n;
+            T *y = (T *)r->out[GRADD_NORM_Y].data + row * p.n;
             double mean = 0, square = 0;
             for (int64_t i = 0; i < p.n && layer; i++)
                 mean += x[i] / (double)p.n;
@@ -257,47 +264,49 @@ static gradd_type_t stats_type(const gradd_type_t *x, int axis) {
 }
 
 static gradd_status_t infer_forward(gradd_infer_t *c) {
-    const gradd_type_t *x = &c->in[0].type;
+    const gradd_type_t *x = &c->in[GRADD_NORM_X].type;
     int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", -1), x->rank, false, &axis));
-    if (gradd_attr_int(c->attrs, "stash_type", 1) != 1)
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, GRADD_NORM_AXIS, -1), x->rank, false, &axis));
+    if (gradd_attr_int(c->attrs, GRADD_NORM_STASH_TYPE, 1) != 1)
         return GRADD_FAIL(UNSUPPORTED, "stash_type other than float");
-    for (int i = 1; i < c->n_in; i++)
+    for (int i = GRADD_NORM_SCALE; i < c->n_in; i++)
         if (c->in[i].type.dtype != GRADD_DT_NONE) GRADD_TRY(check_row_vector(c, i, x, axis));
-    if (c->n_in > 2 && c->in[2].type.dtype != GRADD_DT_NONE &&
-        c->in[2].type.dtype != c->in[1].type.dtype)
+    if (c->n_in > GRADD_NORM_BIAS && c->in[GRADD_NORM_BIAS].type.dtype != GRADD_DT_NONE &&
+        c->in[GRADD_NORM_BIAS].type.dtype != c->in[GRADD_NORM_SCALE].type.dtype)
         return GRADD_FAIL(UNSUPPORTED, "scale and bias differ in type");
-    c->out[0] = *x;
-    for (int j = 1; j < c->n_out; j++)
+    c->out[GRADD_NORM_Y] = *x;
+    for (int j = GRADD_NORM_Y + 1; j < c->n_out; j++)
         c->out[j] = stats_type(x, axis);
     return GRADD_OK;
 }
 
 static gradd_status_t infer_backward(gradd_infer_t *c) {
-    const gradd_type_t *x = &c->in[1].type;
+    const gradd_type_t *x = &c->in[GRADD_NORM_GRAD_X].type;
     int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", -1), x->rank, false, &axis));
-    GRADD_TRY(check_row_vector(c, 2, x, axis));
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, GRADD_NORM_AXIS, -1), x->rank, false, &axis));
+    GRADD_TRY(check_row_vector(c, GRADD_NORM_GRAD_SCALE, x, axis));
     gradd_type_t stats = stats_type(x, axis);
-    if (!gradd_type_equal(x, &c->in[0].type)) return GRADD_FAIL(GRAPH, "dy and x differ in shape");
-    for (int i = 3; i < c->n_in; i++)
+    if (!gradd_type_equal(x, &c->in[GRADD_NORM_GRAD_DY].type))
+        return GRADD_FAIL(GRAPH, "dy and x differ in shape");
+    for (int i = GRADD_NORM_GRAD_STATS; i < c->n_in; i++)
         if (!gradd_type_equal(&c->in[i].type, &stats))
             return GRADD_FAIL(GRAPH, "input %d does not have one entry per row", i);
-    c->out[0] = *x;
-    for (int j = 1; j < c->n_out; j++)
-        c->out[j] = c->in[2].type;
+    c->out[GRADD_NORM_DX] = *x;
+    for (int j = GRADD_NORM_DSCALE; j < c->n_out; j++)
+        c->out[j] = c->in[GRADD_NORM_GRAD_SCALE].type;
     return GRADD_OK;
 }
 
 /* Room for scale and bias in f32. */
 static size_t workspace_forward(const gradd_infer_t *c) {
-    if (!gradd_dtype_is_half(c->in[0].type.dtype)) return 0;
-    return 2 * align_up(sizeof(float) * (size_t)gradd_type_count(&c->in[1].type));
+    if (!gradd_dtype_is_half(c->in[GRADD_NORM_X].type.dtype)) return 0;
+    return 2 * align_up(sizeof(float) * (size_t)gradd_type_count(&c->in[GRADD_NORM_SCALE].type));
 }
 
 /* Parts of dscale and dbias, and the scale in f32. */
 static size_t workspace_backward(const gradd_infer_t *c) {
-    const gradd_type_t *x = &c->in[1].type, *scale = &c->in[2].type;
+    const gradd_type_t *x = &c->in[GRADD_NORM_GRAD_X].type,
+                       *scale = &c->in[GRADD_NORM_GRAD_SCALE].type;
     int64_t n = gradd_type_count(scale),
             chunks = count_chunks(count_rows(x, x->rank - scale->rank));
     return 2 * part_bytes(chunks, n, x->dtype) + align_up(sizeof(float) * (size_t)n);
@@ -308,18 +317,24 @@ static size_t workspace_backward(const gradd_infer_t *c) {
 static gradd_status_t grad_norm(gradd_grad_t *g, const char *op, int n_stats) {
     gradd_builder_t *b = g->b;
     int n_out = 1;
-    for (int i = 1; i < g->n_in; i++)
+    for (int i = GRADD_NORM_SCALE; i < g->n_in; i++)
         if (g->need[i]) n_out = i + 1; /* frozen scales cost nothing */
-    for (int j = 1; j < g->n_out; j++)
+    for (int j = GRADD_NORM_Y + 1; j < g->n_out; j++)
         if (g->dout[j] != GRADD_NONE)
             return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
-    if (g->dout[0] == GRADD_NONE) return GRADD_OK;
-    gradd_val_t in[5] = {g->dout[0], g->in[0], g->in[1]}, out[3];
+    if (g->dout[GRADD_NORM_Y] == GRADD_NONE) return GRADD_OK;
+    gradd_val_t in[GRADD_LAYER_NORM_GRAD_INPUTS] = {[GRADD_NORM_GRAD_DY] = g->dout[GRADD_NORM_Y],
+                                                    [GRADD_NORM_GRAD_X] = g->in[GRADD_NORM_X],
+                                                    [GRADD_NORM_GRAD_SCALE] =
+                                                        g->in[GRADD_NORM_SCALE]};
+    gradd_val_t out[GRADD_NORM_GRAD_OUTPUTS];
     for (int i = 0; i < n_stats; i++)
-        in[3 + i] = g->output(g, 1 + i);
-    gradd_attr_t attr = gradd_make_int("axis", gradd_attr_int(g->attrs, "axis", -1));
+        in[GRADD_NORM_GRAD_STATS + i] = g->output(g, GRADD_NORM_Y + 1 + i);
+    gradd_attr_t attr =
+        gradd_make_int(GRADD_NORM_AXIS, gradd_attr_int(g->attrs, GRADD_NORM_AXIS, -1));
     if (b->status) return b->status;
-    b->status = b->emit(b, &(gradd_emit_t){op, in, 3 + n_stats, &attr, 1}, out, n_out);
+    b->status =
+        b->emit(b, &(gradd_emit_t){op, in, GRADD_NORM_GRAD_STATS + n_stats, &attr, 1}, out, n_out);
     if (b->status) return b->status;
     for (int i = 0; i < g->n_in && i < n_out; i++)
         if (g->need[i]) g->din[i] = out[i];
@@ -339,11 +354,11 @@ static gradd_status_t grad_rms_norm(gradd_grad_t *g) {
 /* Both norms, outputs as the row has them. */
 static gradd_status_t expand_norm(gradd_expand_t *x, bool centred) {
     gradd_builder_t *b = x->b;
-    const gradd_type_t type = *gradd_val_type(b, x->in[0]);
+    const gradd_type_t type = *gradd_val_type(b, x->in[GRADD_NORM_X]);
     int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(x->attrs, "axis", -1), type.rank, false, &axis));
-    const double epsilon = gradd_attr_float(x->attrs, "epsilon", 1e-5);
-    gradd_val_t v = gradd_wide(b, x->in[0]), mean = GRADD_NONE;
+    GRADD_TRY(gradd_axis(gradd_attr_int(x->attrs, GRADD_NORM_AXIS, -1), type.rank, false, &axis));
+    const double epsilon = gradd_attr_float(x->attrs, GRADD_NORM_EPSILON, 1e-5);
+    gradd_val_t v = gradd_wide(b, x->in[GRADD_NORM_X]), mean = GRADD_NONE;
     if (centred) {
         mean = gradd_reduce_from(b, "ReduceMean", v, axis);
         v = GRADD_EMIT(b, "Sub", v, mean);
@@ -352,8 +367,10 @@ static gradd_status_t expand_norm(gradd_expand_t *x, bool centred) {
     gradd_val_t small = gradd_const_scalar(b, wide_dtype(type.dtype), epsilon);
     gradd_val_t root = GRADD_EMIT(b, "Sqrt", GRADD_EMIT(b, "Add", square, small));
     gradd_val_t inv = GRADD_EMIT(b, "Reciprocal", root);
-    gradd_val_t y = GRADD_EMIT(b, "Mul", GRADD_EMIT(b, "Mul", v, inv), gradd_wide(b, x->in[1]));
-    if (x->n_in > 2 && x->in[2] != GRADD_NONE) y = GRADD_EMIT(b, "Add", y, gradd_wide(b, x->in[2]));
+    gradd_val_t y =
+        GRADD_EMIT(b, "Mul", GRADD_EMIT(b, "Mul", v, inv), gradd_wide(b, x->in[GRADD_NORM_SCALE]));
+    if (x->n_in > GRADD_NORM_BIAS && x->in[GRADD_NORM_BIAS] != GRADD_NONE)
+        y = GRADD_EMIT(b, "Add", y, gradd_wide(b, x->in[GRADD_NORM_BIAS]));
     const gradd_val_t all[3] = {gradd_cast(b, y, type.dtype), centred ? mean : inv, inv};
     for (int j = 0; j < x->n_out; j++)
         x->out[j] = all[j];
@@ -371,14 +388,16 @@ static gradd_status_t expand_rms_norm(gradd_expand_t *x) {
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 #define NORM_ATTRS                                                                                 \
-    GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"epsilon", GRADD_ATTR_FLOAT, false},         \
-                    {"stash_type", GRADD_ATTR_INT, false})
+    GRADD_ATTR_LIST({GRADD_NORM_AXIS, GRADD_ATTR_INT, false},                                      \
+                    {GRADD_NORM_EPSILON, GRADD_ATTR_FLOAT, false},                                 \
+                    {GRADD_NORM_STASH_TYPE, GRADD_ATTR_INT, false})
 
 GRADD_OPS(
     norm,
-    GRADD_OP("LayerNormalization", "", 17, (2, 3), (1, 3), .types = {GRADD_T_FLOAT},
-             .attrs = NORM_ATTRS, .infer = infer_forward, .rowwise = gradd_rowwise_axis,
-             .grad = grad_layer_norm, .expand = expand_layer_norm, .ref = ref_forward,
+    GRADD_OP("LayerNormalization", "", 17, (GRADD_NORM_BIAS, GRADD_NORM_INPUTS),
+             (1, GRADD_LAYER_NORM_OUTPUTS), .types = {GRADD_T_FLOAT}, .attrs = NORM_ATTRS,
+             .infer = infer_forward, .rowwise = gradd_rowwise_axis, .grad = grad_layer_norm,
+             .expand = expand_layer_norm, .ref = ref_forward,
              .cases = GRADD_CASES(
                  {.text = "f32[3,7] f32[7] f32[7]"}, {.text = "f32[2,3,45] f32[45]"},
                  {.text = "f32[2,3,5] f32[3,5] f32[3,5] | axis=1 epsilon=0.01"},
@@ -389,10 +408,12 @@ GRADD_OPS(
                  {.text = "f32[3,4096] f32[4096]", .grad_tol = -1},
                  {.text = "f32[2,9000] f32[9000] f32[9000] -> 3", .grad_tol = -1},
                  {.text = "f32[2,8999] f32[8999] f32[8999]", .grad_tol = -1})),
-    GRADD_OP("LayerNormGrad", "com.gradd", 1, (5, 5), (1, 3),
-             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_backward,
-             .ref = compute_layer_norm_grad,
+    GRADD_OP("LayerNormGrad", "com.gradd", 1,
+             (GRADD_LAYER_NORM_GRAD_INPUTS, GRADD_LAYER_NORM_GRAD_INPUTS),
+             (1, GRADD_NORM_GRAD_OUTPUTS), .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+             .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({GRADD_NORM_AXIS, GRADD_ATTR_INT, false}),
+             .infer = infer_backward, .ref = compute_layer_norm_grad,
              .cases = GRADD_CASES(
                  {.text = "f32[3,7] f32[3,7] f32[7] f32[3,1] f32[3,1]:(0.5,2) -> 3"},
                  {.text = "f32[67,64] f32[67,64] f32[64] f32[67,1] f32[67,1]:(0.5,2) -> 3"},
@@ -401,9 +422,10 @@ GRADD_OPS(
                  {.text = "f32[3,8192] f32[3,8192] f32[8192] f32[3,1] f32[3,1]:(0.5,2) -> 3"},
                  {.text = "f32[18,9001] f32[18,9001] f32[9001] f32[18,1] f32[18,1]:(0.5,2) -> 3"},
                  {.text = "f32[0,8] f32[0,8] f32[8] f32[0,1] f32[0,1] -> 3"})),
-    GRADD_OP("RMSNormalization", "", 23, (2, 2), (1, 2), .types = {GRADD_T_FLOAT},
-             .attrs = NORM_ATTRS, .infer = infer_forward, .rowwise = gradd_rowwise_axis,
-             .grad = grad_rms_norm, .expand = expand_rms_norm, .ref = ref_forward,
+    GRADD_OP("RMSNormalization", "", 23, (GRADD_NORM_BIAS, GRADD_NORM_BIAS),
+             (1, GRADD_RMS_NORM_OUTPUTS), .types = {GRADD_T_FLOAT}, .attrs = NORM_ATTRS,
+             .infer = infer_forward, .rowwise = gradd_rowwise_axis, .grad = grad_rms_norm,
+             .expand = expand_rms_norm, .ref = ref_forward,
              .cases = GRADD_CASES({.text = "f32[3,7] f32[7]"},
                                   {.text = "f32[2,3,45] f32[45] | epsilon=1e-6"},
                                   {.text = "f32[2,3,5] f32[3,5] | axis=1"},
@@ -411,9 +433,10 @@ GRADD_OPS(
                                   {.text = "f32[5,1024] f32[1024] -> 2", .grad_tol = -1},
                                   {.text = "f32[2,9000] f32[9000] -> 2", .grad_tol = -1})),
     GRADD_OP(
-        "RMSNormGrad", "com.gradd", 1, (4, 4), (1, 2),
-        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT},
-        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_backward,
+        "RMSNormGrad", "com.gradd", 1, (GRADD_RMS_NORM_GRAD_INPUTS, GRADD_RMS_NORM_GRAD_INPUTS),
+        (1, GRADD_NORM_DBIAS), .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+        .types = {GRADD_T_FLOAT},
+        .attrs = GRADD_ATTR_LIST({GRADD_NORM_AXIS, GRADD_ATTR_INT, false}), .infer = infer_backward,
         .ref = compute_rms_norm_grad,
         .cases = GRADD_CASES({.text = "f32[3,7] f32[3,7] f32[7] f32[3,1]:(0.5,2) -> 2"},
                              {.text = "f32[67,64] f32[67,64] f32[64] f32[67,1]:(0.5,2) -> 2"},

@@ -31,6 +31,7 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/linear_loss.h"
+#include "kernels/describe/cross_entropy.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
@@ -305,7 +306,8 @@ static void expand_gradients(const plain_linear_t *p, gradd_val_t dz) {
 
 /* Attributes that are the loss's own. */
 static int loss_attrs(gradd_attrs_t all, gradd_attr_t *out) {
-    static const char *const names[] = {"reduction", "ignore_index", "shift", "smoothing"};
+    static const char *const names[] = {GRADD_CE_REDUCTION, GRADD_CE_IGNORE_INDEX, GRADD_CE_SHIFT,
+                                        GRADD_CE_SMOOTHING};
     int n = 0;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (gradd_attr_find(all, names[i])) out[n++] = *gradd_attr_find(all, names[i]);
@@ -321,10 +323,10 @@ static gradd_val_t expand_loss(const plain_linear_t *p, gradd_val_t z, gradd_val
     gradd_val_t weights = operand(x, GRADD_HEAD_WEIGHTS), out[2];
     const bool weighted = weights != GRADD_NONE;
     for (int i = 0; i < n && weighted; i++)
-        if (!strcmp(attrs[i].name, "reduction")) attrs[i] = attrs[--n];
+        if (!strcmp(attrs[i].name, GRADD_CE_REDUCTION)) attrs[i] = attrs[--n];
     gradd_val_t labels = operand(x, GRADD_HEAD_LABELS);
     if (weighted) {
-        attrs[n++] = gradd_make_string("reduction", "none");
+        attrs[n++] = gradd_make_string(GRADD_CE_REDUCTION, "none");
         weights = gradd_reshape_as(b, gradd_cast(b, weights, p->wide), labels);
     }
     gradd_val_t in[4] = {z, labels, operand(x, GRADD_HEAD_ITEMS), operand(x, GRADD_HEAD_CLASSES)};
@@ -368,9 +370,9 @@ static gradd_status_t expand_head(gradd_expand_t *x) {
                         .dtype = gradd_val_type(b, x->in[GRADD_HEAD_X])->dtype,
                         .rows = as_matrix(b, gradd_wide(b, x->in[GRADD_HEAD_X])),
                         .weight = gradd_wide(b, x->in[GRADD_HEAD_W]),
-                        .trans = gradd_attr_int(x->attrs, "transB", 0),
-                        .softcap = gradd_attr_float(x->attrs, "softcap", 0),
-                        .scale = gradd_attr_float(x->attrs, "scale", 1)};
+                        .trans = gradd_attr_int(x->attrs, GRADD_HEAD_TRANS, 0),
+                        .softcap = gradd_attr_float(x->attrs, GRADD_HEAD_SOFTCAP, 0),
+                        .scale = gradd_attr_float(x->attrs, GRADD_HEAD_SCALE, 1)};
     p.wide = gradd_loss_dtype(p.dtype);
     const bool trains = x->n_out > 1;
     gradd_val_t z = logits_of(&p), dz = GRADD_NONE;
@@ -494,11 +496,14 @@ GRADD_OPS(
                    [GRADD_HEAD_DBIAS] = GRADD_HEAD_BIAS + 1},
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT, GRADD_T_NUM,
                   GRADD_T_NUM, GRADD_T_NUM},
-        .attrs = GRADD_ATTR_LIST(
-            {"reduction", GRADD_ATTR_STRING, false}, {"ignore_index", GRADD_ATTR_INT, false},
-            {"shift", GRADD_ATTR_INT, false}, {"smoothing", GRADD_ATTR_FLOAT, false},
-            {"transB", GRADD_ATTR_INT, false}, {"softcap", GRADD_ATTR_FLOAT, false},
-            {"scale", GRADD_ATTR_FLOAT, false}, {"chunk", GRADD_ATTR_INT, false}),
+        .attrs = GRADD_ATTR_LIST({GRADD_CE_REDUCTION, GRADD_ATTR_STRING, false},
+                                 {GRADD_CE_IGNORE_INDEX, GRADD_ATTR_INT, false},
+                                 {GRADD_CE_SHIFT, GRADD_ATTR_INT, false},
+                                 {GRADD_CE_SMOOTHING, GRADD_ATTR_FLOAT, false},
+                                 {GRADD_HEAD_TRANS, GRADD_ATTR_INT, false},
+                                 {GRADD_HEAD_SOFTCAP, GRADD_ATTR_FLOAT, false},
+                                 {GRADD_HEAD_SCALE, GRADD_ATTR_FLOAT, false},
+                                 {GRADD_HEAD_CHUNK, GRADD_ATTR_INT, false}),
         .infer = infer_head, .grad = grad_head, .expand = expand_head, .ref = gradd_head_ref,
         .cases = GRADD_CASES(
             {.text = "f32[5,3] f32[3,7] i64[5]:(0,6)", ROUNDED},

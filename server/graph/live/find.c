@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/describe/attention.h"
+#include "kernels/describe/cross_entropy.h"
 #include "server/graph/budget.h"
 #include "server/graph/live/live.h"
 #include "server/graph/match/match.h"
@@ -16,13 +17,13 @@ static bool is_input(const graph_t *g, gradd_val_t v) {
 static bool describe_loss(const graph_t *g, int32_t id, live_loss_t *out) {
     const graph_node_t *n = &g->nodes[id];
     if (strcmp(n->op->name, "CrossEntropy")) return false;
-    if (!gradd_attr_find(n->attrs, "ignore_index")) return false;
-    const gradd_type_t *x = graph_type(g, n->in[0]);
-    const bool shift = gradd_attr_int(n->attrs, "shift", 0);
+    if (!gradd_attr_find(n->attrs, GRADD_CE_IGNORE_INDEX)) return false;
+    const gradd_type_t *x = graph_type(g, n->in[GRADD_CE_LOGITS]);
+    const bool shift = gradd_attr_int(n->attrs, GRADD_CE_SHIFT, 0);
     *out = (live_loss_t){.node = id,
-                         .labels = match_through_views(g, n->in[1]),
+                         .labels = match_through_views(g, n->in[GRADD_CE_LABELS]),
                          .lead = x->rank - 1,
-                         .rows = gradd_type_count(graph_type(g, n->in[1]))};
+                         .rows = gradd_type_count(graph_type(g, n->in[GRADD_CE_LABELS]))};
     if (out->lead < 1 || !out->rows || !is_input(g, out->labels)) return false;
     const gradd_type_t *labels = graph_type(g, out->labels);
     if (!labels->rank || gradd_type_count(labels) != out->rows) return false;
@@ -31,7 +32,7 @@ static bool describe_loss(const graph_t *g, int32_t id, live_loss_t *out) {
 }
 
 static int64_t classes(const graph_t *g, int32_t id) {
-    const gradd_type_t *x = graph_type(g, g->nodes[id].in[0]);
+    const gradd_type_t *x = graph_type(g, g->nodes[id].in[GRADD_CE_LOGITS]);
     return x->dims[x->rank - 1];
 }
 
@@ -170,8 +171,8 @@ static gradd_status_t sweep(live_t *l) {
         }
         const graph_node_t *n = &g->nodes[id];
         l->at[id] = LIVE_ALL;
-        need(l, n->in[0], live_loss_set(l), l->loss.lead);
-        for (int i = 1; i < n->n_in; i++)
+        need(l, n->in[GRADD_CE_LOGITS], live_loss_set(l), l->loss.lead);
+        for (int i = GRADD_CE_LABELS; i < n->n_in; i++)
             need(l, n->in[i], LIVE_ALL, 0);
     }
     return GRADD_OK;

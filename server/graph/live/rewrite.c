@@ -4,6 +4,7 @@
 
 #include "kernels/contract/registry.h"
 #include "kernels/describe/attention.h"
+#include "kernels/describe/cross_entropy.h"
 #include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/live/live.h"
@@ -256,9 +257,9 @@ static gradd_status_t labels_of(rewrite_t *w, const graph_node_t *loss, live_set
     const gradd_type_t flat = {graph_type(w->g, l->labels)->dtype, 1, {l->rows}};
     const gradd_attr_t attrs[4] = {
         gradd_make_int("lead", 1),
-        gradd_make_int("offset", gradd_attr_int(loss->attrs, "shift", 0)),
+        gradd_make_int("offset", gradd_attr_int(loss->attrs, GRADD_CE_SHIFT, 0)),
         gradd_make_int("positions", l->positions),
-        gradd_make_int("fill", gradd_attr_int(loss->attrs, "ignore_index", 0))};
+        gradd_make_int("fill", gradd_attr_int(loss->attrs, GRADD_CE_IGNORE_INDEX, 0))};
     gradd_val_t in[2] = {GRADD_NONE, w->lists[set]};
     w->g->rows = LIVE_NONE;
     GRADD_TRY(resize(w, loss, "Reshape", l->labels, &flat, &in[0]));
@@ -269,10 +270,10 @@ static gradd_status_t labels_of(rewrite_t *w, const graph_node_t *loss, live_set
 /* Losses of some rows among zeros: the losses of all. */
 static gradd_status_t in_full(rewrite_t *w, const graph_node_t *loss, live_set_t set,
                               gradd_val_t *value) {
-    const gradd_type_t all = *graph_type(w->g, loss->out[0]);
+    const gradd_type_t all = *graph_type(w->g, loss->out[GRADD_CE_LOSS]);
     const gradd_attr_t dims = gradd_make_ints("dims", &w->l->loss.rows, 1);
     gradd_val_t in[2] = {*value, w->lists[set]};
-    if (strcmp(gradd_attr_string(loss->attrs, "reduction", "mean"), "none")) return GRADD_OK;
+    if (strcmp(gradd_attr_string(loss->attrs, GRADD_CE_REDUCTION, "mean"), "none")) return GRADD_OK;
     GRADD_TRY(add_named(w, loss, "ScatterRows", in, (gradd_attrs_t){&dims, 1}, value));
     return resize(w, loss, "Reshape", *value, &all, value);
 }
@@ -280,14 +281,14 @@ static gradd_status_t in_full(rewrite_t *w, const graph_node_t *loss, live_set_t
 static gradd_status_t shrink_loss(rewrite_t *w, const graph_node_t *n, gradd_val_t *out) {
     const live_set_t set = live_loss_set(w->l);
     gradd_val_t in[GRADD_OP_MAX_IN];
-    gradd_attr_t attrs[8];
+    gradd_attr_t attrs[GRADD_CE_ATTRS];
     int n_attrs = 0;
     memcpy(in, n->in, sizeof in[0] * (size_t)n->n_in);
     w->g->rows = (uint8_t)set;
-    GRADD_TRY(rows_of(w, n, n->in[0], set, w->l->loss.lead, &in[0]));
-    GRADD_TRY(labels_of(w, n, set, &in[1]));
-    for (int i = 0; i < n->attrs.n && n_attrs < 8; i++)
-        if (strcmp(n->attrs.v[i].name, "shift")) attrs[n_attrs++] = n->attrs.v[i];
+    GRADD_TRY(rows_of(w, n, n->in[GRADD_CE_LOGITS], set, w->l->loss.lead, &in[GRADD_CE_LOGITS]));
+    GRADD_TRY(labels_of(w, n, set, &in[GRADD_CE_LABELS]));
+    for (int i = 0; i < n->attrs.n && n_attrs < GRADD_CE_ATTRS; i++)
+        if (strcmp(n->attrs.v[i].name, GRADD_CE_SHIFT)) attrs[n_attrs++] = n->attrs.v[i];
     GRADD_TRY(
         add(w, n,
             (graph_emit_t){

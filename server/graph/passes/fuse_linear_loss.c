@@ -22,6 +22,8 @@
  * less than 256 KiB, are left as they are. */
 #include <string.h>
 
+#include "kernels/describe/cross_entropy.h"
+#include "kernels/describe/head.h"
 #include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match_mean.h"
@@ -132,7 +134,8 @@ static bool is_fork(const total_t *t, const head_match_t *h) {
 static bool find_head(const pass_t *p, const total_t *t, head_match_t *h) {
     const graph_t *g = p->g;
     bool forked = t->fork == GRADD_NONE;
-    *h = (head_match_t){.at = g->nodes[t->loss].in[0], .post = 1, .pre = 1, .bias = GRADD_NONE};
+    *h = (head_match_t){
+        .at = g->nodes[t->loss].in[GRADD_CE_LOGITS], .post = 1, .pre = 1, .bias = GRADD_NONE};
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         const graph_value_t *v = g->values[h->at];
         const bool parts = !forked && is_fork(t, h);
@@ -194,11 +197,11 @@ static int64_t choose_chunk(const graph_t *g, const head_match_t *h) {
 
 /* x with the leading sizes of the logits, which tell positions from sequences. */
 static gradd_status_t fit_rows(graph_t *g, const graph_node_t *loss, head_match_t *h) {
-    const gradd_type_t logits = *graph_type(g, loss->in[0]), *x = graph_type(g, h->x);
+    const gradd_type_t logits = *graph_type(g, loss->in[GRADD_CE_LOGITS]), *x = graph_type(g, h->x);
     bool same = x->rank == logits.rank;
     for (int i = 0; same && i + 1 < x->rank; i++)
         same = x->dims[i] == logits.dims[i];
-    if (same || !gradd_attr_int(loss->attrs, "shift", 0)) return GRADD_OK;
+    if (same || !gradd_attr_int(loss->attrs, GRADD_CE_SHIFT, 0)) return GRADD_OK;
     int64_t dims[GRADD_MAX_RANK];
     memcpy(dims, logits.dims, sizeof dims[0] * (size_t)logits.rank);
     dims[logits.rank - 1] = h->width;
@@ -212,13 +215,13 @@ static int add_attrs(const graph_t *g, const total_t *t, const head_match_t *h, 
     const gradd_attrs_t from = g->nodes[t->loss].attrs;
     const double scale = h->bent ? h->pre * h->post : h->post;
     int n = 0;
-    if (t->weighted) out[n++] = gradd_make_string("reduction", "sum");
+    if (t->weighted) out[n++] = gradd_make_string(GRADD_CE_REDUCTION, "sum");
     for (int i = 0; i < from.n && n < 4; i++)
-        if (!t->weighted || strcmp(from.v[i].name, "reduction")) out[n++] = from.v[i];
-    if (h->trans) out[n++] = gradd_make_int("transB", 1);
-    if (h->bent) out[n++] = gradd_make_float("softcap", h->post);
-    if (scale != 1) out[n++] = gradd_make_float("scale", scale);
-    if (chunk < h->rows) out[n++] = gradd_make_int("chunk", chunk);
+        if (!t->weighted || strcmp(from.v[i].name, GRADD_CE_REDUCTION)) out[n++] = from.v[i];
+    if (h->trans) out[n++] = gradd_make_int(GRADD_HEAD_TRANS, 1);
+    if (h->bent) out[n++] = gradd_make_float(GRADD_HEAD_SOFTCAP, h->post);
+    if (scale != 1) out[n++] = gradd_make_float(GRADD_HEAD_SCALE, scale);
+    if (chunk < h->rows) out[n++] = gradd_make_int(GRADD_HEAD_CHUNK, chunk);
     return n;
 }
 
@@ -244,12 +247,17 @@ static gradd_status_t append_zeros(graph_t *g, int32_t like, int64_t positions, 
 
 static gradd_status_t add_weights(graph_t *g, const total_t *t, gradd_val_t *in) {
     const gradd_dtype_t dtype = graph_type(g, g->nodes[t->last].out[0])->dtype;
-    if (t->weighted) GRADD_TRY(match_rows_weights(g, t->last, &t->weights, dtype, &in[6]));
+    if (t->weighted)
+        GRADD_TRY(match_rows_weights(g, t->last, &t->weights, dtype, &in[GRADD_HEAD_WEIGHTS]));
     if (!t->squares) return GRADD_OK;
-    GRADD_TRY(match_rows_weights(g, t->last, &t->lse, dtype, &in[7]));
+    GRADD_TRY(match_rows_weights(g, t->last, &t->lse, dtype, &in[GRADD_HEAD_SQUARES]));
     if (!t->cut) return GRADD_OK;
     const gradd_type_t *logits = graph_type(g, t->fork);
-    return append_zeros(g, t->last, logits->dims[logits->rank - 2], &in[7]);
+    return append_zeros(g, t->last, logits->dims[logits->rank - 2], &in[GRADD_HEAD_SQUARES]);
+}
+
+static gradd_val_t operand_of(const graph_node_t *n, int i) {
+    return i < n->n_in ? n->in[i] : GRADD_NONE;
 }
 
 static gradd_status_t fuse(pass_t *p, const total_t *t) {
@@ -258,20 +266,25 @@ static gradd_status_t fuse(pass_t *p, const total_t *t) {
     if (g->nodes[t->loss].n_out > 1 || !find_head(p, t, &h)) return GRADD_OK;
     const int64_t chunk = choose_chunk(g, &h);
     if (!chunk) return GRADD_OK;
-    gradd_attr_t attrs[8];
+    gradd_attr_t attrs[GRADD_CE_ATTRS + 4];
     const int n_attrs = add_attrs(g, t, &h, chunk, attrs);
     GRADD_TRY(fit_rows(g, &g->nodes[t->loss], &h));
     const graph_node_t *loss = &g->nodes[t->loss]; /* the list may have moved */
-    gradd_val_t in[8] = {h.x, h.w, loss->in[1], h.bias};
-    for (int i = 4; i < 8; i++) /* number of items, weights of classes; those of rows below */
-        in[i] = i < 6 && i - 2 < loss->n_in ? loss->in[i - 2] : GRADD_NONE;
+    gradd_val_t in[GRADD_HEAD_INPUTS] = {[GRADD_HEAD_X] = h.x,
+                                         [GRADD_HEAD_W] = h.w,
+                                         [GRADD_HEAD_LABELS] = loss->in[GRADD_CE_LABELS],
+                                         [GRADD_HEAD_BIAS] = h.bias,
+                                         [GRADD_HEAD_ITEMS] = operand_of(loss, GRADD_CE_ITEMS),
+                                         [GRADD_HEAD_CLASSES] = operand_of(loss, GRADD_CE_WEIGHTS),
+                                         [GRADD_HEAD_WEIGHTS] = GRADD_NONE,
+                                         [GRADD_HEAD_SQUARES] = GRADD_NONE};
     GRADD_TRY(add_weights(g, t, in));
-    int n_in = 8;
+    int n_in = GRADD_HEAD_INPUTS;
     while (in[n_in - 1] == GRADD_NONE)
         n_in--;
-    gradd_val_t ends[4 + 2 * MATCH_ROWS_PARTS] = {h.x, h.w, g->nodes[t->loss].in[1]};
+    gradd_val_t ends[4 + 2 * MATCH_ROWS_PARTS] = {h.x, h.w, g->nodes[t->loss].in[GRADD_CE_LABELS]};
     int n_ends = 3;
-    if (in[5] != GRADD_NONE) ends[n_ends++] = in[5];
+    if (in[GRADD_HEAD_CLASSES] != GRADD_NONE) ends[n_ends++] = in[GRADD_HEAD_CLASSES];
     for (int i = 0; i < t->weights.n_parts; i++)
         ends[n_ends++] = t->weights.parts[i].value;
     for (int i = 0; i < t->lse.n_parts; i++)
@@ -373,7 +386,7 @@ static void take_squares(const pass_t *p, total_t *t) {
 static gradd_status_t fuse_loss_of(pass_t *p, int32_t id) {
     const graph_node_t *n = &p->g->nodes[id];
     total_t t = {.loss = id, .last = id, .fork = GRADD_NONE};
-    const bool none = !strcmp(gradd_attr_string(n->attrs, "reduction", "mean"), "none");
+    const bool none = !strcmp(gradd_attr_string(n->attrs, GRADD_CE_REDUCTION, "mean"), "none");
     if (none && !take_weights(p, &t)) return GRADD_OK;
     take_squares(p, &t);
     return fuse(p, &t);

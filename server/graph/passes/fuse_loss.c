@@ -13,6 +13,7 @@
  * shifts, and nothing is copied. The operands are read where they lie. */
 #include <string.h>
 
+#include "kernels/describe/cross_entropy.h"
 #include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match.h"
@@ -102,9 +103,9 @@ static void find_shift(const graph_t *g, pattern_t *p) {
 /* ---- from the loss's operands to the model's ------------------------------------------------- */
 
 static void read_attrs(const graph_node_t *n, pattern_t *p) {
-    p->reduction = gradd_attr_string(n->attrs, "reduction", "mean");
-    p->ignores = gradd_attr_find(n->attrs, "ignore_index") != NULL;
-    p->ignore = gradd_attr_int(n->attrs, "ignore_index", 0);
+    p->reduction = gradd_attr_string(n->attrs, GRADD_CE_REDUCTION, "mean");
+    p->ignores = gradd_attr_find(n->attrs, GRADD_CE_IGNORE_INDEX) != NULL;
+    p->ignore = gradd_attr_int(n->attrs, GRADD_CE_IGNORE_INDEX, 0);
 }
 
 /* From scores [N, V] or [N, V, D...] to logits [..., V]; false if they are not made of such. */
@@ -137,18 +138,21 @@ static void find_sources(const graph_t *g, pattern_t *p) {
 }
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {
-    gradd_val_t in[4] = {p->logits, p->labels, p->items, p->weights};
-    gradd_attr_t attrs[4] = {gradd_make_string("reduction", p->reduction)};
+    gradd_val_t in[GRADD_CE_INPUTS] = {[GRADD_CE_LOGITS] = p->logits,
+                                       [GRADD_CE_LABELS] = p->labels,
+                                       [GRADD_CE_ITEMS] = p->items,
+                                       [GRADD_CE_WEIGHTS] = p->weights};
+    gradd_attr_t attrs[GRADD_CE_ATTRS] = {gradd_make_string(GRADD_CE_REDUCTION, p->reduction)};
     int n_attrs = 1;
-    if (p->ignores) attrs[n_attrs++] = gradd_make_int("ignore_index", p->ignore);
-    if (p->shift) attrs[n_attrs++] = gradd_make_int("shift", 1);
-    if (p->smoothing != 0) attrs[n_attrs++] = gradd_make_float("smoothing", p->smoothing);
+    if (p->ignores) attrs[n_attrs++] = gradd_make_int(GRADD_CE_IGNORE_INDEX, p->ignore);
+    if (p->shift) attrs[n_attrs++] = gradd_make_int(GRADD_CE_SHIFT, 1);
+    if (p->smoothing != 0) attrs[n_attrs++] = gradd_make_float(GRADD_CE_SMOOTHING, p->smoothing);
     return match_replace(g, n,
                          &(match_fused_t){.op = "CrossEntropy",
                                           .in = in,
-                                          .n_in = p->weights != GRADD_NONE ? 4
-                                                  : p->items != GRADD_NONE ? 3
-                                                                           : 2,
+                                          .n_in = p->weights != GRADD_NONE ? GRADD_CE_WEIGHTS + 1
+                                                  : p->items != GRADD_NONE ? GRADD_CE_ITEMS + 1
+                                                                           : GRADD_CE_LABELS + 1,
                                           .attrs = attrs,
                                           .n_attrs = n_attrs});
 }
@@ -182,12 +186,15 @@ static gradd_status_t fuse_softmax_loss(graph_t *g, graph_node_t *n, const int32
 
 /* One that the model has already; its classes are the last axis. */
 static gradd_status_t fuse_whole(graph_t *g, graph_node_t *n) {
-    pattern_t p = {
-        .logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE, .weights = input(n, 3)};
-    if (input(n, 2) != GRADD_NONE || n->n_out > 1 || gradd_attr_int(n->attrs, "shift", 0))
+    pattern_t p = {.logits = n->in[GRADD_CE_LOGITS],
+                   .labels = n->in[GRADD_CE_LABELS],
+                   .items = GRADD_NONE,
+                   .weights = input(n, GRADD_CE_WEIGHTS)};
+    if (input(n, GRADD_CE_ITEMS) != GRADD_NONE || n->n_out > 1 ||
+        gradd_attr_int(n->attrs, GRADD_CE_SHIFT, 0))
         return GRADD_OK;
     read_attrs(n, &p);
-    p.smoothing = gradd_attr_float(n->attrs, "smoothing", 0);
+    p.smoothing = gradd_attr_float(n->attrs, GRADD_CE_SMOOTHING, 0);
     find_sources(g, &p);
     return replace(g, n, &p);
 }
@@ -215,14 +222,15 @@ static gradd_val_t count_of(const graph_t *g, gradd_val_t v) {
 
 static gradd_status_t fuse_division(graph_t *g, graph_node_t *n, const int32_t *readers) {
     const graph_node_t *loss = match_made_by(g, n->in[0], "CrossEntropy");
-    if (!loss || readers[n->in[0]] != 1 || input(loss, 2) != GRADD_NONE) return GRADD_OK;
-    pattern_t p = {.logits = loss->in[0],
-                   .labels = loss->in[1],
+    if (!loss || readers[n->in[0]] != 1 || input(loss, GRADD_CE_ITEMS) != GRADD_NONE)
+        return GRADD_OK;
+    pattern_t p = {.logits = loss->in[GRADD_CE_LOGITS],
+                   .labels = loss->in[GRADD_CE_LABELS],
                    .items = count_of(g, n->in[1]),
-                   .weights = input(loss, 3)};
+                   .weights = input(loss, GRADD_CE_WEIGHTS)};
     read_attrs(loss, &p);
-    p.shift = gradd_attr_int(loss->attrs, "shift", 0);
-    p.smoothing = gradd_attr_float(loss->attrs, "smoothing", 0);
+    p.shift = gradd_attr_int(loss->attrs, GRADD_CE_SHIFT, 0);
+    p.smoothing = gradd_attr_float(loss->attrs, GRADD_CE_SMOOTHING, 0);
     if (p.items == GRADD_NONE || strcmp(p.reduction, "sum")) return GRADD_OK;
     return replace(g, n, &p);
 }

@@ -9,6 +9,7 @@
  * The operator keeps one number per row for backward, the pattern five tensors of the size of x. */
 #include <string.h>
 
+#include "kernels/describe/norm.h"
 #include "kernels/rules/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match_cast.h"
@@ -113,9 +114,10 @@ static const graph_node_t *product_of(const graph_t *g, gradd_val_t v, gradd_dty
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_val_t w,
                               double eps) {
-    gradd_attr_t attrs[2] = {gradd_make_int("axis", -1), gradd_make_float("epsilon", eps)};
-    gradd_val_t in[2] = {x, w};
-    match_fused_t fused = {"RMSNormalization", in, 2, attrs, 2, NULL};
+    gradd_attr_t attrs[2] = {gradd_make_int(GRADD_NORM_AXIS, -1),
+                             gradd_make_float(GRADD_NORM_EPSILON, eps)};
+    gradd_val_t in[] = {[GRADD_NORM_X] = x, [GRADD_NORM_SCALE] = w};
+    match_fused_t fused = {"RMSNormalization", in, GRADD_NORM_SCALE + 1, attrs, 2, NULL};
     return match_replace(g, n, &fused);
 }
 

@@ -19,6 +19,7 @@
  * its quarter turn. */
 #include <string.h>
 
+#include "kernels/describe/rope.h"
 #include "kernels/rules/rules.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/match/match_part.h"
@@ -239,11 +240,17 @@ static bool is_rope_by_members(const graph_t *g, const graph_node_t *n, found_t 
 }
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, const found_t *f) {
-    gradd_attr_t attrs[4] = {gradd_make_int("transposed", 0), gradd_make_int("inverse", f->inverse),
-                             gradd_make_int("interleaved", f->interleaved),
-                             gradd_make_int("shared", f->shared)};
-    gradd_val_t in[3] = {f->x, f->cos, f->sin};
-    match_fused_t fused = {f->apart ? "RopeApart" : "Rope", in, 3, attrs, f->apart ? 2 : 4, NULL};
+    gradd_attr_t attrs[GRADD_ROPE_ATTRS] = {gradd_make_int(GRADD_ROPE_TRANSPOSED, 0),
+                                            gradd_make_int(GRADD_ROPE_INVERSE, f->inverse),
+                                            gradd_make_int(GRADD_ROPE_INTERLEAVED, f->interleaved),
+                                            gradd_make_int(GRADD_ROPE_SHARED, f->shared)};
+    gradd_val_t in[GRADD_ROPE_INPUTS] = {f->x, f->cos, f->sin};
+    match_fused_t fused = {f->apart ? "RopeApart" : "Rope",
+                           in,
+                           GRADD_ROPE_INPUTS,
+                           attrs,
+                           f->apart ? GRADD_ROPE_APART_ATTRS : GRADD_ROPE_ATTRS,
+                           NULL};
     return match_replace(g, n, &fused);
 }
 
@@ -252,12 +259,12 @@ static const graph_node_t *made_by_rope(const graph_t *g, gradd_val_t v, found_t
     const graph_node_t *n = match_made_by(g, v, "Rope");
     const bool apart = !n && (n = match_made_by(g, v, "RopeApart"));
     if (n)
-        *out = (found_t){.x = n->in[0],
-                         .cos = n->in[1],
-                         .sin = n->in[2],
-                         .interleaved = gradd_attr_int(n->attrs, "interleaved", 0),
-                         .inverse = gradd_attr_int(n->attrs, "inverse", 0),
-                         .shared = gradd_attr_int(n->attrs, "shared", 0),
+        *out = (found_t){.x = n->in[GRADD_ROPE_X],
+                         .cos = n->in[GRADD_ROPE_COS],
+                         .sin = n->in[GRADD_ROPE_SIN],
+                         .interleaved = gradd_attr_int(n->attrs, GRADD_ROPE_INTERLEAVED, 0),
+                         .inverse = gradd_attr_int(n->attrs, GRADD_ROPE_INVERSE, 0),
+                         .shared = gradd_attr_int(n->attrs, GRADD_ROPE_SHARED, 0),
                          .apart = apart};
     return n;
 }
