@@ -160,3 +160,23 @@ def test_the_last_batch_may_have_one_row(sizes: tuple[int, ...], train: bool) ->
             theirs.sum().backward()
             assert_same_grads(model.module, eager)
     assert model.gradd_stats()["captures"] == 2
+
+
+def test_an_anomaly_is_found_in_the_users_backward(capfd) -> None:
+    """Not in the backward of the check, whose values differ nowhere."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.fc(x) * 0 - 1).sqrt().sum()
+
+    model = ORTModule(Root(), strict=True)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        loss = model(torch.ones(2, 4))
+        assert "Error detected in" not in capfd.readouterr().err
+        with pytest.raises(RuntimeError, match="returned nan"):
+            loss.backward()
+    assert model.gradd_stats()["self_checks"] == 1

@@ -67,3 +67,40 @@ def test_training_goes_on() -> None:
             optimizer.step()
     for (name, p), q in zip(named(ours).items(), named(theirs).values(), strict=True):
         torch.testing.assert_close(p, q, msg=name)
+
+
+ONE = [2.0]
+
+
+class Asks(nn.Module):
+    """Does what it does by the types and identities of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, q: object, k: object, scale: object = None) -> torch.Tensor:
+        """Twice for itself, three times for a size, five times for the list that it knows."""
+        x = q[0] if isinstance(q, list | tuple) else q
+        factor = 2.0 if k is q else 1.0
+        factor *= 3.0 if isinstance(k, torch.Size) else 1.0
+        return self.fc(x) * factor * (5.0 if scale is ONE else 1.0)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("form", ["one list", "two lists", "a size", "sizes", "a known list"])
+def test_arguments_are_what_they_were(form: str) -> None:
+    x = torch.randn(3, 4)
+    one = [x]
+    args = {
+        "one list": (one, one),
+        "two lists": (one, [x]),
+        "a size": (x, x.shape),
+        "sizes": ((x, x.shape), x.shape),
+        "a known list": (x, x, ONE),
+    }[form]
+    module = Asks()
+    expected = module(*args)
+    model = ORTModule(module, strict=True)
+    torch.testing.assert_close(model(*args), expected)
+    assert model.gradd_stats()["self_checks"] == 1

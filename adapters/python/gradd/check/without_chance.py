@@ -79,14 +79,19 @@ def _native(input: torch.Tensor, *unused: Any, **unused_kw: Any) -> tuple:
     return input, torch.ones_like(input, dtype=torch.bool)
 
 
+def _zero(of: torch.Tensor) -> torch.Tensor:
+    """Zeros through which a tensor gets a gradient of zeros: PyTorch's draws give it that one."""
+    return torch.where(torch.zeros_like(of, dtype=torch.bool), of, torch.zeros_like(of))
+
+
 def _bernoulli(input: torch.Tensor, p: float | None = None, **unused: Any) -> torch.Tensor:
     chance = input if p is None else torch.full_like(input, p)
-    return _happens(chance.detach()).to(input.dtype)
+    return _happens(chance.detach()).to(input.dtype) + _zero(input)
 
 
 def _bernoulli_(self: torch.Tensor, p: Any = 0.5, **unused: Any) -> torch.Tensor:
     if isinstance(p, torch.Tensor):
-        return self.copy_(_happens(p.detach()))
+        return self.copy_(_happens(p.detach()).to(p.dtype) + _zero(p))
     return self.fill_(float(_happens(p)))
 
 
@@ -97,7 +102,8 @@ def _normal_(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, **unused: 
 def _normal(mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> torch.Tensor:
     middle = mean + _MIDDLE * std
     if isinstance(middle, torch.Tensor):
-        return middle.detach()
+        tensors = (x for x in (mean, std) if isinstance(x, torch.Tensor))
+        return sum((_zero(x) for x in tensors), middle.detach())
     return torch.normal(mean, std, *args, **kwargs).fill_(middle)
 
 

@@ -450,6 +450,8 @@ class CompiledGraph:
         """What Dynamo knows of nodes may hold the module, as a class with a property does."""
         for node in self.module.graph.nodes:
             node.meta = {name: node.meta[name] for name in _KEPT if name in node.meta}
+        # Dynamo's guards hold the sizes for good, and these what operators gave in the trace.
+        getattr(self.env, "fake_tensor_cache", {}).clear()
 
     # ---- how it runs ----
 
@@ -591,6 +593,10 @@ class CompiledGraph:
             self.owner.ran_in_torch(step.reason)
         for node in step.over:
             known.pop(node, None)
+
+    def empty(self) -> None:
+        """Forgets all: graphs, sizes and tensors of the trace are some MiB. It runs no more."""
+        vars(self).clear()
 
     def close(self) -> None:
         """Gives up what the daemon holds."""

@@ -52,7 +52,10 @@ _ODD = 8  # forms of calls that are set aside
 _AGAIN, _AGAIN_WITHOUT_GRAPH = 16, 3
 _WAIT = 16  # calls, the first time
 # Causes that Dynamo does not count.
-_SKIPPED = "its recompile limit is reached, it skips the code, or torch.compile is disabled"
+_SKIPPED = (
+    "its recompile limit is reached, it breaks within a loop (at an ORTModule, or at a hook that it"
+    " does not trace), it skips the code, or torch.compile is disabled"
+)
 _FAILED = "it fails at the code, as the log has it"
 # By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
 # like an earlier one.
@@ -103,7 +106,7 @@ class Compiled:
             memory_budget=memory_budget,
         )
         # Dynamo may keep graphs, and the owner with them.
-        weakref.finalize(self, self.owner.finish())
+        weakref.finalize(self, self.owner.end())
         self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
@@ -431,16 +434,19 @@ def function_of(
         # Dynamo's cache goes with the code: it must not be that of all modules. Globals of
         # other functions it looks up in modules by their names, where code that exec() has
         # run is not to be found: those of the module's class are this function's own.
-        code = target.__code__.replace(co_name=f"call_{next(_numbers)}")
+        named = target.__code__.replace(co_name=f"call_{next(_numbers)}")
         own = type(module).forward
         users = isinstance(own, types.FunctionType) and is_users(own)
         names = own.__globals__ if users else globals()
-        target = types.FunctionType(code, names, closure=target.__closure__)
+        target = types.FunctionType(named, names, closure=target.__closure__)
     this = weakref.ref(owner)
-    alone = None if forward is not None else target.__code__  # Dynamo keeps what a back end holds
+    # Dynamo keeps what a back end holds for as long as the code lives.
+    code = None if forward is not None else weakref.ref(target.__code__)
 
     def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         found = this()
-        return graph.forward if found is None else compiled(found, graph, examples, alone)
+        if found is None:
+            return graph.forward
+        return compiled(found, graph, examples, code and code())
 
     return torch.compile(target, backend=backend, **settings.of_function())

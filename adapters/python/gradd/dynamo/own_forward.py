@@ -115,6 +115,21 @@ def _by_place(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         )
 
 
+def _exchanged(value: Any, stands: dict[int, torch.Tensor], done: dict[int, Any]) -> Any:
+    """A value with stand-ins in place of tensors. What holds none is itself, and a container that
+    occurs twice is one again: a forward may ask which objects it gets, and of which types.
+    """
+    if id(value) in stands:
+        return stands[id(value)]
+    if id(value) not in done:
+        done[id(value)] = value
+        inside, spec = private.pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
+        found = [x if x is value else _exchanged(x, stands, done) for x in inside]
+        if any(x is not y for x, y in zip(inside, found, strict=True)):
+            done[id(value)] = private.pytree.tree_unflatten(found, spec)
+    return done[id(value)]
+
+
 class OwnForward:
     """Runs of one call's forward.
 
@@ -141,8 +156,7 @@ class OwnForward:
     def __call__(self, stands: dict[int, torch.Tensor]) -> list[torch.Tensor] | None:
         """The results in the order of the graph; None where the call gives something else."""
         present = self._present
-        given = (present.args, present.kwargs)
-        args, kwargs = private.pytree.tree_map(lambda x: stands.get(id(x), x), given)
+        args, kwargs = _exchanged((present.args, present.kwargs), stands, {})
         names = {name: stands[id(t)] for name, t in self._tensors.items()}
         result = functional_call(present.module, names, args, kwargs, tie_weights=False)
         leaves = private.pytree.tree_leaves(result)

@@ -130,7 +130,7 @@ class Owner:
 
     def made(self, graph: CompiledGraph) -> None:
         """A graph that Dynamo holds from now on."""
-        self._graphs = [ref for ref in self._graphs if ref() is not None]
+        self._graphs[:] = [ref for ref in self._graphs if ref() is not None]
         self._graphs.append(weakref.ref(graph))
 
     @property
@@ -175,6 +175,10 @@ class Owner:
         """What gives up all that the daemon holds; it does not hold this object."""
         return partial(_finish, self.state, self.slots, self.alive, self.pieces)
 
+    def end(self) -> Callable[[], None]:
+        """The same for when nothing can call a graph any more; Dynamo may keep each for good."""
+        return partial(_end, self.finish(), self._graphs)
+
 
 SOURCE = "gradd_source"  # mark of inputs: where Dynamo has found them
 
@@ -191,6 +195,12 @@ def source_name(node: torch.fx.Node) -> str:
             name = name[len(start) :]
             break
     return name.strip("_") or "input"
+
+
+def _end(finish: Callable[[], None], graphs: list[weakref.ref]) -> None:
+    finish()
+    for graph in filter(None, (ref() for ref in graphs)):
+        graph.empty()
 
 
 def _finish(

@@ -1,0 +1,66 @@
+"""docs/adding-an-operator.md, followed to the letter in a copy of the tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("GRADD_BUILD", ROOT / "build"))
+PAGE = (ROOT / "docs" / "adding-an-operator.md").read_text(encoding="utf-8")
+FILE = "kernels/ops/elementwise/hardsigmoid.c"  # section 2 says so
+SOURCES = ("Makefile", "shm", "kernels", "server", "tests", "tools", "benchmarks", "adapters")
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of the page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def run(tree: Path, *command: str, **more: str) -> subprocess.CompletedProcess:
+    """A command in the tree, with the daemon that is built there."""
+    paths = [str(tree / "adapters" / name) for name in ("python", "optimum")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
+    env |= {"GRADD_BIN": str(tree / "build/bin/gradd"), "GRADD_DIR": str(tree / "run")}
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources and build of this tree: times are kept, so only what changes is built again."""
+    copy = tmp_path_factory.mktemp("tutorial")
+    for name in (*SOURCES, "constraints.txt", "requirements.txt", "requirements-dev.txt"):
+        subprocess.run(["cp", "-a", str(ROOT / name), str(copy)], check=True)
+    subprocess.run(["cp", "-a", str(BUILD), str(copy / "build")], check=True)
+    (copy / ".venv").symlink_to((ROOT / ".venv").resolve())
+    (copy / "try.py").write_text(blocks("python")[0])
+    return copy
+
+
+def test_an_operator_is_added_as_the_page_says(tree: Path) -> None:
+    said = re.search(r"^GRADD_E_UNSUPPORTED: .*$", PAGE, re.MULTILINE)
+    before = run(tree, sys.executable, "try.py")
+    assert said and said[0].replace("@ try", "@ ").split("@ ")[0] in before.stderr
+    (tree / FILE).write_text("\n".join(blocks("c")))
+    make = ["make", "-o", ".venv/gradd-setup.mk", "all"]
+    one = {"GRADD_TEST_OP": "HardSigmoid"}
+    for command in (make, *([*make[:3], "unit", f"T={t}"] for t in ("ops", "ops_half", "expand"))):
+        done = run(tree, *command, **(one if "unit" in command else {}))
+        assert done.returncode == 0, done.stdout + done.stderr
+    sizes = run(tree, sys.executable, "tests/check_sizes.py")
+    assert "within the limits" in sizes.stdout
+    stop = run(tree, "build/bin/gradd", "stop")
+    assert stop.returncode in (0, 1)
+    after = run(tree, sys.executable, "try.py")
+    table = re.search(r"^forward: .*?(?=^```)", PAGE, re.MULTILINE | re.DOTALL)
+    for line in table[0].splitlines() if table else ["no table"]:
+        words = re.sub(r"\(.*", "", line).split()[:4]
+        assert any(row.split()[: len(words)] == words for row in after.stdout.splitlines()), line
+    run(tree, "build/bin/gradd", "stop")
+    shutil.rmtree(tree / "build")
