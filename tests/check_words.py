@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/architecture.md"
 SKIPPED = {"CHANGELOG.md", "tests/check_words.py", "tests/python/test_pages.py"}
-SEARCHED = ("*.c", "*.h", "*.inc", "*.py", "*.sh", "*.md", "Makefile")
+SEARCHED = ("*.c", "*.h", "*.inc", "*.py", "*.sh", "*.md", "Makefile", "*.mk")
 GAP = r"(?:[ \t]+|[ \t]*\n[ \t]*(?:(?:[*#>]|//)[ \t]*)?)"  # between two words
 GLOSSARY = re.compile(r"^## Glossary\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("GRADD_BUILD", ROOT / "build"))
 PAGE = (ROOT / "docs" / "adding-an-operator.md").read_text(encoding="utf-8")
 FILE = "kernels/ops/elementwise/hardsigmoid.c"  # section 2 says so
-SOURCES = ("Makefile", "shm", "kernels", "server", "tests", "tools", "benchmarks", "adapters")
+SOURCES = ("Makefile", "mk", "shm", "kernels", "server", "tests", "tools", "benchmarks", "adapters")
 
 
 def blocks(language: str) -> list[str]:

@@ -1,0 +1,80 @@
+# Running the tests, with and without sanitizers, and linking them.
+
+test: all $(B)/bin/tests $(FAKE) fuzz-bins ## every test: checks, C, mutated input, Python
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
+
+nightly: all ## long property tests, parity per switch (ONLY="FILES SWITCHES"), hours
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) \
+	    --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
+
+check: lint all $(B)/bin/tests $(FAKE) ## the inner loop: lint, checks, C, quick Python
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B) --quick
+
+versions: all ## quick tests under other torch and Python (ONLY="2.14-3.13"), some GB each
+	@$(PY) tools/versions.py --build $(B) $(if $(ONLY),--only $(ONLY))
+
+# Leaks count as well: a daemon that leaks ends with a status that its test refuses. Time limits and
+# budgets are stretched; only Python tests that talk to a daemon run, for a library of this kind
+# cannot be loaded into Python.
+ASAN_OPT := detect_stack_use_after_return=1:allocator_may_return_null=1:detect_leaks=1
+ASAN_ENV := ASAN_OPTIONS=$(ASAN_OPT) \
+            UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2
+ASAN_PY  := daemon/test_hostile.py values/test_gradients.py calls/test_optim.py
+check-asan: ## C tests and hostile input under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(B)/asan/bin/gradd $(B)/asan/bin/tests
+	@$(ASAN_ENV) GRADD_BIN=$(abspath $(B))/asan/bin/gradd $(B)/asan/bin/tests --limit-scale 6
+	@$(ASAN_ENV) GRADD_BUILD=$(abspath $(B))/asan GRADD_TEST_SLOWER=20 \
+	 $(PY) -m pytest -q $(ASAN_PY:%=tests/python/%)
+
+# Fibers keep their stacks while others run, which a check of uses after return cannot follow. The
+# sanitizers take twice the time; the limits are for a machine that does much else.
+EMU_TESTS := $(filter test_emu%,$(basename $(notdir $(TEST_SRC))))
+EMU_ENV   := $(subst use_after_return=1,use_after_return=0,$(ASAN_ENV))
+check-emu: ## kernels of GPUs, emulated: under sanitizers, and with planted bugs (half an hour)
+	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(EMU_TESTS:%=$(B)/asan/bin/%)
+	@for t in $(EMU_TESTS); do echo "  RUN     $$t"; \
+	    $(EMU_ENV) $(B)/asan/bin/$$t --limit-scale 20 || exit 1; done
+	@$(PY) tests/emu/mutants.py
+
+# gcc's OpenMP runtime is not instrumented and would be reported for every parallel loop, so only
+# the modules with threads of their own run here.
+TSAN_MODULES := status. handle. lease. queue. session. spans.
+check-tsan: ## C tests of modules with threads of their own under ThreadSanitizer
+	@$(MAKE) --no-print-directory TSAN=1 B=$(B)/tsan $(B)/tsan/bin/tests
+	@TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1 OMP_NUM_THREADS=1 \
+	    $(B)/tsan/bin/tests --limit-scale 10 $(TSAN_MODULES:%=--filter %)
+
+# One test module alone: `make unit T=segment`. Modules of shm/ need only shm to compile.
+unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make unit T=segment
+	$(if $(T),,$(error say which module: make unit T=segment))
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(B)/bin/test_$(T) $(ARGS)
+
+$(FAKE): $(DAEMON_OBJ) $(FAKE_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
+
+$(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
+$(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
+
+# A unit runner has its own list and links what its module needs: shm alone, the engine, or the
+# daemon's modules too when the test includes one of their headers. So work in progress elsewhere
+# does not stop it.
+$(B)/unit/%/runner.o: tests/runner.c $(B)/gen/unit/%/test_list.inc $(B)/gen/flags.txt tests/test.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) -I$(B)/gen/unit/$* $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -c $< -o $@
+.SECONDEXPANSION: # a runner finds the object of its test by name
+UNIT_ALL := $(addprefix $(B)/bin/,$(basename $(notdir $(TEST_SRC))))
+UNIT_SHM := $(filter $(patsubst shm/%.c,$(B)/bin/test_%,$(SHM_SRC)),$(UNIT_ALL))
+$(UNIT_SHM): $(B)/bin/test_%: $(B)/unit/%/runner.o $$(call test_obj,$$*) \
+    $(call obj,tests/c/descriptors.c) $(B)/lib/libgradd_shm.a
+	$(call link,-lpthread -lm)
+DAEMON_IN := host|session|daemon|verbs|wire|explain|cli
+DAEMON_H := ^.include "(server/($(DAEMON_IN))/[a-z_]+|tests/c/peer)\.h"
+UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(addprefix $(B)/bin/,$(basename $(notdir \
+    $(if $(TEST_SRC),$(shell grep -lE '$(DAEMON_H)' $(TEST_SRC)))))))
+$(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
+    $$(call test_obj,$$*) $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(DAEMON_LIBS))
+$(B)/tests/libhelp.a: $(call obj,$(TEST_HELP_SRC))
+	$(archive)
+$(UNIT_DAEMON): $(TESTED_DAEMON_OBJ) $(call obj,$(PEER_SRC))
