@@ -73,7 +73,8 @@ ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
 # The devices of the tests, and the list of devices with them in place of the library's own.
 EMU_OBJ    := $(CUDA_SRC:%.cu=$(B)/emu/%.o) $(EMU_SRC:%.cc=$(B)/%.o)
-FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(EMU_OBJ) $(B)/fake/devices.o
+DEVICES    := $(B)/fake/kernels/contract/devices.o
+FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(EMU_OBJ) $(DEVICES)
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
 FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
 ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) \
@@ -154,7 +155,7 @@ $(B)/emu/%.o: %.cu
 $(B)/%.o: %.cc
 	@mkdir -p $(@D); echo "  CXX     $<"
 	$(Q)$(CXX) $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) -MMD -MP -c $< -o $@
-$(B)/fake/devices.o: kernels/contract/devices.c
+$(DEVICES): kernels/contract/devices.c
 	@mkdir -p $(@D); echo "  CC      $< (with tests/fake)"
 	$(Q)$(CC) -I$(B)/gen/fake $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@
 $(B)/gen-obj/%.o: $(B)/gen/%.c
