@@ -80,7 +80,7 @@ def default_of(root: Path, text: str) -> str:
 
 def commands(root: Path) -> str:
     """The commands of the usage, for the page."""
-    names = COMMAND.findall((root / "server" / "cli" / "options.c").read_text())
+    names = COMMAND.findall((root / "server" / "host" / "options.c").read_text())
     return "|".join(names)
 
 
@@ -88,7 +88,7 @@ def daemon_items(root: Path) -> str:
     """The list of the daemon's options."""
     texts = []
     for _, kind, flag, variable, default, words in ROW.findall(
-        (root / "server" / "cli" / "options.inc").read_text()
+        (root / "server" / "host" / "options.inc").read_text()
     ):
         told = " ".join(re.findall(r"\"([^\"]*)\"", words))
         names = f"`{flag}`, `{variable}`" if variable else f"`{flag}`"
