@@ -1,6 +1,6 @@
-# gradd: one makefile in parts (mk/*.mk), not recursive. What is built lands in $(B); nothing
-# generated is committed. `make help` lists the targets; variables below can be set on the command
-# line.
+# gradd: one makefile in parts (mk/*.mk), not recursive. Build results land in $(B);
+# nothing generated is committed. `make help` lists the targets; variables below can be set on the
+# command line.
 
 B         ?= build
 CC        := $(if $(filter default,$(origin CC)),gcc,$(CC))
@@ -58,7 +58,7 @@ test_name   = $(patsubst test_%.c,%,$(notdir $(1)))
 test_obj    = $(call obj,$(filter %/test_$(1).c,$(TEST_SRC)))
 PEER_SRC   := tests/c/peer.c
 FAKE_SRC   := $(sort $(wildcard tests/fake/*.c))
-# Kernels of GPUs, and what runs them on the host (tests/emu).
+# GPU kernels, and the emulation that runs them on the host (tests/emu).
 CUDA_SRC   := $(sort $(filter-out kernels/cuda/plugin/%,\
                   $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))
 EMU_SRC    := $(sort $(wildcard tests/emu/*.cc))
@@ -186,11 +186,11 @@ $(B)/lib/libgradd.so: $(ENGINE_OBJ) $(B)/gen/engine_members.txt tools/exports.ma
 $(B)/bin/gradd: $(DAEMON_OBJ) $(ENGINE_OBJ)
 	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
 
-# What a request costs, without Python: build/bin/bench_ipc starts the daemon next to it.
+# The cost of a request, without Python: build/bin/bench_ipc starts the daemon next to it.
 $(B)/bin/bench_ipc: $(B)/benchmarks/bench_ipc.o $(call obj,$(PEER_SRC) $(TEST_HELP_SRC)) \
     $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a | $(B)/bin/gradd
 	$(call link,$(DAEMON_LIBS))
-# Where a step's time goes, operator by operator: build/bin/bench_engine model.onnx input=2x3 ...
+# The time of a step, operator by operator: build/bin/bench_engine model.onnx input=2x3 ...
 $(B)/bin/bench_engine: $(B)/benchmarks/bench_engine.o $(ENGINE_OBJ)
 	$(call link,$(PLUGIN_HOST) $(ENGINE_LIBS))
 .SECONDARY:

@@ -1,4 +1,4 @@
-/* What the daemon costs per request: the forward of a plan that computes almost nothing.
+/* The daemon's cost per request: the forward of a plan that computes almost nothing.
  *
  * Usage: build/bin/bench_ipc [requests]
  * A real daemon is started. One line each for `forward` (both threads), `ps` (I/O thread alone) and

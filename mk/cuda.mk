@@ -1,4 +1,4 @@
-# The CUDA plug-in, built on demand, and what travels to a machine with a GPU.
+# The CUDA plug-in, built on demand, and the bundle for a machine with a GPU.
 
 # nvcc from the path or CUDA_HOME; cuBLASLt's header and library from CUDA_LIBS, a folder with
 # include/ and lib/: the Python packages of `make cuda-deps`, or a toolkit. cudart is linked
@@ -40,7 +40,7 @@ $(B)/lib/libgradd_cuda.so: $(CUDA_OBJ) tools/gpu/gates.py
 	    -o $@ $(CUDA_OBJ) $(CUBLASLT) $(CUDART) -lrt -lpthread -ldl
 -include $(CUDA_OBJ:.o=.d)
 
-# What travels to a machine with a GPU: daemon, tests and probes without oneDNN (it is large), the
+# The bundle for a machine with a GPU: daemon, tests and probes without oneDNN (it is large), the
 # plug-in, the shared libraries that such a machine may lack, pyzmq for its Python, and models.
 # libcublasLt is its own.
 GPU_B := $(B)/gpu

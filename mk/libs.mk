@@ -1,4 +1,4 @@
-# What the build finds on the machine, and the flags that it compiles and links with.
+# Tools and libraries found on the machine, and the flags for compiling and linking.
 
 ZMQ_CFLAGS  := $(shell $(PKG_CONFIG) --cflags libzmq 2>/dev/null)
 ZMQ_LIBS    := $(or $(shell $(PKG_CONFIG) --libs libzmq 2>/dev/null),-lzmq)
@@ -36,7 +36,7 @@ endif
 
 # -ffp-contract=off: a*b+c is rounded as it is written, whatever the compiler vectorises or inlines,
 # so the plain reference and a faster version, or a loop's body and its tail, give the same bits.
-# Kernels that want a fused multiply-add say fmaf. Errno and trap semantics of libm are not used.
+# Kernels that want a fused multiply-add call fmaf. Errno and trap semantics of libm are not used.
 OPTIMISE := $(if $(filter 1,$(DEBUG)),-O0 -g3,-O3 -g)
 SANITIZE := $(if $(filter 1,$(ASAN)),-fsanitize=address) \
             $(if $(filter 1,$(UBSAN)),-fsanitize=undefined -fno-sanitize-recover=undefined) \
@@ -63,7 +63,7 @@ CXXFLAGS_ALL = -std=gnu++20 $(if $(SANITIZE),$(OPTIMISE),-O1 -g) $(ARCH) -fPIC -
                $(if $(filter 1,$(WERROR)),-Werror) $(CXXFLAGS)
 # The build id tells a client that the daemon is older than the binary (server/daemon/build.h).
 LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now -Wl,--build-id=sha1 $(LDFLAGS)
-# A plug-in finds in the program, which holds the whole engine, what it needs of gradd.
+# A plug-in finds the gradd symbols that it needs in the program, which holds the whole engine.
 PLUGIN_HOST  = -Wl,--export-dynamic-symbol='gradd_*'
 ENGINE_LIBS  = $(DNNL_LIBS) $(PROTO_LIBS) -ldl -lpthread -lm
 DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)

@@ -48,7 +48,7 @@ static bool start_closer(void) {
 
 void gradd_discard(int fd) {
     if (fd < 0) return;
-    if (fcntl(fd, F_GET_SEALS) >= 0) { /* a memfd, or tmpfs: nobody is asked */
+    if (fcntl(fd, F_GET_SEALS) >= 0) { /* a memfd, or tmpfs: close() cannot block */
         close(fd);
         return;
     }

@@ -1,8 +1,9 @@
-/* Closing descriptors that came from somebody else, where nobody waits.
+/* Closing descriptors received from another process, without waiting for it.
  *
- * close() of what is no memory can take as long as its giver likes: a socket with SO_LINGER waits
- * for its peer, a file of a FUSE file system for its process. Memory is closed at once; all else by
- * a thread of its own, of which there are few: what they cannot take stays open until one is back.
+ * For anything but memory, close() can take as long as the sender likes: a socket with SO_LINGER
+ * waits for its peer, a file of a FUSE file system for its process. Memory is closed at once,
+ * everything else by separate threads, of which there are few: descriptors that they cannot take
+ * stay open until a thread is free again.
  */
 #ifndef GRADD_SHM_DISCARD_H
 #define GRADD_SHM_DISCARD_H

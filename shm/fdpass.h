@@ -38,9 +38,9 @@ typedef struct gradd_fd_packet_s {
     int n_fds;    /* likewise */
 } gradd_fd_packet_t;
 
-/* Receives one packet of at most `capacity` bytes and at most max_fds descriptors.
- * Fails with LIMIT (packet or descriptors too many, or more than this process may open: all of them
- * closed; the socket stays usable) or IO. An empty packet reads as CLOSED, so nobody sends one. */
+/* Receives one packet of at most `capacity` bytes and at most max_fds descriptors. Fails with LIMIT
+ * (packet or descriptors too many, or more than this process may open: all of them closed; the
+ * socket stays usable) or IO. An empty packet reads as CLOSED, so none is ever sent. */
 gradd_status_t gradd_fd_recv(int socket, gradd_fd_packet_t *packet, gradd_fd_event_t *out_event);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /* Hashes of 64 bits that serve tables and compare what one party wrote: FNV-1a over bytes, and a
  * step that stirs in one word. Chains of calls begin with GRADD_HASH_START.
  *
- * Bytes hash alike on every machine and in every version: step journals hold such values. Whoever
- * chooses the input can make two collide; where that matters there is sha256.h.
+ * Bytes hash alike on every machine and in every version: step journals hold such values. Inputs
+ * can be crafted to collide; where that matters, use sha256.h.
  */
 #ifndef GRADD_SHM_HASH_H
 #define GRADD_SHM_HASH_H

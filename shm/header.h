@@ -1,11 +1,11 @@
 /* The header of a segment: its first page says what the segment is.
  *
  * Seals and size say that memory is safe to map, not that it is the memory which was meant. A
- * descriptor is a small number that is used again: a client whose descriptors somebody has closed
- * would send, after a restart of the daemon, whatever has the number by then, and of the same size
- * it would be taken for the parameters. So the page holds the id under which the segment is sent,
- * its size, and who made it. No tensor lies in it. It is written once, by the client, and read
- * once, when the daemon takes the segment.
+ * descriptor is a small number that is reused: a client whose descriptors were closed by other code
+ * would, after a restart of the daemon, send whatever file has the number by then, and if its size
+ * is the same, the daemon would take it for the parameters. So the page holds the segment's id, its
+ * size, and its creator. No tensor lies in it. It is written once, by the client, and read once,
+ * when the daemon takes the segment.
  */
 #ifndef GRADD_SHM_HEADER_H
 #define GRADD_SHM_HEADER_H
@@ -22,7 +22,7 @@ extern "C" {
 #define GRADD_HEADER_VERSION 1
 #define GRADD_HEADER_BYTES   4096
 
-/* What a segment is for: KIND(name). The number on the wire counts from 1. */
+/* The purpose of a segment: KIND(name). The number on the wire counts from 1. */
 #define GRADD_SEGMENT_KINDS(KIND) KIND(parameters) KIND(gradients) KIND(state) KIND(ring)
 enum {
     GRADD_SEGMENT_OTHER, /* one without a header */

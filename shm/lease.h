@@ -31,7 +31,7 @@ typedef enum gradd_lease_method_e {
     GRADD_LEASE_PIDFD_OPEN, /* only pidfd_open with the start time check */
 } gradd_lease_method_t;
 
-/* Who is at the other end of a Unix socket. */
+/* The process at the other end of a Unix socket. */
 typedef struct gradd_peer_s {
     int pidfd; /* Owned, close-on-exec; readable once the process has ended. -1: none */
     pid_t pid; /* 0: in another pid namespace */

@@ -1,6 +1,6 @@
 /* Sealed memfd segments. See segment.h for the contract.
  *
- * What is checked, and why: the seals, because a client that can truncate its file kills every
+ * The checks and their reasons: the seals, because a client that can truncate its file kills every
  * process that has it mapped; the file system, because a hugetlb memfd raises SIGBUS when the pool
  * of huge pages is empty; reserved pages, because a sparse file makes the daemon allocate (and be
  * blamed for) memory that the client only claimed to have; the size from fstat, because a message
@@ -161,7 +161,7 @@ void gradd_segment_unmap(gradd_segment_t *segment) {
 void gradd_segment_finish(gradd_segment_t *segment) {
     if (!segment) return;
     gradd_segment_unmap(segment);
-    /* A zeroed struct is accepted too, so descriptor 0 without a size is nobody's. */
+    /* A zeroed struct is accepted too, so descriptor 0 without a size is not ours to close. */
     if (segment->fd >= 0 && segment->bytes > 0) close(segment->fd);
     *segment = (gradd_segment_t)GRADD_SEGMENT_INIT;
 }

@@ -2,9 +2,9 @@
  *
  * A segment is a memfd whose size can never change again (F_SEAL_SHRINK | F_SEAL_GROW |
  * F_SEAL_SEAL) and whose pages were reserved when it was made. So the other side can neither
- * truncate it under our feet (SIGBUS) nor hand us pages that nobody has room for. A named shm_open
- * object cannot be sealed and is refused. The creator is normally the client; the daemon opens what
- * it was sent.
+ * truncate it under our feet (SIGBUS) nor hand us pages for which there is no memory. A named
+ * shm_open object cannot be sealed and is refused. The creator is normally the client; the daemon
+ * opens what it was sent.
  *
  * A gradd_segment_t owns its descriptor and its mapping. It is a plain value without a lock: move
  * it, do not copy it. Contents may change at any time by the hand of the other process: read each

@@ -2,9 +2,9 @@
  *
  * Every fallible function returns gradd_status_t (0 = ok) and nothing else. The place that detects
  * an error calls GRADD_FAIL with one sentence: what, which value, which limit. Callers may wrap it
- * with context ("node 17 'Softmax'"), and who knows the node of the model puts its name into the
- * record beside the sentence, so that nobody has to read sentences. The record lives in fixed
- * per-thread memory, so reporting an error allocates nothing and leaks nothing. The request
+ * with context ("node 17 'Softmax'"), and the caller that knows the node of the model puts its name
+ * into the record beside the sentence, so that no code has to parse sentences. The record lives in
+ * fixed per-thread memory, so reporting an error allocates nothing and leaks nothing. The request
  * boundary turns it into the reply, and Python turns the code into an exception class.
  *
  * The codes are one list: the bare name travels on the wire, GRADD_E_<name> is the C enumerator.

@@ -54,7 +54,7 @@ typedef struct run_s {
     int part, n_parts;
     int limit_scale, limit_most; /* 0 = no such limit */
     bool verbose;
-    FILE *times; /* Owned; NULL: nobody asks */
+    FILE *times; /* Owned; NULL: not asked for */
     int n_passed, n_failed, n_skipped;
 } run_t;
 
@@ -165,7 +165,7 @@ static _Noreturn void child_main(const test_case_t *test, int output) {
 }
 
 /* Waits for the child by its pidfd; true if it ended within the limit. A runner that is to stop
- * waits for STOP_S at most, as who stops it will not wait longer. */
+ * waits for STOP_S at most, as the process that stops it will not wait longer. */
 static bool wait_limited(pid_t child, double limit_s) {
     int pidfd = (int)syscall(SYS_pidfd_open, child, 0);
     double end = now_s() + limit_s;
@@ -261,7 +261,7 @@ int main(int argc, char **argv) {
     bool list = false;
     int n_selected = 0;
     setvbuf(stdout, NULL, _IOLBF,
-            0); /* who is killed has said what it has said; tests inherit it */
+            0); /* output written before a kill is not lost; tests inherit this buffering */
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (strcmp(argv[i], "--list") == 0)

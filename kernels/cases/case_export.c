@@ -26,8 +26,9 @@ static int opset_of(const gradd_op_t *op) {
     return op->since > 20 || *op->domain ? op->since : 20;
 }
 
-/* Infers and runs; outputs live in data's memory. Composites, and what has kernels on other devices
- * alone, have no kernel here: whoever can expand them runs them, and their outputs are left out. */
+/* Infers and runs; outputs live in data's memory. Composites, and operators with kernels on other
+ * devices only, have no kernel here: their outputs are left out, and a caller that can expand them
+ * runs them itself. */
 static gradd_status_t compute(const gradd_op_t *op, gradd_case_data_t *data, gradd_view_t *out) {
     gradd_view_t seen[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];

@@ -1,4 +1,4 @@
-/* The Adam family's update, on any device: what it is given.
+/* The arguments of the Adam family's update, the same on every device.
  *
  * The new values of a stretch of elements go to separate memory, so that a caller can commit them
  * through a journal. All arithmetic, the moments and the result are f32; parameters and gradients
@@ -39,9 +39,9 @@ typedef struct gradd_adam_s {
 } gradd_adam_t;
 
 /* One group of elements; all arrays hold n entries. Parameter and gradient are given either in f32
- * or in a half (p16, g16, of the type `half`; then p and g are NULL). With both p16 and p, p are
- * the master weights of p16: they count wherever they still round to p16, and p16 where somebody
- * has written it since. In place (out_x == x) is allowed, too. */
+ * or in a half (p16, g16, of the type `half`; then p and g are NULL). With both p16 and p, p holds
+ * the master weights of p16: an element of p is used where it still rounds to p16, and p16 itself
+ * where it has been overwritten since. In place (out_x == x) is allowed, too. */
 typedef struct gradd_adam_span_s {
     const float *p, *m, *v, *g;
     const void *p16, *g16;

@@ -1,12 +1,12 @@
-/* Device table: what the engine asks of a device, and nothing else.
+/* The device table: all functions that the engine calls on a device.
  *
- * One append-only struct with version and size, so that a plug-in (CUDA) and the host may differ in
- * age. Work is given to a queue, which does it in the order in which it came; the CPU's queue is
- * the calling thread. What a device can run, its kernel rows say (kernels/contract/kernel.h).
+ * One append-only struct with version and size, so that a plug-in (CUDA) and the host may be of
+ * different versions. Work is given to a queue, which runs it in order of arrival; the CPU's queue
+ * is the calling thread. A device's kernel rows say what it can run (kernels/contract/kernel.h).
  *
  * A function returns when its work is enqueued, unless it says that it waits. The memory that the
- * work touches must stay until the queue has passed it, and so must operators, attributes and
- * states of kernels; all other structs may change at once. One thread at a time uses a queue.
+ * work touches must stay valid until the queue has passed it, and so must operators, attributes and
+ * kernel states; all other structs may be changed at once. One thread at a time uses a queue.
  */
 #ifndef GRADD_KERNELS_CONTRACT_BACKEND_H
 #define GRADD_KERNELS_CONTRACT_BACKEND_H
@@ -63,18 +63,18 @@ typedef struct gradd_backend_s {
     gradd_status_t (*launch)(gradd_queue_t *queue, const gradd_kernel_t *kernel,
                              const gradd_launch_t *launch);
 
-    /* What a tensor of floats holds. Waits; what failed in front is its failure, too, but only
-     * wait() reports it for good. The same holds of all that waits below. */
+    /* Scans the contents of a tensor of floats. Waits; a failure of earlier work is its failure,
+     * too, but only wait() reports it for good. The same holds for all waiting functions below. */
     gradd_status_t (*scan)(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out);
-    /* What a list of tensors holds, in one number: of all bytes, so that a single changed element
-     * always changes it, or of drawn ones, so that a write of all elements does. A function of the
-     * bytes, their sizes and their order alone, the same on every device. Waits. */
+    /* One number for the contents of a list of tensors: of all bytes, so that a single changed
+     * element always changes it, or of drawn ones, so that a write of all elements does. A function
+     * of the bytes, their sizes and their order alone, the same on every device. Waits. */
     gradd_status_t (*fingerprint)(gradd_queue_t *queue, const gradd_bytes_t *list, int n,
                                   bool whole, uint64_t *out);
 
     /* The optimizer's step: the sum of squares of all spans, in double (waits); the update; its
-     * commit; and one word that others may look for once all in front of it is done, whoever ends
-     * this process. */
+     * commit; and one word that other processes may look for: it is never written before all work
+     * ahead of it is done, even if this process is killed. */
     gradd_status_t (*norm2)(gradd_queue_t *queue, const gradd_span_t *list, int n, double *out);
     gradd_status_t (*adam)(gradd_queue_t *queue, const gradd_adam_t *hyper, float grad_scale,
                            const gradd_adam_span_t *span);
@@ -115,8 +115,8 @@ extern const gradd_backend_t gradd_backend_cpu;
 
 /* As many threads as the process may use: OMP_NUM_THREADS, else its processor set. */
 int gradd_cpu_threads(void);
-/* What the calling thread computes itself from now on, for folding and preparing, takes that many
- * threads. */
+/* Sets the number of threads for whatever the calling thread computes itself from now on, for
+ * folding and preparing. */
 void gradd_cpu_enter(int threads);
 
 /* Whether some kernel of the CPU takes the node. */

@@ -1,7 +1,7 @@
-/* What a value can do wrong at run time: one list of sentences for all devices.
+/* Errors that values can cause at run time: one list of sentences for all devices.
  *
- * A kernel of the CPU fails with gradd_fault_fail at once. One that runs later notes the first
- * offender in a gradd_fault_t of its device, and who waits makes the same sentence of it.
+ * A CPU kernel fails with gradd_fault_fail at once. A kernel that runs later records the first
+ * offender in a gradd_fault_t of its device, from which the waiting thread makes the same sentence.
  */
 #ifndef GRADD_KERNELS_CONTRACT_FAULT_H
 #define GRADD_KERNELS_CONTRACT_FAULT_H

@@ -17,17 +17,17 @@
 extern "C" {
 #endif
 
-/* What one launch costs, by its types alone (kernels/describe/cost.h). */
+/* The cost of one launch, by its types alone (kernels/describe/cost.h). */
 typedef struct gradd_cost_s {
     double flops;          /* additions and multiplications */
     int64_t read, written; /* bytes of operands and results */
     double again;          /* bytes of these that are moved once more, while arithmetic waits */
 } gradd_cost_t;
 
-/* What a kernel has made ready for launches with certain operands, one at a time. */
+/* A kernel's preparation for launches with certain operands, one at a time. */
 typedef struct gradd_prepared_s {
     size_t workspace; /* scratch bytes of a launch */
-    void *state;      /* Owned by whoever prepared; given back with unprepare; NULL = none */
+    void *state;      /* Owned by the preparing kernel; given back with unprepare; NULL = none */
     size_t bytes;     /* that the state holds */
 } gradd_prepared_t;
 

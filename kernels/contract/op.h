@@ -272,7 +272,7 @@ typedef struct gradd_ops_s {
     size_t n;
 } gradd_ops_t;
 
-/* What a list of masks, of an operator's or a kernel's row, says of input i; 0 = anything. */
+/* The mask for input i in a list of masks of an operator's or a kernel's row; 0 = anything. */
 static inline uint32_t gradd_types_at(const uint32_t *types, int input) {
     uint32_t mask = 0;
     for (int i = 0; i < GRADD_OP_MAX_TYPES && i <= input && types[i]; i++)

@@ -1,7 +1,7 @@
-/* Devices that come as a shared object of their own, libgradd_<name>.so: found when one is asked
- * for, never needed. What keeps one from being used is one sentence.
+/* Devices in a shared object of their own, libgradd_<name>.so: looked up when one is asked for,
+ * never required. If one cannot be used, one sentence says why.
  *
- * Looked for in GRADD_PLUGINS, a folder, or else in ../lib beside the running program. A plug-in
+ * The search path is the folder GRADD_PLUGINS or else ../lib beside the running program. A plug-in
  * takes gradd_* symbols from the program (or from libgradd.so) and exports one function.
  */
 #ifndef GRADD_KERNELS_CONTRACT_PLUGIN_H

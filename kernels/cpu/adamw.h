@@ -1,4 +1,4 @@
-/* Adam on the CPU: update, commit and the sum of squares. What they mean is in
+/* Adam on the CPU: update, commit and the sum of squares. They are defined in
  * kernels/contract/adam.h. Each runs on the calling thread's OpenMP team. */
 #ifndef GRADD_KERNELS_CPU_ADAMW_H
 #define GRADD_KERNELS_CPU_ADAMW_H

@@ -1,8 +1,9 @@
 /* The head of a language model with its loss, in chunks. See linear_loss.h.
  *
- * Workspace: labels, the numbers of the rows that count, their losses and what their log-sum-exps
- * add, the sums of the bias's gradient; rows of x, then the logits of a chunk; the lower bits of
- * the sums of the weight's gradient and a block of them in f32; and what the products want. */
+ * Workspace: labels, the numbers of the rows that count, their losses and the terms that their
+ * log-sum-exps add, the sums of the bias's gradient; rows of x, then the logits of a chunk; the
+ * lower bits of the sums of the weight's gradient and a block of them in f32; and the workspace of
+ * the products. */
 #include "kernels/cpu/linear_loss.h"
 
 #include "kernels/cpu/bf16.h"
@@ -545,7 +546,7 @@ static void find_used(chunk_t *c) {
     }
 }
 
-/* What a row without a loss adds: nothing, unless its weight is no number. */
+/* The contribution of a row without a loss: nothing, unless its weight is not a finite number. */
 static double nothing_times(double weight) {
     return 0 * weight;
 }

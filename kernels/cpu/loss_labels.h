@@ -1,10 +1,10 @@
-/* What the operators of cross-entropy have in common: reductions, the labels that count, and the
- * loss of a row.
+/* The common part of the cross-entropy operators: reductions, the labels that count, and the loss
+ * of a row.
  *
- * Rows whose label is ignore_index count nothing. With `shift`, logits [..., S, V] at position s
+ * Rows whose label is ignore_index do not count. With `shift`, logits [..., S, V] at position s
  * answer for the label at s + 1, and the last position for none. "mean" divides by the rows that
  * count, or by the sum of the weights of their labels; num_items divides a "sum". Engine thread;
- * the loss of a row anywhere. */
+ * the loss of a row on any thread. */
 #ifndef GRADD_KERNELS_CPU_LOSS_LABELS_H
 #define GRADD_KERNELS_CPU_LOSS_LABELS_H
 

@@ -4,8 +4,8 @@
  * A row function sees n elements whose operands either advance by one element (step 1) or stay put
  * (step 0). gradd_map_rows merges dimensions until the innermost stretch is as long as the operands
  * allow, so same-shape, scalar, leading- and trailing-broadcast operands all reach long stretches,
- * and divides the stretches among threads. With `ref` it visits one element at a time with an
- * index division, which defines what it must compute.
+ * and divides the stretches among threads. With `ref` it visits one element at a time with an index
+ * division, which defines the result.
  *
  * Row functions are made by the GRADD_ROWS_* macros from an expression in a, b, c (operands), p
  * (float parameters) and F, a prefix: F##exp(a) is the vector form in the fast function and libm

@@ -1,8 +1,9 @@
 /* Index tensors turned into row numbers, with bounds checked.
  *
  * The three ONNX ways to index (Gather, GatherND, GatherElements, and their Scatter twins) become a
- * list of row numbers for rows.h. Negative indices count from the end. An index out of range fails
- * with INDEX and names its value, the limit and its position; nothing is read or written then.
+ * list of row numbers for picked_rows.h. Negative indices count from the end. An index out of range
+ * fails with INDEX and names its value, the limit and its position; nothing is read or written
+ * then.
  */
 #ifndef GRADD_KERNELS_CPU_PICK_H
 #define GRADD_KERNELS_CPU_PICK_H
@@ -10,7 +11,7 @@
 #include "kernels/contract/op.h"
 
 /* Index or label at a position of an i32 or i64 tensor. Read once: it may lie in the memory of a
- * client, who may change it while we run, so what is checked must be the copy that is used. */
+ * client, which may change it while we run, so what is checked must be the copy that is used. */
 static inline int64_t gradd_pick_index(const gradd_view_t *v, int64_t at) {
     if (v->type.dtype == GRADD_DT_I32) return ((const volatile int32_t *)v->data)[at];
     return ((const volatile int64_t *)v->data)[at];

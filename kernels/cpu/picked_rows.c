@@ -1,4 +1,4 @@
-/* Rows picked by number. See rows.h.
+/* Rows picked by number. See picked_rows.h.
  *
  * Writers cut the target into one box per thread: by columns if a row is wide (balanced whatever
  * the indices are), else by ranges of rows (every thread reads all numbers and skips foreign ones).

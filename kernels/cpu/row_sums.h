@@ -1,5 +1,4 @@
-/* Sums of rows by the number of the row that they go to: gradients of tables in which rows are
- * looked up.
+/* Sums of rows by the number of their target row: gradients of tables in which rows are looked up.
  *
  *     to[r] = (clear ? 0 : to[r]) + scale * (sum of from[i] over all i with row[i] == r)
  *

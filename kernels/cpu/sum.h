@@ -1,6 +1,6 @@
-/* The sum of several tensors of one shape in one pass: what gradients of a value with several
- * readers are added with. Operands are added from the left; bf16 and f16 in f32, rounded once. out
- * may be any of the operands. Called on the engine thread. */
+/* The sum of several tensors of one shape in one pass; it adds the gradients of a value with
+ * several readers. Operands are added from the left; bf16 and f16 in f32, rounded once. out may be
+ * any of the operands. Called on the engine thread. */
 #ifndef GRADD_KERNELS_CPU_SUM_H
 #define GRADD_KERNELS_CPU_SUM_H
 

@@ -3,8 +3,8 @@
  * After simplification the box is one of three: rows that are contiguous on both sides move as
  * atoms of up to 16 bytes; an element that is repeated along the innermost axis is spread over
  * packs; and where the source walks another axis without gaps than the target does, tiles are
- * turned in shared memory, those of halves in packs of up to 16 bytes. What is left moves element
- * by element, in the target's order.
+ * turned in shared memory, those of halves in packs of up to 16 bytes. Everything else moves
+ * element by element, in the target's order.
  */
 #include "kernels/cuda/copy.h"
 
@@ -32,7 +32,7 @@ template <class I> struct box_t {
     }
 };
 
-/* What a thread reads before it writes: narrow elements need more on their way. */
+/* The number of reads of a thread before it writes: narrow elements need more in flight. */
 template <class T> constexpr int ahead = sizeof(T) < 8 ? 4 : 2;
 
 template <class T> GPU_FN void put(T *to, T x) {

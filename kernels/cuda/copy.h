@@ -1,4 +1,4 @@
-/* Strided copies on a GPU: what is under all operators that only move elements.
+/* Strided copies on a GPU: the engine under all operators that only move elements.
  *
  * Boxes are those of the CPU (kernels/describe/moves.h). A copy is made of the widest atoms, up to
  * 16 bytes, that its strides, sizes and addresses allow; where the innermost axis changes, through

@@ -34,7 +34,7 @@ struct drop_t {
     gpu_faults_t faults;
 };
 
-/* What the threads of a launch agree on. */
+/* The values that all threads of a launch share. */
 struct chance_t {
     bool refused, active;
     uint64_t limit;

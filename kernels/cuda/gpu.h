@@ -1,19 +1,20 @@
 /* The dialect of CUDA C++ that kernels of this folder are written in.
  *
  * nvcc compiles it for a GPU; any other compiler takes emu.h (tests/emu), which runs the same
- * kernels on the host. What is used of CUDA beyond these names: threadIdx, blockIdx, blockDim,
+ * kernels on the host. Beyond these names, kernels use from CUDA: threadIdx, blockIdx, blockDim,
  * gridDim, __syncthreads, __syncwarp, __shfl_*_sync and __ballot_sync with all lanes, atomics of
  * integers. Sums have a fixed order: no atomics of floats. Floating-point expressions are not
- * contracted (-fmad=false): who wants a fused multiply-add says fmaf.
+ * contracted (-fmad=false): a kernel that wants a fused multiply-add calls fmaf.
  *
  *     __global__ void GPU_BLOCK(256) add(float *y, const float *x, int64_t n);
  *     GPU_LAUNCH(add, gpu_blocks(n, 256), 256, y, x, n);
  *     return gpu_launched("Add");
  *
- * GPU_BLOCK takes the threads of a block, and how many blocks a multiprocessor should hold.
- * Elements are stored in T and computed in gpu_real<T>: f32 for bf16 and f16. GPU_SHARED declares
- * an array in a block's shared memory, of which there are 48 KiB. What a kernel needs beyond that
- * its launch says, GPU_LAUNCH_MORE(bytes, kernel, ...), up to 88 KiB, and GPU_MORE names it.
+ * GPU_BLOCK takes the number of threads of a block, and of blocks that a multiprocessor should
+ * hold. Elements are stored in T and computed in gpu_real<T>: f32 for bf16 and f16. GPU_SHARED
+ * declares an array in a block's shared memory, of which there are 48 KiB. A kernel that needs more
+ * is launched with GPU_LAUNCH_MORE(bytes, kernel, ...), up to 88 KiB, and names that memory with
+ * GPU_MORE.
  */
 #ifndef GRADD_KERNELS_CUDA_GPU_H
 #define GRADD_KERNELS_CUDA_GPU_H
@@ -47,7 +48,8 @@
 
 /* ---- of the host ----------------------------------------------------------------------------- */
 
-/* What launches of the calling thread go by; the device sets it around each kernel's compute. */
+/* The state that launches of the calling thread use; the device sets it around each kernel's
+ * compute. */
 typedef struct gpu_call_s {
     void *stream;
     gradd_fault_t *fault; /* memory of the device */
@@ -151,7 +153,7 @@ static inline bool gpu_aligned(const void *p, size_t bytes) {
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
-/* What a kernel gets that checks values: GPU_FAULT_OF_CALL on the host. */
+/* The argument of kernels that check values: GPU_FAULT_OF_CALL on the host. */
 typedef struct gpu_faults_s {
     gradd_fault_t *to;
     int launch;
@@ -161,8 +163,8 @@ typedef struct gpu_faults_s {
         gpu_call.fault, gpu_call.launch                                                            \
     }
 
-/* Whether an offender that is noted stands in front of this one. What is noted only moves to the
- * front, and its table is written behind its position, so it may move while it is read. */
+/* Whether an offender that is recorded comes before this one. The record only moves to the front,
+ * and its table is written behind its position, so it may move while it is read. */
 GPU_FN bool gpu_fault_is_late(gpu_faults_t faults, const gradd_fault_t &found) {
     const volatile gradd_fault_t *now = faults.to;
     if (now->kind == GRADD_FAULT_NONE) return false;
@@ -173,9 +175,9 @@ GPU_FN bool gpu_fault_is_late(gpu_faults_t faults, const gradd_fault_t &found) {
     return same && now->position <= found.position;
 }
 
-/* Notes an offender. Of one launch the one of the lowest table, and there of the lowest position,
- * stays, whoever is first. Where no table is named, `table` may be what is checked first. Of very
- * many offenders few wait for the lock. */
+/* Records an offender. Per launch, the one with the lowest table is kept, and within a table the
+ * one at the lowest position, whichever thread comes first. Where no table is named, `table` may be
+ * what is checked first. Of very many offenders few wait for the lock. */
 GPU_FN void gpu_fault(gpu_faults_t faults, gradd_fault_t found) {
     gradd_fault_t *f = faults.to;
     if (gpu_fault_is_late(faults, found)) return;

@@ -1,9 +1,9 @@
 /* bf16 and f16 from and to f32 by the GPU's own instructions, with the CPU's bits (kernels/math).
  *
- * The manual of PTX says of them: to nearest, ties to even; subnormals are kept without .ftz; what
- * is too large becomes infinity. That is what the formulas say as well. A NaN becomes the GPU's
- * one, 0x7fff, whatever it was, so NaN is put right here. Elsewhere the formulas stand in for the
- * instructions, and give that NaN, too. `probe half` (tools/gpu) compares all of it on a GPU.
+ * By the PTX manual they round to nearest, ties to even; subnormals are kept without .ftz; numbers
+ * that are too large become infinity. The formulas do the same. Any NaN becomes the GPU's own,
+ * 0x7fff, so NaN is corrected here. Elsewhere the formulas stand in for the instructions, and give
+ * that NaN, too. `probe half` (tools/gpu) compares all of it on a GPU.
  */
 #ifndef GRADD_KERNELS_CUDA_HALF_H
 #define GRADD_KERNELS_CUDA_HALF_H

@@ -1,14 +1,14 @@
-/* One value of every element of broadcast operands: the loop behind all elementwise operators.
+/* A function of each element of broadcast operands: the loop behind all elementwise operators.
  *
  * gpu_map(out, in, f) computes out = f(a), f(a, b) or f(a, b, c) for every element of out. f is a
- * struct with a __device__ operator() that takes what the operands hold, widened, and returns what
- * out holds before it is rounded. Operands are broadcast as in numpy; out may be exactly one of
- * them. Where all operands are as long as out, or their last axis is a whole number of packs, each
- * thread moves 16 bytes at once. f may have parameters as members. gpu_map_all is for operands that
- * are always as long as out, gpu_copy for bytes.
+ * struct with a __device__ operator() that takes the operands' elements, widened, and returns the
+ * element of out before it is rounded. Operands are broadcast as in numpy; out may be exactly one
+ * of them. Where all operands are as long as out, or their last axis is a whole number of packs,
+ * each thread moves 16 bytes at once. f may have parameters as members. gpu_map_all is for operands
+ * that are always as long as out, gpu_copy for bytes.
  *
- * In terms of the CPU's loops (kernels/cpu/map.h) the same expressions on the same values: equal
- * bits.
+ * The expressions and values are those of the CPU's loops (kernels/cpu/map.h), so the bits are
+ * equal.
  */
 #ifndef GRADD_KERNELS_CUDA_MAP_H
 #define GRADD_KERNELS_CUDA_MAP_H

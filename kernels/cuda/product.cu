@@ -11,7 +11,7 @@ enum { SCRATCH_ALIGN = 256 }; /* of what the library gets */
 
 /* A product that is ready. `outer` batches are calls of their own. The first choice is for operands
  * that lie where tensors begin, or a step of a batch further; the second one for all others: it is
- * there before anybody knows whether it is needed, for a launch may choose nothing. */
+ * made before it is known to be needed, because a launch may not choose anything. */
 typedef struct gpu_product_s {
     gradd_gemm_t g;
     gpu_lt_t lt;
@@ -60,7 +60,7 @@ static gradd_status_t prepare(gpu_product_t *p, gpu_after_t after, gradd_prepare
 }
 
 /* Where the library has it: a second result is written by 8 elements at least, and in the wider
- * types nobody promises how exact the tanh is. */
+ * types the accuracy of its tanh is not documented. */
 static bool has_after(const gpu_product_t *p, gpu_after_t after) {
     if (after == GPU_AFTER_NOTHING) return true;
     return p->library && gradd_dtype_is_half(p->g.dtype) && !p->g.result && !p->g.accumulate &&

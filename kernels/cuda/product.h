@@ -1,8 +1,9 @@
-/* Matrix products by cuBLASLt, and the few that it does not have by loops.
+/* Matrix products by cuBLASLt, and by loops for the few that it lacks.
  *
- * Rows are columns there: C = A B, row by row, is its C^T = B^T A^T. A bias and what C holds
- * already go into the product. bf16 and f16 are summed in f32 and rounded once; f32 is multiplied
- * in f32 (no TF32), as in torch. Batches that have no single stride are several calls.
+ * cuBLASLt is column-major: C = A B, row by row, is its C^T = B^T A^T. A bias and the previous
+ * contents of C are added within the product. bf16 and f16 are summed in f32 and rounded once; f32
+ * is multiplied in f32 (no TF32), as in torch. Batches that have no single stride are several
+ * calls.
  */
 #ifndef GRADD_KERNELS_CUDA_PRODUCT_H
 #define GRADD_KERNELS_CUDA_PRODUCT_H
@@ -10,8 +11,8 @@
 #include "kernels/cuda/gpu.h"
 #include "kernels/describe/gemm.h"
 
-/* What the library does behind a product, to elements that are not rounded yet: gelu by tanh, and
- * besides what it is taken of as a second result. */
+/* The library's operation after a product, on elements that are not rounded yet: gelu by tanh,
+ * perhaps with the operand of the gelu as a second result. */
 typedef enum gpu_after_e { GPU_AFTER_NOTHING, GPU_AFTER_GELU, GPU_AFTER_GELU_KEPT } gpu_after_t;
 
 gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out);

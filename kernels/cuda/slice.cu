@@ -1,6 +1,6 @@
 /* Slice and its gradient on a GPU. See kernels/ops/shape/slice.c.
  *
- * A gradient without steps is what Pad makes, in one pass; with steps it goes into zeros. */
+ * A gradient without steps is a Pad, in one pass; with steps it is written into zeros. */
 #include "kernels/cuda/copy.h"
 #include "kernels/describe/cost.h"
 

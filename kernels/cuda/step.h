@@ -1,7 +1,7 @@
-/* What the device table asks for beside operators: scans, fingerprints, and the optimizer's step.
+/* The part of the device table beside operators: scans, fingerprints, and the optimizer's step.
  *
  * Each function gives its work to the stream of gpu_call; those with a result wait for it. Memory
- * is the device's but for what a result is written to. gpu_call.scratch holds GPU_SCRATCH bytes.
+ * is the device's, except where a result is written. gpu_call.scratch holds GPU_SCRATCH bytes.
  */
 #ifndef GRADD_KERNELS_CUDA_STEP_H
 #define GRADD_KERNELS_CUDA_STEP_H
@@ -23,7 +23,7 @@ gradd_status_t gpu_touched(const gradd_span_t *span, int64_t width, uint64_t *bi
 gradd_status_t gpu_norm2(const gradd_span_t *list, int n, double *out);
 gradd_status_t gpu_adam(const gradd_adam_t *hyper, float grad_scale, const gradd_adam_span_t *span);
 gradd_status_t gpu_adam_commit(const gradd_adam_commit_t *commit);
-/* Behind all work in front of it, for whoever looks from another process. */
+/* Runs after all work before it; for readers in other processes. */
 gradd_status_t gpu_store(uint64_t *word, uint64_t value);
 
 #endif

@@ -1,8 +1,8 @@
 /* The contract of FusedAttention and FusedAttentionGrad: the order of operands and results, the
  * names of attributes, and what their numbers mean.
  *
- * Passes and live rows write these nodes, gradient rule and expansion rewrite them, every device's
- * kernels read them: all of them use these names. The mathematics is in
+ * Passes and live rows write these nodes, the gradient rule and the expansion rewrite them, and
+ * every device's kernels read them; all of them use these names. The mathematics is in
  * kernels/ops/attention/attention.c.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_ATTENTION_H

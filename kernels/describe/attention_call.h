@@ -1,5 +1,5 @@
 /* A call of attention, for every device: operands, strides and attributes of FusedAttention and
- * FusedAttentionGrad as one description. What it means, kernels/ops/attention/attention.c says.
+ * FusedAttentionGrad as one description. kernels/ops/attention/attention.c says what they mean.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_ATTENTION_CALL_H
 #define GRADD_KERNELS_DESCRIBE_ATTENTION_CALL_H
@@ -67,7 +67,8 @@ bool gradd_attn_given(const gradd_view_t *in, int n_in, int i);
 /* Type, sizes, and the sides of q, k and v. */
 void gradd_attn_describe_sizes(gradd_attn_t *p, const gradd_view_t *in,
                                const gradd_attn_places_t *at, int64_t layout);
-/* What operands and attributes say, but for results, dropout and the lists of live rows. */
+/* Fills in everything that operands and attributes say, except results, dropout and the lists of
+ * live rows. */
 void gradd_attn_describe(gradd_attn_t *p, const gradd_view_t *in, int n_in,
                          const gradd_attn_places_t *at, gradd_attrs_t attrs);
 /* Launches; the lists of live rows, and ranges of a mask that has none, are the kernel's to add. */
@@ -80,7 +81,7 @@ gradd_attn_extra_t gradd_attn_extra_of(const gradd_view_t *v);
 int64_t gradd_attn_mask_rows(const gradd_type_t *mask);
 /* Of a mask that comes without ranges, so that a kernel makes them itself; else 0. */
 int64_t gradd_attn_own_ranges(const gradd_view_t *in, int n_in, const gradd_attn_places_t *at);
-/* What live rows are below; their keys are below INT32_MAX. */
+/* The exclusive upper bound of live rows; that of their keys is INT32_MAX. */
 int64_t gradd_attn_row_limit(const gradd_attn_t *p, const gradd_view_t *in,
                              const gradd_attn_places_t *at);
 

@@ -1,9 +1,8 @@
 /* FusedAttention in simpler operators: two products, a softmax, and masks as models write them.
  *
  * The scores are a tensor here, in f32 for bf16. Where rows without an allowed key give zero, their
- * scores are set to zero first, so that no NaN arises that a gradient could meet. Ranges are a
- * summary of the mask for kernels and not read. See kernels/describe/attention.h for the forms of
- * masks. */
+ * scores are set to zero first, so that no NaN can reach a gradient. Ranges only summarise the mask
+ * for kernels and are not read. See kernels/describe/attention.h for the forms of masks. */
 #include "kernels/describe/attention.h"
 
 #include <float.h>

@@ -1,4 +1,4 @@
-/* The cost of calls whose kernel says nothing else. See cost.h. */
+/* The default cost of a call, unless its kernel gives another. See cost.h. */
 #include "kernels/describe/cost.h"
 
 static int64_t larger(int64_t a, int64_t b) {

@@ -1,10 +1,10 @@
-/* What an operator call costs: arithmetic and bytes moved.
+/* The cost of an operator call: arithmetic and bytes moved.
  *
- * For people (explain, estimate) and tools; of the engine's decisions two depend on it: whether a
- * plan is worth more than one thread (server/plan/threads.c), and what is computed again under a
- * memory budget (server/plan/recompute.h). Products are counted exactly, 2 m n k; everything else
- * as one operation per element, which is what it costs next to them; operators that only move
- * elements count none.
+ * For people (explain, estimate) and tools. Two decisions of the engine depend on it: whether a
+ * plan is worth more than one thread (server/plan/threads.c), and which values are computed again
+ * under a memory budget (server/plan/recompute.h). Products are counted exactly, 2 m n k;
+ * everything else as one operation per element, which is what it costs next to them; operators that
+ * only move elements count none.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_COST_H
 #define GRADD_KERNELS_DESCRIBE_COST_H

@@ -1,9 +1,9 @@
-/* What a matrix product is, for every device: sizes and strides of one, and those of the operators
- * that are one.
+/* The description of a matrix product, for every device: sizes and strides, and those of the
+ * operators that are matrix products.
  *
  * C[batch, m, n] = alpha * A[batch, m, k] B[batch, k, n] (+ bias[n]) (+ C). Every operand has its
  * own strides in elements, so a transposed matrix or a broadcast batch (stride 0) costs nothing to
- * name.
+ * describe.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_GEMM_H
 #define GRADD_KERNELS_DESCRIBE_GEMM_H
@@ -37,8 +37,8 @@ typedef struct gradd_gemm_s {
     int threads;     /* 0 = as many as OpenMP would take now */
 } gradd_gemm_t;      /* C is contiguous, row-major */
 
-/* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; who
- * multiplies does it himself. */
+/* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; the
+ * products call it themselves. */
 void gradd_gemm_simplify(gradd_gemm_t *g);
 
 GRADD_HD gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {

@@ -1,5 +1,5 @@
-/* LinearCrossEntropy, as far as it is the same on every device: operands, attributes, sizes, and
- * the products of a chunk of rows. What it computes stands in kernels/ops/product/linear.c.
+/* The part of LinearCrossEntropy that is the same on every device: operands, attributes, sizes, and
+ * the products of a chunk of rows. kernels/ops/product/linear.c defines the operator.
  *
  * The logits of a chunk lie in scratch memory, become their gradient there, and go into the
  * gradients of rows and weight before the next chunk. So the scratch memory has one chunk of
@@ -8,7 +8,7 @@
  * In bf16 the weight's gradient is summed in f32, and rounded once at the end. From chunk to chunk
  * 24 bits of a sum are kept, which is 2^-8 of what the rounding at the end takes: 16 in the
  * gradient's own memory and 8 in scratch memory (math/split_sum.h). It is summed block by block of
- * its rows, so that a block in f32 stays in a cache between what is read and what is written of it.
+ * its rows, so that a block in f32 stays in a cache between its reads and its writes.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_HEAD_H
 #define GRADD_KERNELS_DESCRIBE_HEAD_H

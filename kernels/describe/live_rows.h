@@ -1,8 +1,7 @@
-/* Lists of live rows (kernels/ops/index/liverows.c): what makes one good, and places and ranges in
- * it.
+/* Lists of live rows (kernels/ops/index/liverows.c): their validity, and places and ranges in them.
  *
- * Every device's kernels share these. A list may lie in the memory of a client, who may change it
- * meanwhile: each entry is read once, and whatever it says, results stay within the list.
+ * Every device's kernels share these. A list may lie in the memory of a client, which may change it
+ * meanwhile: each entry is read once, and whatever its value, results stay within the list.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_LIVE_ROWS_H
 #define GRADD_KERNELS_DESCRIBE_LIVE_ROWS_H
@@ -16,7 +15,7 @@ GRADD_HD int64_t gradd_live_row(int64_t entry) {
     return entry < 0 ? ~entry : entry;
 }
 
-/* What is wrong with entry i behind `before`: LIVE_TAIL counts after the others. */
+/* The fault of entry i, which follows `before`: LIVE_TAIL counts after the others. */
 GRADD_HD gradd_fault_t gradd_live_check(int64_t entry, int64_t before, int64_t i, int64_t limit) {
     gradd_fault_t f = {GRADD_FAULT_NONE, 0, 0, 0, i, 0, 0};
     if (gradd_live_row(entry) >= limit) {
@@ -82,8 +81,8 @@ GRADD_HD gradd_fault_t gradd_live_range(const int64_t *list, int64_t n, int64_t 
     return f;
 }
 
-/* The range of live rows of a sequence of so many positions; the first one where there is none:
- * nobody needs what is looked at then. */
+/* The range of live rows of a sequence of so many positions; the first one where there is none: the
+ * result of looking at it is never used. */
 GRADD_HD void gradd_live_sequence(const int64_t *list, int64_t n, int64_t sequence,
                                   int64_t positions, int32_t *out) {
     out[0] = (int32_t)gradd_live_below(list, n, sequence * positions);

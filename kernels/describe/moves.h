@@ -1,8 +1,9 @@
-/* What operators that only move elements do, for every device: boxes of elements, and those of each
+/* Operators that only move elements, for every device: boxes of elements, and the boxes of each
  * operator.
  *
  * A box names elements and, for both sides, the distance between neighbours along each axis. Stride
- * 0 on the source side broadcasts. The functions of operators stand in their files, kernels/ops.
+ * 0 on the source side broadcasts. The functions of each operator are in its file below
+ * kernels/ops.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_MOVES_H
 #define GRADD_KERNELS_DESCRIBE_MOVES_H

@@ -53,7 +53,7 @@ GRADD_HD gradd_adam_one_t gradd_adam_one(const gradd_adam_coefficients_t *k, flo
     return out;
 }
 
-/* The master weight, or the parameter where somebody has written it since. */
+/* The master weight, or the parameter if it has been overwritten since. */
 GRADD_HD float gradd_adam_master_bf16(float master, gradd_bf16_t p) {
     return gradd_f32_bf16(master).bits == p.bits ? master : gradd_bf16_f32(p);
 }

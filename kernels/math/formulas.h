@@ -1,7 +1,7 @@
-/* What elementwise operators compute, once for all devices: expressions in a, b and c (operands)
- * and F, a prefix that says in which way. F##exp(a) is the vectorisable form with v, and libm in
- * double with r, for which the operands are double. The CPU makes row functions of them
- * (cpu/map.h), a GPU functors (cuda/map.h): the same bits.
+/* The formulas of elementwise operators, once for all devices: expressions in a, b and c (operands)
+ * and F, a prefix that selects the functions. With v, F##exp(a) is the vectorisable form; with r,
+ * it is libm in double, and the operands are double. The CPU turns them into row functions
+ * (cpu/map.h), a GPU into functors (cuda/map.h), with the same bits.
  *
  * GRADD_K(x) is a constant of the type of a.
  */

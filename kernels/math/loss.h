@@ -51,7 +51,7 @@ GRADD_HD double gradd_loss_own_slope(gradd_loss_rule_t l, double w, double own, 
     return ((1 - e) * w + e * l.mean_weight) * below + e * l.mean_weight - even * w;
 }
 
-/* What p is multiplied by in the derivatives by all others. */
+/* The factor of p in the derivatives by all others. */
 GRADD_HD double gradd_loss_share(gradd_loss_rule_t l, double w) {
     return l.weighted ? (1 - l.smoothing) * w + l.smoothing * l.mean_weight : 1;
 }

@@ -8,7 +8,7 @@
  *
  *     counter = element / 64 * 16 + element % 16      word = element / 16 % 4
  *
- * Any device that fills these formulas in gets the same bits.
+ * Any device that evaluates these formulas gets the same bits.
  */
 #ifndef GRADD_KERNELS_MATH_RNG_H
 #define GRADD_KERNELS_MATH_RNG_H
@@ -111,7 +111,7 @@ GRADD_HD double gradd_rng_normal(uint32_t low, uint32_t high, int second) {
     return second ? radius * sin(angle) : radius * cos(angle);
 }
 
-/* What dropout goes by, of a ratio p within 0 and 1. */
+/* The parameters of dropout for a ratio p within 0 and 1. */
 typedef struct gradd_drop_s {
     uint64_t limit; /* an element is kept if its word is not below */
     double scale;   /* 1 / (1 - p) */

@@ -2,10 +2,10 @@
  *
  * None of these is stable: which of several equal keys comes first follows from the swaps that the
  * algorithm makes, so the algorithm is the contract. torch.topk and torch.sort are built on
- * std::partial_sort, std::nth_element and std::sort of GCC's C++ library; what is here makes the
- * same comparisons and the same swaps: a heap whose sift goes down to a leaf before it comes up,
- * introselect and introsort around the median of three, insertion at the end. A change of any of
- * them sends gradients to other elements; tests/python/values/test_ties.py compares with torch.
+ * std::partial_sort, std::nth_element and std::sort of GCC's C++ library; the functions here make
+ * the same comparisons and the same swaps: a heap whose sift goes down to a leaf before it comes
+ * up, introselect and introsort around the median of three, insertion at the end. A change of any
+ * of them sends gradients to other elements; tests/python/values/test_ties.py compares with torch.
  *
  * Keys are integers in which the wanted order is rising order (gradd_sort_key_f32 and its like):
  * NaN is above every number and equal to NaN, -0 equals 0, and the complement of a key sorts down.
@@ -14,7 +14,7 @@
  * R. Musser, 1997: quicksort around a median of three, which gives way to the heap where 2 log2 n
  * partitions were not enough.
  *
- * Shared with GPUs (kernels/cuda/topk.cu). Threading: pure functions of their arguments.
+ * Shared with GPUs (kernels/cuda/row/topk.cu). Threading: pure functions of their arguments.
  */
 #ifndef GRADD_KERNELS_MATH_SELECT_H
 #define GRADD_KERNELS_MATH_SELECT_H

@@ -46,7 +46,7 @@ typedef struct gradd_device_options_s {
     void *admit_context; /* Borrowed */
 } gradd_device_options_t;
 
-/* What does not change while it is open. */
+/* The properties that do not change while it is open. */
 typedef struct gradd_device_info_s {
     const char *name;
     const char *library; /* that multiplies matrices */
@@ -87,8 +87,8 @@ gradd_type_t gradd_model_output_type(const gradd_model_t *model, int i);
 /* Name of a dynamic dimension of input or output i, "" if it has none. */
 const char *gradd_model_input_symbol(const gradd_model_t *model, int i, int dim);
 const char *gradd_model_output_symbol(const gradd_model_t *model, int i, int dim);
-/* What the operators' rows say of the whole model: it draws random numbers; the coarsest 16-bit
- * float that it computes with somewhere, NONE if there is none. */
+/* Facts about the whole model from the operators' rows: whether it draws random numbers; the
+ * coarsest 16-bit float that it computes with somewhere, NONE if there is none. */
 bool gradd_model_is_random(const gradd_model_t *model);
 gradd_dtype_t gradd_model_half(const gradd_model_t *model);
 /* Which inputs a gradient of output i can reach: bit k of byte k / 8 is input k. Shapes are not
@@ -115,7 +115,8 @@ enum {
     GRADD_PLAN_EARLY = 1 << 2,
 };
 
-/* What a backward computes again instead of finding it in memory, where no budget decides. */
+/* The values that a backward computes again instead of reading them from memory, if no budget
+ * decides. */
 typedef enum gradd_recompute_e {
     GRADD_RECOMPUTE_NONE,
     GRADD_RECOMPUTE_LAYERS,     /* what lies within layers, as far as it lowers the planned peak */
@@ -157,9 +158,9 @@ typedef struct gradd_plan_options_s {
     gradd_recompute_t recompute;
 } gradd_plan_options_t;
 
-/* What a plan over all rows could leave out. A row is a position of a batch, number b * positions +
- * s. A plan with lists gives the same results, up to rounding, for every step for which they are
- * right:
+/* The rows that a plan over all rows could leave out. A row is a position of a batch, number b *
+ * positions + s. A plan with lists gives the same results, up to rounding, for every step for which
+ * they are right:
  *   - labelled rows are all that the loss counts: those whose label is not `ignore`; with `shift`
  *     row (b, s) answers for the label at (b, s + 1), and the last position for none;
  *   - real rows are all whose mask is 1, the mask holds zeros and ones alone, and no labelled row
@@ -195,7 +196,7 @@ typedef struct gradd_plan_info_s {
     /* One per `grads`: the forward forms it, or its largest part, in memory of the caller. All
      * false without GRADD_PLAN_EARLY. */
     const bool *early;
-    /* What a budget or policy brought about; 0 without either. */
+    /* The effect of a budget or policy; 0 without either. */
     int64_t whole_bytes;      /* arena_bytes if everything was kept */
     int64_t recomputed_bytes; /* by how much saved_bytes is smaller */
     double recompute_us;      /* modelled time of what is computed again */
@@ -277,7 +278,7 @@ typedef enum gradd_fate_e {
     GRADD_FATE_MERGED, /* equal to an earlier node, or gives its operand back */
 } gradd_fate_t;
 
-/* What became of one node of the model. */
+/* The fate of one node of the model. */
 typedef struct gradd_explain_node_s {
     gradd_fate_t fate;
     int row; /* the row that computes it, -1 = none */

@@ -14,7 +14,7 @@
 #define STOP_MS      60000
 #define CLIENT_WIDTH 22
 
-/* Who listens there may be anybody. */
+/* The listener may be any process, so its reply is checked. */
 static gradd_status_t decode(const char *path, zmq_msg_t *reply, wire_doc_t *out_doc) {
     gradd_status_t st =
         wire_decode_any(zmq_msg_data(reply), zmq_msg_size(reply), WIRE_MAX_ITEMS, out_doc);
@@ -135,7 +135,8 @@ static void print_table(const msgpack_object *root) {
         if (wire_at(sessions, i)->type == MSGPACK_OBJECT_MAP) print_session(wire_at(sessions, i));
 }
 
-/* What a reply holds: no bytes, no floats that JSON lacks, nesting bounded by the scanner. */
+/* Prints the contents of a reply: no bytes, no floats that JSON lacks, nesting bounded by the
+ * scanner. */
 static void print_json(FILE *out, const msgpack_object *o) {
     switch (o->type) {
     case MSGPACK_OBJECT_POSITIVE_INTEGER:

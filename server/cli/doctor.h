@@ -1,4 +1,4 @@
-/* `gradd doctor`: what this machine offers the daemon, and what is in the way. */
+/* `gradd doctor`: reports what this machine offers the daemon, and what stands in its way. */
 #ifndef GRADD_SERVER_DOCTOR_H
 #define GRADD_SERVER_DOCTOR_H
 

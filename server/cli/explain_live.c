@@ -11,7 +11,7 @@
 
 #define ANSWER_MS 60000 /* the engine may be in the middle of a long run */
 
-/* ---- reading replies: the daemon's bytes are checked like anybody's -------------------------- */
+/* ---- reading replies: the daemon's bytes are checked like any others ------------------------- */
 
 static int64_t integer(const msgpack_object *o) {
     bool number = o && (o->type == MSGPACK_OBJECT_POSITIVE_INTEGER ||
@@ -155,7 +155,7 @@ static void print_plans_json(const explain_args_t *args, const msgpack_object *p
 
 /* ---- one plan -------------------------------------------------------------------------------- */
 
-/* The daemon has made a text fit for a terminal; whoever else answers has not. */
+/* The daemon makes its text safe for a terminal; another listener may not. */
 static void print_piece(const msgpack_object *text) {
     for (uint32_t i = 0; i < text->via.bin.size; i++) {
         unsigned char c = (unsigned char)text->via.bin.ptr[i];

@@ -14,7 +14,7 @@ static int failed(const char *command, gradd_status_t status) {
     return FAILED;
 }
 
-/* What is planned here is what a daemon started here would plan: with as many threads. */
+/* Plans as a daemon started here would: with the same number of threads. */
 static gradd_status_t plan_as_daemon(explain_args_t *args) {
     char *serve[] = {"gradd", "serve"};
     options_t daemon;

@@ -85,7 +85,7 @@ static void each_kernel(FILE *out, const gradd_op_t *op, print_kernel_t print) {
     }
 }
 
-/* What a row takes of what its operator takes, per input. */
+/* The types that a kernel row takes out of those of its operator, per input. */
 static void find_types(const gradd_kernel_t *kernel, const gradd_op_t *op,
                        uint32_t out[GRADD_OP_MAX_TYPES]) {
     for (int i = 0; i < GRADD_OP_MAX_TYPES; i++) {

@@ -1,4 +1,4 @@
-/* The table of operators and of what runs them, as text or JSON: `gradd --list-ops [--json]`,
+/* The table of operators and their kernels, as text or JSON: `gradd --list-ops [--json]`,
  * docs/operators.md. */
 #ifndef GRADD_SERVER_LIST_OPS_H
 #define GRADD_SERVER_LIST_OPS_H

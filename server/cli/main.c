@@ -26,14 +26,14 @@ static int failed(gradd_status_t status) {
 
 /* The daemon shares its cores with the trainer, whose own threads run while ours wait. OpenMP's
  * default is to spin for milliseconds after each operator, which takes the core from them; a few
- * microseconds still cover the gap between two operators. What the user has set stands. */
+ * microseconds still cover the gap between two operators. A value set by the user is kept. */
 static bool limit_spinning(void) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return false;
     return setenv("GOMP_SPINCOUNT", "500", 1) == 0;
 }
 
-/* Threads are the plan's. What a trainer has set for its own, as torchrun does, is not for the
- * daemon that it happens to start: a limit would hold in every parallel region. */
+/* Threads are the plan's. A number that a trainer has set for its own, as torchrun does, is not for
+ * the daemon that it happens to start: a limit would hold in every parallel region. */
 static bool leave_inherited_threads(void) {
     static const char *const names[] = {"OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC",
                                         "OMP_MAX_ACTIVE_LEVELS"};
@@ -55,8 +55,8 @@ static void settle_openmp(char **argv) {
 }
 
 /* The daemon is for all of the user's trainers, but inherits the processors of the one that started
- * it: pinned to a core, it would keep all others there, too. A number of threads says that somebody
- * has thought about it, and keeps the mask. */
+ * it: pinned to a core, it would keep all others there, too. An explicit number of threads is a
+ * deliberate choice, so the mask is kept then. */
 static void leave_inherited_mask(const options_t *options) {
     int inherited = machine_processors();
     if (options->threads > 0) return;

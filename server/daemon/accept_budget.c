@@ -1,4 +1,4 @@
-/* A budget of descriptors for connections. See gate.h. */
+/* A budget of descriptors for connections. See accept_budget.h. */
 #include "server/daemon/accept_budget.h"
 
 #include <errno.h>
@@ -55,7 +55,7 @@ static void send_away(int listener) {
     if (fd >= 0) close(fd);
     spare = open_spare();
     pthread_mutex_unlock(&spare_lock);
-    /* Somebody else took it: the newcomer stays where he is, and his listener readable. */
+    /* Another thread took it: the new connection stays pending, and its listener readable. */
     if (fd < 0) nanosleep(&pause, NULL);
 }
 

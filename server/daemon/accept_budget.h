@@ -1,4 +1,4 @@
-/* Who still gets a descriptor when they run out.
+/* A budget of descriptors: what may still be accepted when they run short.
  *
  * libzmq accepts connections to cmd.sock in a thread of its own and aborts the process when accept
  * fails with EMFILE. So the daemon has an accept4() of its own, which libzmq's calls reach: a

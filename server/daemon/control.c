@@ -47,7 +47,7 @@ static const char *range_text(uint64_t low, uint64_t high, char text[64]) {
     return text;
 }
 
-/* Says who is the older one and which command helps. */
+/* Says which side is older and which command helps. */
 static gradd_status_t refuse_version(const packet_t *packet, uint64_t low, uint64_t high) {
     const msgpack_object *given = packet->args[2];
     char theirs[64], ours[64], version[80] = "of an unknown version", help[400];
@@ -79,7 +79,8 @@ static gradd_status_t handle_hello(packet_t *packet) {
                           "hello: field 'proto' has %d entries, expected [lowest, "
                           "highest]",
                           wire_count(range));
-    /* Whoever comes now meets another daemon next, which may well speak what he does. */
+    /* A client that connects now will meet another daemon next, which may well speak its
+     * version. */
     if (packet->session->surplus)
         return GRADD_FAIL(LIMIT,
                           "hello: %d connections of process %d, or %d of all, are open, the limits "

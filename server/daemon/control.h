@@ -18,7 +18,7 @@
 gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
                               session_t **out_session);
 
-/* What the control socket says of its daemon. Borrowed. */
+/* The facts about the daemon that the control socket reports. Borrowed. */
 typedef struct control_host_s {
     const char *dir;
     const char *device;           /* name of the only one */

@@ -23,7 +23,7 @@
 #define STALLED_MS       30000
 #define REQUESTS_PER_RUN 64
 
-/* What an epoll event means: a kind, and the session's number for two of them. */
+/* The meaning of an epoll event: a kind, and the session's number for two of them. */
 enum { ON_CONTROL, ON_PIDFD, ON_LISTENER, ON_ROUTER, ON_ZAP, ON_SIGNAL, ON_QUEUE };
 
 static gradd_status_t watch(daemon_t *daemon, int fd, uint32_t kind, uint32_t number) {
@@ -89,8 +89,8 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     }
 }
 
-/* Those who have connected since daemon_stop are told to come again as long as a request is in
- * progress. After it they go as well, and nobody else comes in. */
+/* Clients that have connected since daemon_stop are told to reconnect as long as a request is in
+ * progress. After that their sessions end as well, and no more connections are accepted. */
 static void end_late_sessions(daemon_t *daemon) {
     for (int i = 0; i < daemon->table.n; i++)
         if (!daemon->table.sessions[i]->late) return;
@@ -158,7 +158,7 @@ static gradd_status_t open_control(daemon_t *daemon) {
     GRADD_TRY(rundir_listen(&daemon->dir, RUNDIR_CONTROL, &fd));
     if (before >= 0) {
         unwatch(daemon, before);
-        close(before); /* who waited there connects again */
+        close(before); /* clients that waited there reconnect */
     }
     daemon->control = fd;
     gradd_status_t st = watch(daemon, fd, ON_LISTENER, 0);
@@ -170,14 +170,15 @@ static gradd_status_t open_control(daemon_t *daemon) {
 static gradd_status_t restore_sockets(daemon_t *daemon, pid_t *out_owner) {
     GRADD_TRY(rundir_restore(&daemon->dir, out_owner));
     if (*out_owner != 0) return GRADD_OK;
-    /* ctl.sock is made last: who can connect to it finds everything ready. */
+    /* ctl.sock is made last: a client that can connect to it finds everything ready. */
     if (!rundir_has(&daemon->dir, RUNDIR_COMMANDS)) GRADD_TRY(open_commands(daemon));
     if (!rundir_has(&daemon->dir, RUNDIR_CONTROL)) GRADD_TRY(open_control(daemon));
     return GRADD_OK;
 }
 
-/* A daemon that nobody can find comes back, for its own clients, too: `ps` and `stop` have to reach
- * it. It leaves when it serves nobody and its directory is gone or somebody else's. */
+/* A daemon that has become unreachable restores its sockets, for its own clients, too: `ps` and
+ * `stop` have to reach it. It exits when it has no clients and its directory is gone or belongs to
+ * another daemon. */
 static void stay_reachable(daemon_t *daemon) {
     pid_t owner = 0;
     if (daemon->stopping) return;
@@ -310,7 +311,7 @@ static void leave_file_limit(void) {
 
 static gradd_status_t open_sockets(daemon_t *daemon) {
     GRADD_TRY(open_commands(daemon));
-    GRADD_TRY(open_control(daemon)); /* last: who can connect to it finds everything ready */
+    GRADD_TRY(open_control(daemon)); /* last: a client that connects finds everything ready */
     GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
     return watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0);
 }

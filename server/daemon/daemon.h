@@ -46,7 +46,7 @@ gradd_status_t daemon_serve(const options_t *options, pid_t *out_other);
  * give everything back. The session is destroyed when the engine has done so. */
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel);
 /* Ends a session as soon as the request that the engine has begun for it is answered: now, if there
- * is none. What waits is dropped; the client sends it to the next daemon. */
+ * is none. Waiting requests are dropped; the client sends it to the next daemon. */
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);
 /* Everything that can be done without waiting. True if there may be more. */
 bool daemon_turn(daemon_t *daemon);
@@ -57,7 +57,7 @@ void daemon_tick(daemon_t *daemon);
 /* Nothing is left to do after daemon_stop. */
 bool daemon_ended(const daemon_t *daemon);
 /* Refuses new work and ends every session, with `cancel` also in the middle of a request; the
- * daemon ends when the last one has. Until then who connects is told to come again. */
+ * daemon ends when the last one has. Until then clients that connect are told to reconnect. */
 void daemon_stop(daemon_t *daemon, const char *reason, bool cancel);
 
 #endif

@@ -73,7 +73,7 @@ static void *engine_main(void *arg) {
         if (!queue_ready(daemon->queue))
             pthread_mutex_lock(&loop->lock);
         else if (pthread_mutex_trylock(&loop->lock) != 0)
-            continue; /* more to run, and somebody else serves the clients */
+            continue; /* more to run, and the other thread serves the clients */
         turn(loop, true);
         ended = daemon_ended(daemon);
         pthread_mutex_unlock(&loop->lock);

@@ -1,4 +1,4 @@
-/* Two threads, one event loop: who waits for clients and who runs their requests.
+/* Two threads, one event loop: which one waits for clients and which one runs their requests.
  *
  * Waking a thread costs more than a small request. So the engine thread itself waits for requests
  * while it has nothing to run: a request is received, run and answered by one thread. Before it
@@ -6,9 +6,9 @@
  * standby thread, which takes the loop and serves every client until the engine is free again. A
  * short request never pays for the second thread, and a long one never makes `ps` wait.
  *
- * Whoever holds `lock` owns everything that belongs to I/O: sockets, session table, router. ZeroMQ
- * allows a socket to move between threads behind such a barrier. Only the engine thread runs
- * requests, hence opens OpenMP regions.
+ * The holder of `lock` owns everything that belongs to I/O: sockets, session table, router. ZeroMQ
+ * allows a socket to move between threads across such a barrier. Only the engine thread runs
+ * requests, hence only it opens OpenMP regions.
  */
 #ifndef GRADD_SERVER_LOOP_H
 #define GRADD_SERVER_LOOP_H

@@ -1,4 +1,4 @@
-/* The way of a request through the I/O thread. See requests.h. */
+/* The path of a request through the I/O thread. See requests.h. */
 #include "server/daemon/requests.h"
 
 #include <string.h>

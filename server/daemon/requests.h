@@ -1,4 +1,4 @@
-/* What happens to one request in the I/O thread: from its frames to its reply.
+/* The path of a request through the I/O thread, from its frames to its reply.
  */
 #ifndef GRADD_SERVER_REQUESTS_H
 #define GRADD_SERVER_REQUESTS_H

@@ -29,8 +29,8 @@ typedef enum router_sent_e {
 
 /* listener: a listening socket at `path`; libzmq closes it. Fails with IO. */
 gradd_status_t router_open(router_t *router, const char *path, int listener, uid_t uid);
-/* One more listening socket, because nobody finds the ones before; these stay, with their
- * connections. Fails with IO, or with LIMIT after 64. */
+/* Adds a listening socket, because clients no longer find the earlier ones; these stay open, with
+ * their connections. Fails with IO, or with LIMIT after 64. */
 gradd_status_t router_listen(router_t *router, const char *path, int listener);
 /* Sends what is queued for at most a second. Accepts a zeroed one. */
 void router_close(router_t *router);

@@ -1,4 +1,4 @@
-/* Times of the event loop's turns. See laps.h. */
+/* Times of the event loop's turns. See turn_times.h. */
 #include "server/daemon/turn_times.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
-/* Where a turn of the event loop spends its time: everybody waits for a long one.
+/* Where a turn of the event loop spends its time: a long one delays every client.
  *
  * A turn is a sequence of laps, each with a cause; sleep between two turns belongs to none. A turn
- * above LAPS_SLOW_MS is told with its longest lap, at most once in LAPS_PAUSE_MS.
+ * above LAPS_SLOW_MS is reported with its longest lap, at most once in LAPS_PAUSE_MS.
  */
 #ifndef GRADD_SERVER_LAPS_H
 #define GRADD_SERVER_LAPS_H
@@ -23,7 +23,7 @@ typedef struct laps_s {
 
 /* A turn begins, or goes on after it has slept. */
 void laps_begin(laps_t *laps);
-/* What the present lap is about. */
+/* Sets the cause of the present lap. */
 void laps_cause(laps_t *laps, const char *cause, uint32_t session);
 /* The lap ends, and the next one begins. */
 void laps_end(laps_t *laps);

@@ -1,10 +1,10 @@
-/* A device that is open: one queue of a backend and what plans and runs on it share. The functions
- * of gradd.h that begin with gradd_device_ are here.
+/* An open device: one queue of a backend, and the state that plans and runs on it share. The
+ * functions of gradd.h that begin with gradd_device_ are here.
  *
  * Arenas of finished runs are kept for the next one: mapping and first touching some hundred
- * megabytes costs more than a small step. There are few of them, whatever the number of plans, so
- * that many sequence lengths do not hold many arenas. What is given back may still be in use by
- * work in the queue: the next run comes behind it.
+ * megabytes costs more than a small step. Few are kept, however many plans there are, so that many
+ * sequence lengths do not hold many arenas. An arena that is given back may still be in use by work
+ * in the queue: the next run is queued behind that work.
  *
  * One thread at a time uses a device, its plans and its runs.
  */

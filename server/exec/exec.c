@@ -137,7 +137,7 @@ gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const ex
     gradd_status_t status = execute_all(run, program, b, cancel);
     gradd_failure_t noticed;
     if (status) noticed = *gradd_failure();
-    /* also after a failure: who is told of it may give the memory away */
+    /* also after a failure: a caller that is told of it may reuse the memory */
     gradd_status_t waited = d->backend->wait(d->queue, &failed);
     if (!waited) return status;
     /* it comes before whatever was noticed here, but for a loss of the device that was */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Those of the model, and lists of live rows behind them. */
+/* Number of inputs: the model's, followed by the live-row lists. */
 static size_t n_inputs(const gradd_plan_t *plan) {
     return (size_t)plan->graph->model->n_inputs + (size_t)plan->graph->n_lists;
 }
@@ -47,7 +47,7 @@ int64_t gradd_run_bytes(const gradd_run_t *run) {
     return run->arena_bytes;
 }
 
-/* What the launches touch must be there. */
+/* Checks that all memory that the launches touch is present. */
 static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *program,
                                   const exec_bases_t *b) {
     const model_t *m = plan->graph->model;
@@ -88,8 +88,8 @@ gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags
     return GRADD_OK;
 }
 
-/* What a variant takes beside the arena that is there: a wider one, for both live while the saved
- * values move, and zeros. Admitted at once, before any of it exists. */
+/* The memory of a variant beside the present arena: a wider one, because both live while the saved
+ * values move, and zeros. All of it is admitted at once, before any of it exists. */
 static gradd_status_t admit_variant(const gradd_run_t *run, const variant_t *v,
                                     const void *const *given) {
     const gradd_plan_t *plan = run->plan;
@@ -167,7 +167,8 @@ static gradd_status_t run_variant(gradd_run_t *run, const variant_t *v,
     return status;
 }
 
-/* What the forward has formed must not be written over while another backward may read it. */
+/* Gradients that the forward has formed must not be overwritten while another backward may read
+ * them. */
 static gradd_status_t check_kept(const gradd_run_t *run, void *const *grads, bool keep) {
     for (int i = 0; keep && i < run->plan->n_grads; i++)
         if (run->plan->info.early[i] && grads[i] && grads[i] == run->early[i])

@@ -71,7 +71,7 @@ static double grad_scale(const step_request_t *r) {
     return r->grad_scale ? r->grad_scale : 1;
 }
 
-/* What `sealed` says of a step that was skipped. */
+/* The value of `sealed` for a step that was skipped. */
 static uint64_t skip_mark(const step_request_t *r) {
     return r->step << CHUNK_BITS | ((UINT64_C(1) << CHUNK_BITS) - 1);
 }

@@ -10,7 +10,8 @@
  * next one with the same bits.
  *
  * Of a parameter with a width, rows whose gradient is all zeros are left alone, moments and all.
- * The journal says which rows of the chunk are new, so whoever finds it sealed asks no gradient.
+ * The journal says which rows of the chunk are new, so a process that finds it sealed does not need
+ * the gradient.
  *
  * Where gradients were scaled (loss scaling in f16) the request says by which factor they count,
  * and may ask for finite ones: else the step is skipped as a whole, which the journal remembers.

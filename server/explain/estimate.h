@@ -36,7 +36,7 @@ const char *estimate_curve_line(const gradd_curve_t *curve, int point,
 /* More time of a point, in percent. */
 double estimate_percent(const gradd_curve_t *curve, int point);
 
-/* What is said below the table, with the name of the optimizer. */
+/* The line below the table, with the name of the optimizer. */
 #define ESTIMATE_FOOT "(optimizer %s; processes without a model take what they take besides)"
 
 extern const char estimate_optimizers[]; /* their names, each with a blank in front */
@@ -54,7 +54,7 @@ typedef enum estimate_role_e {
 /* Adds one input, then what the plan itself takes. Sums that are too large stay at INT64_MAX. */
 void estimate_add_input(estimate_t *e, estimate_role_t role, const gradd_type_t *type,
                         const optimizer_t *optimizer);
-/* What is trained, where several plans read the same parameters: in place of what they add up to.
+/* Sets the trained parameters where several plans read the same ones: it replaces the plans' sum.
  */
 void estimate_set_trained(estimate_t *e, int64_t bytes, int64_t elements,
                           const optimizer_t *optimizer);

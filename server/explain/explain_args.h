@@ -45,7 +45,7 @@ typedef struct explain_args_s {
     bool dense_loss; /* as a daemon started here would have it */
 } explain_args_t;
 
-/* What the arguments are for; one bit each. */
+/* The uses of the arguments; one bit each. */
 typedef enum explain_use_e {
     EXPLAIN_LIVE = 1, /* explain without a file */
     EXPLAIN_FILE = 2,

@@ -13,7 +13,7 @@ typedef struct symbol_s {
     const char *name;
     size_t n_name;
     int64_t size;
-    const char *from; /* who said so, for messages */
+    const char *from; /* where the size comes from, for messages */
 } symbol_t;
 
 typedef struct asker_s {
@@ -64,7 +64,7 @@ static bool is_batch(const explain_shape_t *symbol) {
     return same("batch", symbol->name, symbol->n_name);
 }
 
-/* What the given shapes say about the symbols of their inputs. */
+/* Learns the symbols of the inputs from the given shapes. */
 static gradd_status_t learn_symbols(asker_t *a) {
     const gradd_model_t *m = a->file->model;
     int n = gradd_model_n_inputs(m);
@@ -204,7 +204,7 @@ static gradd_status_t check_symbols(const asker_t *a) {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* What names can stand for. */
+/* The kinds of things that names can stand for. */
 typedef struct named_s {
     const char *what;
     name_of_t name_of;

@@ -1,5 +1,5 @@
-/* An ONNX file for explain and estimate: the loaded model, and besides it the unpacked message, for
- * what the engine has no use for: names of symbolic dimensions, sources of nodes, annotations. */
+/* An ONNX file for explain and estimate: the loaded model, and the unpacked message with the parts
+ * that the engine does not use: names of symbolic dimensions, sources of nodes, annotations. */
 #ifndef GRADD_SERVER_EXPLAIN_FILE_H
 #define GRADD_SERVER_EXPLAIN_FILE_H
 

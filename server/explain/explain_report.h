@@ -1,4 +1,4 @@
-/* An explanation ready to be printed. What is in it is listed in columns.inc; printing is in
+/* An explanation ready to be printed. Its contents are listed in columns.inc; printing is in
  * explain_text.c (a table) and explain_json.c.
  */
 #ifndef GRADD_SERVER_EXPLAIN_REPORT_H
@@ -86,7 +86,7 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
                                    const explain_source_t *source, explain_report_t *out_report);
 void explain_report_finish(explain_report_t *report); /* accepts a zeroed one */
 
-/* What a model can say about one of its nodes: a sentence for its doc string, and metadata. */
+/* The notes of a model on one of its nodes: a sentence for its doc string, and metadata. */
 #define EXPLAIN_MAX_NOTES 12
 
 typedef struct explain_notes_s {

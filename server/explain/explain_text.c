@@ -60,7 +60,7 @@ static void put_cell(cells_t *cells, const char *text, int width) {
     cells->right = width > 0;
 }
 
-/* What the table shows: figures with units, nothing for zeros. */
+/* The text of a cell of the table: figures with units, nothing for zeros. */
 static const char *cell_text(const explain_column_t *column, const explain_line_t *line,
                              char buffer[GRADD_TYPE_TEXT]) {
     const void *value = (const char *)line + column->offset;

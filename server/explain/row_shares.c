@@ -1,4 +1,4 @@
-/* Sizes of lists of live rows from shares of rows. See rows.h. */
+/* Sizes of lists of live rows from shares of rows. See row_shares.h. */
 #include "server/explain/row_shares.h"
 
 #include <math.h>

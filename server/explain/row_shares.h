@@ -1,6 +1,6 @@
 /* Rows that a step leaves out, for explain and estimate of a model file: there is no batch whose
- * labels and mask could be counted, so shares of rows are given in their place. What is chosen is
- * what trainers choose (adapters/python/gradd/calls/liverows.py).
+ * labels and mask could be counted, so shares of rows are given in their place. The choice is the
+ * one that trainers make (adapters/python/gradd/calls/liverows.py).
  */
 #ifndef GRADD_SERVER_EXPLAIN_ROWS_H
 #define GRADD_SERVER_EXPLAIN_ROWS_H
@@ -10,7 +10,7 @@
 #include "server/explain/explain_file.h"
 
 typedef struct explain_rows_s {
-    int64_t rows;        /* of the batch; 0 = nobody asked */
+    int64_t rows;        /* of the batch; 0 = not asked for */
     int64_t labelled;    /* that are computed behind the last attention; 0 = no such list */
     int64_t real;        /* that are computed in front of it; 0 = no such list */
     double percent;      /* fewer operations of the forward */

@@ -1,9 +1,9 @@
 /* How long compiling one graph may take.
  *
- * One thread compiles for every client, so a model that takes minutes would stop them all. Whoever
- * loops over nodes says so here; from time to time that looks at the processor time of the thread
- * and fails once the limit is passed. Processor time, not the clock on the wall: a loaded machine
- * must not refuse what an idle one accepts.
+ * One thread compiles for every client, so a model that takes minutes would stop them all. Code
+ * that loops over nodes reports here; every now and then such a call checks the processor time of
+ * the thread and fails once the limit is passed. Processor time rather than wall-clock time: a
+ * loaded machine must not refuse what an idle one accepts.
  *
  * The state belongs to the thread. Outside of budget_start and budget_end nothing is counted.
  */

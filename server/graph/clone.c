@@ -2,8 +2,8 @@
  * kept. See graph.h.
  *
  * A clone is the same call: operator, attributes, random coordinate, and the kernel that follows
- * from these. It is not emitted as new nodes are: nothing is merged, folded, expanded or widened
- * a second time, so equal operands give equal bits. Who reads the clones is decided by a plan
+ * from these. It is not emitted as new nodes are: nothing is merged, folded, expanded or widened a
+ * second time, so equal operands give equal bits. A plan decides which nodes read the clones
  * (server/plan/recompute.c); until then they are dead code. */
 #include <stdlib.h>
 #include <string.h>

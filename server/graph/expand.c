@@ -2,9 +2,10 @@
  *
  * Called by graph_emit before casts are put and before anything is differentiated, so that an
  * expansion is a piece of graph like any other. It happens where the device has no kernel for the
- * operator, to composites everywhere, and to all that have an expansion in a plain graph, whose
- * gradients come from the rules of the simpler operators then. Gradient rules may emit what passes
- * recognise (a product with a transposed operand); those stay whole in a plain graph. */
+ * operator, for composites everywhere, and in a plain graph for every operator that has an
+ * expansion; gradients then come from the rules of the simpler operators. Gradient rules may emit
+ * what passes recognise (a product with a transposed operand); those stay whole in a plain
+ * graph. */
 #include "kernels/contract/registry.h"
 #include "server/graph/graph.h"
 

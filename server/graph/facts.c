@@ -1,4 +1,4 @@
-/* What the operator rows say of a model before any shape is known. See model.h.
+/* Facts about a model that the operator rows give before any shape is known. See model.h.
  *
  * A gradient walks from outputs to inputs: 64 outputs at a time, one bit each, in one sweep over
  * the nodes in reverse. Where only shapes would tell, the answer is yes.

@@ -2,7 +2,8 @@
  *
  * A result that is small, as shape arithmetic is, is always folded. Larger ones are folded as long
  * as the graph's constants and the work for them stay within bounds, and computed at run time after
- * that: 200000 nodes of a hostile model must not become 200000 times 4 MiB or minutes of compiling.
+ * that: the 200000 nodes of a hostile model must not become 200000 times 4 MiB or minutes of
+ * compiling.
  */
 #include "server/graph/fold.h"
 

@@ -174,7 +174,7 @@ gradd_status_t graph_rehash(graph_t *g);
 /* Output j of a node, created if the node did not have it yet. */
 gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *out);
 /* Adds a second copy of all forward nodes in front of the backward, once. The clones read each
- * other and are read by nobody. Numbers of backward nodes change: there is no program yet. */
+ * other and have no other readers. Numbers of backward nodes change: there is no program yet. */
 gradd_status_t graph_clone_forward(graph_t *g);
 static inline bool graph_is_clone(const graph_t *g, int32_t node) {
     return node >= g->n_forward && node < g->n_forward + g->n_clones;

@@ -1,4 +1,4 @@
-/* Internals of the ONNX import, shared by import*.c only; everybody else uses model.h.
+/* Internals of the ONNX import, shared by import*.c only; all other modules use model.h.
  *
  * model_load unpacks into a scratch arena and builds the model in an arena of its own. Helpers here
  * copy what they keep. Error sentences are built from the inside out: a helper names what it sees

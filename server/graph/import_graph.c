@@ -1,7 +1,7 @@
 /* Values, nodes, inputs and outputs of an imported graph.
  *
  * Nodes must come in topological order, every value has one definition, and every name that is used
- * is defined before. What holds here, the planner relies on without looking again.
+ * is defined before. The planner relies on all this without checking it again.
  */
 #include <stdio.h>
 #include <string.h>
@@ -262,8 +262,8 @@ static gradd_status_t import_outputs(import_t *m) {
     return GRADD_OK;
 }
 
-/* What the file says of the outputs. A model whose outputs are described wrongly, or not at all,
- * is a model all the same: their types are those that a plan finds. */
+/* Reads the file's declarations of the outputs. A model whose outputs are described wrongly, or not
+ * at all, is a model all the same: their types are those that a plan finds. */
 static gradd_status_t import_declarations(import_t *m) {
     model_t *model = m->model;
     model->declared =

@@ -77,7 +77,7 @@ static gradd_status_t collect(import_t *m) {
     for (size_t k = 0; k < g->n_node; k++)
         for (size_t j = 0; j < g->node[k]->n_output; j++) {
             const char *name = g->node[k]->output[j];
-            if (!name[0]) continue; /* an optional output that nobody wants */
+            if (!name[0]) continue; /* an optional output that is not wanted */
             gradd_status_t status = add_def(m, "output name", name, (int32_t)k, j);
             if (status)
                 return gradd_wrap(gradd_at_node(status, g->node[k]->name), "node %zu '%.*s' (%.*s)",

@@ -1,8 +1,8 @@
 /* Constants of an imported model: initializers and tensor attributes.
  *
  * Only dense tensors whose elements are in the model itself are taken; external data is refused
- * before anything looks at its path. The dims say how many bytes there must be, and nothing is
- * allocated before the bytes that are there agree. Elements come as raw_data (little-endian, as on
+ * before anything looks at its path. The dims determine the number of bytes, and nothing is
+ * allocated before the bytes present match it. Elements come as raw_data (little-endian, as on
  * every machine gradd runs on) or in the typed field that ONNX assigns to the element type.
  */
 #include <string.h>

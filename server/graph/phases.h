@@ -1,5 +1,5 @@
-/* When a rewrite runs: its row has a number, and these ranges say what that means. Nobody else
- * keeps a list of phases.
+/* When a rewrite runs: its row has a number, whose range here gives the phase. This is the only
+ * list of phases.
  *
  *   forward  the nodes of the model, before differentiation. Operators are still those that models
  *            are written in, so this is where patterns are recognised.
@@ -10,7 +10,7 @@
  *   placed   a sequence of nodes in the order of their execution, with kernels and scratch, before
  *            values get their places in memory. These passes are in server/plan/passes/.
  *
- * Numbers within a range say who comes first.
+ * Within a range, the lower number runs first.
  */
 #ifndef GRADD_SERVER_GRAPH_PHASES_H
 #define GRADD_SERVER_GRAPH_PHASES_H

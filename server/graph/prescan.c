@@ -4,7 +4,7 @@
  * two bytes of empty message into 168 bytes of heap, and copies again and again when a singular
  * submessage is repeated. This scan walks the same bytes with a fixed stack, guided by the
  * descriptors that protoc-c generated, and refuses what is malformed, too deep, too large once
- * decoded, or repeated where it may not be. What it lets through unpacks within the estimate.
+ * decoded, or repeated where it may not be. Bytes that pass the scan unpack within the estimate.
  *
  * Failures say where: "graph.node[3].attribute[0].t". Indices count consecutive elements.
  */
@@ -17,8 +17,8 @@
 
 #define LEVELS_MAX 128 /* upper bound of limits.max_depth */
 
-/* What protobuf-c allocates per field beside its payload: the slot in the list of scanned members,
- * which is doubled as it grows, and the header of a malloc block. */
+/* The bytes that protobuf-c allocates per field beside its payload: the slot in the list of scanned
+ * members, which is doubled as it grows, and the header of a malloc block. */
 enum { FIELD_COST = 96, BLOCK_COST = 32, UNKNOWN_COST = 64 };
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };

@@ -1,5 +1,5 @@
-/* Who reads a value, dead code left out: a pass that makes a second copy of some work must know
- * that nobody else needs the first. Nodes that earlier passes have replaced stay in the list and do
+/* The readers of a value, without dead code: a pass that duplicates some work must know that the
+ * original has no other readers. Nodes that earlier passes have replaced stay in the list and do
  * not count unless an output still needs them. */
 #ifndef GRADD_SERVER_GRAPH_READERS_H
 #define GRADD_SERVER_GRAPH_READERS_H
@@ -19,10 +19,10 @@ typedef struct graph_readers_s {
 } graph_readers_t;
 
 gradd_status_t graph_find_readers(graph_t *g, graph_readers_t *out);
-/* Whether at most one operand is v. Values that are newer than the snapshot count as such: whoever
- * adds one knows its reader. */
+/* Whether at most one operand is v. Values that are newer than the snapshot count as such: a pass
+ * that adds one knows its reader. */
 bool graph_read_once(const graph_readers_t *readers, gradd_val_t v);
-/* Whether that holds, or all who read v multiply it from the left, matrix by matrix. */
+/* Whether that holds, or all readers of v multiply it from the left, matrix by matrix. */
 bool graph_read_by_products(const graph_readers_t *readers, gradd_val_t v);
 
 #endif

@@ -2,12 +2,12 @@
  *
  * Called by graph_emit, so that models, passes and gradient rules need not know which kernels read
  * such a half themselves. All operands that are halves are widened, so that operands that must have
- * one type still do; an f32 result that would have been a half is rounded back to it. What it would
- * have been is asked from the operator's shape rule with the original types; where that rule cannot
+ * one type still do; an f32 result that would have been a half is rounded back to it. The
+ * operator's shape rule, given the original types, says which results those are; where it cannot
  * say (it reads no elements of halves), every f32 result is rounded, to the first operand's half.
  *
  * The other way round, a half product of the backward that is only widened (the gradient of a
- * weight under autocast) is asked for in f32: more exact, and one pass over it less. */
+ * weight under autocast) is computed in f32, which is more exact and saves a pass over it. */
 #include <string.h>
 
 #include "kernels/contract/registry.h"

@@ -1,7 +1,7 @@
-/* What this machine, and the control groups that we are in, leave us: memory and processors.
+/* The memory and processors that this machine, and the control groups that we are in, leave us.
  *
- * `root` is "" but for tests: where /proc and /sys are looked for. Memory is read from files each
- * time, which costs tens of microseconds: not per request.
+ * `root` is the folder with /proc and /sys: "", except in tests. Memory is read from files each
+ * time, which costs tens of microseconds, so it is not read per request.
  */
 #ifndef GRADD_SERVER_MACHINE_H
 #define GRADD_SERVER_MACHINE_H

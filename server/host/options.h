@@ -25,7 +25,7 @@ typedef struct options_s {
 
 /* Reads environment, then arguments. Texts are borrowed from both. Fails with LIMIT (a number out
  * of range) or UNSUPPORTED (an unknown word), with a sentence for the user. A variable that cannot
- * be read fails `serve` alone, which uses it. Whoever asks for help anywhere gets the command
+ * be read fails only `serve`, which uses it. A request for help anywhere gives the command
  * "--help", whatever else is wrong. */
 gradd_status_t options_parse(int argc, char **argv, options_t *out_options);
 void options_usage(FILE *out);

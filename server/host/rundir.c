@@ -97,8 +97,8 @@ static pid_t read_owner(int fd) {
     return -1;
 }
 
-/* Who asks whether it is locked (rundir_is_locked) holds it for an instant: a lock counts as a
- * daemon's when it stays. */
+/* A process that checks the lock (rundir_is_locked) holds it for an instant: a lock counts as a
+ * daemon's only if it persists. */
 static bool take_lock(int fd) {
     for (int i = 0; i < LOCK_TRIES; i++) {
         if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;

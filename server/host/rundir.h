@@ -1,4 +1,4 @@
-/* The directory of a daemon: where it is, who may own it, its lock and its two listening sockets.
+/* The directory of a daemon: its place, permitted owner, lock and two listening sockets.
  *
  * One flock on `lock` decides which process is the daemon of a directory; the kernel drops it
  * whenever that process ends, so a stale socket is one whose directory can be locked. Sockets are
@@ -59,7 +59,7 @@ bool rundir_exists(const rundir_t *dir);
 /* True while the path of this socket leads to the one that we have made. */
 bool rundir_has(const rundir_t *dir, rundir_socket_t which);
 /* True while the paths lead to the lock that we hold and to our two sockets: clients find us, and
- * nobody else can be the daemon there. */
+ * no other process can be the daemon there. */
 bool rundir_is_reachable(const rundir_t *dir);
 /* Makes directory and lock anew where the paths no longer lead to ours; sockets are the caller's.
  * *out_owner as in rundir_lock: another daemon may have taken the place. Fails as rundir_prepare
@@ -69,7 +69,7 @@ gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner);
 /* A listening socket (mode 0600; commands: SOCK_STREAM, control: SOCK_SEQPACKET), replacing what
  * lies at its path. Only under the lock. Fails with IO. */
 gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd);
-/* Removes a socket that nobody listens at after all. */
+/* Removes a socket on which the daemon will not listen after all. */
 void rundir_unlisten(rundir_t *dir, rundir_socket_t which);
 /* Removes both sockets, unless another daemon has locked the directory since: then they are its. */
 void rundir_unlink(const rundir_t *dir);

@@ -1,9 +1,9 @@
-/* Chooses what runs the nodes of a sequence, the first kernel of the device that takes each,
- * and has it prepared. See plan.h.
+/* Chooses a kernel for each node of a sequence, the device's first that takes it, and has it
+ * prepared. See plan.h.
  *
  * A state (a primitive with its generated code) costs time and memory, and the layers of a model
- * call for the same ones. So the plan keeps what was prepared in a table, by all that a kernel sees
- * when it prepares: attributes, types, and operands that are known. */
+ * call for the same ones. So the plan keeps prepared states in a table, by everything that a kernel
+ * sees when it prepares: attributes, types, and operands that are known. */
 #include <stdlib.h>
 #include <string.h>
 

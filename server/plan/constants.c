@@ -1,5 +1,5 @@
-/* Where launches find what is known when the plan is made: initializers of the model, folded
- * values, constants of rules. See plan.h.
+/* The values that launches read and that are known when the plan is made: initializers of the
+ * model, folded values, constants of rules. See plan.h.
  *
  * A device that reads the process's memory takes them where they lie, so that many plans of a model
  * share its initializers. For another one they are copied into blocks of its memory; the graph's

@@ -1,9 +1,9 @@
 /* Explains a plan: one row per operator in order of execution, with type, bytes, arithmetic, kernel
  * and what it stands for.
  *
- * The rows follow the order that the programs have; what is said about a launch is read off the
- * launch itself. Only the expected backward is shown: variants are made when a run asks for them.
- * Engine thread, like everything of a plan. See server/api/gradd.h. */
+ * The rows follow the order of the programs; facts about a launch are read off the launch itself.
+ * Only the expected backward is shown: variants are made when a run asks for them. Engine thread,
+ * like everything of a plan. See server/api/gradd.h. */
 #include "server/plan/explain.h"
 
 #include <stdlib.h>

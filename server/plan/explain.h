@@ -1,5 +1,5 @@
-/* Inside the explanation of a plan: explain.c makes rows, explain_nodes.c says what became of the
- * nodes of the model. The interface for everybody else is in server/api/gradd.h. */
+/* Internals of the explanation of a plan: explain.c makes rows, explain_nodes.c says what became of
+ * the model's nodes. The public interface is in server/api/gradd.h. */
 #ifndef GRADD_SERVER_PLAN_EXPLAIN_H
 #define GRADD_SERVER_PLAN_EXPLAIN_H
 

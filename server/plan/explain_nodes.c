@@ -1,5 +1,5 @@
-/* What became of every node of the model in a plan: run, fused, a view, folded, merged with its
- * equal, or left out. See explain.h. */
+/* The fate of every node of the model in a plan: run, fused, a view, folded, merged with its equal,
+ * or left out. See explain.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,8 +14,8 @@ const char *gradd_fate_name(gradd_fate_t fate) {
     return fate >= 0 && (size_t)fate < sizeof names / sizeof names[0] ? names[fate] : "?";
 }
 
-/* What is left of attention, GELU, SiLU and gated units, normalisation and losses when a model is
- * taken as it is written. Tests of families list the exceptions that are meant. */
+/* Whether the operator is a part of attention, GELU, SiLU and gated units, normalisation or losses
+ * as models write them. Tests of families list the intended exceptions. */
 bool explain_is_pattern_part(const char *op) {
     static const char *const parts[] = {
         "Softmax", "LogSoftmax", "Sigmoid",    "Tanh", "Erf",       "Pow",
@@ -26,7 +26,7 @@ bool explain_is_pattern_part(const char *op) {
     return false;
 }
 
-/* The graph's value for the first result of a model node that anybody names, or GRADD_NONE. */
+/* The graph's value for the first named result of a model node, or GRADD_NONE. */
 static gradd_val_t result_of(const graph_t *g, const model_node_t *n) {
     for (int j = 0; j < n->n_out; j++)
         if (n->out[j] >= 0 && g->of_model[n->out[j]] != GRADD_NONE) return g->of_model[n->out[j]];

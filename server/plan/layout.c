@@ -1,6 +1,6 @@
-/* Where every value of a sequence lies: external memory where an output or gradient can be produced
- * in place, else a buffer in the arena with a lifetime; operators that may overwrite an operand
- * that dies with them take its buffer. See plan.h. */
+/* The place of every value of a sequence: external memory where an output or gradient can be
+ * produced in place, else a buffer in the arena with a lifetime; operators that may overwrite an
+ * operand that dies with them take its buffer. See plan.h. */
 #include <stdlib.h>
 #include <string.h>
 

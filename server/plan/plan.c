@@ -154,8 +154,8 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     return status;
 }
 
-/* What the forward forms of a parameter's gradient, and a backward reads, lies in the caller's
- * memory, where the gradient will be. Of several only the first does. */
+/* The part of a parameter's gradient that the forward forms and a backward reads lies in the
+ * caller's memory, where the gradient will be. Of several parts, only the first does. */
 static void find_early(gradd_plan_t *p) {
     const graph_t *g = p->graph;
     for (int k = 0; k < g->n_forward; k++) {

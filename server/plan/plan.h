@@ -36,13 +36,13 @@ typedef struct loc_s {
     int64_t offset;
 } loc_t;
 
-/* What runs a node. */
+/* The kernel that runs a node. */
 typedef struct choice_s {
     const gradd_kernel_t *kernel; /* NULL: a view, or there is no element to write */
     gradd_prepared_t prepared;    /* the state is Borrowed from the plan */
 } choice_t;
 
-/* What a kernel has prepared, for all nodes of a plan that are the same to it. */
+/* A kernel's prepared state, for all nodes of a plan that are the same to it. */
 typedef struct ready_s ready_t;
 #define PLAN_READY_BUCKETS 256
 
@@ -172,7 +172,7 @@ void sequence_finish(sequence_t *sequence);
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved);
 
-/* What a sequence costs (kernels/describe/cost.h). */
+/* The cost of a sequence (kernels/describe/cost.h). */
 typedef struct plan_cost_s {
     double flops, bytes, again;
     int launches;

@@ -96,7 +96,7 @@ static int by_place(const void *a, const void *b) {
     return x->kind != y->kind ? (int)x->kind - (int)y->kind : x->index - y->index;
 }
 
-/* What a run must bring along, found once here and not before every launch. */
+/* The external memory that a run must provide, found once here and not before every launch. */
 static gradd_status_t list_external(program_t *p) {
     size_t most = 0;
     int n = 0;

@@ -1,4 +1,4 @@
-/* Carries out which forward values are computed again, and says what that takes. See recompute.h.
+/* Applies a choice of forward values to compute again, and says what it costs. See recompute.h.
  */
 #include "server/plan/recompute.h"
 
@@ -55,7 +55,7 @@ static gradd_status_t find_costs(recompute_t *r) {
     return GRADD_OK;
 }
 
-/* What was chosen for a node serves its clone: the same operator on the same types. */
+/* The choice for a node serves its clone: the same operator on the same types. */
 static gradd_status_t take_choices(recompute_t *r) {
     const graph_t *g = r->plan->graph;
     sequence_t *s = &r->sequence;

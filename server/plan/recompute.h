@@ -1,4 +1,4 @@
-/* Inside a plan that computes forward values again instead of keeping them from forward to
+/* Internals of a plan that computes forward values again instead of keeping them from forward to
  * backward.
  *
  * The graph holds a clone of every forward node among its backward nodes. Which of them run follows
@@ -6,11 +6,11 @@
  * and clones read by the same rule. So the set is decided once per plan and serves every variant of
  * the backward. A clone runs directly in front of its first reader (passes/late_recomputation.c).
  *
- * An operator that works chunk by chunk (GRADD_OP_CHUNKED) is another choice, where a budget asks:
- * a set says how long its chunks are. Shorter ones take less scratch, and change the rounding of
- * what is summed over them.
+ * Under a budget, an operator that works chunk by chunk (GRADD_OP_CHUNKED) offers another choice: a
+ * set says how long its chunks are. Shorter chunks take less scratch memory, and change the
+ * rounding of sums over them.
  *
- * recompute.c applies a set and says what it takes, recompute_chunks.c what shorter chunks take,
+ * recompute.c applies a set and says what it costs, recompute_chunks.c what shorter chunks cost,
  * recompute_search.c makes a sequence of sets that each need less memory and more time,
  * recompute_choose.c takes the one that the caller's budget or policy asks for. Engine thread. */
 #ifndef GRADD_SERVER_PLAN_RECOMPUTE_H

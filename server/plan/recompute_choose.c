@@ -140,7 +140,7 @@ static gradd_status_t choose_by_policy(chooser_t *c, gradd_recompute_t policy, p
     return lay_out_set(c, set, out);
 }
 
-/* What is kept from now on is what this set reads. */
+/* From now on, the plan keeps the values that this set reads. */
 static gradd_status_t settle(const chooser_t *c, const point_t *taken, gradd_plan_t *p) {
     bool *saved = calloc((size_t)p->graph->n_values + 1, sizeof saved[0]);
     if (!saved) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
@@ -207,7 +207,8 @@ static int pick_sets(const recompute_sets_t *s, int out[CURVE_SETS]) {
     return n;
 }
 
-/* What falls in memory; of two with the same time the smaller one. *n points are there. */
+/* Adds a point if it needs less memory; of two with the same time, the smaller one stays. There are
+ * *n points. */
 static void add_best(const point_t *point, point_t *best, int *n) {
     if (*n && point->arena_bytes >= best[*n - 1].arena_bytes) return;
     if (*n && point->extra_us <= best[*n - 1].extra_us) (*n)--;

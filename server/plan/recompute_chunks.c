@@ -1,6 +1,6 @@
 /* Operators that work chunk by chunk, as choices of a plan that has a budget. See recompute.h.
  *
- * Levels are prepared when the search begins: what a kernel takes as scratch is known only then. */
+ * Levels are prepared when the search begins: a kernel's scratch memory is known only then. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,9 +3,9 @@
  * Greedy, against the planned peak: at the position where most bytes live, those values count that
  * are there only because a backward reads them later. The node that frees most of them per
  * microsecond of computing it again, with the chain that it pulls in as things are now, goes first;
- * then everything is measured anew. What does not lower the peak is taken back and kept for good:
- * a value whose recomputation would hold a whole stretch of others longer than it saves rules
- * itself out that way. First come the values within layers, then those between them.
+ * then everything is measured anew. A choice that does not lower the peak is undone, and its value
+ * kept for good: a value whose recomputation would hold a whole stretch of others longer than it
+ * saves rules itself out that way. First come the values within layers, then those between them.
  *
  * A node whose scratch is at the peak competes with shorter chunks in the same way.
  *
@@ -192,7 +192,7 @@ static int by_ratio(const void *a, const void *b) {
     return x->node - y->node; /* early layers: their backward comes when the others are gone */
 }
 
-/* What forms gradients in the forward costs as much as the backward itself. */
+/* A node that forms gradients in the forward costs as much as the backward itself. */
 static bool forms_gradients(const graph_node_t *n) {
     for (size_t j = 0; j < sizeof n->op->formed; j++)
         if (n->op->formed[j]) return true;

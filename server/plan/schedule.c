@@ -1,5 +1,5 @@
-/* Which nodes run, and in which order. Node ids are a topological order already; what remains is to
- * leave out what nobody needs (dead code) and to split forward from backward. See plan.h. */
+/* Which nodes run, and in which order. Node ids are already in topological order; it remains to
+ * leave out dead code and to split forward from backward. See plan.h. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Lanes, ring and the finished list behind one mutex; a flag spares system calls.
  *
- * The mutex is held for a few list operations only. Who announces sleep looks again afterwards, so
- * no wake-up is lost.
+ * The mutex is held for a few list operations only. A thread that announces sleep checks again
+ * afterwards, so no wake-up is lost.
  */
 #include "server/session/queue.h"
 

@@ -1,11 +1,11 @@
-/* The two-way queue between whoever does I/O and the engine thread.
+/* The two-way queue between the I/O side and the engine thread.
  *
  * Each session owns a lane, a first-in first-out list of jobs. The engine takes one job from each
  * lane that has any, in turn, so a client that sends much waits for itself, not for others; within
  * a lane one job runs at a time and in order. Finished jobs come back on one list.
  *
- * The queue never blocks: loop.c decides who waits where. No memory is allocated: links are fields
- * of the job and of the lane.
+ * The queue never blocks; loop.c decides which side waits where. It allocates no memory: links are
+ * fields of the job and of the lane.
  */
 #ifndef GRADD_SERVER_QUEUE_H
 #define GRADD_SERVER_QUEUE_H

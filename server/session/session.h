@@ -1,4 +1,4 @@
-/* Sessions: who is connected, with which identity, memory, token and sequence of requests.
+/* Sessions: the connected clients, each with its identity, memory, token and request sequence.
  *
  * A session is born when a client connects to the control socket and lives as long as that
  * connection, the process at its other end, or until `detach`. Its lease holds the segments and the
@@ -89,7 +89,7 @@ void session_destroy(session_table_t *table, session_t *session);
 
 /* Draws a new nonce; the former one is void. Fails with IO. */
 gradd_status_t session_greet(session_t *session, const char *client, size_t client_bytes);
-/* Who speaks on the command channel. */
+/* The sender of a request on the command channel. */
 typedef struct session_caller_s {
     uid_t uid;
     const uint8_t *route;

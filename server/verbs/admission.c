@@ -1,11 +1,11 @@
-/* Admission of memory: what runs, models and plans may take, by what the machine has left. The
+/* Admission of memory: how much runs, models and plans may take of what the machine has left. The
  * limit of all runs together is the device's.
  *
  * The engine asks before it takes new memory: an arena that no spare one serves, a wider one for a
- * backward, zeros. In the steps of a training loop that is never, so reading the machine's files
- * here costs a request nothing; small pieces add up until reading is worth it. Memory that was
- * promised is not touched yet and a kernel that runs out of it kills a process, which is why there
- * is an answer before. Engine thread.
+ * backward, zeros. In the steps of a training loop that never happens, so reading the machine's
+ * files here costs a request nothing; small pieces add up until reading is worth it. Promised
+ * memory is not touched yet, and an operating system that runs out of memory kills a process, so
+ * the answer comes first. Engine thread.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Models and compiled plans that sessions share. See worker.h.
  *
- * What nobody uses is kept for the next client as long as it is small (a model holds its constants,
- * a plan the folded ones; arenas belong to runs).
+ * Unused entries are kept for the next client as long as they are small (a model holds its
+ * constants, a plan the folded ones; arenas belong to runs).
  */
 #include <stdlib.h>
 #include <string.h>

@@ -18,7 +18,7 @@ enum {
 
 #define MAX_MORE 1024 /* plans of one step */
 
-/* What is asked for. */
+/* The wanted estimate. */
 typedef struct wanted_s {
     const optimizer_t *optimizer;
     bool curve;

@@ -314,7 +314,7 @@ static gradd_status_t report_of(const session_objects_t *objects, const session_
     return out->title ? GRADD_OK : GRADD_E_NOMEM;
 }
 
-/* Nobody has said hello: the request itself says which protocol its sender reads. */
+/* There was no hello: the request itself says which protocol its sender reads. */
 static gradd_status_t check_protocol(const msgpack_object *proto) {
     uint64_t asked = proto ? wire_u64(proto) : 1;
     if (asked >= PROTOCOL_LOWEST && asked <= PROTOCOL_HIGHEST) return GRADD_OK;

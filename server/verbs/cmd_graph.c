@@ -164,7 +164,7 @@ static void put_outputs(wire_out_t *out, const gradd_model_t *model) {
     }
 }
 
-/* What the graph is: the rows know, and nobody else has to. */
+/* Describes the model by what its operator rows say, so that no client needs rows of its own. */
 static void put_model(wire_out_t *out, const model_entry_t *entry) {
     const gradd_model_t *model = entry->model;
     int n = gradd_model_n_unsupported(model);

@@ -72,7 +72,7 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
     return st;
 }
 
-/* What the plan could leave out: see gradd_live_t. */
+/* Reports the rows that the plan could leave out: see gradd_live_t. */
 static void put_live(wire_out_t *out, const gradd_live_t *live) {
     if (live->label_input < 0) return;
     wire_key(out, "live");

@@ -1,7 +1,7 @@
-/* Verbs forward, release: runs of a plan. What runs backward is in cmd_backward.c.
+/* Verbs forward, release: runs of a plan. The verb backward is in cmd_backward.c.
  *
  * Everything that the engine will touch is checked here, before it starts: types against the plan,
- * ranges against the segments, what is written against everything else. Engine thread.
+ * ranges against the segments, and written memory against everything else. Engine thread.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +57,8 @@ static gradd_status_t check_forward_memory(const binding_t *binding, const sessi
     return run_check_disjoint("forward", "output", &run->out, "bound input", &binding->tensors);
 }
 
-/* What the forward forms lies there until the run ends, so no other run may have it. */
+/* Gradients that the forward forms lie in `early` until the run ends, so no other run may have
+ * it. */
 static gradd_status_t check_early(const session_objects_t *objects, const session_plan_t *plan,
                                   const binding_t *bound, const session_run_t *run,
                                   const binding_t *early) {
@@ -148,7 +149,7 @@ static gradd_status_t find_plan(session_objects_t *objects, uint64_t id,
                       (unsigned long long)id);
 }
 
-/* What the plan's device finds in the bound inputs. */
+/* The fingerprint of the bound inputs, by the plan's device. */
 static gradd_status_t fingerprint(const session_run_t *run, bool whole, uint64_t *out) {
     const gradd_device_t *d = gradd_plan_device(run->plan->compiled->plan);
     int n = run->binding ? run->plan->n_bound : 0;

@@ -69,8 +69,8 @@ gradd_status_t command_match(request_t *request) {
 
 void command_reply(request_t *request, gradd_status_t status) {
     wire_out_t *reply = &request->reply;
-    /* Who was cancelled, because the daemon ends, has no session any more: he shall not take this
-     * for a failure of his request. */
+    /* A client cancelled because the daemon ends has no session any more: it must not take this for
+     * a failure of its request. */
     const char *session = !request->session ? NULL : request->session->cancel ? "lost" : "alive";
     if (status == GRADD_OK) wire_end(reply);
     if (status == GRADD_OK && reply->failed) status = GRADD_FAIL(NOMEM, "no memory for the reply");

@@ -1,9 +1,9 @@
 /* Verbs of the command channel: one row each, found by the build from the files cmd_*.c.
  *
- * A row says what the verb is called, which fields it takes and who runs it: `io` runs at once in
- * the I/O thread and must be short; `run` is queued for the engine thread. Fields are decoded and
- * checked before the handler sees them, as request->args in the order of the row. A handler appends
- * its own keys to request->reply, which has `ok` and `q` already; on failure all of it is replaced.
+ * A row gives the verb's name, its fields and the thread that runs it: `io` runs at once in the I/O
+ * thread and must be short; `run` is queued for the engine thread. Fields are decoded and checked
+ * before the handler sees them, as request->args in the order of the row. A handler appends its own
+ * keys to request->reply, which has `ok` and `q` already; on failure all of it is replaced.
  *
  * A new verb is one row in a file cmd_<family>.c, of server/verbs if the engine thread
  * runs it, of server/daemon if the I/O thread answers it:

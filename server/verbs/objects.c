@@ -1,4 +1,4 @@
-/* A session's objects in the engine thread, and the way of a request there. See worker.h. */
+/* A session's objects in the engine thread, and the path of a request there. See worker.h. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -213,7 +213,7 @@ static void handle_request(worker_t *worker, request_t *request) {
     atomic_store(&request->session->counts.running, false);
 }
 
-/* A request of somebody who has no session: nothing of it stays. */
+/* A request from a client without a session: nothing of it is kept. */
 static void handle_guest(worker_t *worker, request_t *request) {
     wire_reply_begin(&request->reply, request->q);
     command_reply(request, request->command->handle(worker, request));

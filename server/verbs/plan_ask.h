@@ -1,4 +1,4 @@
-/* What a graph.plan asks for: its fields, read and checked against the model. Engine thread. */
+/* The request graph.plan: its fields, read and checked against the model. Engine thread. */
 #ifndef GRADD_SERVER_PLAN_ASK_H
 #define GRADD_SERVER_PLAN_ASK_H
 
@@ -30,7 +30,7 @@ enum {
 
 /* Lists of a plan. Owned; what a plan keeps is taken out and NULL afterwards. */
 typedef struct plan_ask_s {
-    gradd_type_t *in; /* of the model's inputs, and of lists of live rows behind them */
+    gradd_type_t *in; /* of the model's inputs, followed by the live-row lists */
     int32_t *bound, *rest, *grads, *out, *gmask;
     int32_t *parameters; /* inputs that are parameters, rising */
     int n_in, n_bound, n_rest, n_grads, n_out, n_gmask, n_parameters;
@@ -42,7 +42,7 @@ typedef struct plan_ask_s {
 gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
                              const msgpack_object *const *args);
 void plan_ask_finish(plan_ask_t *ask);
-/* What it says of memory, for the options. Fails with LIMIT or UNSUPPORTED. */
+/* Reads the request's memory fields into the options. Fails with LIMIT or UNSUPPORTED. */
 gradd_status_t plan_ask_memory(const msgpack_object *const *args, gradd_plan_options_t *options);
 
 #endif

@@ -1,4 +1,4 @@
-/* Tensors of a run against its plan: what the verbs bind, forward and backward check before
+/* Tensors of a run against its plan: the checks of the verbs bind, forward and backward before
  * anything runs. Errors begin with the verb. Engine thread. */
 #ifndef GRADD_SERVER_RUN_TENSORS_H
 #define GRADD_SERVER_RUN_TENSORS_H

@@ -1,4 +1,4 @@
-/* The engine thread: what it keeps for all clients and for each session.
+/* The state of the engine thread, for all clients and for each session.
  *
  * The worker owns the models and the compiled plans, shared by every session that uses the same
  * graph (reference counts; a second client finds both ready). A session's own objects hang on
@@ -47,8 +47,8 @@ typedef struct compiled_s {
 typedef struct worker_s {
     gradd_device_t *device; /* Owned; what never changes of it, its info, is for any thread */
     char missed[300];       /* why it is not the one that was asked for; "" = it is */
-    bool plain;             /* no pattern is recognised, whoever asks */
-    bool dense_loss;        /* logits of a loss are made as a whole, whoever asks */
+    bool plain;             /* no pattern is recognised, for any client */
+    bool dense_loss;        /* logits of a loss are made as a whole, for any client */
     int64_t unread_bytes;   /* admitted since the machine's memory was looked at */
     const char *root;       /* of the machine's files: "", but for tests */
     model_entry_t *models;

@@ -1,9 +1,9 @@
 /* Messages as msgpack: scan, decode and check what arrives, encode what leaves.
  *
- * Nothing that a peer claims is believed: wire_decode first walks the bytes without allocating
- * (depth, counts, sizes, types) and only then lets msgpack-c build the object tree, whose memory is
- * thereby bounded by a constant times the length of the message. Fields are checked against the
- * verb's row and errors name the field, what was expected and what came.
+ * No claim of a peer is trusted: wire_decode first walks the bytes without allocating (depth,
+ * counts, sizes, types) and only then lets msgpack-c build the object tree, whose memory is thereby
+ * bounded by a constant times the length of the message. Fields are checked against the verb's row
+ * and errors name the field, what was expected and what came.
  */
 #ifndef GRADD_SERVER_WIRE_H
 #define GRADD_SERVER_WIRE_H
@@ -66,7 +66,7 @@ typedef enum wire_kind_e {
 
 #define WIRE_MAX_KEYS 12 /* of a map in a field */
 
-/* What a verb expects of one field. */
+/* A verb's expectation of one field. */
 typedef struct wire_field_s {
     const char *name;
     wire_kind_t kind;

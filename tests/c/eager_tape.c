@@ -20,7 +20,7 @@ static void *keep(eager_t *e, const void *from, size_t bytes) {
     return to;
 }
 
-/* Arrays belong to whoever emits: they are copied. */
+/* Arrays belong to the emitting code, so they are copied. */
 static bool keep_attr(eager_t *e, const gradd_attr_t *from, gradd_attr_t *to) {
     *to = *from;
     if (from->kind == GRADD_ATTR_INTS) to->ints = keep(e, from->ints, from->n * sizeof *to->ints);

@@ -1,4 +1,4 @@
-/* What tests run on: the device that GRADD_TEST_DEVICE names, the CPU if it is not set, and memory
+/* The device that tests run on, named by GRADD_TEST_DEVICE (the CPU if it is not set), and memory
  * that both it and the test see. */
 #ifndef GRADD_TESTS_C_GROUND_H
 #define GRADD_TESTS_C_GROUND_H

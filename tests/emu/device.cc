@@ -1,4 +1,4 @@
-/* What kernels of the emulated GPU go by, and what its queue does with them. See device.h. */
+/* The state that kernels of the emulated GPU use, and its queue. See device.h. */
 #include "tests/emu/device.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * after the other. A fiber goes on until a barrier or a warp's exchange, so what is found is:
  *   - barriers and exchanges that some threads miss, or reach at another line: stops the process,
  *   - shared memory that is read before it is written: it is filled with ones (NaN, -1),
- *   - results that depend on who goes first: emu_set_order chooses,
+ *   - results that depend on the order of threads: emu_set_order chooses it,
  *   - bytes that the host reads before it has waited for their copy,
  *   - shared memory beyond what a block may have.
  * Not found: a weaker order of memory than the host's, bank conflicts, and what registers hold.
@@ -61,13 +61,13 @@ void wait_copies();
 uint32_t vote(bool mine, const char *at);
 /* The block's shared memory for the declaration with that tag. */
 void *shared(const void *tag, size_t bytes, const char *at);
-/* What the launch has asked for. */
+/* The shared memory that the launch has asked for. */
 void *shared_more();
 void launch(dim3 blocks, dim3 threads, size_t more, void (*run)(void *), void *argument,
             const char *kernel);
 /* A copy in the order of launches, of what the source holds now: the target gets it when the next
- * launch of this thread begins, or when it waits. Whoever ends with copies on their way has
- * forgotten to wait for them: stops the process. */
+ * launch of this thread begins, or when it waits. A thread that ends with copies on their way has
+ * forgotten to wait for them: this stops the process. */
 void copy_in_turn(void *to, const void *from, size_t bytes);
 void wait_in_turn();
 void end_in_turn();

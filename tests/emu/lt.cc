@@ -17,7 +17,7 @@ struct emu_lt_handle {
     int unused;
 };
 
-/* What lies in the opaque values. */
+/* The contents of the opaque values. */
 typedef struct desc_s {
     cublasComputeType_t compute;
     cudaDataType_t scale, bias_type;

@@ -1,4 +1,4 @@
-/* What tests tell the stand-in for cuBLASLt, and ask of it.
+/* The tests' interface to the stand-in for cuBLASLt.
  *
  * It proposes several algorithms, which add in different orders: results differ in their last
  * bits. */

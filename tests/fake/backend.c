@@ -176,7 +176,7 @@ __attribute__((constructor)) static void copy_rows(void) {
     }
 }
 
-/* The devices of this folder differ in their kernels, and in who does their work. */
+/* The devices of this folder differ in their kernels, and in the thread that does their work. */
 #define TABLE(title, create, list, multiplier, text)                                               \
     {.abi = GRADD_BACKEND_ABI,                                                                     \
      .size = sizeof(gradd_backend_t),                                                              \

@@ -3,9 +3,10 @@
  *
  * An address of the device is reserved and never readable. Its bytes are a memfd, which the thread
  * of the queue maps while it carries out one piece of work, at another address, and unmaps behind
- * it. So whoever takes an address of the device for one of the process, or the other way round, is
- * stopped at once, and so is work with memory that was freed. Work begins some random time after it
- * was given: who does not wait sees old bytes. New memory holds NaN. Kernels take one thread.
+ * it. So code that takes an address of the device for one of the process, or the other way round,
+ * is stopped at once, and so is work on memory that was freed. Work begins some random time after
+ * it was given: code that does not wait sees old bytes. New memory holds NaN. Kernels take one
+ * thread.
  *
  * Environment, read when a queue is made:
  *   GRADD_FAKE_DELAY_US    longest pause in front of work that finds the queue empty (500)

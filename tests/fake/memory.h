@@ -29,7 +29,7 @@ void memory_init(memory_t *memory);
 void memory_finish(memory_t *memory);
 /* Bytes of an own file, all ones: NaN, -1. NULL: no memory. */
 void *memory_take(memory_t *memory, size_t bytes);
-/* The bytes of somebody's file. */
+/* The bytes of a foreign file. */
 void *memory_map(memory_t *memory, int fd, size_t bytes);
 /* Gives back what either of them gave. */
 void memory_drop(memory_t *memory, void *address, size_t bytes);

@@ -69,7 +69,7 @@ static gradd_status_t carry_out(gradd_queue_t *q, item_t *item) {
     return item_carry_out(q, item);
 }
 
-/* Between the work that was done and the work that comes next nobody can rely on a time. */
+/* No test may rely on the time between one piece of work and the next. */
 static void pause_for(gradd_queue_t *q) {
     if (q->delay_us) usleep(q->delay_us / 4 + (unsigned)rand_r(&q->random) % q->delay_us * 3 / 4);
 }

@@ -35,7 +35,7 @@ typedef struct item_s {
     float scale;
     gradd_adam_span_t span;
     gradd_adam_commit_t commit;
-    gradd_view_t view; /* of a scan; who waits owns what follows */
+    gradd_view_t view; /* of a scan; the waiting caller owns what follows */
     gradd_scan_t *scan;
     const gradd_bytes_t *bytes_list;
     const gradd_span_t *span_list;

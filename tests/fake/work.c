@@ -1,11 +1,11 @@
-/* What the fake device does with a piece of work: functions of another table, where the bytes are
+/* The fake device's handling of a piece of work: functions of another table, where the bytes are
  * mapped. See fake.h. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/fake/queue.h"
 
-/* Memory of the device; nobody may give another one. NULL stays NULL. */
+/* Memory of the device; any other address is an error. NULL stays NULL. */
 static void *here(gradd_queue_t *q, const void *address, size_t bytes, const char *what) {
     if (!address) return NULL;
     void *found = memory_find(&q->memory, address);

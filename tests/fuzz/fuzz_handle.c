@@ -34,7 +34,7 @@ typedef struct input_s {
     const uint8_t *at, *end;
 } input_t;
 
-/* What the table must hold. */
+/* The expected contents of the table. */
 typedef struct mirror_s {
     uint64_t bytes[IDS]; /* 0 = not there */
     int uses[IDS];

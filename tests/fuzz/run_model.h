@@ -1,7 +1,7 @@
 /* Plans a loaded model for small shapes and, if it is small, runs it forward and backward.
  *
- * What must hold whatever the model is: a refusal has a message, is not INTERNAL, and nothing is
- * read or written out of bounds (the sanitizers see to that). Part of fuzz_import.
+ * Invariants for every model: a refusal has a message, is not INTERNAL, and nothing is read or
+ * written out of bounds (the sanitizers see to that). Part of fuzz_import.
  */
 #ifndef GRADD_TESTS_FUZZ_RUN_MODEL_H
 #define GRADD_TESTS_FUZZ_RUN_MODEL_H

@@ -1,4 +1,4 @@
-/* Bits of what queries may look at. See attention_bits.h. */
+/* Bits of the keys that queries may look at. See attention_bits.h. */
 #include "kernels/cpu/attention/attention_bits.h"
 
 #include <math.h>
@@ -105,7 +105,7 @@ GRADD_MULTIARCH static uint64_t gather_bits(const uint8_t *bytes, int64_t n) {
     return word;
 }
 
-/* What the mask says of n keys. */
+/* The mask's bits for n keys. */
 static uint64_t mask_word(const gradd_attn_t *p, const attn_block_t *block, int64_t i,
                           int64_t first, int64_t n) {
     const uint8_t *row = p->mask.data;

@@ -1,8 +1,8 @@
-/* What 64 queries may look at, one bit per key of a tile: inside of attention, not for others.
+/* The keys that 64 queries may look at, one bit per key of a tile. Internal to attention.
  *
- * Bit i of word q is key first + i for query q. Words unite ranges, holes of the mask and dropout;
- * kernels that hold queries side by side pick one bit of 16 words with a shift and a test. Queries
- * beyond the end of the block may look at everything: their results are never read.
+ * Bit i of word q is key first + i for query q. Words combine ranges, holes of the mask and
+ * dropout; kernels that hold queries side by side pick one bit of 16 words with a shift and a test.
+ * Queries beyond the end of the block may look at everything: their results are never read.
  *
  * A query is dead if nothing is allowed and all its scores are the same number, or zero is asked
  * for; its scores are then set to 0. It is rare if its masked keys may have a share: no allowed key

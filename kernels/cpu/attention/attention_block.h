@@ -1,4 +1,4 @@
-/* Attention of one block of 64 queries, written once for f32 and f64. See attention.h.
+/* Attention of one block of 64 queries, written once for f32 and f64. See attention_cpu.h.
  *
  * Included after attention_tile.h with the same macros. A block walks over the tiles of keys that
  * its queries may look at. Rows of the tensors are used where they lie; they are copied into the

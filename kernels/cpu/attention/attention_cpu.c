@@ -1,4 +1,4 @@
-/* Attention: division of the work among threads, for the element types. See attention.h.
+/* Attention: division of the work among threads, for the element types. See attention_cpu.h.
  *
  * Forward tasks are blocks of 64 queries of one head. Backward tasks are heads of keys, each with
  * all its queries, so that every sum has one owner. Where that gives too few tasks, keys and

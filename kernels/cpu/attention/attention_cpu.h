@@ -5,18 +5,18 @@
  * each has its own strides, so either order of heads and positions is read and written in place.
  * Scores exist as tiles of 64 keys by 64 queries. They lie transposed, queries side by side: then
  * no operand of any product of f32 or f64 needs packing but the queries, and statistics per query
- * are vectors.
- * Forward keeps two numbers per query, the largest score and the logarithm of the sum of exp(score
- * - largest), from which backward computes the probabilities again. Their sum would do but for rows
- * whose scores are all large, which it would leave without the digits of the logarithm.
+ * are vectors. Forward keeps two numbers per query, the largest score and the logarithm of the sum
+ * of exp(score - largest), from which backward computes the probabilities again. Their sum would be
+ * enough, except for rows whose scores are all large, where it would lose the digits of the
+ * logarithm.
  *
- * What a query may look at comes as a range of keys and, where the range has holes, as a boolean
- * mask; key tiles that no query of a block may look at are skipped, which changes nothing where
+ * The keys that a query may look at are given as a range and, where the range has holes, a boolean
+ * mask. Key tiles that no query of a block may look at are skipped, which changes nothing where
  * masked probabilities are exactly zero: beside any allowed key whose score is clearly above the
- * fill. Rows without one are rare (padding, or a bias that hides what the mask leaves) and looked
- * at key by key, see attention_bits.h. Dropout bits are a function of the logical element, see
- * rng.h. f32 and f64 compute in their own type, halves in f32 with one rounding at the end; where
- * the processor multiplies bf16, factors are bf16, see attention_pairs.h.
+ * fill. Rows without such a key are rare (padding, or a bias that hides all that the mask leaves)
+ * and are treated key by key, see attention_bits.h. Dropout bits are a function of the logical
+ * element, see rng.h. f32 and f64 compute in their own type, halves in f32 with one rounding at the
+ * end; where the processor multiplies bf16, factors are bf16, see attention_pairs.h.
  *
  * Bits depend on the shapes and values alone, not on the number of threads. Engine thread.
  */
@@ -39,7 +39,7 @@ size_t gradd_attn_workspace(const gradd_attn_t *p, bool backward);
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *workspace);
 /* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */
 gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *workspace);
-/* What the forward writes, query by query in double; of bf16 operands, too. */
+/* Computes the results of the forward query by query in double, for bf16 operands, too. */
 void gradd_attn_reference(const gradd_attn_t *p);
 /* Whether the processor's products of pairs can do it. Needs the type and the widths. */
 bool gradd_attn_pairs(const gradd_attn_t *p);

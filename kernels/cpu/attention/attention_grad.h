@@ -6,7 +6,7 @@
  *     dS = P (dP - delta)      dQ = scale dS K      dK = scale dS^T Q
  */
 
-/* What one call computes: a block of queries against the keys [from, to). */
+/* The scope of one call: a block of queries against the keys [from, to). */
 typedef struct NAME(span_s) {
     attn_block_t block;
     int64_t from, to;
@@ -45,7 +45,7 @@ static REAL *NAME(tile_probabilities)(const gradd_attn_t *p, const NAME(span_t) 
     return x;
 }
 
-/* What is left of gradients at a floor, in queries where hidden keys have a share. */
+/* The remaining gradients at a floor, in queries where hidden keys have a share. */
 static void NAME(pass_floor)(const gradd_attn_t *p, const attn_block_t *block,
                              const attn_block_t *keys, NAME(workspace_t) * w) {
     const gradd_attn_extra_t *e = &p->bias;

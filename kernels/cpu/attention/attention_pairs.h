@@ -1,11 +1,11 @@
 /* Products of bf16 matrices for attention, where the processor multiplies bf16 in pairs
- * (AVX512_BF16) and oneDNN does so too: inside of attention, not for others.
+ * (AVX512_BF16) and oneDNN does so too. Internal to attention.
  *
  * A pair is two neighbours along the sum in one 32-bit word, the first in the lower half. Rows of a
  * tensor are rows of pairs already where the sum runs along them, and need no more than the
  * transposition that they need anyway. Where it runs over rows, two rows are packed into one. Tiles
- * are rounded. What is missing in the last pair is zero on both sides, because zero times infinity
- * is not. Sums are f32, one chain per element in the order of the pairs. The instruction takes
+ * are rounded. The missing half of the last pair is zero on both sides, because zero times infinity
+ * is not zero. Sums are f32, one chain per element in the order of the pairs. The instruction takes
  * subnormal numbers for zero. */
 #ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_PAIRS_H
 #define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_PAIRS_H

@@ -1,4 +1,4 @@
-/* Attention as it is defined: query by query, in double. See attention.h. */
+/* Attention as it is defined: query by query, in double. See attention_cpu.h. */
 #include "kernels/cpu/attention/attention_cpu.h"
 
 #include <math.h>
@@ -51,7 +51,7 @@ static query_t among_all(const gradd_attn_t *p, const query_t *at) {
     return (query_t){row / p->rows.positions, at->h, row % p->rows.positions};
 }
 
-/* What goes into the softmax, rounded as sums of large numbers are. */
+/* The input of the softmax, rounded as sums of large numbers are. */
 static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
     const bool shown = may_look(p, at, j);
     double s = shown ? plain_product(p, at, j) : p->fill;

@@ -1,7 +1,7 @@
-/* Runs of neighbours among the rows of a block: inside of attention, not for others.
+/* Runs of neighbours among the rows of a block. Internal to attention.
  *
- * Without lists of live rows a block is one run. Among live rows one ends where a sequence does, or
- * where rows were left out. What is known of pairs of positions, as a bias, is read run by run. */
+ * Without lists of live rows a block is one run. Among live rows a run ends where a sequence does,
+ * or where rows were left out. Data per pair of positions, such as a bias, is read run by run. */
 #ifndef GRADD_KERNELS_CPU_ATTENTION_ATTENTION_RUNS_H
 #define GRADD_KERNELS_CPU_ATTENTION_ATTENTION_RUNS_H
 

@@ -2,14 +2,13 @@
  *
  * C[batch, m, n] = alpha * A[batch, m, k] B[batch, k, n] (+ bias[n]) (+ C). Every operand has its
  * own strides in elements, so a transposed matrix or a broadcast batch (stride 0) costs nothing to
- * name. f32 goes to oneDNN, bf16 too where the processor multiplies it. Everything else, and all in
- * builds without oneDNN, goes to our own loops, as do products for which oneDNN has nothing fast.
- * bf16 and f16 are summed in f32 and rounded once.
+ * describe. f32 goes to oneDNN, and so does bf16 where the processor multiplies it. Everything
+ * else, and everything in builds without oneDNN, goes to our own loops, as do products for which
+ * oneDNN has no fast implementation. bf16 and f16 are summed in f32 and rounded once.
  *
- * A product is made ready once and then called often: its primitive costs some 90 KiB and a
- * fraction of a millisecond, and scratch of the library is the caller's memory. The same
- * description, inputs and thread count give the same bits. Any thread; a product that is ready
- * serves one at a time.
+ * A product is prepared once and then called often: its primitive costs some 90 KiB and a fraction
+ * of a millisecond, and scratch of the library is the caller's memory. The same description, inputs
+ * and thread count give the same bits. Any thread; a product that is ready serves one at a time.
  */
 #ifndef GRADD_KERNELS_CPU_GEMM_GEMM_H
 #define GRADD_KERNELS_CPU_GEMM_GEMM_H

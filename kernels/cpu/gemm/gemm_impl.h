@@ -1,4 +1,4 @@
-/* Inside the matrix product: what its files share. Not for other modules. */
+/* Internals of the matrix product, shared by its files. Not for other modules. */
 #ifndef GRADD_KERNELS_CPU_GEMM_GEMM_IMPL_H
 #define GRADD_KERNELS_CPU_GEMM_GEMM_IMPL_H
 

@@ -1,8 +1,9 @@
 /* f32 and bf16 matrix products through the C API of oneDNN 3.x.
  *
- * A primitive is made once (code is generated), with memory objects whose pointers are exchanged
- * per call. Its scratch is the caller's. The library keeps the last primitives for whoever makes
- * equal ones; here few, because nobody counts them. */
+ * A primitive is created once (which generates code), with memory objects whose pointers are
+ * replaced at each call. Its scratch memory is the caller's. The library caches the most recent
+ * primitives and reuses equal ones; the cache is kept small, because its memory is not accounted
+ * for. */
 #include "kernels/cpu/gemm/gemm_impl.h"
 
 #ifdef GRADD_NO_ONEDNN

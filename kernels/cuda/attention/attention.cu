@@ -1,5 +1,5 @@
-/* Attention on a GPU: rows, and what is made ready for their kernels. See
- * kernels/ops/attention/attention.c and attention.h. */
+/* Attention on a GPU: kernel rows, and the preparation of their kernels. See
+ * kernels/ops/attention/attention.c and attention_gpu.h. */
 #include "kernels/cuda/attention/attention_gpu.h"
 
 enum { THREADS = 256 };

@@ -1,4 +1,4 @@
-/* Attention on a GPU for all types and sizes: forward. See attention.h.
+/* Attention on a GPU for all types and sizes: forward. See attention_gpu.h.
  *
  * One block per tile of queries and chunk of y's columns. It walks over the tiles of keys that its
  * queries look at, with a running softmax. If some query turns out to be rare, which its largest

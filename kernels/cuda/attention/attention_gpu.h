@@ -1,10 +1,10 @@
-/* Attention on a GPU: what its kernels share. See kernels/ops/attention/attention.c for what it
- * means.
+/* Attention on a GPU: the common part of its kernels. See kernels/ops/attention/attention.c for the
+ * definition.
  *
  * A block of threads walks over tiles of queries and keys, with 16 x 16 threads and R x R pairs of
  * each tile in a thread's registers: queries are neighbours, keys 16 apart, so that one counter of
- * the random numbers serves four of them. Nothing as large as all scores is ever in memory. A query
- * is as on the CPU (kernels/cpu/attention/attention_bits.h): dead, rare, or neither.
+ * the random numbers serves four of them. Nothing as large as all scores is ever in memory. As on
+ * the CPU (kernels/cpu/attention/attention_bits.h), a query is dead, rare, or neither.
  */
 #ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_GPU_H
 #define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_GPU_H
@@ -19,7 +19,7 @@ typedef struct attn_place_s {
     int32_t sequence, position;
 } attn_place_t;
 
-/* What kernels get: a call, and where its scratch lies. */
+/* The argument of kernels: a call, and the place of its scratch memory. */
 typedef struct attn_call_s {
     gradd_attn_t p;                      /* without lists of rows */
     const attn_place_t *q_rows, *k_rows; /* live ones; NULL = all rows */
@@ -237,7 +237,7 @@ GPU_FN bool attn_kept(const gradd_attn_drop_t &d, uint64_t element, attn_words_t
     return word >= (uint32_t)d.limit;
 }
 
-/* What is left of the gradient z of a score, for the bias and for the product. */
+/* The parts of the gradient z of a score that reach the bias and the product. */
 template <class A> struct attn_dscore_t {
     A bias, product;
 };
@@ -366,7 +366,7 @@ GPU_FN void attn_products(A (&sum)[attn_r<A>][attn_r<A>], const attn_rows<T> &x,
         for (int c = 0; c < attn_r<A>; c++)
             sum[r][c] = 0;
     for (int at = 0; at < cols; at += ATTN_CHUNK) {
-        __syncthreads(); /* who multiplied before is done */
+        __syncthreads(); /* the previous products are done */
         attn_load_turned<false>(room_x, x, at, cols);
         attn_load_turned<true>(room_y, y, at, cols);
         __syncthreads();

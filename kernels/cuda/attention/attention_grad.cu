@@ -1,4 +1,4 @@
-/* Gradients of attention on a GPU for all types and sizes. See attention.h and
+/* Gradients of attention on a GPU for all types and sizes. See attention_gpu.h and
  * kernels/cpu/attention/attention_grad.h for the formulas.
  *
  * dk and dv have one block per tile of keys, dq one per tile of queries, the bias one per tile of
@@ -186,7 +186,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
 
 /* ---- the bias -------------------------------------------------------------------------------- */
 
-/* What is summed over where the bias is broadcast. */
+/* The range of a sum where the bias is broadcast. */
 struct key_span_t {
     int from, to;
 };

@@ -1,9 +1,9 @@
-/* The gradient of attention's bias among live rows. See attention.h.
+/* The gradient of attention's bias among live rows. See attention_gpu.h.
  *
- * Which element of the bias a pair of rows has, lists say, so sums cannot go along tiles. One block
- * per query and head is the owner of what that query's row of the bias gets, if it is the first
- * with that row: it adds up all queries that have the same one, in their order. A list may name
- * rows twice (those that fill it up to its size), and sequences may share a bias. */
+ * Lists say which element of the bias a pair of rows has, so sums cannot go along tiles. There is
+ * one block per query and head. It owns the gradient of its query's row of the bias if the query is
+ * the first with that row: it adds up all queries with the same row, in their order. A list may
+ * name rows twice (those that fill it up to its size), and sequences may share a bias. */
 #include "kernels/cuda/attention/attention_gpu.h"
 
 static const int THREADS = 128;
@@ -95,7 +95,7 @@ template <class T> __global__ void GPU_BLOCK(THREADS, 4) attention_live_dbias(at
         __syncthreads();
         for (int k = 0; k < THREADS; k++) {
             if (!same[k]) continue;
-            if (first + k < mine) return; /* somebody else's */
+            if (first + k < mine) return; /* another block's */
             for (int h = from; h < to; h++)
                 add_query<T>(a, h, first + k, value, place);
         }

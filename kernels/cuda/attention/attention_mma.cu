@@ -1,8 +1,8 @@
 /* Attention by tensor cores: forward. See attention_mma.h.
  *
  * One block per 64 queries, a warp for 16 of them, which walks over tiles of 64 keys with a running
- * softmax. While scores are made, the tile of v comes, and while that is multiplied, the next
- * keys. */
+ * softmax. The tile of v is loaded while scores are computed, and the next keys while v is
+ * multiplied. */
 #include "kernels/cuda/attention/attention_mma.h"
 
 static const int TILE = 64, THREADS = 128, N = TILE / 8;
@@ -113,7 +113,7 @@ __global__ void GPU_BLOCK(THREADS) attention_mma(attn_call_t a, int tiles) {
             attn_copy<D, TILE, THREADS>(k_tile, attn_rows_of<T>(p.k, b, kv, from, p.n_k), d);
         for (int at = from; at < to; at += TILE) {
             gpu_copies_wait();
-            __syncthreads(); /* the keys are there, and nobody reads v any more */
+            __syncthreads(); /* the keys have arrived, and v is no longer read */
             attn_copy<D, TILE, THREADS>(v_tile, attn_rows_of<T>(p.v, b, kv, at, p.n_k), d_v);
             attn_clear(x);
 #pragma unroll

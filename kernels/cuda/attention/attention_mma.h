@@ -1,9 +1,9 @@
-/* Attention by tensor cores: what forward and backward share. See attention.h and mma.h.
+/* Attention by tensor cores: shared parts of forward and backward. See attention_gpu.h and mma.h.
  *
  * A warp has 16 rows of a tile of scores, queries or keys, in the layout that the product gives:
  * rounded, it is the left side of the next product. Right sides are in shared memory, rows 8
- * elements apart from each other's banks. Sizes up to 64 and up to 128 are two kernels; what a row
- * has less is left out by steps of 16.
+ * elements apart from each other's banks. Sizes up to 64 and up to 128 have a kernel each; shorter
+ * rows skip the rest in steps of 16.
  */
 #ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_MMA_H
 #define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_MMA_H
@@ -144,14 +144,15 @@ GPU_FN void attn_mma_put(const attn_rows<T> &to, int cols, const float (&x)[D / 
 
 /* ---- pairs that need little ------------------------------------------------------------------ */
 
-/* What most calls are: nothing happens to a score but its scale and a mask. They have kernels of
- * their own (EASY), for the code of all else that may happen does not fit a multiprocessor's cache.
+/* The most frequent kind of call: a score only gets its scale and a mask. Such calls have kernels
+ * of their own (EASY), because the code for all other cases does not fit a multiprocessor's cache.
  */
 static inline bool attn_is_easy(const gradd_attn_t &p) {
     return !p.bias.data && p.softcap == 0 && !p.drop.active;
 }
 
-/* What is to be known of a query's pairs with the keys [first, first + n) beyond their products. */
+/* The information needed about a query's pairs with keys [first, first + n), beyond their
+ * products. */
 enum attn_pairs_t {
     ATTN_ALL,   /* nothing: it sees all */
     ATTN_RANGE, /* where its range ends */

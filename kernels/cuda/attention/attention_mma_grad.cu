@@ -1,9 +1,9 @@
 /* Gradients of attention by tensor cores. See attention_mma.h and attention_grad.cu.
  *
- * dk and dv: one block per 64 keys, 16 per warp, so scores are made the other way round, keys by
- * queries: what is rounded of them is the left side of the sums over queries. dq: one block per 64
- * queries, 16 per warp. The sums of dy y and the bias's gradient are those of the
- * kernels for all types. */
+ * dk and dv: one block per 64 keys, 16 per warp, so scores are computed the other way round, keys
+ * by queries: rounded, they are the left side of the sums over queries. dq: one block per 64
+ * queries, 16 per warp. The sums of dy y and the bias's gradient are those of the kernels for all
+ * types. */
 #include "kernels/cuda/attention/attention_mma.h"
 #include "kernels/cuda/attention/attention_pair.h"
 

@@ -1,10 +1,10 @@
-/* One pair of query and key in the gradient of attention. See attention.h. */
+/* One pair of query and key in the gradient of attention. See attention_gpu.h. */
 #ifndef GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_PAIR_H
 #define GRADD_KERNELS_CUDA_ATTENTION_ATTENTION_PAIR_H
 
 #include "kernels/cuda/attention/attention_gpu.h"
 
-/* What a query brings along. */
+/* The data of a query. */
 template <class A> struct attn_query_t {
     attn_row_t row;
     A most, log, delta; /* of the softmax; sum of dy y */

@@ -1,7 +1,7 @@
 /* Products of 16 x 16 by 16 x 8 elements of 16 bits, summed in f32, that a warp makes at once
- * (mma.sync.m16n8k16, from sm_80 on), and what brings operands to it. Each lane holds a part, as
- * the manual of PTX lays it out; with g = lane / 4 and t = 2 (lane % 4), a pair of neighbours in
- * one word, the first in the lower half:
+ * (mma.sync.m16n8k16, from sm_80 on), and the functions that load its operands. Each lane holds a
+ * part, as the manual of PTX lays it out; with g = lane / 4 and t = 2 (lane % 4), a pair of
+ * neighbours in one word, the first in the lower half:
  *
  *     a[16, 16]   words 0..3: a[g, t], a[g + 8, t], a[g, t + 8], a[g + 8, t + 8], pairs along rows
  *     b[16, 8]    words 0..1: b[t, g], b[t + 8, g], pairs along columns

@@ -1,4 +1,4 @@
-/* CheckIndex on a GPU: what is checked is the copy, which stays in a register. See
+/* CheckIndex on a GPU: it checks the copy, which stays in a register. See
  * kernels/ops/index/checkindex.c. */
 #include "kernels/cuda/copy.h"
 #include "kernels/describe/cost.h"

@@ -1,4 +1,4 @@
-/* Rows of memory shared out to threads, and what moves them.
+/* Distribution of rows of memory among threads, and the functions that move them.
  *
  * A group of 2^shift neighbouring threads works on one unit, a row or a piece of a long one, so
  * short rows waste no threads, and long ones are spread over many groups. Rows are walked in packs

@@ -1,15 +1,16 @@
 /* Rows of live positions, picked and put back, and ranges of them, on a GPU. See
  * kernels/ops/index/liverows.c and kernels/describe/live_rows.h.
  *
- * A list is checked by a kernel of its own. Those behind it read it as it is then: an entry that is
- * out of range is skipped, and a list in another order gives other rows, but none from outside. */
+ * A list is checked by a kernel of its own. Later kernels read it as it is by then: an entry that
+ * is out of range is skipped, and a list in another order gives other rows, but none from
+ * outside. */
 #include "kernels/cuda/index/lanes.h"
 #include "kernels/describe/cost.h"
 #include "kernels/describe/live_rows.h"
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* What the CPU would find first, as `table` of a fault: lists, and then entry by entry. */
+/* The CPU's order of checks, as `table` of a fault: lists first, then entry by entry. */
 enum { FIRST_LIST = 0, OTHER_LIST = 2, ENTRIES = 4 };
 
 static __device__ __forceinline__ void report(gpu_faults_t faults, gradd_fault_t f, int64_t when) {

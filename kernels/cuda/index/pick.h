@@ -1,9 +1,9 @@
-/* Index tensors as row numbers: the three ways of ONNX to index, computed where a row is needed.
+/* Index tensors as row numbers: ONNX's three ways to index, computed where a row is needed.
  *
  * gpu_pick is what kernels/cpu/pick.h is on the CPU, without a list in between: pick(i, faults)
  * reads the index of the i-th row, checks it, and gives the number of the row; -1 where it is out
  * of range, which is noted. An index is read once per call, for it may lie in the memory of a
- * client: what was checked is what is used.
+ * client, and the value that is used must be the one that was checked.
  *
  * gpu_div divides by a number that is known at launch with a multiplication.
  */

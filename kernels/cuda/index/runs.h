@@ -1,8 +1,8 @@
-/* Rows that go to one row, brought together: sums and other folds by the number of the target.
+/* Rows with the same target, brought together: sums and other folds by the target's number.
  *
  * gpu_fold_rows takes a functor that gives the target of row i (-1 = none), sorts the positions by
  * target, and works on runs of equal targets in rising order of positions, as the CPU does
- * (kernels/cpu/row_sums.h), so bits do not depend on who runs first.
+ * (kernels/cpu/row_sums.h), so bits do not depend on which thread runs first.
  *
  *     GPU_ONTO    to[r] = to[r] + from[i1] + from[i2] ...
  *     GPU_SCALED  to[r] = (clear ? 0 : to[r]) + scale * (from[i1] + from[i2] + ...)

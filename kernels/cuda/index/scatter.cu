@@ -1,8 +1,8 @@
 /* ScatterND and ScatterElements on a GPU. See kernels/ops/index/scatter.c, pick.h and runs.h.
  *
- * Updates of one place are brought together and folded in order. Those that only write ("none")
- * need no order where there is memory for a number per row: the last position that names a row is
- * its owner, and moves itself there. */
+ * Updates of the same place are brought together and folded in order. Those that only write
+ * ("none") need no order where there is memory for a number per row: the last position that names a
+ * row is its owner, and moves itself there. */
 #include "kernels/cuda/index/runs.h"
 #include "kernels/describe/cost.h"
 

@@ -1,9 +1,10 @@
-/* Numbers sorted with their positions: a stable radix sort, the same bits whoever runs first.
+/* Numbers sorted with their positions: a stable radix sort, the same bits in any order of threads.
  *
  * gpu_sort_t<K> holds n keys and fills `at` with their positions; keys that are equal stay in the
  * order of positions. K is uint32_t, or uint64_t where there are more numbers than that. Each digit
- * takes three kernels: how many keys of each digit a tile has, where those of a digit and a tile
- * begin, and the move. No atomics but of counters whose order does not matter.
+ * takes three kernels: they count the keys of each digit per tile, find where the keys of a digit
+ * and a tile begin, and move them. There are no atomics, except of counters whose order does not
+ * matter.
  */
 #ifndef GRADD_KERNELS_CUDA_INDEX_SORT_H
 #define GRADD_KERNELS_CUDA_INDEX_SORT_H
@@ -47,7 +48,7 @@ template <class K> GPU_FN K gpu_sort_before(K mine, K *all) {
         const K lower = __shfl_up_sync(GPU_ALL, sum, n);
         if (lane >= n) sum += lower;
     }
-    __syncthreads(); /* who called before has read */
+    __syncthreads(); /* the previous call has been read */
     if (lane == GPU_WARP - 1) warp[threadIdx.x / GPU_WARP] = sum;
     __syncthreads();
 #pragma unroll

@@ -1,9 +1,9 @@
 /* The table of the CUDA device: one GPU, the first that the process sees. See
  * kernels/contract/backend.h.
  *
- * A queue is a stream. Memory comes from the driver's stream-ordered pool. What a kernel refuses
- * lies in a fault record of the queue, which wait() reads; an error of CUDA itself ends the device,
- * for its context is lost.
+ * A queue is a stream. Memory comes from the driver's stream-ordered pool. A value that a kernel
+ * refuses is recorded in a fault record of the queue, which wait() reads; an error of CUDA itself
+ * ends the device, because its context is lost.
  *
  * Pages of clients are mapped and registered with the driver, so kernels read and write them over
  * the bus. Nothing links libcuda: the driver is found at run time.

@@ -1,5 +1,5 @@
-/* Which algorithm of cuBLASLt a product takes: the first that it proposes, or, for products that
- * are worth it, the fastest of some as measured here (kept.h). */
+/* The choice of a product's cuBLASLt algorithm: the first that it proposes or, for products that
+ * are worth it, the fastest of several, measured here (kept.h). */
 #ifndef GRADD_KERNELS_CUDA_PRODUCT_CHOOSE_H
 #define GRADD_KERNELS_CUDA_PRODUCT_CHOOSE_H
 

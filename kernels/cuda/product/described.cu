@@ -88,7 +88,7 @@ static cublasLtEpilogue_t epilogue_of(const gradd_gemm_t *g, gpu_after_t after) 
     return g->has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* What is kept lies as the result does. */
+/* The kept operand has the layout of the result. */
 static gradd_status_t describe_after(const gradd_gemm_t *g, gpu_lt_t *out) {
     const cublasLtEpilogue_t epilogue = epilogue_of(g, out->after);
     GPU_LT(cublasLtMatmulDescSetAttribute(&out->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
@@ -151,7 +151,7 @@ cublasStatus_t gpu_lt_multiply(const gradd_gemm_t *g, const gpu_lt_t *lt,
 
 /* ---- alignment ------------------------------------------------------------------------------- */
 
-/* What is left of `align` after steps of so many bytes. */
+/* The part of `align` that remains after steps of so many bytes. */
 static uint32_t after_step(uint32_t align, int64_t bytes) {
     while (bytes % align)
         align /= 2;

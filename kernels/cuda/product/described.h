@@ -1,8 +1,8 @@
-/* A product as cuBLASLt sees it: what is multiplied, how it lies in memory, and how its operands
- * are aligned.
+/* A product as cuBLASLt sees it: its matrices, their layout in memory, and the alignment of its
+ * operands.
  *
- * Rows are columns there: C = A B, row by row, is its C^T = B^T A^T, so the sides change places.
- * Descriptions are values: who sets a pointer in one has a copy of his own.
+ * cuBLASLt is column-major: C = A B, row by row, is its C^T = B^T A^T, so the sides change places.
+ * Descriptions are values: code that sets a pointer in one works on its own copy.
  */
 #ifndef GRADD_KERNELS_CUDA_PRODUCT_DESCRIBED_H
 #define GRADD_KERNELS_CUDA_PRODUCT_DESCRIBED_H
@@ -50,8 +50,8 @@ gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_after_t after, gpu_lt_
 cublasStatus_t gpu_lt_multiply(const gradd_gemm_t *g, const gpu_lt_t *lt,
                                const gpu_choice_t *choice, const gpu_product_call_t *x);
 
-/* What holds for every call where tensors begin at GPU_ALIGN, with steps along `outer` batch
- * dimensions; and what holds wherever they lie. */
+/* The alignment that holds for every call where tensors begin at GPU_ALIGN, with steps along
+ * `outer` batch dimensions; and the one that holds wherever they lie. */
 gpu_align_t gpu_align_of_steps(const gradd_gemm_t *g, int outer);
 gpu_align_t gpu_align_least(const gradd_gemm_t *g);
 

@@ -183,7 +183,7 @@ static int open_file(int how) {
 static bool read_more(int fd, off_t *out_size, bool *out_fresh) {
     struct stat st;
     if (fstat(fd, &st)) return failed("it cannot be read");
-    if (st.st_size < kept.read) kept.read = 0; /* somebody began anew */
+    if (st.st_size < kept.read) kept.read = 0; /* another process started it anew */
     const size_t bytes = (size_t)(st.st_size - kept.read);
     *out_size = st.st_size;
     *out_fresh = st.st_size > MOST_BYTES;
@@ -219,8 +219,8 @@ static bool lock(int fd) {
     return failed("it cannot be locked");
 }
 
-/* The line, in one write: behind the title where the file begins, behind a line's end that is
- * missing where somebody was killed. */
+/* Appends the line in one write: after the title if the file is new, and after a line break if the
+ * last one is missing because its writer was killed. */
 static bool append(int fd, const kept_entry_t *entry, off_t size, bool fresh) {
     char text[sizeof kept.title + LINE + 2], line[LINE];
     write_line(line, entry->key, &entry->kept);

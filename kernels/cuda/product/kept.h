@@ -1,13 +1,13 @@
 /* Algorithms that were measured once, kept for as long as device, driver and library stay the same.
  *
- * Two algorithms differ in the last bits of a product. A step that is done again, by a daemon that
- * was killed, must have the bits that it had: so what is measured is written down before anybody
- * goes by it, and whoever comes later reads it. What cannot be written is not gone by.
+ * Two algorithms differ in the last bits of a product. A step that is repeated after the daemon was
+ * killed must give the same bits: so a measured choice is written to the file before it is used,
+ * and later processes read it from there. A choice that cannot be written is not used.
  *
- * One text file per device, driver and library in the user's cache folder: a line that says what it
- * is for, and one for each product. The last line of a product counts; a line that is damaged is no
- * line; a file of something else begins anew. Several processes may write: under a lock each first
- * reads what others have added meanwhile.
+ * One text file per device, driver and library lies in the user's cache folder: a title line that
+ * names these three, then one line per product. The last line of a product counts; damaged lines
+ * are ignored; a file with another title is started anew. Several processes may write: under a
+ * lock, each one first reads what the others have added meanwhile.
  *
  * Threading: one thread at a time, the one that prepares kernels.
  */
@@ -29,7 +29,7 @@ typedef struct gpu_kept_s {
 
 enum { GPU_KEPT_KEY = 256 }; /* bytes of a key, a text without '|' and line ends */
 
-/* What is kept for the key; false: nothing. */
+/* The entry kept for the key; false: none. */
 bool gpu_kept_find(const char *key, gpu_kept_t *out);
 /* Whether something could be kept now. */
 bool gpu_kept_ready(void);

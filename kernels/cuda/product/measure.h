@@ -1,11 +1,11 @@
-/* What measuring asks of a device: a stream of its own with memory, and times. Of the plug-in's
- * device (kernels/cuda/plugin/device.cu), and of tests/emu/device.cc. */
+/* The device functions that measuring needs: a stream of its own with memory, and times. The
+ * plug-in's device (kernels/cuda/plugin/device.cu) and tests/emu/device.cc implement them. */
 #ifndef GRADD_KERNELS_CUDA_PRODUCT_MEASURE_H
 #define GRADD_KERNELS_CUDA_PRODUCT_MEASURE_H
 
 #include "kernels/cuda/gpu.h"
 
-/* What choices depend on beside the library. */
+/* The properties that choices depend on, beside the library. */
 typedef struct gpu_device_s {
     const char *name;
     int driver; /* its version */

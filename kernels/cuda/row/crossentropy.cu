@@ -1,8 +1,9 @@
-/* CrossEntropy and its gradient on a GPU. See kernels/ops/loss/crossentropy.c, labels.h and rows.h.
+/* CrossEntropy and its gradient on a GPU. See kernels/ops/loss/crossentropy.c, labels.h and
+ * row_teams.h.
  *
  * A team reads a row of logits once, whatever its length, and leaves its loss in scratch memory;
  * one block adds these. The gradient is elementwise, given the statistics of each row: the thread
- * that has the label's logit makes its derivative of it, so the logits may be written over. An
+ * that holds the label's logit turns it into its derivative, so the logits may be overwritten. An
  * ignored row is not read.
  */
 #include "kernels/cuda/row/labels.h"

@@ -1,5 +1,5 @@
 /* GroupNormalization, InstanceNormalization and their gradient on a GPU. See
- * kernels/ops/norm/groupnorm.c and rows.h.
+ * kernels/ops/norm/groupnorm.c and row_teams.h.
  *
  * x is [B, C, S]; a group, C / G channels, is contiguous, and a team normalises it like a row. In
  * the gradient a team sums each channel first, dy and dy * h, [B, C] in scratch memory; the group's

@@ -1,9 +1,9 @@
 /* See head.h.
  *
- * One kernel makes the logits of a row their gradient, in place: it reads them twice, and the
- * second time they are in the L2 cache. Scratch memory: what each row counts, losses, sums of the
- * bias's gradient; rows of x and logits of a chunk; of the sums of the weight's gradient the lower
- * bits and a block in f32; and what the products want.
+ * One kernel turns the logits of a row into their gradient, in place: it reads them twice, the
+ * second time from the L2 cache. Scratch memory: how each row counts, losses, sums of the bias's
+ * gradient; rows of x and logits of a chunk; the lower bits of the sums of the weight's gradient
+ * and a block of them in f32; and the workspace of the products.
  */
 #include "kernels/cuda/row/head.h"
 #include "kernels/describe/cross_entropy.h"
@@ -129,7 +129,7 @@ template <class T> struct run_t {
     typedef gpu_real<T> A;
     const gpu_head_t *h;
     const gradd_launch_t *r;
-    gpu_labels_t labels; /* of the user; then `counts`, which nobody changes */
+    gpu_labels_t labels; /* the user's; then `counts`, which never change */
     gradd_loss_rule_t rule;
     gpu_any_t weights, squares, items; /* per row, per row, one */
     gpu_tally_t *tally;
@@ -186,7 +186,7 @@ static gradd_status_t launch_rows(const run_t<T> &p, T *to, const T *x, int64_t 
 
 /* ---- logits and their gradient --------------------------------------------------------------- */
 
-/* What logits become before the loss: c tanh(scale z / c), or scale z. */
+/* The form of logits before the loss: c tanh(scale z / c), or scale z. */
 template <class A> struct bend_t {
     A in, out, scale; /* out: the softcap, or 0 */
 
@@ -399,7 +399,7 @@ __global__ void GPU_BLOCK(256)
     }
 }
 
-/* What a block of n sums has in three places. */
+/* A block of n sums, in three places. */
 typedef struct sums_s {
     float *wide;
     gradd_bf16_t *high;

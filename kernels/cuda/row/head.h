@@ -1,9 +1,9 @@
 /* The head of a language model with its loss on a GPU, in chunks of rows. See
  * kernels/describe/head.h.
  *
- * How many rows count only the GPU knows, so all go through the products. What does not count is
- * zero there, on both sides, and has the gradient zero, whatever x and W hold. Plans gather rows
- * with labels before (live rows); this is for what is left.
+ * Only the GPU knows how many rows count, so all rows go through the products. Rows that do not
+ * count are zero there, on both sides, and have a gradient of zero, whatever x and W hold. Plans
+ * gather labelled rows beforehand (live rows); this handles the rest.
  */
 #ifndef GRADD_KERNELS_CUDA_ROW_HEAD_H
 #define GRADD_KERNELS_CUDA_ROW_HEAD_H

@@ -1,6 +1,6 @@
-/* Labels of losses on a GPU: which rows count, what their weights add up to, and the end of a loss.
+/* Labels of losses on a GPU: which rows count, the sum of their weights, and the end of a loss.
  *
- * A label out of range is a fault, and its row counts nothing. Kernels read labels again rather
+ * A label out of range is a fault, and its row does not count. Kernels read labels again rather
  * than keep a copy: one that changes in between is checked wherever it is read.
  */
 #ifndef GRADD_KERNELS_CUDA_ROW_LABELS_H
@@ -103,9 +103,9 @@ GPU_FN double gpu_weight(const gpu_labels_t &l, int64_t label) {
 
 enum { GPU_TALLY_THREADS = 512 };
 
-/* What kernels of rows go by, in scratch memory. */
+/* The totals that row kernels use, in scratch memory. */
 typedef struct gpu_tally_s {
-    double total;       /* what "mean" divides by: the weights of the labels that count */
+    double total;       /* the divisor of "mean": the weights of the labels that count */
     double mean_weight; /* of the classes */
 } gpu_tally_t;
 
@@ -125,7 +125,7 @@ GPU_FN double gpu_total(const gpu_labels_t &l) {
     });
 }
 
-/* What the sum of the losses is divided by. */
+/* The divisor of the sum of the losses. */
 GPU_FN double gpu_loss_divisor(const gpu_labels_t &l, const gpu_tally_t *tally,
                                const gpu_any_t &items) {
     if (l.reduction == GRADD_REDUCE_MEAN) return tally->total;

@@ -1,7 +1,7 @@
 /* LogCumSumExp and its gradient on a GPU, in double as on the CPU. See
  * kernels/ops/reduce/logcumsumexp.c.
  *
- * The gradient's h_j = dy_j + w_j h_{j+1} runs from the end, as maps h -> a h + b that are joined.
+ * The gradient's h_j = dy_j + w_j h_{j+1} runs from the end, by composing maps h -> a h + b.
  */
 #include "kernels/cuda/row/scan.h"
 #include "kernels/math/formulas.h"

@@ -1,5 +1,5 @@
 /* SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss and their gradients on a GPU. See
- * kernels/ops/loss/loss.c, labels.h and rows.h.
+ * kernels/ops/loss/loss.c, labels.h and row_teams.h.
  *
  * Scores are [N, C, D]. With D = 1 a team takes a row of C; else a block takes 32 columns. The
  * losses of rows lie in scratch memory until one block adds them.
@@ -30,7 +30,7 @@ template <class T> GPU_FN void put_loss(const scores_t<T> &p, int64_t r, double 
     if (p.out) gpu_put(&p.out[r], (gpu_real<T>)loss);
 }
 
-/* What the gradient of row r is multiplied by. */
+/* The factor of the gradient of row r. */
 template <class T> GPU_FN double factor_of(const scores_t<T> &p, int64_t r, int64_t label) {
     const double w = gpu_weight(p.labels, label);
     const double dy = gpu_number(p.dy, p.labels.reduction == GRADD_REDUCE_NONE ? r : 0);

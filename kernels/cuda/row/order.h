@@ -1,10 +1,10 @@
 /* Choosing and ordering entries by the threads of a block, with the swaps of kernels/math/select.h.
  *
- * What a partition does can be known at once: its left side stops at the entries that are not
- * smaller than the pivot, its right side at those that are not larger, and the i-th of the one
- * changes places with the i-th of the other until they meet. So the block partitions long ranges
- * together, and short ones are a thread's each. Insertion at the end never crosses a border between
- * ranges, so each thread does that of its own.
+ * The swaps of a partition are known at once: its left side stops at the entries that are not
+ * smaller than the pivot, its right side at those that are not larger, and the i-th of the one is
+ * swapped with the i-th of the other until they meet. So the whole block partitions a long range,
+ * and a single thread a short one. The final insertion sort never crosses a border between ranges,
+ * so each thread sorts its own.
  */
 #ifndef GRADD_KERNELS_CUDA_ROW_ORDER_H
 #define GRADD_KERNELS_CUDA_ROW_ORDER_H

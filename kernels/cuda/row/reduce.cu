@@ -1,16 +1,16 @@
-/* Reductions over axes on a GPU. See kernels/ops/reduce/reduce.c and rows.h.
+/* Reductions over axes on a GPU. See kernels/ops/reduce/reduce.c and row_teams.h.
  *
- * A fold says what a thread gathers (state_t), what threads, blocks and launches hand on (part_t),
- * and what becomes of it. Rows go to teams, columns to blocks of 32 lanes and 8 slices. Where there
- * are few results, their elements are cut into pieces; the parts of these lie in scratch memory
- * until a second launch joins them. What is cut where depends on shapes alone.
+ * A fold defines the state that a thread gathers (state_t), the part that threads, blocks and
+ * launches hand on (part_t), and the result. Rows go to teams, columns to blocks of 32 lanes and 8
+ * slices. Where there are few results, their elements are cut into pieces; the parts of these lie
+ * in scratch memory until a second launch joins them. The cuts depend on shapes alone.
  */
 #include "kernels/cuda/row/row_teams.h"
 #include "kernels/describe/reduction.h"
 
 /* ---- folds ----------------------------------------------------------------------------------- */
 
-/* What elements are widened to; integers wrap around in 64 bits. */
+/* The type that elements are widened to; integers wrap around in 64 bits. */
 template <class T> struct wide_of {
     typedef gpu_real<T> type;
 };

@@ -1,4 +1,4 @@
-/* Rows that threads go through together: what reductions, softmax, norms and losses have in common.
+/* Rows that threads process together: the common part of reductions, softmax, norms and losses.
  *
  * A team is a warp or a whole block (TEAM threads). It takes one row, W neighbouring elements per
  * thread and turn. A row of known length stays in registers between passes (gpu_row with KEEP packs
@@ -47,7 +47,7 @@ template <int TEAM, class P, class J> GPU_FN P gpu_team_join(P v, J join) {
         v = join(v, gpu_of_lane(v, lane));
     if constexpr (TEAM > GPU_WARP) {
         GPU_SHARED(P, part, TEAM / GPU_WARP);
-        __syncthreads(); /* who called before has read its parts */
+        __syncthreads(); /* the previous call has read its parts */
         if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
         __syncthreads();
         v = part[0];
@@ -258,7 +258,7 @@ GPU_FN int gpu_slice() {
     return (int)threadIdx.x / GPU_WARP;
 }
 
-/* What the slices of a block have of each of 32 columns, joined in order: the same in all. */
+/* Joins the slices' values of each of 32 columns of a block, in order: the same result in all. */
 template <class P, class J> GPU_FN P gpu_slices_join(P v, J join) {
     GPU_SHARED(P, part, GPU_ROW_THREADS);
     const int column = (int)threadIdx.x % GPU_WARP;

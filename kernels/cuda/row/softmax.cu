@@ -1,4 +1,4 @@
-/* Softmax, LogSoftmax and their gradients on a GPU. See kernels/ops/norm/softmax.c and rows.h.
+/* Softmax, LogSoftmax and their gradients on a GPU. See kernels/ops/norm/softmax.c and row_teams.h.
  *
  * Rows along the last axis go to teams; short ones stay in registers between the passes, so that
  * memory is read and written once. Along other axes a block takes 32 columns.

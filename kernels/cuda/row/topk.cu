@@ -3,7 +3,7 @@
  *
  * Keys and places together are a total order, so any way of sorting gives the same. A slice takes a
  * warp or a block, which sorts all of it in shared memory, or keeps the best there while it reads
- * on; where too many are wanted for that, tiles are sorted and then merged in scratch memory.
+ * on; where more are wanted than fit, tiles are sorted and then merged in scratch memory.
  *
  * That is the order of TopK, and of the other two where the first k + 1 keys differ. Where they do
  * not, the swaps of PyTorch's algorithms decide (kernels/math/select.h): such a slice is marked,

@@ -102,7 +102,7 @@ static size_t workspace_backward(const gradd_infer_t *c) {
     return kernel_workspace(c, &gradd_attn_backward_at);
 }
 
-/* What lies behind the kernel's scratch: lists of rows, ranges. */
+/* Finds the data after the kernel's scratch memory: lists of rows, ranges. */
 static gradd_status_t find_extras(gradd_attn_t *p, const gradd_launch_t *r,
                                   const gradd_attn_places_t *at) {
     char *room = (char *)r->workspace +

@@ -1,9 +1,9 @@
 /* com.gradd StraightThrough: y = value, with the gradient of x.
  *
- * What a write that autograd does not see leaves behind (under torch.no_grad(), through detach()):
- * the elements are those of `value`, but the history stays that of `x`, so dx = dy and nothing
- * reaches `value`. Also known as the straight-through estimator (Bengio et al., 2013,
- * arXiv:1308.3432). The gradient is not the derivative on purpose: the cases compare values only,
+ * The result of a write that autograd does not see (under torch.no_grad(), through detach()): the
+ * elements are those of `value`, but the history stays that of `x`, so dx = dy and nothing reaches
+ * `value`. Also known as the straight-through estimator (Bengio et al., 2013, arXiv:1308.3432). The
+ * gradient is not the derivative on purpose: the cases compare values only,
  * tests/python/values/test_engine.py has the gradient.
  */
 #include "kernels/contract/kernel.h"

@@ -2,13 +2,13 @@
  *
  * y = x, where every element is within [0, limit); anything else fails with INDEX, which names the
  * value, the limit and the position. ONNX counts negative indices from the end, and its OneHot
- * ignores what is out of range; the capture puts this in front of operators for which torch
- * refuses both. An operator of its own, and no attribute of those that index: passes see the same
- * Gather as ever, one check serves all readers of the same indices, and known indices are checked
- * when the graph is built.
+ * ignores what is out of range; the capture puts this in front of operators for which torch refuses
+ * both. It is an operator of its own, not an attribute of the indexing operators: passes see the
+ * same Gather as ever, one check serves all readers of the same indices, and known indices are
+ * checked when the graph is built.
  *
- * It copies first and checks the copy: the original may lie in the memory of a client, who may
- * change it while we run. Indices that nobody reads afterwards are checked where they are.
+ * It copies first and checks the copy: the original may lie in the memory of a client, which may
+ * change it while we run. Indices that have no other reader are checked in place.
  */
 #include "kernels/contract/fault.h"
 #include "kernels/contract/kernel.h"

@@ -5,10 +5,10 @@
  * GatherElements: y[..j..]   = x[..index[..j..]..] along one axis
  *
  * The indices become row numbers in scratch memory (checked there), then rows are copied. Backward
- * needs the indices only: dx = zeros with every row of dy added where it came from, in rising
- * order (long rows along an axis in short chains), so the bits do not depend on the number of
- * threads. GatherGrad, GatherNDGrad and
- * GatherElementsGrad are internal; they carry the dims of x in an attribute.
+ * needs the indices only: dx = zeros with every row of dy added where it came from, in rising order
+ * (long rows along an axis in short chains), so the bits do not depend on the number of threads.
+ * GatherGrad, GatherNDGrad and GatherElementsGrad are internal; they carry the dims of x in an
+ * attribute.
  */
 #include <string.h>
 

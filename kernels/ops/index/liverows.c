@@ -3,7 +3,7 @@
  * A row is what stands behind the leading axes of a tensor: the values of one position. `rows`
  * (i64[k]) names live ones: numbers of rows, rising, and behind them numbers r < 0, which stand for
  * nothing but fill the list up to its size; where something has to be read for them it is row ~r.
- * So what is computed for them is computed for a live row as well, and makes no new infinities.
+ * So any value computed for them is computed for a live row as well, and no new infinities arise.
  *
  * GatherRows(x, rows): x[b1, ..., bl, ...] with l = `lead` axes of rows -> [1, ..., 1, k, ...]; of
  * a live row r, row r + `offset` of x, or `fill` in all elements where that is behind the end of a
@@ -22,8 +22,8 @@
  * SegmentRanges(segments, spans) -> i32[b, 1, n, 3], the same over all positions [b, n], whose
  * segments are told by integers that never fall, or never rise, along a sequence.
  *
- * Lists may lie in the memory of a client, who may change them while we run: they are copied before
- * they are checked.
+ * Lists may lie in the memory of a client, which may change them while we run: they are copied
+ * before they are checked.
  */
 #include <string.h>
 

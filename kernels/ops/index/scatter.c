@@ -172,7 +172,7 @@ static gradd_val_t emit_at(gradd_grad_t *g, const char *op, const gradd_val_t *i
     return gradd_emit_attrs(g->b, op, in, n_in, attrs, n);
 }
 
-/* Of max and min: whoever equals the result gets an equal share of its gradient. */
+/* For max and min: every element that equals the result gets an equal share of its gradient. */
 static gradd_status_t grad_extremum(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
     const char *gather = is_nd(g->op) ? "GatherND" : "GatherElements";

@@ -7,9 +7,10 @@
  *
  * ONNX says of TopK that the lower index comes first among equal values, and ours are ordered so
  * whatever `sorted` says. PyTorch calls that order undefined, but its CPU kernels are plain
- * algorithms with one result, and which of equal elements they take decides who gets the gradient:
- * zeros behind a ReLU, scores of a router in bf16. So captured modules use rows of their own, which
- * take the steps that PyTorch takes (kernels/math/select.h), a slice of n entries at a time:
+ * algorithms with one result, and their choice among equal elements decides which one gets the
+ * gradient: zeros behind a ReLU, scores of a router in bf16. So captured modules use rows of their
+ * own, which take the steps that PyTorch takes (kernels/math/select.h), a slice of n entries at a
+ * time:
  *
  *     TorchTopK, 64 k <= n   partial sort of k, whatever `sorted` says
  *     TorchTopK, otherwise   the k-th entry selected; if `sorted`, those in front of it sorted

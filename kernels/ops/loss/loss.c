@@ -74,7 +74,7 @@ static gradd_status_t check_labels(const loss_t *l, double *total) {
     return GRADD_OK;
 }
 
-/* What the gradient of row i is multiplied by. */
+/* The factor of the gradient of row i. */
 static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, double total) {
     int64_t at = l->reduction == GRADD_REDUCE_NONE ? i : 0;
     double dy = d->type.dtype == GRADD_DT_F32 ? (double)((const float *)d->data)[at]

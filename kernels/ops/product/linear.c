@@ -22,11 +22,11 @@
  * the loss is greater by sum q_i lse_i^2, lse_i = log sum exp(y_i), whatever the labels: the z-loss
  * of PaLM (Chowdhery et al. 2022). Its gradient is 2 q_i lse_i softmax(y_i).
  *
- * Further results, for whoever trains: the gradients of x, W and b for a gradient of 1 of the loss.
- * They are formed while a chunk of logits is there (`chunk` rows of those that count, 0 = all at
- * once), so the backward has nothing to do but to multiply them by the gradient that arrives
- * (ScaleGrad), which is nothing at all if that is 1. Rows that do not count have the gradient zero
- * whatever x holds there, NaN included, and cost nothing. */
+ * Further results, for training: the gradients of x, W and b for a loss gradient of 1. They are
+ * formed while a chunk of logits is in memory (`chunk` rows of those that count, 0 = all at once),
+ * so the backward only multiplies them by the gradient that arrives (ScaleGrad), and does nothing
+ * if that is 1. Rows that do not count have a gradient of zero whatever x holds there, NaN
+ * included, and cost nothing. */
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/half.h"

@@ -2,10 +2,10 @@
  *
  * All draw from Philox at (seed of the forward, node, element), see rng.h: a number does not depend
  * on threads, and is the same when a step is run again. Bernoulli(x) is 1 with probability x, which
- * is read per element; x outside 0..1 is refused. What is drawn has no gradient; in PyTorch neither
- * has it. Numbers are made in double and rounded once, to f32, f64, bf16 or f16; Bernoulli gives
- * any of them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants. With
- * the run's flag dropout_off numbers are held still: uniform ones in the middle, normal ones half a
+ * is read per element; x outside 0..1 is refused. Drawn numbers have no gradient, as in PyTorch.
+ * Numbers are made in double and rounded once, to f32, f64, bf16 or f16; Bernoulli gives any of
+ * them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants. With the
+ * run's flag dropout_off numbers are held still: uniform ones in the middle, normal ones half a
  * deviation above the mean, and an event happens if p > 0.5. gradd/check/without_chance.py holds
  * PyTorch's still in the same way, so that the two can be compared.
  */

@@ -507,7 +507,7 @@ static gradd_status_t grad_product(gradd_grad_t *g) {
         {.text = T "[2,3,4]"}, {.text = T "[2,3,4] - | noop_with_empty_axes=1"},                   \
         {.text = T "[2,3,4,5] i64[2]={1,3} | keepdims=0"}, {.text = T "[] | keepdims=1"},          \
         {.text = T "[2,1,4] i64[1]={1} | keepdims=0"}, {.text = T "[2,3,4,5] i64[2]={2,0}"}
-/* What a GPU cuts into pieces, and reads in packs. */
+/* Cases that a GPU cuts into pieces, and reads in packs. */
 #define CASES_LARGE                                                                                \
     {.text = "f32[5,4096]:(0,1) i64[1]={1}", .grad_tol = -1},                                      \
         {.text = "f32[2,20000]:(0,1) i64[1]={1}", .grad_tol = -1},                                 \

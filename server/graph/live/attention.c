@@ -1,8 +1,8 @@
 /* Whether an attention may run over real rows alone. See live.h.
  *
- * Its mask must hide what is padding, and beside that be an interval for each position
- * (match_spans.h). Then real rows look at real rows of their sequence within the interval, which
- * lie side by side in the list of real rows. */
+ * Its mask must hide padding, and otherwise be an interval for each position (match_spans.h). Then
+ * real rows look at real rows of their sequence within the interval, which lie side by side in the
+ * list of real rows. */
 #include <math.h>
 #include <string.h>
 

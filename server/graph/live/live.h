@@ -4,19 +4,20 @@
  * A row is a position of a batch. Two sets of rows are known before a step: those that carry a
  * label (the others of a CrossEntropy count nothing), and those that are real (the others are
  * padding, which the mask of every attention hides). The search starts at the losses and goes
- * upwards: what only rows of a set are read of, and is made row by row (the operator's row says
- * so), is needed in that set alone. Labelled rows end at attention, whose keys are all rows; real
- * ones go on to the embeddings. What anybody else reads (outputs, sums over positions) is computed
- * in full, so a graph that depends on padding otherwise has smaller regions, or none.
+ * upwards: a value of which only rows of a set are read, and which is made row by row (its
+ * operator's row says so), is needed in that set alone. Labelled rows end at attention, whose keys
+ * are all rows; real ones go on to the embeddings. Values with other readers (outputs, sums over
+ * positions) are computed in full, so a graph that depends on padding in another way has smaller
+ * regions, or none.
  *
  * An encoder's positions are rows of their own, source rows: real where its mask says so. They
  * begin at the keys of cross-attention and go up through the encoder.
  *
- * The set's list of rows is an input of the plan behind those of the model. The rewritten nodes
- * read what they need by GatherRows; ranks stay, the leading axes become (1, ..., 1, k).
+ * The set's list of rows is an input of the plan, after the inputs of the model. The rewritten
+ * nodes read what they need by GatherRows; ranks stay, the leading axes become (1, ..., 1, k).
  *
- * It holds of every step whose labelled rows are real and whose mask is zeros and ones: that is for
- * the caller to check.
+ * It is valid for every step whose labelled rows are real and whose mask is zeros and ones; the
+ * caller must check that.
  */
 #ifndef GRADD_SERVER_GRAPH_LIVE_H
 #define GRADD_SERVER_GRAPH_LIVE_H

@@ -1,4 +1,4 @@
-/* Looking at a graph from a node upwards: what passes that recognise patterns are made of.
+/* Looking at a graph from a node upwards: the building blocks of passes that recognise patterns.
  * Operators are named, not enumerated; operands of commutative operators are tried in both orders.
  */
 #ifndef GRADD_SERVER_GRAPH_MATCH_H
@@ -39,7 +39,7 @@ typedef struct match_fused_s {
 
 /* Turns the last node of a pattern, whose first output is the pattern's result, into the fused
  * operator. The nodes between its operands and its result become `parts`: what it stands for. The
- * old nodes stay and are scheduled only if somebody else reads them. A node whose operator does not
+ * old nodes stay and are scheduled only if they have other readers. A node whose operator does not
  * take these operands, or would give another type, is left alone. Errors: NOMEM, INTERNAL (no such
  * operator). */
 gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *fused);

@@ -2,8 +2,8 @@
  * some parts in f32, with casts around and between them; the operators that stand for such a part
  * do that themselves. `as` is the element type that the operator would have: one in a half takes
  * the place of casts between that half and f32 in either direction, any other only of those that
- * keep the value. Whoever rounds to a half in the middle of f32, or computes a part of it in f64,
- * gets that.
+ * keep the value. A model that rounds to a half in the middle of f32, or computes a part of it in
+ * f64, keeps that.
  */
 #ifndef GRADD_SERVER_GRAPH_MATCH_CAST_H
 #define GRADD_SERVER_GRAPH_MATCH_CAST_H

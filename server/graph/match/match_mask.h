@@ -1,5 +1,5 @@
-/* Masks and biases between the two products of attention. Each of these takes one of them off: it
- * writes what it found into `f` and says where the scores go on. One mask is found, and a few
+/* Masks and biases between the two products of attention. Each of these functions strips one of
+ * them: it records it in `f` and says where the scores continue. One mask is found, and a few
  * biases. */
 #ifndef GRADD_SERVER_GRAPH_MATCH_MASK_H
 #define GRADD_SERVER_GRAPH_MATCH_MASK_H

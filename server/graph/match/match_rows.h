@@ -30,8 +30,8 @@ typedef struct match_rows_s {
  * that there are, in the graph's arena. Errors: NOMEM. */
 gradd_status_t match_find_trained(graph_t *g, bool **out);
 
-/* Whether v is such a sum of what an operator of the name `leaf` makes, and nobody else reads what
- * lies between. */
+/* Whether v is such a sum over the result of an operator named `leaf`, and the values in between
+ * have no other readers. */
 bool match_rows(const graph_t *g, gradd_val_t v, const char *leaf, const int32_t *readers,
                 const bool *trained, match_rows_t *out);
 /* The weights, [rows], of that type; new nodes are of node `like`. */

@@ -18,7 +18,7 @@ static bool known_truth(const graph_t *g, gradd_val_t v, bool *out) {
     return match_scalar(g, v, &number);
 }
 
-/* What v is equal to, past numbers that a mask was made of, and of again: Not, and casts of
+/* The mask that v is equal to, past numbers that a mask was turned into and back: Not, and casts of
  * Where(mask, number, number). */
 static gradd_val_t plain_mask(const graph_t *g, gradd_val_t v) {
     bool negated = false, yes, no;
@@ -136,7 +136,7 @@ static bool tells_keys(const graph_t *g, match_spans_t *f, gradd_val_t v) {
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
-/* What v has the elements of, in this order. */
+/* The value whose elements v has, in this order. */
 static gradd_val_t source_of_elements(const graph_t *g, const match_spans_t *f, gradd_val_t v) {
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         const graph_node_t *n = maker(g, v);
@@ -263,7 +263,7 @@ static bool tells_window(const graph_t *g, match_spans_t *f, gradd_val_t v) {
     return true;
 }
 
-/* Nobody looks ahead, or further back than the window. */
+/* No position looks ahead, or further back than the window. */
 static bool settle_order(const graph_t *g, match_spans_t *f) {
     if (f->order == GRADD_NONE) return true;
     if (f->segments == GRADD_NONE || !starts_where_not_rising(g, f->segments, f->order))

@@ -42,7 +42,7 @@ static const graph_node_t *is_lookup(const graph_t *g, const graph_readers_t *re
     return axis == 0 || axis == -2 ? n : NULL;
 }
 
-/* Whether v is a sum with lookups, which nobody but the client reads. */
+/* Whether v is a sum with lookups that only the client reads. */
 static bool is_sum(const graph_t *g, const graph_readers_t *readers, gradd_val_t v, sum_t *out) {
     const graph_node_t *n = maker(g, v);
     *out = (sum_t){.n_others = 0};
@@ -57,7 +57,7 @@ static bool is_sum(const graph_t *g, const graph_readers_t *readers, gradd_val_t
     return out->n_lookups > 0;
 }
 
-/* What is not looked up, or the first lookup; the rest of the lookups is added to it. */
+/* The sum of the other operands, or the first lookup; the rest of the lookups is added to it. */
 static gradd_status_t make_base(graph_t *g, const graph_node_t *like, sum_t *s, gradd_val_t *out) {
     if (s->n_others < 2) {
         *out = s->n_others ? s->others[0] : s->lookups[0];

@@ -6,8 +6,8 @@
  * in this order. The same transposition of an operand is absorbed as well, and so is one above a
  * Rope or a norm, which then work on [B, positions, heads, width]. Where the model has attention
  * whole (ONNX's Attention), it is one operator from the start; here its operands and result are
- * read and written as they lie, and repeated heads of k and v where they are once. Masks are summed
- * up once by MaskRanges, whoever shares them. */
+ * read and written as they lie, and repeated heads of k and v where they are once. MaskRanges sums
+ * a mask up once, however many attentions share it. */
 #include <string.h>
 
 #include "kernels/describe/attention.h"
@@ -181,7 +181,7 @@ static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention
     return emit_wide(g, like, flat, &in[GRADD_ATTN_SINKS]);
 }
 
-/* What a floor leaves of the keys: those whose bias is above it. */
+/* The keys that a floor leaves: those whose bias is above it. */
 static gradd_status_t emit_floor(graph_t *g, int32_t like, const match_attention_t *f,
                                  gradd_val_t *in) {
     gradd_val_t pair[2] = {in[GRADD_ATTN_BIAS], GRADD_NONE};

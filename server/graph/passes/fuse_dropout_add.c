@@ -1,10 +1,10 @@
 /* Add(Dropout(x), residual) -> DropoutAdd: one pass over memory in place of two.
  *
- * Operands in either order, of one type; ratio and mode are known, and nobody else reads what
- * Dropout gives. The fused operator takes the coordinates of the Dropout, so the mask is bit for
- * bit that of the plain plan. A bias in front of the dropout has been taken up by the product
- * already (fuse_linear). If both operands are dropouts, the one that the model lists first is
- * taken; if a residual is added to that sum, the other one is added to the residual first:
+ * Operands in either order, of one type; ratio and mode are known, and the result of Dropout has no
+ * other reader. The fused operator takes the coordinates of the Dropout, so the mask is bit for bit
+ * that of the plain plan. A bias in front of the dropout has been taken up by the product already
+ * (fuse_linear). If both operands are dropouts, the one that the model lists first is taken; if a
+ * residual is added to that sum, the other one is added to the residual first:
  *
  *   (Dropout(a) + Dropout(b)) + residual -> DropoutAdd(a, DropoutAdd(b, residual)) */
 #include <string.h>

@@ -75,7 +75,7 @@ static bool is_padded(const graph_t *g, const graph_node_t *n, const graph_reade
     return is_padding(g, n->in[0], rows->in[1], &out->of[0].padding);
 }
 
-/* What v itself looks up: one table, or those of a sum that is recognised already. */
+/* The lookup that v itself is: one table, or those of a sum that is recognised already. */
 static bool is_lookup(const graph_t *g, gradd_val_t v, lookup_t *out) {
     const graph_node_t *n = picked(g, v);
     *out = (lookup_t){.n = 1};
@@ -96,7 +96,7 @@ static bool is_lookup(const graph_t *g, gradd_val_t v, lookup_t *out) {
     return true;
 }
 
-/* What stands between a sum and the rows that it adds, walked upwards. */
+/* The nodes between a sum and the rows that it adds, walked upwards. */
 typedef struct way_s {
     gradd_val_t v;
     bool frozen, scaled;
@@ -134,7 +134,7 @@ static bool step_up(const graph_t *g, way_t *w) {
     return true;
 }
 
-/* What is looked up in v. A scale and another shape are understood for one table alone. */
+/* Finds the lookup in v. A scale and another shape are recognised for a single table only. */
 static bool find_lookup(const graph_t *g, gradd_val_t v, const graph_readers_t *readers,
                         lookup_t *out) {
     way_t way = {.v = v, .scale = 1};

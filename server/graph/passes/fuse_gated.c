@@ -37,7 +37,7 @@ static bool is_activated(const graph_t *g, gradd_val_t v, found_t *out) {
     return true;
 }
 
-/* f(g) that somebody else reads as well stays: it would be computed twice. */
+/* An f(g) with other readers stays: it would be computed twice. */
 static bool is_gated(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      found_t *out) {
     const gradd_type_t *a = graph_type(g, n->in[0]), *b = graph_type(g, n->in[1]);

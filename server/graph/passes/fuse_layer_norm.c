@@ -4,8 +4,8 @@
  *
  * since layer normalisation is RMS normalisation of what is centred; the bias may be missing. Then
  * casts around either normalisation go away where x and the result are bf16 or f16: the operators
- * calculate in f32 anyway and round once. A norm that somebody else reads as well stays: it would
- * be computed twice. */
+ * calculate in f32 anyway and round once. A norm with other readers stays: it would be computed
+ * twice. */
 #include <string.h>
 
 #include "kernels/describe/norm.h"

@@ -3,9 +3,9 @@
  *   Add(MatMul(x, W), b)      with FusedMatMul for a transposed W, operands in either order
  *   Gemm(x, W, b)             with alpha = beta = 1
  *
- * b is a vector over the last axis, perhaps expanded to the sum's shape, W a matrix. A product that
- * somebody else reads as well stays: it would be computed twice. Runs after absorb_transpose, so a
- * stored W [N, K] arrives as transB.
+ * b is a vector over the last axis, perhaps expanded to the sum's shape, W a matrix. A product with
+ * other readers stays: it would be computed twice. Runs after absorb_transpose, which turns a
+ * stored W [N, K] into transB.
  */
 #include <string.h>
 

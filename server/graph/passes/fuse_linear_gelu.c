@@ -1,7 +1,7 @@
 /* Gelu(Linear(x, W, b)) -> LinearGelu, where the device has a kernel that does both at once.
  *
- * The gelu is the one by tanh (approximate="tanh"), as GPT-2 has it. What the linear layer gives is
- * read by nobody else: the backward reads it as the second result. Between the two the leading axes
+ * The gelu is the one by tanh (approximate="tanh"), as GPT-2 has it. The result of the linear layer
+ * has no other reader: the backward reads it as the second result. Between the two the leading axes
  * may be split or joined (GPT-2 multiplies rows, and bends sequences); x is reshaped in their
  * place. A device without such a kernel, as the CPU, keeps the two operators. */
 #include <string.h>
@@ -15,7 +15,7 @@ static int64_t last_dim(const gradd_type_t *t) {
     return t->dims[t->rank - 1];
 }
 
-/* The linear layer that v is, perhaps with other leading axes, if nobody else reads it. */
+/* The linear layer that makes v, perhaps with other leading axes, if v has no other reader. */
 static const graph_node_t *linear_of(const graph_t *g, gradd_val_t v, const int32_t *readers) {
     const int64_t width = last_dim(graph_type(g, v));
     for (int step = 0; step < MATCH_MAX_WALK && readers[v] == 1; step++) {

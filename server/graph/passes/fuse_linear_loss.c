@@ -6,13 +6,13 @@
  *   logits = [softcap] [scale] (x W)   or x W + b
  *
  * with a weight that is an input of the graph, through views and casts between halves and f32,
- * where nobody else reads the logits and they are no wanted output. softcap is c tanh(z / c); scale
- * a product with a number, or a quotient. w and q depend on nothing that is trained: only then is
- * the gradient of a row known before the backward. A z-loss is of the logits as the loss sees them,
- * but for casts and, if it is written so, the last position of each sequence. The gradients of x
- * and W are formed in the forward, chunk of rows by chunk of rows, and the logits are never there
- * as a whole. Not in f16: formed for a loss of 1, as they are, they would underflow before they are
- * scaled.
+ * where the logits have no other reader and are not a wanted output. softcap is c tanh(z / c);
+ * scale a product with a number, or a quotient. w and q depend on nothing that is trained: only
+ * then is the gradient of a row known before the backward. A z-loss is of the logits as the loss
+ * sees them, but for casts and, if it is written so, the last position of each sequence. The
+ * gradients of x and W are formed in the forward, chunk of rows by chunk of rows, and the logits
+ * are never there as a whole. Not in f16: formed for a loss of 1, as they are, they would underflow
+ * before they are scaled.
  *
  * The chunk is a power of two: what the device wants (512 rows on the CPU), or what has 16 MiB of
  * logits. With fewer the weight and the sums of its gradient go through memory too often. In bf16
@@ -151,8 +151,8 @@ static bool find_head(const pass_t *p, const total_t *t, head_match_t *h) {
 
 /* ---- the chunk ------------------------------------------------------------------------------- */
 
-/* What the chunked loss holds beside what whole logits do: a chunk of logits and of rows, the rows'
- * gradients, the weight's until the backward, and in bf16 what its sums have beside it. */
+/* The memory of the chunked loss, beside that of whole logits: a chunk of logits and of rows, the
+ * rows' gradients, the weight's until the backward, and in bf16 the extra bytes of its sums. */
 typedef struct head_sizes_s {
     int64_t row, width; /* bytes of a row of logits, and of x */
     int64_t kept;       /* whatever the chunk */

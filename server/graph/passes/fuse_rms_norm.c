@@ -27,7 +27,7 @@ static gradd_val_t under_power(const graph_t *g, gradd_val_t v, double power) {
     return n && match_scalar(g, n->in[1], &known) && known == power ? n->in[0] : GRADD_NONE;
 }
 
-/* What v was before the mean over the last axis was taken off, maybe more than once and maybe
+/* The value of v before the mean over the last axis was subtracted, maybe more than once and maybe
  * without a gradient: in a variance neither makes a difference, for deviations add up to 0. */
 static gradd_val_t under_deviations(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
     gradd_val_t found = GRADD_NONE;
@@ -121,7 +121,7 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_
     return match_replace(g, n, &fused);
 }
 
-/* A middle that somebody else reads stays: it would be computed twice. */
+/* A middle with other readers stays: it would be computed twice. */
 static gradd_status_t fuse_scaled(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
     rms_t r = {.as = graph_type(g, n->out[0])->dtype};
     for (int k = 0; k < 2; k++) {
@@ -184,7 +184,7 @@ static gradd_status_t fuse_plain(graph_t *g, graph_node_t *n) {
     return replace(g, n, x, ones, r.eps);
 }
 
-/* Scaled ones first: their middles are not worth an operator of their own then, nobody reads them.
+/* Scaled ones first: after that nothing reads their middles, which need no operator of their own.
  */
 static gradd_status_t fuse_rms_norm(graph_t *g) {
     graph_readers_t readers;

@@ -151,8 +151,8 @@ static gradd_status_t lift_node(lift_t *s, int32_t node, place_t place, int dept
     return match_emit(s->g, &n, &again, out, 1);
 }
 
-/* Whether nobody else needs the node of v as it is. A transposition is absorbed by whoever reads
- * it, so a second one costs nothing. */
+/* Whether nothing else needs the node of v as it is. The reader of a transposition absorbs it, so a
+ * second one costs nothing. */
 static bool is_alone(const lift_t *s, gradd_val_t v) {
     return graph_read_by_products(&s->readers, v) || match_made_by(s->g, v, "Transpose");
 }
@@ -213,7 +213,7 @@ static const graph_node_t *softmax_of(const lift_t *s, gradd_val_t v) {
     return NULL;
 }
 
-/* What was lifted belongs to one way of splitting N. */
+/* Lifted values belong to one way of splitting N. */
 static gradd_status_t set_split(lift_t *s, int64_t batch, int64_t heads) {
     if (batch == s->batch && heads == s->heads) return GRADD_OK;
     s->batch = batch, s->heads = heads;

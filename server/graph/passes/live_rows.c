@@ -1,4 +1,4 @@
-/* Leaves out rows that nobody needs: those without a label behind the last attention, and padding.
+/* Leaves out rows that are not needed: those without a label after the last attention, and padding.
  * See server/graph/live/live.h. A graph over all rows learns what could be left out. */
 #include "server/graph/live/live.h"
 

@@ -22,7 +22,7 @@ typedef struct mask_parts_s {
     bool narrow; /* the bias is a half, which attention takes as f32 */
 } mask_parts_t;
 
-/* What v has been cast from, a half to f32, or v. */
+/* The value from which v has been cast, a half to f32, or v. */
 static gradd_val_t before_cast(const graph_t *g, gradd_val_t v) {
     const graph_node_t *n = match_made_by(g, v, "Cast");
     const bool widens = n && gradd_dtype_is_half(graph_type(g, n->in[0])->dtype) &&

@@ -137,7 +137,7 @@ static void join(share_t *s, const gradd_val_t *parts, int n, gradd_val_t whole)
         graph_redirect(&s->redirect, c->out[0], whole);
 }
 
-/* What the attentions stood for, y stands for now. */
+/* Makes y stand for everything that the attentions stood for. */
 static gradd_status_t add_parts(graph_t *g, const int32_t *nodes, int n, gradd_val_t y) {
     int count = 0, at = 0;
     for (int i = 0; i < n; i++)

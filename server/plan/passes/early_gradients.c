@@ -1,10 +1,10 @@
 /* A gradient that the client asked for is made as soon as its operands are there.
  *
- * It lies in the client's memory and takes no room in the arena, but what it is made of does: the
- * input of a layer is kept from the forward for the gradient of the weight alone. Rules emit that
- * gradient behind the one that goes on through the network, so both the kept input and its own
- * gradient would have to fit. Made first, it lets the kept input go before. Views cost nothing and
- * move along. Values do not change: every node reads the same operands. */
+ * It lies in the client's memory and takes no room in the arena, but its operands do: the input of
+ * a layer is kept from the forward for the gradient of the weight alone. Rules emit that gradient
+ * behind the one that goes on through the network, so both the kept input and its own gradient
+ * would have to fit. Made first, it lets the kept input go before. Views cost nothing and move
+ * along. Values do not change: every node reads the same operands. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static bool is_view(const graph_node_t *n) {
     return n->op->flags & GRADD_OP_VIEW;
 }
 
-/* Marks what backward nodes read, but not what is only viewed as something that nobody reads. */
+/* Marks the values that backward nodes read, except those read only by views without readers. */
 static void mark_read(hoist_t *h) {
     for (int k = h->s->n - 1; k >= h->s->n_forward; k--) {
         const graph_node_t *n = &h->g->nodes[h->s->nodes[k]];

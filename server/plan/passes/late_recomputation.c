@@ -1,8 +1,8 @@
-/* What is computed again is computed directly in front of its first reader, with all that it reads
- * and that is computed again as well.
+/* A value that is computed again is computed directly before its first reader, together with the
+ * values computed again that it reads itself.
  *
- * Any earlier and it would take the room that it was not kept to leave. The passes before see it in
- * front of the backward, so that they order the rest as they do where everything is kept. Values do
+ * Any earlier, it would take up the memory that was to be saved by not keeping it. Earlier passes
+ * see it before the backward, so they order the rest as they do where everything is kept. Values do
  * not change: every node reads the same operands. */
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static void place(late_t *l, int32_t position) {
     while (depth) {
         const int32_t top = l->stack[depth - 1], next = waiting(l, top);
         if (next >= 0) {
-            l->stack[depth++] = next; /* who waits is read later: no deeper than there are */
+            l->stack[depth++] = next; /* waiting nodes are read later: depth <= nodes */
             continue;
         }
         l->place[l->s->nodes[top]] = -1;
@@ -57,7 +57,7 @@ static void place_all(late_t *l) {
         if (is_late(l, s->nodes[k])) l->place[s->nodes[k]] = k;
     for (int k = s->n_forward; k < s->n; k++)
         if (!is_late(l, s->nodes[k])) place(l, k);
-    for (int k = s->n_forward; k < s->n; k++) /* gradients that nobody else reads */
+    for (int k = s->n_forward; k < s->n; k++) /* gradients without other readers */
         if (l->place[s->nodes[k]] == k) place(l, k);
 }
 

@@ -151,7 +151,7 @@ TEST(a_device_is_found_by_its_name) {
     close_worker(&worker);
 }
 
-/* What the machine has left bounds models and what plans hold, too. */
+/* The machine's free memory bounds models and the contents of plans, too. */
 TEST(a_full_machine_takes_no_model) {
     char root[] = "/tmp/gradd-cache-XXXXXX", proc[64], file[96];
     CHECK(mkdtemp(root) != NULL);

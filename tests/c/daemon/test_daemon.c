@@ -1,6 +1,6 @@
 /* A real daemon, spoken to as docs/protocol.md says: sessions, runs, errors, start and stop.
  *
- * What a hostile or dying client may do is in test_daemon_hostile.c.
+ * Hostile and dying clients are in test_daemon_hostile.c.
  */
 #include "server/session/session.h"
 
@@ -477,7 +477,7 @@ TEST(a_daemon_that_nobody_can_reach_ends) {
     peer_daemon_clean(&moved);
 }
 
-/* Who starts it may be pinned; it serves others as well. */
+/* The process that starts it may be pinned; the daemon serves others as well. */
 TEST(the_mask_of_who_starts_it_is_left) {
     peer_daemon_t daemon;
     peer_t peer;

@@ -258,7 +258,7 @@ TEST(forged_identities) {
     CHECK_STATUS(GRADD_E_SESSION, peer_attach(&a)); /* it was used */
     a.attached = true;
     peer_open(&b, daemon.dir, SMALL_BYTES);
-    memcpy(b.token, a.token, sizeof b.token); /* somebody else's token on this connection */
+    memcpy(b.token, a.token, sizeof b.token); /* another session's token on this connection */
     peer_request(&b, "detach");
     CHECK_STATUS(GRADD_E_SESSION, peer_call(&b));
     const msgpack_object *session = peer_value(&b, "session");
@@ -510,7 +510,7 @@ TEST_LIMIT(stop_finishes_the_request_in_progress, 60) {
 }
 
 /* Stopping ends idle sessions at once, leaves the one whose request runs its connection until the
- * reply, and tells everybody who comes meanwhile to come again. */
+ * reply, and tells clients that connect meanwhile to reconnect. */
 TEST_LIMIT(stop_answers_who_comes_meanwhile, 60) {
     peer_daemon_t daemon;
     peer_t slow, idle, late;

@@ -1,4 +1,4 @@
-/* Tests of server/rundir: who holds the lock, and whose sockets are removed. */
+/* Tests of server/rundir: which process holds the lock, and whose sockets are removed. */
 #include "server/host/rundir.h"
 
 #include <fcntl.h>
@@ -109,7 +109,7 @@ TEST(a_directory_that_was_emptied_belongs_to_the_next) {
     remove_base();
 }
 
-/* What a cleaner removed is made anew, unless another daemon was faster. */
+/* Files that a cleaner removed are made anew, unless another daemon was faster. */
 TEST(a_daemon_takes_its_place_again) {
     rundir_t dir;
     int fds[2];
@@ -161,7 +161,7 @@ TEST(a_place_that_was_taken_stays_taken) {
     remove_base();
 }
 
-/* Who asks whether it is locked holds the lock for a moment, and is not a daemon. */
+/* A process that checks the lock holds it for a moment, and is not a daemon. */
 TEST(a_short_lock_is_waited_for) {
     rundir_t dir;
     pid_t other;

@@ -217,7 +217,7 @@ TEST(an_arena_moves_with_what_it_holds) {
     gradd_model_destroy(model);
 }
 
-/* ---- who waits ------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static void cancel_later(void *context, const gradd_plan_t *plan, const plan_launch_t *launch,
                          double seconds) {
@@ -225,7 +225,7 @@ static void cancel_later(void *context, const gradd_plan_t *plan, const plan_lau
     *(int *)context = 1;
 }
 
-/* Whoever is told that a run has ended may give its tensors away. */
+/* A caller that is told that a run has ended may reuse its tensors. */
 TEST(nothing_is_under_way_after_a_run_has_failed) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake");
@@ -241,7 +241,7 @@ TEST(nothing_is_under_way_after_a_run_has_failed) {
     gradd_model_destroy(model);
 }
 
-/* What its constants are copied from is freed with it. */
+/* The memory that its constants are copied from is freed with it. */
 TEST(the_end_of_a_plan_waits) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake");

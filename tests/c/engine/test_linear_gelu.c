@@ -15,7 +15,7 @@ enum { ROWS = 3, K = 5, N = 16, N_IN = 3 };
 typedef struct shape_s {
     gradd_dtype_t dtype;
     const char *approximate;
-    bool second; /* somebody else reads the linear layer */
+    bool second; /* the linear layer has another reader */
     bool plain;
     bool turned; /* the gelu is of [1, ROWS, N] */
 } shape_t;

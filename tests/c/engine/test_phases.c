@@ -134,7 +134,7 @@ TEST(a_node_that_may_not_be_merged_stays_alone) {
     CHECK(other != own);
     CHECK_OK(graph_rehash(g));
     e.no_merge = false;
-    CHECK_OK(graph_emit(g, &e, &again)); /* nobody is taken for a copy */
+    CHECK_OK(graph_emit(g, &e, &again)); /* neither copy takes its place */
     CHECK_EQ_INT(again, same);
     destroy(plan, m);
 }

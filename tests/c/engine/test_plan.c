@@ -1,5 +1,5 @@
-/* What a plan chooses for its nodes: the kernels of its device, with casts around what none of them
- * takes, and one prepared state for all nodes that are equal. */
+/* A plan's choices for its nodes: the kernels of its device, with casts around nodes that none of
+ * them takes, and one prepared state for all nodes that are equal. */
 #include "server/plan/plan.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* What a plan computes again: clones of forward nodes, each in front of its first reader, with the
- * bits of the plan that keeps everything; which of them, by budget or policy. */
+/* Values that a plan computes again: clones of forward nodes, each in front of its first reader,
+ * with the bits of the plan that keeps everything; which of them, by budget or policy. */
 #include "server/plan/recompute.h"
 
 #include <math.h>

@@ -223,7 +223,7 @@ TEST(rows_that_do_not_fit_are_refused) {
     world_close(&w);
 }
 
-/* Whoever wrote the journal may have written anything. */
+/* The writer of a journal may have written anything. */
 TEST(rows_of_a_foreign_journal_stay_within_the_chunk) {
     world_t w;
     world_open_as(&w, GRADD_ADAMW_TORCH, F32 | ROWS);
@@ -280,7 +280,7 @@ TEST(repeated_step_changes_nothing) {
     world_close(&w);
 }
 
-/* Who has lost the reply sends the same request again; a new one must not pass for it. */
+/* A client that has lost the reply sends the same request again; a new one must not pass for it. */
 TEST(another_request_of_a_finished_step_is_refused) {
     world_t w;
     world_open(&w, GRADD_ADAMW_TORCH);
@@ -352,7 +352,7 @@ TEST(a_device_that_works_later_leaves_the_same_bits) {
     gradd_device_close(fake), gradd_device_close(cpu);
 }
 
-/* Who is told that a step is refused may give its memory away. */
+/* A caller that is told that a step is refused may reuse its memory. */
 TEST(nothing_is_under_way_after_a_step_is_refused) {
     gradd_device_t *fake = open_fake();
     world_t w;
@@ -446,7 +446,7 @@ static gradd_status_t run_mortal(const step_request_t *r, int at) {
 }
 
 /* Runs `steps` steps in children that die at the given point counted from each start; returns the
- * number of deaths. at < 0: nobody dies. */
+ * number of deaths. at < 0: no child dies. */
 static int run_with_deaths(world_t *w, int steps, int at) {
     int deaths = 0;
     for (int step = 0; step < steps;) {
@@ -510,7 +510,7 @@ TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
         kill_at_every_point(F32, settled);
 }
 
-/* Whoever dies while a step is skipped, it stays skipped. */
+/* A step that is skipped stays skipped, whichever process dies meanwhile. */
 TEST(a_step_that_is_skipped_stays_so_under_kills) {
     world_t w, start;
     world_open(&w, GRADD_ADAMW_TORCH), world_open(&start, GRADD_ADAMW_TORCH);

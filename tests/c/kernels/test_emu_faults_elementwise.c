@@ -1,5 +1,5 @@
-/* Values that arithmetic, dropout and random numbers refuse at run time: the emulated GPU says of
- * the first one what the CPU says, whoever of its threads is first. */
+/* Values that arithmetic, dropout and random numbers refuse at run time: the emulated GPU reports
+ * the same first one as the CPU, in any order of its threads. */
 #include "kernels/cases/cases.h"
 #include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"

@@ -1,4 +1,5 @@
-/* What kernels of kernels/cuda share: division, the sort, sums by row in both widths, and halves.
+/* Shared parts of the kernels of kernels/cuda: division, the sort, sums by row in both widths, and
+ * halves.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -174,7 +174,7 @@ TEST(steps_of_a_batch_are_promised) {
     close_product(&p);
 }
 
-/* What it is told must be true: else it refuses, and says which side. */
+/* The stand-in checks the given alignment: if it is wrong, it refuses, and says which side. */
 TEST(the_stand_in_sees_a_broken_promise) {
     emu_product_t p;
     void *out;
@@ -394,7 +394,7 @@ TEST(measuring_can_be_switched_off) {
 
 enum { WRITERS = 4, PRODUCTS = 12 };
 
-/* All have the choice of whoever was first, whatever they measure themselves. */
+/* All take the choice of the first process, whatever they measure themselves. */
 TEST_LIMIT(processes_that_write_at_once_agree, 60) {
     int (*chosen)[PRODUCTS] = mmap(NULL, sizeof *chosen * (WRITERS + 1), PROT_READ | PROT_WRITE,
                                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -128,7 +128,7 @@ static adam_t make(int n) {
     for (int i = 0; i < n + 8; i++)
         a.v[i] = fabsf(a.v[i]);
     a.p16 = narrowed(a.p, n);
-    gradd_half_put(&a.p16[n / 2], half_type, 3); /* somebody has written it */
+    gradd_half_put(&a.p16[n / 2], half_type, 3); /* overwritten by other code */
     a.g16 = narrowed(a.g, n);
     for (int k = 0; k < 3; k++)
         a.out[k] = numbers(n, 8);

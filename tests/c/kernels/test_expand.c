@@ -1,5 +1,5 @@
-/* Expansions: every case of every row that has one, without a list of its own. What torch says at
- * edges (masked rows, saturation) is tests/python/values/test_expansion_edges.py.
+/* Expansions: every case of every row that has one, without a list of its own. Comparisons with
+ * torch at edges (masked rows, saturation) are in tests/python/values/test_expansion_edges.py.
  *
  * forward: the operator written out in simpler ones, down to those that have no expansion, gives
  * all outputs of the kernel (of a composite: of its own expansion by one level), in f32 and f64.
@@ -179,7 +179,7 @@ static gradd_view_t widened(expand_job_t *job, const gradd_view_t *v) {
     return wide;
 }
 
-/* What the operator takes in f32 alone beside halves, as statistics are, is f32. */
+/* Operands that the operator takes in f32 only, beside halves, such as statistics, are f32. */
 static gradd_status_t check_half(expand_job_t *job) {
     gradd_view_t exact[GRADD_OP_MAX_IN];
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT], want[GRADD_OP_MAX_OUT];

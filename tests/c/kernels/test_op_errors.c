@@ -179,7 +179,7 @@ TEST(every_bad_case_is_refused_and_named) {
     }
 }
 
-/* What kernels of GPUs note is the CPU's failure, word for word. */
+/* GPU kernels record the CPU's failure, word for word. */
 TEST(a_gpu_refuses_the_same_values) {
     int checked = 0;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

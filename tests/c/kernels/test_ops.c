@@ -2,7 +2,7 @@
  *
  * forward: the shape rule holds; the kernel agrees with the operator's plain loop in f32 and f64,
  * is repeatable to the bit, also with shorter vectors, hardly depends on the thread count, may
- * overwrite the inputs that its row names, and leaves out outputs that nobody wants. gradient: in
+ * overwrite the inputs that its row names, and leaves out outputs that are not wanted. gradient: in
  * f64, of a random weighting of the outputs, against central differences. GRADD_TEST_OP=Name
  * restricts both to one operator. */
 #include "kernels/contract/backend.h"

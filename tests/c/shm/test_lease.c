@@ -1,4 +1,4 @@
-/* Tests of shm/lease: who the peer is, by both ways, and what happens to memory when it dies.
+/* Tests of shm/lease: identifying the peer in both ways, and what happens to memory when it dies.
  *
  * Clients are forked processes that connect to a listening socket, as real ones do, so that the
  * credentials are those of another process.
