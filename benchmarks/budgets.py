@@ -1,4 +1,4 @@
-"""What recomputation under a memory budget costs, beside what the planner's model says.
+"""Measures the cost of recomputation under a memory budget, beside the planner's model of it.
 
     .venv/bin/python benchmarks/budgets.py [--only llama,bert] [--precisions bf16,fp32] [--quick]
 

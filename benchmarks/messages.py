@@ -1,4 +1,4 @@
-"""What the messages of a training step cost: a model of 300 small parameters with FusedAdam.
+"""Measures the messages of a training step: a model of 300 small parameters with FusedAdam.
 
     .venv/bin/python benchmarks/messages.py [steps]
 

@@ -1,11 +1,12 @@
-"""What steps of random lengths and densities take beside the same steps over all rows.
+"""Times steps of random lengths and densities beside the same steps over all rows.
 
     .venv/bin/python benchmarks/random_lengths.py [--steps 1000] [--precision bf16] [--quick]
 
-Every batch is stepped (forward and backward) by one wrapper that leaves out padding and rows
-without a label, and by another one of the same module that does not; who is first changes. What
-compiles a plan, captures or checks itself is longer: such steps are counted apart. Every other one
-above --limit times the other's is shown, and tried again: what the machine did is gone then.
+Two wrappers of the same module step every batch (forward and backward): one leaves out padding and
+rows without a label, the other does not; they alternate in going first. Steps that compile a plan,
+capture or run a self-check take longer and are counted apart. Every other step that takes more than
+--limit times the other wrapper's is shown and tried again: disturbances by the machine are gone
+then.
 """
 
 from __future__ import annotations

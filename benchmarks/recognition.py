@@ -1,4 +1,4 @@
-"""What recognition brings to the engine alone, over many starts of its process.
+"""Measures the gain of recognition for the engine alone, over many starts of its process.
 
     make build/bin/bench_engine
     .venv/bin/python benchmarks/recognition.py [--only bert] [--precision fp32,bf16] [--starts 40]

@@ -79,7 +79,7 @@ def measure(
     name: str, precision: str, options: argparse.Namespace, env: dict[str, str]
 ) -> dict[str, Any]:
     """All engines on one workload, from `options.starts` starts of their processes, or from those
-    that were done when somebody ended this process (`starts` says how many)."""
+    that were done when this process was interrupted (`starts` says how many)."""
     result = _measure_once(name, precision, options, env, 0)
     result["starts"] = 1
     try:
@@ -93,7 +93,7 @@ def measure(
 
 
 def _add_start(result: dict[str, Any], more: dict[str, Any]) -> None:
-    """Samples of another start behind the earlier ones; who failed in one start is left out."""
+    """Appends the samples of another start; an engine that failed in one start is left out."""
     result["failed"] |= more["failed"]
     for name in result["failed"]:
         result["engines"].pop(name, None)
@@ -194,7 +194,7 @@ def _take_turns(
     samples: dict[str, list[float]] = {e.name: [] for e in engines}
     rounds = options.rounds if mode == MODES[0] else max(2, options.rounds // 2)
     for round_ in range(rounds):
-        # The order turns too: nobody always runs after the same neighbour.
+        # The order rotates too, so that no engine always runs after the same neighbour.
         for engine in turned(engines, round_):
             time.sleep(options.pause)  # threads of the engine before stop spinning
             # One sample more than wanted: caches are cold after the others' turn, so the first
@@ -209,7 +209,7 @@ def _take_turns(
 
 
 def processor_ticks() -> tuple[int, int]:
-    """Since the system's start: all, and those in which the hypervisor ran somebody else."""
+    """Since the system's start: all, and those in which the hypervisor ran another guest."""
     with open("/proc/stat") as file:
         ticks = [int(n) for n in file.readline().split()[1:9]]
     return sum(ticks), ticks[7]

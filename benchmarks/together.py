@@ -5,9 +5,9 @@
 Two processes of the same program differ by percents for as long as they live, which is more than
 recognition costs where it brings nothing. Here a start is one trainer with a daemon of its own, and
 both hold the workload twice: captured with recognition (`gradd`) and with GRADD_FUSE=0 (`plain`).
-The two take turns with every sample, as a machine's speed drifts within a second; who is first
-turns with the samples, who is built first with the starts. Forward and backward only, no memory.
-Results are written as those of run.py, and pool.py reads them.
+The two take turns with every sample, as a machine's speed drifts within a second; they alternate in
+going first with every sample, and in being built first with every start. Forward and backward only,
+no memory. Results have the format of run.py's, and pool.py reads them.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def floor(name: str, package: str) -> int:
-    """Of a module: 0 of those that everybody may import, and one above all folders for the rest."""
+    """Of a module: 0 of those that all may import, and one above all folders for the rest."""
     first = name.removeprefix(package).lstrip(".").partition(".")[0]
     if first in FLOORS:
         return FLOORS.index(first) + 1

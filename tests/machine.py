@@ -1,4 +1,4 @@
-"""How many processes of tests this machine takes beside each other.
+"""Decides how many test processes this machine runs in parallel.
 
 A worker is one thread of Python and a daemon of two threads, of which one part at a time works: a
 core each. Control groups (of a container, or of systemd) may allow less time and less memory than
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WORKER_BYTES = 3 << 29  # 1.5 GiB: torch, transformers, the captures of a file of tests, a daemon
-KEPT_BYTES = 1 << 29  # for whoever else is there
+KEPT_BYTES = 1 << 29  # for other processes
 
 
 def workers(root: Path = Path("/")) -> int:

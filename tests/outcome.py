@@ -1,4 +1,4 @@
-"""What came of a part of the tests: counts, times, and how each failed test is run again."""
+"""The outcome of a part of the tests: counts, times, and commands that repeat failed tests."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def reason(row: Row) -> str:
     text = re.sub(r"\(node \w+, ", "(", text)
     text = re.sub(
         r" \(\w+(Error|Node): .*", "", text
-    )  # what torch says to those who know its inside
+    )  # internals of torch that mean nothing to users
     text = re.sub(r" Class validation error for validator '\w+':", "", text)
     text = re.sub(r"(?:\w+\.){2,}(\w+\.apply) ", r"\1 ", text)
     text = re.split(r"; use |: write |\. Please ", text)[0].rstrip(".:")

@@ -1,4 +1,4 @@
-"""docs/kernels.md: what runs each operator, from what `gradd --list-ops --json` prints."""
+"""docs/kernels.md: the kernels of each operator, from the output of `gradd --list-ops --json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/operators.md: the operator table, from what `gradd --list-ops --json` prints."""
+"""docs/operators.md: the operator table, from the output of `gradd --list-ops --json`."""
 
 from __future__ import annotations
 

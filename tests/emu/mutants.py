@@ -1,4 +1,4 @@
-"""Plants bugs in kernels of GPUs, and in who waits for a queue, and says whether tests find them.
+"""Plants bugs in GPU kernels and in waits for a queue, and says whether tests find them.
 
     python tests/emu/mutants.py [WORD]
 
@@ -124,7 +124,7 @@ def no_wait_for(what: str, file: str, read: str) -> Mutant:
 
 
 def late(name: str, file: str, old: str, new: str) -> Mutant:
-    """A bug of the engine; the device begins so late that whoever does not wait is seen."""
+    """A bug of the engine; the device begins so late that a missing wait shows."""
     env = {"GRADD_FAKE_DELAY_US": "10000"}
     return Mutant(name, file, old, new, tests=("test_fake", "test_step"), env=env)
 

@@ -266,7 +266,7 @@ def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> Non
     sockets = ("cmd.sock", "ctl.sock")
     leftover = [name for name in sockets if (server.directory / name).exists()]
     if server.processes()[-1].pid in server.killed:
-        leftover = []  # the last daemon was killed on purpose: nobody could remove them
+        leftover = []  # the last daemon was killed on purpose and could not remove them
     assert not leftover, f"sockets left behind: {leftover}"
     _settle("descriptors", lambda: list((Counter(_own_descriptors()) - before[0]).elements()), [])
     _settle("mappings of shared memory", lambda: max(_own_mappings() - before[1], 0), 0)

@@ -1,4 +1,4 @@
-"""tools/gpu/run.sh with stand-ins for the GPU's programs: what fails, and what is kept."""
+"""tools/gpu/run.sh with stand-ins for the GPU's programs: its failures and the kept files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tests/check_layers.py and check_operands.py: what they find in a small tree."""
+"""tests/check_layers.py and check_operands.py: their findings in a small tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of the C tests (tests/runner.c), with tests of its own: what it says, and when."""
+"""The runner of the C tests (tests/runner.c), with tests of its own: its output, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plug-in takes from outside (tools/gpu/symbols.py), and kernels of GPUs before nvcc."""
+"""The symbols that a plug-in needs (tools/gpu/symbols.py), and GPU kernels before nvcc."""
 
 from __future__ import annotations
 

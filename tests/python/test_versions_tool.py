@@ -1,4 +1,4 @@
-"""`make versions`: its environments, the README's table, and what is said of an unknown torch."""
+"""`make versions`: its environments, the README's table, and the warning about an unknown torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler said of GPU kernels: `make cuda` stops where one has become slow by accident.
+"""Checks the compiler's notes on GPU kernels: `make cuda` stops if one became slow by accident.
 
     python tools/gpu/gates.py OBJECT.o ...
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# By a kernel's mangled name. Packs of 4 and 8 are f32 and the halves; f64 is nobody's hot path.
+# By a kernel's mangled name. Packs of 4 and 8 are f32 and the halves; f64 is on no hot path.
 HOT = re.compile(
     r"gpu_map_(flat|wide)ILi[48]E(?!\d+f_(sin|cos))|mma|rope|4turn|turn_packs|square_blocks|6update|"
     r"(softmax|finish)_rows\w*EE(f|\d+gradd_)|norm_(rows|grad)I\w*(f|gradd_bf16_s|gradd_f16_s)"

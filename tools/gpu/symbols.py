@@ -1,4 +1,4 @@
-"""What a plug-in takes from outside: `make cuda` stops where the daemon cannot load it.
+"""Checks the symbols that a plug-in needs: `make cuda` stops if the daemon cannot load it.
 
     python tools/gpu/symbols.py PLUGIN.so DAEMON
 

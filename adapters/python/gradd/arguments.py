@@ -1,4 +1,4 @@
-"""The arguments of a call as a flat list.
+"""Flattens the arguments of a call into a list.
 
 This runs before every call, so it is a plain recursive walk without torch's pytree registry.
 """
@@ -12,7 +12,7 @@ import torch
 
 
 def leaves(args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-    """Whatever is not a list, tuple or mapping: tensors, None, numbers, objects."""
+    """Everything but lists, tuples and mappings: tensors, None, numbers, objects."""
     return list(_walk((*args, *kwargs.values())))
 
 

@@ -41,7 +41,7 @@ _PYTHON_LEVELS = {
 
 
 class DebugOptions:
-    """What to log and whether to save captured graphs.
+    """The log level and whether to save captured graphs.
 
     Args:
         log_level: How much to log; ORTMODULE_LOG_LEVEL overrides it.

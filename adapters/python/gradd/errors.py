@@ -60,7 +60,7 @@ class SharedMemoryError(GraddError):
 
 
 class TensorError(GraddError, ValueError):
-    """A tensor's shape, dtype or place does not fit; the message says expected and got."""
+    """A tensor's shape, dtype or place does not fit; the message names expected and actual."""
 
     code = "TENSOR"
 
@@ -78,7 +78,7 @@ class VersionError(GraddError):
 
 
 class LimitError(GraddError, ValueError):
-    """A limit is exceeded; the message says which."""
+    """A limit is exceeded; the message names the limit."""
 
     code = "LIMIT"
 
@@ -112,7 +112,7 @@ class NonFiniteError(GraddError, ArithmeticError):
 
 
 class DeviceLostError(GraddError):
-    """What runs the models does not work any more; the daemon that had it ends."""
+    """The device that runs the models does not work any more; its daemon ends."""
 
     code = "DEVICE"
 

@@ -31,7 +31,7 @@ _MAX_BATCH = 1 << 20
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A memory budget that can be met, and what it costs.
+    """A memory budget that can be met, and its cost.
 
     Attributes:
         activations: Arena of one run.
@@ -46,7 +46,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class LiveSaving:
-    """What leaving out padding and rows without a label saves for the batch at hand.
+    """The savings for the batch at hand from leaving out padding and rows without a label.
 
     Attributes:
         rows: Positions of the batch.
@@ -93,8 +93,8 @@ class Estimate:
         total: All of it.
         curve: What a memory budget can do: planned activations against modelled time, at most 8
             points. The first one keeps everything. Empty where it was not asked for.
-        live: What leaving rows out saves for this batch; None = nothing, or its values are not
-            known.
+        live: The savings from leaving rows out for this batch; None = none, or its values are
+            unknown.
     """
 
     batch: int
@@ -203,7 +203,7 @@ def _estimated(
 
 
 def _checked(model: Any, batch: Any, optimizer: Any, batches: Any, fits_gib: Any) -> list[int]:
-    """The batch sizes, if the arguments are what they should be."""
+    """The batch sizes, if the arguments are valid."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(batch, (Mapping, list, tuple)):
@@ -246,7 +246,7 @@ def _largest(planner: _Planner, limit: int) -> Estimate:
 
 
 class _Planner:
-    """A model, and what stays the same for all batch sizes."""
+    """A model, and all that stays the same for all batch sizes."""
 
     def __init__(
         self, model: torch.nn.Module, batch: Any, optimizer: str, accumulate: bool, client: Client
@@ -265,7 +265,7 @@ class _Planner:
         self.front = Planner(self.module, client)
 
     def close(self) -> None:
-        """Gives up what the daemon holds."""
+        """Gives up all that the daemon holds."""
         self.front.close()
 
     def of(self, size: int) -> Estimate:
@@ -335,7 +335,7 @@ class _Planner:
 
 
 def _live(found: Sequence[Planned]) -> LiveSaving | None:
-    """What leaving rows out saves, by the graph that does."""
+    """The savings from leaving rows out, by graph."""
     for planned in found:
         live = planned.plan.live
         if planned.less is not None and live is not None:

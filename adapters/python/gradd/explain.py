@@ -1,4 +1,4 @@
-"""What a plan does: `model.gradd_explain()` gives the table that `gradd explain` prints.
+"""Explains a plan: `model.gradd_explain()` gives the table that `gradd explain` prints.
 
     print(model.gradd_explain())             # the plan that ran last
     print(model.gradd_explain(**batch))      # the plan of such a call; nothing is run
@@ -65,7 +65,7 @@ class Explanation:
 
     Attributes:
         title: Which plan.
-        library: What multiplies matrices.
+        library: The library that multiplies matrices.
         threads: Of the plan.
         arena_bytes: Planned peak of one run: activations and workspace.
         saved_bytes: Of these, alive between forward and backward.
@@ -134,7 +134,7 @@ class Explanation:
         return self._text
 
     def save_onnx(self, path: str | Path) -> None:
-        """Writes the graph that was sent, annotated with what became of every node.
+        """Writes the graph that was sent, annotated with the outcome for every node.
 
         Of several graphs the first one has this name, `net.onnx`, and the next `net-2.onnx`.
 
@@ -181,7 +181,7 @@ _ROWS = ("batch_rows", "label_rows", "real_rows")
 
 
 def explain_plans(client: Client, found: Sequence[tuple[Graph, Plan]], title: str) -> Explanation:
-    """What the plans of one call do; their sums, and the rows of all, where there are several.
+    """Explains the plans of one call: their sums, and the rows of all, if there are several.
 
     Args:
         client: The client.
@@ -215,7 +215,7 @@ def explain_plans(client: Client, found: Sequence[tuple[Graph, Plan]], title: st
 
 
 def explain_call(compiled: Compiled, args: tuple, kwargs: dict[str, Any]) -> Explanation:
-    """What the daemon does in such a call; without arguments in the one that ran last.
+    """Explains the daemon's work in such a call; without arguments in the one that ran last.
 
     Raises:
         ValueError: No arguments, and no call has run in the daemon (or its plan is gone).
@@ -268,7 +268,7 @@ def _add_sources(model: Any, sources: tuple) -> None:
 
 
 def annotate(data: bytes, sources: tuple, notes: list[dict[str, Any]]) -> bytes:
-    """A model whose nodes tell, as metadata and doc string, what a plan made of them."""
+    """Adds metadata and doc strings to a model's nodes that tell what a plan made of them."""
     import onnx
 
     model = onnx.load_model_from_string(data)

@@ -1,7 +1,7 @@
-"""What runs in PyTorch instead of the daemon: when that is allowed, said, and counted.
+"""Fallbacks to PyTorch: when they are allowed, and how they are reported and counted.
 
 The policies are ONNX Runtime Training's flags. A fallback is never silent: one warning per module
-and reason names the module, the operator or construct, and what the call costs in PyTorch; every
+and reason names the module, the operator or construct, and the cost of the call in PyTorch; every
 fallback is counted and shown by `model.gradd_stats()`. `strict=True`, GRADD_STRICT=1 or
 ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead.
 """
@@ -19,7 +19,7 @@ logger = logging.getLogger("gradd")
 
 
 class FallbackPolicy(enum.IntFlag):
-    """Kinds of failure after which PyTorch takes over."""
+    """Kinds of failure that cause a fallback to PyTorch."""
 
     FALLBACK_DISABLE = 1
     FALLBACK_FORCE_TORCH_FORWARD = 2
@@ -94,7 +94,7 @@ class Fallback:
 
         Args:
             reason: For the statistics.
-            detail: What distinguishes reports under one reason.
+            detail: Distinguishes reports under one reason.
         """
         self.counts[reason] += 1
         if (reason, detail) in self._said:
@@ -109,7 +109,7 @@ class Fallback:
 
         Args:
             reason: For the statistics.
-            error: What there is to say.
+            error: The error to report.
             seconds: The call took in PyTorch; 0 = unknown.
             tried: Went before it was clear that it has to run there.
             in_part: Other parts run in the daemon.

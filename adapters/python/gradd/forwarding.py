@@ -1,8 +1,8 @@
-"""What `forward` is of an ORTModule: a call through the daemon, under the module's signature.
+"""The `forward` of an ORTModule: a call through the daemon, under the module's signature.
 
-People replace `model.forward` (TRL, accelerate, patches of their own). What they put there becomes
-the forward of the wrapped module. The `forward` that it may have taken before, and calls, then
-means the wrapped module's earlier one, and is part of the same graph.
+Other code replaces `model.forward` (TRL, accelerate, users' own patches). The replacement becomes
+the forward of the wrapped module. If it calls the `forward` that it replaced, it gets the wrapped
+module's earlier forward, which is part of the same graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALL = torch.nn.Module.__call__
 
 
 class _Here(threading.local):
-    """What this thread calls."""
+    """The present calls of this thread."""
 
     module: torch.nn.Module | None = None  # the wrapped one whose call runs, or is traced
 
@@ -37,7 +37,7 @@ def _made(module: torch.nn.Module, inner: Callable[..., Any]) -> types.FunctionT
         return here.module is module
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and is_traced():  # what has replaced it calls it
+        if torch.compiler.is_compiling() and is_traced():  # its replacement calls it
             return inner(*args, **kwargs)
         return _run(self, inner, args, kwargs)
 
@@ -88,14 +88,14 @@ class Attribute:
 
 
 def _of_class(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the wrapped module's forward returns."""
+    """Returns the result of the wrapped module's forward."""
     # No mark on this function: functools.wraps(type(model).forward) would copy it.
     return _run(self, None, args, kwargs)
 
 
 def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the wrapped module returns."""
-    # What somebody puts into the place of Module.__call__ is applied to the module only.
+    """Returns the result of the wrapped module."""
+    # A replacement of Module.__call__ applies to the module only.
     return CALL(self, *args, **kwargs)
 
 

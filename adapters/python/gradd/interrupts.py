@@ -1,21 +1,21 @@
 """Ctrl-C while the daemon works: held back until the two sides agree again.
 
 A KeyboardInterrupt may be raised between any two instructions. In the middle of a request that
-would be harmful: the daemon goes on writing into memory that the client believes to be free, or a
-reply and what is noted about it get lost. So requests run inside `with held`: the first Ctrl-C is
-noted and delivered when the request is over, usually milliseconds later. A daemon that takes longer
-than GRACE_SECONDS, or a second Ctrl-C, makes `deliver_if_due()` deliver it in the middle of the
-wait; whoever waits then gives the connection up.
+would be harmful: the daemon continues to write into memory that the client believes to be free, or
+a reply and its records get lost. So requests run inside `with held`: the first Ctrl-C is noted and
+delivered when the request is over, usually milliseconds later. A daemon that takes longer than
+GRACE_SECONDS, or a second Ctrl-C, makes `deliver_if_due()` deliver it in the middle of the wait;
+the waiting request then gives up the connection.
 
-A capture holds it back as well, in held_for(): below it lies code in C++ that ends the process when
-Python raises something, and imports that must not stop halfway. It is delivered between two parts
-of a capture, by deliver(), and the third Ctrl-C is delivered at once, come what may.
+A capture also holds it back, in held_for(): C++ code below it ends the process when Python raises
+an exception, and imports must not stop halfway. It is delivered between two parts of a capture, by
+deliver(), and the third Ctrl-C is delivered at once in any case.
 
-A call through Dynamo holds it back, with Traced, where Dynamo or gradd itself is at work: what
-raises in a guard is cleared by C++, and the guard taken for one that fails. It is delivered at the
-next graph, or when the call is over; the second one interrupts code of the user's below it at once.
+A call through Dynamo holds it back, with Traced, while Dynamo or gradd itself is at work: C++
+clears an exception in a guard, and takes the guard for a failed one. It is delivered at the next
+graph, or when the call is over; the second one interrupts the user's code below it at once.
 
-Signal handlers of Python run in the main thread only; in other threads all of this does nothing.
+Python runs signal handlers in the main thread only; in other threads all of this does nothing.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _depth = 0  # of held in the main thread
 _handler: Callable[[int, Any], Any] | None = None  # whose call is held back
 noted = 0  # Ctrl-C that wait
 _first = 0.0
-_work = ""  # what is in progress; "" within a request
+_work = ""  # the work in progress; "" within a request
 _work_depth = 0  # of held, where it has begun
-_traced = ""  # what a call of Dynamo may have to do first
+_traced = ""  # work that a call of Dynamo may have to do first
 
 
 def _note(signum: int, frame: Any) -> None:
@@ -145,7 +145,7 @@ class Traced(_Held):
 
     def __init__(self, work: str) -> None:
         """Args:
-        work: What Dynamo may have to do first, for a message.
+        work: The work that Dynamo may have to do first, for a message.
         """
         self._work = work
         self._before: list[str] = []

@@ -45,7 +45,7 @@ class ORTModule(torch.nn.Module):
         module: The module; its parameters and buffers move into shared memory in place. Of an
             ORTModule, as a cell of a notebook that runs again gives it, the module is taken.
         debug_options: Logging and saving of captured graphs.
-        strict: Raise instead of running in PyTorch what the daemon cannot run.
+        strict: Raise instead of falling back to PyTorch if the daemon cannot run something.
         memory_budget: The most that forward and backward may take for activations and workspace:
             bytes, or a text as "2GiB". What is not kept is computed again in backward, with the
             same bits; shorter chunks of a language model's loss, which a budget may ask for,
@@ -115,7 +115,7 @@ class ORTModule(torch.nn.Module):
         return self._gradd_compiled.stats()
 
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What the daemon does in a call with these arguments, which is planned and not run.
+        """Explains the daemon's work in a call with these arguments, planned but not run.
 
         Without arguments: in the call that ran last. The result prints as a table; see
         gradd.explain.Explanation.

@@ -1,6 +1,6 @@
-"""Where a torch.nn.Module keeps its parameters, buffers and submodules.
+"""Finds where a torch.nn.Module keeps its parameters, buffers and submodules.
 
-The names of the tables are those of what a fresh module has, which torch does not document.
+The names of these tables are read from a fresh module, because torch does not document them.
 """
 
 from __future__ import annotations

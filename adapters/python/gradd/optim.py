@@ -70,12 +70,12 @@ class _Bound:
 
 
 class _Sent:
-    """A step as it was asked for. If the request ends in an exception, nobody knows at first
-    whether the step is done, half done or not begun: its journal tells.
+    """A step as requested. If the request ends in an exception, only the step's journal tells
+    whether the step is done, half done or not begun.
 
     Half a step must be finished with the gradients that it began with, and before anything else
-    reads or writes the parameters. So from the exception on the client's ledger has it, and does
-    that as soon as there is a connection again.
+    reads or writes the parameters. So from the exception on, the client's ledger holds the step and
+    finishes it as soon as there is a connection again.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ def _wire(client: Client, tensor: torch.Tensor) -> protocol.Tensor:
 
 
 def _check_settings(group: dict[str, Any]) -> None:
-    """In torch's words. An infinite setting is refused, too: what it makes are not numbers."""
+    """In torch's words. An infinite setting is refused too: its results would not be numbers."""
     for name, what in _SETTINGS.items():
         if not 0.0 <= float(group[name]) < math.inf:
             raise ValueError(f"Invalid {what}: {group[name]}")
@@ -226,8 +226,8 @@ class FusedAdam(torch.optim.Optimizer):
             not finite.
         copied_grads: How many gradients had to be copied into shared memory so far, because
             `.grad` was not the daemon's own (hooks, DDP with bucket views).
-        copied_params: The same of parameters, whose memory somebody else holds (a state dict that
-            is alive, an array of NumPy): they stay there, and a copy of them is updated.
+        copied_params: How many parameters had to be copied so far, because their memory has other
+            holders (a live state dict, a NumPy array): they stay there, and a copy is updated.
     """
 
     # GradScaler leaves `grad_scale` and `found_inf` here and calls step() in any case.
@@ -361,7 +361,7 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:  # anybody may have changed them, a scheduler for one
+        for group in self.param_groups:  # other code may have changed them, such as a scheduler
             _check_settings(group)
         _check_clip(self.max_grad_norm)
         if self.max_grad_norm is not None:
@@ -458,8 +458,8 @@ class FusedAdam(torch.optim.Optimizer):
     def _stepped(self, client: Client, p: torch.Tensor) -> torch.Tensor:
         """What the daemon updates: the parameter, in shared memory from now on.
 
-        Where somebody else holds its memory, or it is not contiguous, the parameter stays there: a
-        copy is updated.
+        If its memory has other holders or is not contiguous, the parameter stays there and a copy
+        is updated.
         """
         if self._is_shared(client, p):
             self._copies.pop(p, None)
@@ -628,7 +628,7 @@ class FusedAdam(torch.optim.Optimizer):
                 p.copy_(copy)
 
     def _settle_doubt(self, client: Client, sent: _Sent) -> None:
-        """Finds out what became of a step that ended in an exception.
+        """Settles the outcome of a step that ended in an exception.
 
         The request connects, if need be, and that finishes what is half done; it is answered after
         whatever was still in progress.

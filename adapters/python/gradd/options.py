@@ -1,9 +1,9 @@
-"""Every environment variable that the Python side knows, in one table.
+"""All environment variables of the Python side, in one table.
 
 `get(name)` reads a variable with the type of its row. Variables of ONNX Runtime Training are in the
-table too: some have their meaning here, the others are accepted without effect, and the first
-module that is wrapped names those that are set (`warn_ineffective`), together with ORTMODULE_*
-names that nobody knows.
+table too: some have their meaning here, the others are accepted without effect. For the first
+wrapped module, `warn_ineffective` names those that are set, together with unknown ORTMODULE_*
+names.
 """
 
 from __future__ import annotations

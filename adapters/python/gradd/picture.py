@@ -1,8 +1,8 @@
-"""An estimate as a notebook shows it: HTML with a picture, which needs nothing beside it.
+"""An estimate as a notebook shows it: self-contained HTML with a picture.
 
 The picture has the points of the curve: planned peak against modelled extra time. Text takes the
-colour of the page and the rest is of a middle brightness, so both are legible on light and on dark
-pages. All text is escaped.
+colour of the page and everything else has a medium brightness, so both are legible on light and on
+dark pages. All text is escaped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _rule(x1: float, y1: float, x2: float, y2: float, more: str) -> str:
 
 
 def _grid(axes: _Axes) -> list[str]:
-    """Marks of both axes with their numbers, and what the axes are."""
+    """Marks of both axes with their numbers, and the titles of the axes."""
     thin = 'stroke="currentColor" stroke-opacity="0.18"'
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     parts = []

@@ -1,9 +1,9 @@
-"""The names of torch that its documentation does not show: what for, and what goes without each.
+"""torch's undocumented names: the purpose of each, and the consequence if it is missing.
 
-Nothing else in the adapters uses such a name; a test walks the sources. Each is looked up when it
-is first asked for. Without one that has a substitute gradd goes on as the table says; without
-another, what needs it fails by name. Names that the documentation shows are used where they are
-needed (DOCUMENTED), operators (`torch.ops.aten._to_copy`) as well.
+Nothing else in the adapters uses such a name; a test walks the sources. Each is looked up at its
+first use. If a name that has a substitute is missing, gradd continues as the table says; if another
+is missing, features that need it fail by name. Documented names are used where they are needed
+(DOCUMENTED), including operators (`torch.ops.aten._to_copy`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Name(NamedTuple):
 
     Attributes:
         path: From the module on.
-        use: What it is for.
-        without: What happens in a torch that does not have it.
+        use: Its purpose.
+        without: The consequence in a torch that does not have it.
         substitute: Makes what is taken in its place; None = there is nothing, an ImportError says
             so.
     """
@@ -160,13 +160,13 @@ dual_level: Callable[[], int] = functools.partial(getattr, forward_ad, "_current
 
 
 def replace(name: str, value: Any) -> None:
-    """Puts something else in torch into the place of what a name stands for."""
+    """Replaces the object in torch that a name refers to."""
     module, _, attribute = NAMES[name].path.rpartition(".")
     setattr(named(module), attribute, value)
 
 
 def schema(operator: Any) -> Any:
-    """What an operator takes, writes and gives; None of anything else."""
+    """An operator's arguments, writes and results; None for anything else."""
     return getattr(operator, "_schema", None)
 
 
@@ -195,7 +195,7 @@ def _found(name: Name) -> Any:
 
 
 def named(path: str) -> Any:
-    """What a path of names stands for, through modules and what stands in them."""
+    """The object that a dotted path names, through modules and their attributes."""
     first, *rest = path.split(".")
     found = importlib.import_module(first)
     for i, name in enumerate(rest):

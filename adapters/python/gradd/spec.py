@@ -1,7 +1,7 @@
-"""Values that capture hands out: what a captured graph takes, gives and means.
+"""Values that a capture returns: the inputs, results and meaning of a captured graph.
 
-Nothing here imports torch or knows how a graph is made. All types are frozen: equal graphs share a
-Capture, also between threads.
+This module neither imports torch nor knows how a graph is made. All types are frozen: equal graphs
+share a Capture, also between threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class CaptureError(Exception):
 
     Attributes:
         reason: Stable short name, one of REASONS.
-        message: What was found, where, and what to do about it.
+        message: The problem, its place, and a remedy.
     """
 
     REASONS = (

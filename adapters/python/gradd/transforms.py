@@ -1,12 +1,12 @@
-"""Calls that torch transforms or records: what they compute is no matter of values alone.
+"""Refuses calls that torch transforms or records: they depend on more than values.
 
-Under vmap, grad, jvp and their like the tensors of a call stand for others (a batch of them, a
-tensor with its tangent), and under torch.jit.trace, torch.export or make_fx the operators that run
-are written down. A run in the daemon has no such meaning: it would fail inside torch, or leave
-constants in the record. check() refuses those calls by name, before anything looks at their
-tensors. What a transform does to a backward is in batched.py.
+Under vmap, grad, jvp and the like the tensors of a call stand for others (a batch of them, a tensor
+with its tangent); torch.jit.trace, torch.export and make_fx record the operators that run. A run in
+the daemon has no such meaning: it would fail inside torch, or leave constants in the record.
+check() refuses those calls by name, before any code looks at their tensors. batched.py handles
+transforms of a backward.
 
-The same holds where the calling thread takes subnormal numbers for zero (set_flush_denormal, or a
+The same holds if the calling thread flushes subnormal numbers to zero (set_flush_denormal, or a
 library built with -ffast-math): the daemon's threads do not, and a capture would hold such zeros.
 """
 

@@ -1,4 +1,4 @@
-"""The versions of torch that gradd was tried with (`make versions`), and what is said of others."""
+"""The torch versions that gradd was tried with (`make versions`), and a warning for newer ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("gradd")
 
 @functools.cache
 def tell() -> None:
-    """Says once per process that this torch is newer than those; it is taken all the same."""
+    """Warns once per process that this torch is newer than those; gradd uses it all the same."""
     numbers = torch.__version__.split(".")[:2]
     if all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) > TORCH[-1]:
         newest = ".".join(map(str, TORCH[-1]))

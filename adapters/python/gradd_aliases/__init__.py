@@ -1,9 +1,9 @@
 """The names of ONNX Runtime Training that old scripts import, served by gradd.
 
 `torch_ort`, `onnxruntime.training` and the training names of `optimum.onnxruntime`. An import hook
-serves them, because packages of these names would fight over files with those who own them; what
-somebody else has installed under a name is found first. A `.pth` file imports this module at every
-start of the interpreter: it must stay small and import nothing that is not there already.
+serves them, because packages of these names would own the same files as the original packages; an
+installed package of one of these names takes precedence. A `.pth` file imports this module at every
+start of the interpreter: it must stay small and import only modules that are loaded already.
 GRADD_NO_ALIASES=1 switches it off.
 """
 
@@ -14,7 +14,7 @@ _PREFIXES = ("torch_ort", "onnxruntime", "optimum.onnxruntime")
 
 
 class Finder:
-    """Asks who serves a module, if its name is one of those."""
+    """Finds the module to serve for a name, if it is one of those."""
 
     @classmethod
     def find_spec(cls, fullname, path=None, target=None):

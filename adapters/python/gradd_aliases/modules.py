@@ -39,7 +39,7 @@ _INSTEAD = {
 
 
 def missing(module, name):
-    """What to say of a name that is not served."""
+    """The message about a name that is not served."""
     instead = _INSTEAD.get(name)
     names = ", ".join(MODULES.get(module, ())) or "no names of its own"
     served = f"gradd serves {names} of {module!r}"
@@ -86,7 +86,7 @@ class SameLoader:
 
 
 def find_spec(fullname, path, target):
-    """The spec of a served module; None for what others have, or nobody.
+    """The spec of a served module; None for a name that another package has, or none.
 
     Raises:
         ImportError: A name that old scripts take from a served module and that is not there.

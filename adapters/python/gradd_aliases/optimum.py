@@ -1,7 +1,7 @@
 """`optimum.onnxruntime`, with the training names of `optimum.gradd`.
 
-Where nobody provides such a package (optimum-onnx does, with the inference classes), one is served;
-where somebody does, its module keeps all that it has and learns the training names in addition.
+If no installed package provides it (optimum-onnx does, with the inference classes), gradd serves
+it; otherwise the package's module keeps all its names and gets the training names in addition.
 """
 
 import sys
@@ -32,7 +32,7 @@ def _get_training_name(name):
 
 
 def missing(name):
-    """What to say of a name that the served package does not have."""
+    """The message about a name that the served package does not have."""
     return (
         f"{PACKAGE}.{name} is not there: gradd serves the training names ({', '.join(NAMES)}); "
         "the inference classes come with the package optimum-onnx"
@@ -40,7 +40,7 @@ def missing(name):
 
 
 class _EmptyPackageLoader:
-    """The package `optimum.onnxruntime` where nobody else provides one."""
+    """Loads `optimum.onnxruntime` where no other package provides it."""
 
     def create_module(self, spec):
         return None

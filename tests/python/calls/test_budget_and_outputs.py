@@ -1,4 +1,4 @@
-"""A memory budget beside what is more than the training step: checks, logits, all rows."""
+"""A memory budget beside work that exceeds the training step: checks, logits, all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line says of memory budgets: estimate's curve, explain's marks, wrong texts."""
+"""Memory budgets on the command line: estimate's curve, explain's marks, wrong texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gradd estimate: planned memory is what the daemon takes, and close to what is measured."""
+"""gradd estimate: planned memory equals the daemon's, and is close to the measured memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot run in the daemon runs in PyTorch: loudly, counted, only where that is allowed."""
+"""Falls back to PyTorch if the daemon cannot run something: loudly, counted, only if allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of ONNX Runtime Training as scripts import them: with nobody providing them, and somebody.
+"""Names of ONNX Runtime Training as scripts import them, with and without another provider.
 
 Each case runs in an interpreter of its own, because an import hook is state of the whole process.
 """

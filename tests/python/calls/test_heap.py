@@ -1,4 +1,4 @@
-"""What capture and self-check have freed is not kept by the process."""
+"""The process does not keep memory that capture and self-check have freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers whose memory something outside of torch holds as well."""
+"""Parameters and buffers whose memory is also held outside of torch."""
 
 from __future__ import annotations
 

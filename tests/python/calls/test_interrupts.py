@@ -49,10 +49,10 @@ class MeanSquare(nn.Module):
 class Script:
     """Signals to come: "int" to this process, "go" to the daemon, which stands still until then.
 
-    The first "int" waits until the block waits for the daemon (or until `ready`, and then nobody
-    stops the daemon), the next ones until the one before was noted. So none comes too early or when
-    the block has ended, however slow the machine is. "raised" waits until the client has given the
-    request up; numbers are pauses in seconds.
+    The first "int" waits until the block waits for the daemon (or until `ready`, and then the
+    daemon is not stopped), the next ones until the one before was noted. So none comes too early or
+    after the end of the block, however slow the machine is. "raised" waits until the client has
+    given the request up; numbers are pauses in seconds.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ def stop(pid: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _nobody_else_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for another thread's request hears of a Ctrl-C at once, and not after it."""
+    """A wait for another thread's request delivers a Ctrl-C at once, not after the request."""
     monkeypatch.setattr(flusher, "PERIOD_SECONDS", 3600.0)
 
 

@@ -1,4 +1,4 @@
-"""Outputs that only the loss needs are computed when somebody reads them, and are then right."""
+"""Outputs that only the loss needs are computed when they are read, and are then right."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_read_after_the_parameters_changed_is_a_named_error(fused: bool) -> None
     optimizer.step()
     with pytest.raises(errors.StaleError, match="optimizer.step"):
         scores.detach()
-    loss, scores = ours(*batch())  # somebody has asked: that is enough
+    loss, scores = ours(*batch())  # one earlier request is enough
     loss.backward()
     optimizer.step()
     assert scores.detach().shape == (6, 4)

@@ -1,4 +1,4 @@
-"""Switches of live rows, what is said of them, and that they survive what calls survive."""
+"""Switches of live rows, messages about them, and that they survive all that calls survive."""
 
 from __future__ import annotations
 

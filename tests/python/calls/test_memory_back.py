@@ -1,4 +1,4 @@
-"""What is dropped comes back within a second: without the collector, without another request."""
+"""Dropped memory comes back within a second: without the collector, without another request."""
 
 from __future__ import annotations
 

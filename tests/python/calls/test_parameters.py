@@ -1,4 +1,4 @@
-"""Parameters in shared memory: whoever moves, ties, saves, loads or copies them is served."""
+"""Parameters in shared memory can be moved, tied, saved, loaded and copied."""
 
 from __future__ import annotations
 

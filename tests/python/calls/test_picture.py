@@ -1,4 +1,4 @@
-"""What a notebook shows of an estimate: a picture and tables, without anything beside them."""
+"""An estimate in a notebook: a self-contained picture and tables."""
 
 from __future__ import annotations
 

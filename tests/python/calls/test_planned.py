@@ -1,4 +1,4 @@
-"""Planned bytes against what the daemon's memory grows by."""
+"""Planned bytes against the growth of the daemon's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments have a largest size: what is larger lies in several, and all goes on as in one."""
+"""Segments have a largest size: larger data lies in several, and everything works as in one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many sets of gradients there are: one, and others only while somebody keeps one."""
+"""There is one set of gradients, and more only while one is kept."""
 
 from __future__ import annotations
 

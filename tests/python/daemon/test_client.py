@@ -1,4 +1,4 @@
-"""The client: memory, requests, versions, forks, and what the daemon refuses."""
+"""The client: memory, requests, versions, forks, and requests that the daemon refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradd.session.finalizers import Ends
 
 
 class _NoDaemon:
-    """Stands in for the client where only memory is tested: segments without anybody to tell."""
+    """Stands in for the client where only memory is tested: segments without a daemon to tell."""
 
     def __init__(self) -> None:
         self.segments: list[shm.Segment] = []

@@ -96,7 +96,7 @@ def check_answer(row: Row, reply: dict[str, Any]) -> None:
 
 
 def check_harmless(row: Row, scene: Scene, spent_ms: float) -> None:
-    """Nobody noticed, nothing is left."""
+    """Checks that no other session noticed, and that nothing is left."""
     assert spent_ms <= row.cpu_ms * SLOWER, f"{row.name}: {spent_ms:.0f} ms of the daemon's time"
     alive = scene.bad.call({"v": "release", "runs": [1]})
     assert alive["ok"], f"{row.name}: the session is gone: {alive}"

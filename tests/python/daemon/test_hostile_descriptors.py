@@ -1,4 +1,4 @@
-"""Descriptors: floods, few of them, and those that are no memory. Nobody else notices.
+"""Descriptors: floods, few of them, and those that are no memory. Other sessions go on.
 
 What ends a session or refuses a connection here would end or stall the daemon otherwise: libzmq
 aborts where accept() runs out of descriptors, and closing what is no memory can take for ever.

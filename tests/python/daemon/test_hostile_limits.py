@@ -1,4 +1,4 @@
-"""Limits on time, connections and messages: what one client does, the others do not feel.
+"""Limits on time, connections and messages: one client does not affect the others.
 
 A graph that compiles too long, a client that never reads its replies, one that connects again and
 again, one that truncates or empties its memory under a running step.
@@ -150,7 +150,7 @@ def test_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_cannot_be_taken_away(neighbour: Raw) -> None:
-    """A sealed segment cannot be truncated; emptying it harms nobody but its owner."""
+    """A sealed segment cannot be truncated; emptying it harms only its owner."""
     assert neighbour.segment is not None
     for size in (0, SEGMENT // 2, 2 * SEGMENT):
         with pytest.raises(OSError) as caught:

@@ -1,4 +1,4 @@
-"""Random graphs from a grammar of what models are made of, fast plan against plain plan.
+"""Random graphs from a grammar of the parts of models, fast plan against plain plan.
 
 Each graph is a row of blocks (norms, linear layers, gates, attention, dropout, embeddings, losses)
 with random shapes and random deviations from the form that is recognised: operands swapped, another

@@ -116,7 +116,7 @@ def _interrupt(
     pid = daemon.pid()
     daemon.killed.add(pid)
     for thread_id in os.listdir(f"/proc/{pid}/task"):
-        os.setpriority(os.PRIO_PROCESS, int(thread_id), 10)  # who kills it must not wait for it
+        os.setpriority(os.PRIO_PROCESS, int(thread_id), 10)  # the killer must not wait for it
     words = optimizer._journal_words
     begin = 1 << 24
 

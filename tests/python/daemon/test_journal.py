@@ -1,8 +1,8 @@
 """The journal of a step outlives a daemon, so its format is that of every version.
 
 The heads below are written by hand as docs/protocol.md lays them out. The fingerprint is one that
-gradd wrote for this request when it spoke protocol 1: whoever computes another one from the same
-step would refuse to finish what an older daemon has begun.
+gradd wrote for this request when it spoke protocol 1: a version that computes another one from the
+same step would refuse to finish a step that an older daemon has begun.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Daemons killed at random moments: in any request, while they start, while a module is captured.
 
-The training ends with the same bits as one that nobody disturbs. The nightly rounds run while two
+The training ends with the same bits as an undisturbed one. The nightly rounds run while two
 other processes burn the processors, as 20 rounds in a row.
 """
 

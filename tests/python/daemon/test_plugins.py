@@ -1,4 +1,4 @@
-"""Devices that are plug-ins: what a daemon says of one that it cannot use, and that it serves."""
+"""Devices that are plug-ins: a daemon reports one that it cannot use, and still serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make test` says at its end, and how many workers it takes: tests/{outcome,machine}.py."""
+"""The report at the end of `make test`, and its number of workers: tests/{outcome,machine}.py."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 from conftest import HELPERS
 
 CHILD = HELPERS / "session_child.py"
-# GPT-2 with dropout: random numbers too must not depend on who else trains.
+# GPT-2 with dropout: random numbers too must not depend on other trainings.
 FAMILIES = (("llama", 1), ("gpt2", 2), ("mlp_ce", 3), ("qwen3:bf16", 4))
 STEPS = 8
 

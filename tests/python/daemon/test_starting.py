@@ -1,4 +1,4 @@
-"""Daemons that die while they start, and what is said when none can be started.
+"""Daemons that die while they start, and the error when none can be started.
 
 GRADD_BIN is a script here: it counts its starts and dies in the first ones, in different ways and
 at different times.

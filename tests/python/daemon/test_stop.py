@@ -1,7 +1,7 @@
-"""A daemon that is told to stop while a request runs: nobody's training ends.
+"""A daemon that is told to stop while a request runs ends no training.
 
-It finishes the request, which may take minutes, and answers everybody who comes meanwhile with a
-word that makes them wait for its successor.
+It finishes the request, which may take minutes, and meanwhile answers every new client with a word
+that makes the client wait for its successor.
 """
 
 from __future__ import annotations

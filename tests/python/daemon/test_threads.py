@@ -1,4 +1,4 @@
-"""The plan's number of threads decides, not what the process has inherited for OpenMP.
+"""The plan's number of threads decides, not the setting that the process inherits for OpenMP.
 
 torchrun sets OMP_NUM_THREADS to 1 for its trainers, and the daemon is started by one of them. Each
 case runs one attention in a process of its own, because OpenMP reads its settings once: same

@@ -1,4 +1,4 @@
-"""Writes to parameters that no version counter tells of.
+"""Writes to parameters that no version counter records.
 
 A lazy output is computed late and a run is replayed after a kill: both with the parameters of their
 forward, or not at all. Sparse writes go to single elements, which drawn fingerprints do not see.
@@ -142,7 +142,7 @@ def test_who_only_reads_loses_nothing(shared_daemon: Daemon, read: str) -> None:
 
 @pytest.mark.parametrize("how", ["data", "numpy", "storage", "dlpack"])
 def test_an_alias_that_was_taken_long_ago(shared_daemon: Daemon, how: str) -> None:
-    """Nobody sees it being used: as long as it lives, each forward is summed in full."""
+    """Its uses leave no trace: as long as it lives, each forward is summed in full."""
     model = _model()
     weight = model.first.weight
     loss_of(model(*batch())).backward()  # at home in shared memory
@@ -256,7 +256,7 @@ def test_an_ordinary_training_is_summed_in_its_first_forwards_only(
 @pytest.mark.quick
 @pytest.mark.parametrize("name", watch.NAMES)
 def test_an_attribute_that_was_replaced_and_put_back(shared_daemon: Daemon, name: str) -> None:
-    """Who puts `before = torch.Tensor.numpy` back takes the watch off without knowing of it."""
+    """Restoring `before = torch.Tensor.numpy` takes the watch off unintentionally."""
     model, (x, y) = ORTModule(Net(), strict=True), batch()
     for _ in range(12):
         model.zero_grad()

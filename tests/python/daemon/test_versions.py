@@ -1,4 +1,4 @@
-"""Clients and daemons of different versions refuse each other, and say which command helps."""
+"""Clients and daemons of different versions refuse each other and name the command that helps."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class _Trainer:
 
 
 def _replaced(daemon: Daemon) -> Peer:
-    """The daemon ends, and a newer one is there before anybody has asked for another."""
+    """The daemon ends, and a newer one is there before any client has asked for another."""
     daemon.process.terminate()
     assert daemon.process.wait(60) == 0
     return new_daemon(daemon.directory)
@@ -277,7 +277,7 @@ def test_a_trainer_loses_nothing_to_a_newer_daemon(daemon: Daemon, moment: str) 
 def test_modules_fall_back_where_they_begin(
     daemon: Daemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of training the error is raised; who wraps a module then may fall back."""
+    """The error is raised in the middle of training; a module wrapped then may fall back."""
     trainer = _Trainer(strict=False)
     trainer.step()
     with _replaced(daemon):

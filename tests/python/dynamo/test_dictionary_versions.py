@@ -1,6 +1,6 @@
-"""Every write to a dictionary that gradd compares is seen, whatever Python keeps of dictionaries.
+"""gradd sees every write to a dictionary that it compares, in all versions of Python.
 
-Up to Python 3.11 a dictionary has a version of its own; later ones tell who watches it.
+Up to Python 3.11 a dictionary has a version of its own; in later ones it names its watchers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a draw depends on gets a gradient of zeros, as in PyTorch."""
+"""The operands of a draw get a gradient of zeros, as in PyTorch."""
 
 from __future__ import annotations
 

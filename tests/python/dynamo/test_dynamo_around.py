@@ -1,4 +1,4 @@
-"""What is around a call: other uses of torch.compile, threads, copies, exchanged memory."""
+"""The surroundings of a call: other uses of torch.compile, threads, copies, exchanged memory."""
 
 from __future__ import annotations
 

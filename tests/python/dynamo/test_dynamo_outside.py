@@ -1,4 +1,4 @@
-"""What a forward reads outside of its arguments: as in PyTorch, or stale as under torch.compile."""
+"""Values that a forward reads beside its arguments: as in PyTorch, or stale as in torch.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-checks with the user's own forward: what Dynamo does not see, and lost gradients."""
+"""Self-checks with the user's own forward: changes that Dynamo misses, and lost gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training scripts change between steps: each step has the numbers of PyTorch."""
+"""Training scripts change state between steps: each step has the numbers of PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forward() learns from the memory layout of its arguments and of its own tensors."""
+"""forward() reads the memory layout of its arguments and of its own tensors."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_what_the_documentation_shows_is_there(path: str) -> None:
 
 
 def _without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """torch as it were without a name, for who asks from now on."""
+    """Makes torch look as if it had no such name, for lookups from now on."""
     row = private.NAMES[name]
     gone = row._replace(path=row.path + "_gone")
     monkeypatch.setitem(private.NAMES, name, gone)

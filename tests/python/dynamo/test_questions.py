@@ -1,4 +1,4 @@
-"""What Python code asks a tensor beside its values: which one it is, its class, its attributes.
+"""Python code reads a tensor's properties beside its values: identity, class, attributes.
 
 Each call gets the answers that PyTorch's own tensors give, be it the first one or a later one.
 """

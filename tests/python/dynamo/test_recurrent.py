@@ -1,4 +1,4 @@
-"""Recurrent layers, which run in PyTorch, in a model of which the rest may run in the daemon.
+"""Recurrent layers run in PyTorch, while the rest of the model may run in the daemon.
 
 They keep lists of their weights beside the tables, which a capture must leave as they were.
 """

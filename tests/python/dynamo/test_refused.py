@@ -1,4 +1,4 @@
-"""What no graph holds: such calls, or parts of them, run in PyTorch, and leave what it leaves."""
+"""Calls, or parts of them, that no graph can hold run in PyTorch, with the effects of PyTorch."""
 
 from __future__ import annotations
 

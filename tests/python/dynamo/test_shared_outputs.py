@@ -1,4 +1,4 @@
-"""Results that share memory with each other or with what the caller has, as in PyTorch.
+"""Results that share memory with each other or with the caller's tensors, as in PyTorch.
 
 A later write to one of them reaches the others, and gradients follow as PyTorch's do.
 """
@@ -136,7 +136,7 @@ def _batch(size: int, seed: int, grad: bool = False) -> list[torch.Tensor]:
 
 
 def _memory(value: Any, x: torch.Tensor, net: nn.Module) -> list[tuple]:
-    """Who is which object, and who shares memory with whom."""
+    """Which of the tensors are the same object, and which share memory."""
     known = [*_flat(value), x, *net.parameters(), *net.buffers()]
     storages = [t.untyped_storage().data_ptr() for t in known]
     objects = [id(t) for t in known]

@@ -1,4 +1,4 @@
-"""What Python code asks of sizes while it is captured: answers of a plain call."""
+"""Python code that reads sizes during a capture gets the answers of a plain call."""
 
 from __future__ import annotations
 

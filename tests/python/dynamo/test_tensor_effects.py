@@ -1,4 +1,4 @@
-"""What forward() does to tensors beside computing: flags, gradients, hooks; and what it asks them.
+"""Effects of forward() on tensors beside computing: flags, gradients, hooks; and its queries.
 
 Whether such a call runs in the daemon or not, it leaves what PyTorch leaves.
 """

@@ -1,4 +1,4 @@
-"""What a graph of Dynamo is translated to: weightless, repeatable, named, and nothing is lost.
+"""The translation of a graph of Dynamo: weightless, repeatable, named, and nothing is lost.
 
 An exporter that loses an epsilon, a dropout or the end of a gradient gives values that look right.
 Values and gradients are those of PyTorch's own operators on the graph (onnx_eval).

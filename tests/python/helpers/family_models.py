@@ -1,4 +1,4 @@
-"""More tiny Hugging Face families than models.py has: what the counts of recognised patterns cover.
+"""More tiny Hugging Face families than models.py has, for the counts of recognised patterns.
 
 build(name) is models.build for the families there, and knows some twenty more. Two layers, dropout
 off unless a name ends in "_drop", random weights.

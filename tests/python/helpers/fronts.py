@@ -1,4 +1,4 @@
-"""What tests look at inside of a wrapper."""
+"""The internals of a wrapper that tests look at."""
 
 from __future__ import annotations
 

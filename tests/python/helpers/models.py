@@ -1,4 +1,4 @@
-"""Tiny models by family name, with a maker of batches: what capture and parity tests run on.
+"""Tiny models by family name, with a maker of batches, for capture and parity tests.
 
 build("llama") gives a two-layer model with random weights and make_batch(batch, seq, seed),
 which returns the keyword arguments of a forward call, labels included, so that the loss is in

@@ -30,7 +30,7 @@ class Peer:
     """A stranger in a daemon's place.
 
     Args:
-        path: The directory; nobody else may listen there.
+        path: The directory; no other process may listen there.
         hello: What is answered on the control socket: a map, or bytes as they are.
         command: The same on the command socket; the map of a request is its argument.
     """

@@ -1,4 +1,4 @@
-"""Counts of recognised operators: what gradd plans for a model beside what its authors wrote.
+"""Counts of recognised operators: gradd's plan for a model beside its authors' source.
 
 A Row says how many operators of each kind a reader of the model's source finds in its forward;
 counts() finds the same in the plan that `gradd explain` prints. Whatever else is left of

@@ -1,4 +1,4 @@
-"""A network that multiplies by what a function of the test gives.
+"""A network that multiplies by the result of a function of the test.
 
 It is not in nets.py, for whose networks the tests keep captures by their keys.
 """

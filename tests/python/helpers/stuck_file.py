@@ -1,4 +1,4 @@
-"""A file of a FUSE file system that stops answering: who asks for it, or closes it, waits."""
+"""A file on a FUSE file system that stops answering: opening or closing it blocks."""
 
 from __future__ import annotations
 

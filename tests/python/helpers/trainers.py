@@ -1,4 +1,4 @@
-"""What the trainer tests share: tiny models, data, and pairs of runs of Trainer and ORTTrainer."""
+"""Helpers of the trainer tests: tiny models, data, and pairs of runs of Trainer and ORTTrainer."""
 
 from __future__ import annotations
 

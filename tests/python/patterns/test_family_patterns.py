@@ -1,4 +1,4 @@
-"""Every pattern of every family is recognised: what is planned equals counts written by hand.
+"""Every pattern of every family is recognised: plans match counts written by hand.
 
 A row says, for a model of two layers, how many operators of each kind its authors put in: read the
 model's source to change one. Whatever else is left of activations, normalisation, attention or

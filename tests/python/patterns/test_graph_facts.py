@@ -1,4 +1,4 @@
-"""What the reply to graph.put says of a graph: random, half, reach, types.
+"""Facts about a graph in the reply to graph.put: random, half, reach, types.
 
 The rows of the operators are the only list there is. Reach is compared with what torch finds
 (`requires_grad`) and with the plan's own paths, over random graphs of operators that pass a
@@ -216,7 +216,7 @@ def test_behind_a_step_the_gradient_is_zero_and_not_missing(shared_daemon: Daemo
 
 
 def test_masks_differ_from_step_to_step(shared_daemon: Daemon) -> None:
-    """A random operator that somebody forgets to list gave every step the same numbers."""
+    """A random operator missing from the list gave every step the same numbers."""
 
     class Noise(torch.nn.Module):
         def __init__(self) -> None:

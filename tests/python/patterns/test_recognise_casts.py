@@ -1,5 +1,5 @@
-"""Casts that somebody wrote into a pattern of f32 are part of it: rounding to bf16 in the middle,
-or a part in f64, is computed as it is written."""
+"""Explicit casts inside a pattern of f32 are part of it: rounding to bf16 in the middle, or a part
+in f64, is computed as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads with their loss in one: recognised where nobody else reads the logits, equal to the plain
+"""Heads fused with their loss: recognised if only the loss reads the logits, equal to the plain
 plan, with gradients that the forward forms in memory of the caller."""
 
 from __future__ import annotations

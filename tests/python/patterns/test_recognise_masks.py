@@ -148,7 +148,7 @@ def gate_cut(w: Writer) -> list[str]:
 @pytest.mark.parametrize("form", ["plain", "swapped", "minus", "known", "cut", "numbers"])
 @pytest.mark.parametrize("bias", ["none", *BIASES])
 def test_a_mask_as_a_product(form, bias):
-    """The first GPT's. A mask of numbers that nobody knows to be zeros and ones is none."""
+    """The first GPT's. A mask of numbers that are not known to be zeros and ones is none."""
     feed = feed_of("random" if bias == "none" else bias)
     w = Writer()
     scores = gated(w, form, w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2])))

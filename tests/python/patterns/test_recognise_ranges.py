@@ -1,4 +1,4 @@
-"""Masks that are intervals of positions become ranges, and results stay what they are."""
+"""Masks that are intervals of positions become ranges, and results stay the same."""
 
 from __future__ import annotations
 

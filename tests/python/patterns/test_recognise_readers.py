@@ -1,4 +1,4 @@
-"""A value in the middle of a pattern that somebody else reads is not computed twice."""
+"""A value in the middle of a pattern that has other readers is not computed twice."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_norm_that_is_read_before_its_cast(tmp_path):
 
 @pytest.mark.parametrize("leak", ["softmax", "cast", ""])
 def test_probabilities_that_are_read_keep_the_chain_in_bf16_as_well(leak, tmp_path):
-    """Somebody reads them before the cast or after it: computing them twice helps nobody."""
+    """They are read before the cast or after it: computing them twice gains nothing."""
     w = Writer()
     q, k, v = (w("Cast", n, to=16) for n in "qkv")
     scores = w("MatMul", q, w("Transpose", k, perm=[0, 1, 3, 2]))

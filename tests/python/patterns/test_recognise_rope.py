@@ -122,7 +122,7 @@ def test_rope_by_members(order, result, swap, inverse, shape, table):
     shapes = {"x": shape, "cos": table, "sin": table}
     y = rope_by_members(w, "x", shape, order, result, swap=swap, inverse=inverse)
     fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
-    if order == "halves" and result == "pairs":  # nobody writes that
+    if order == "halves" and result == "pairs":  # no model is written like that
         assert fast.forward == plain.forward
     else:
         assert fast.forward == 1 < plain.forward

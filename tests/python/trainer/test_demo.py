@@ -1,4 +1,4 @@
-"""The demo from end to end with few steps: what it prints, writes and returns."""
+"""The demo from end to end with few steps: its output, files and results."""
 
 from __future__ import annotations
 

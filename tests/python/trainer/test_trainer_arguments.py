@@ -1,4 +1,4 @@
-"""ORTTrainingArguments: our optimizer's name, arguments of earlier releases, what is refused."""
+"""ORTTrainingArguments: our optimizer's name, arguments of earlier releases, refusals."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_second_trainer_on_the_same_model(daemon, tmp_path: Path) -> None:
 
 
 def test_one_forward_per_step(daemon, tmp_path: Path) -> None:
-    """Accelerate converts every bf16 output; logits that nobody reads are not computed for it."""
+    """Accelerate converts every bf16 output; this does not compute logits that are not read."""
     ours = make_trainer("gradd", tmp_path, bf16=True, max_steps=4)
     seen: list[torch.Tensor] = []
     compute_loss = ours.compute_loss

@@ -1,7 +1,7 @@
 """Models train on the emulated GPU, by kernels that are written for CUDA: the CPU's losses.
 
 The daemon is the one of the tests, which has that device; every operator of a plan runs in an
-emulated kernel, and each piece of work in memory that nobody else can touch (tests/fake).
+emulated kernel, and each piece of work in memory that nothing else can touch (tests/fake).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""clamp() on its bounds: the derivative is that of the torch that runs, which 2.14 has changed."""
+"""clamp() on its bounds: the derivative is that of the running torch, which changed in 2.14."""
 
 from __future__ import annotations
 

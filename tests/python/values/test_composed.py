@@ -1,4 +1,4 @@
-"""What torch composes of other operators (einsum and its like) runs in the daemon."""
+"""Functions that torch composes of other operators (einsum and the like) run in the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators at edges, where a formula's derivative may not be the one that is meant.
+"""Operators at edges, where a formula's derivative may differ from the intended one.
 
 Rows that a mask hides as a whole, scores that leave one key alone, variances of zero, activations
 far out: per operator a list of operands, in float64. Kernels and their gradient rules, and the

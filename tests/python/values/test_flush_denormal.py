@@ -1,4 +1,4 @@
-"""Threads that take subnormal numbers for zero: their calls run in PyTorch, by name, and no others.
+"""Threads that flush subnormal numbers to zero: only their calls run in PyTorch, by name.
 
 Each module has values below 1.2e-38 on its way: what is multiplied by 1e30 afterwards shows them.
 """

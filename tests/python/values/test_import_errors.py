@@ -1,4 +1,4 @@
-"""What the importer says to models written by the `onnx` package itself.
+"""The importer's errors for models written by the `onnx` package itself.
 
 tests/c/test_import*.c breaks every rule by hand; here the official serializer, its helpers and its
 newer fields meet our own subset of the schema, and every refusal reads as a user will see it.

@@ -1,4 +1,4 @@
-"""Indices that torch refuses are a named error of the daemon, those that it takes are not.
+"""The daemon raises a named error for indices that torch refuses, and only for those.
 
 For every operation: a valid call, then calls whose indices torch may refuse, each compared with
 torch (value and gradient, or that both raise), and at last a valid call of the same session.

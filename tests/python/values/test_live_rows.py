@@ -1,4 +1,4 @@
-"""Rows that nobody needs are left out, and nothing else changes.
+"""Rows that are not needed are left out, and nothing else changes.
 
 A wrapped module that leaves out padding and rows without a label is compared with its twin over all
 rows: loss and every gradient agree to rounding, whatever the mask, the labels and the sizes.

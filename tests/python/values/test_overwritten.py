@@ -1,4 +1,4 @@
-"""What is overwritten as a whole keeps its history: its gradients are zeros, not none.
+"""Overwriting a whole tensor keeps its history: its gradients are zeros, not none.
 
 An optimizer makes a difference between the two: weight decay and momentum go on with zeros.
 """

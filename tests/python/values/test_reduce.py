@@ -1,4 +1,4 @@
-"""Reductions of infinities and what is not a number, and fills, against PyTorch."""
+"""Reductions of infinities and NaNs, and fills, against PyTorch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Which of equal elements topk() and sort() take, and in what order: exactly as torch's do.
 
-torch calls that undefined, but its kernels for the CPU are plain algorithms, and who is taken gets
-the gradient: zeros behind a ReLU, scores of a router in bf16. The engine's operators are compared
-place by place, over sizes around the thresholds of the algorithms and data that reaches their
-limits of depth; then modules, with their gradients.
+torch calls that undefined, but its CPU kernels are plain algorithms, and the element that is taken
+gets the gradient: zeros behind a ReLU, scores of a router in bf16. The engine's operators are
+compared place by place, over sizes around the thresholds of the algorithms and data that reaches
+their limits of depth; then modules, with their gradients.
 """
 
 from __future__ import annotations

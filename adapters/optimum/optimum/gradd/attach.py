@@ -47,7 +47,7 @@ class _Earlier:
 # Module -> the callable that takes its calls now. No entry: the original forward runs.
 _routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
 # Function that we made -> what stood on the instance before. A mark on the function would not do:
-# functools.wraps copies marks to whoever wraps it.
+# functools.wraps copies marks to the wrapping function.
 _made: weakref.WeakKeyDictionary[Callable[..., Any], _Earlier] = weakref.WeakKeyDictionary()
 # Module -> what was made for its class's forward: trained again, it has the same one again.
 _known: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
@@ -66,8 +66,8 @@ def detach(module: nn.Module) -> None:
     """Gives the module its own forward back; does nothing to a module that is not attached."""
     _routes.pop(module, None)
     forward = module.__dict__.get("forward")
-    # Somebody (accelerate's autocast) may have wrapped ours since: then ours stays inside and,
-    # having no route any more, passes calls on to the original.
+    # Another library (accelerate's autocast) may have wrapped ours since: ours then stays inside
+    # and, without a route, passes calls on to the original.
     if forward is not None and _is_ours(forward):
         earlier = _made[forward.__func__]
         if earlier.function is None:

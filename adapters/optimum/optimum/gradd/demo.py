@@ -128,7 +128,7 @@ def _train(trainer_class: Any, arguments_class: Any, out: Path, curve: Any, **ru
 
 
 def _processes() -> dict[str, int]:
-    """Who takes part: this trainer, and the daemon if this process is connected to one."""
+    """Ids of the processes involved: this trainer, and the daemon if there is a connection."""
     from .memory import daemon_pid
 
     found = {"trainer": os.getpid()}

@@ -1,4 +1,4 @@
-"""What the demo shows: a progress line while it runs, tables and one picture at the end."""
+"""Output of the demo: a progress line while it runs, tables and one picture at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 @dataclass
 class Curve:
-    """What one training run measured, step by step."""
+    """Measurements of one training run, step by step."""
 
     name: str
     losses: list[float] = field(default_factory=list)

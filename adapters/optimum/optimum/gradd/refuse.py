@@ -1,4 +1,4 @@
-"""What ORTTrainer does not train, said before training starts and with what to do instead."""
+"""Refuses what ORTTrainer does not train, before training starts, and suggests alternatives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`ORTTrainer`: transformers' Trainer whose forward and backward passes run in the gradd daemon.
 
-Only small hooks are overridden and nothing of Trainer's loop is copied: `_prepare_for_training`
+Only small hooks are overridden and no part of Trainer's loop is copied: `_prepare_for_training`
 replaces the model's forward before anything wraps the model, `train` gives it back at the end, and
 the clipping hooks step aside where the optimizer clips by itself. GRADD_DISABLE=1 leaves plain
 Trainer.
@@ -106,7 +106,7 @@ class ORTTrainer(Trainer):
         return self._compiled.stats() if self._compiled is not None else {}
 
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Any:
-        """What the daemon does in a step: see ORTModule.gradd_explain()."""
+        """Explains a step of the daemon: see ORTModule.gradd_explain()."""
         if self._compiled is None:
             raise ValueError("nothing runs in the daemon before train(): call that first")
         from gradd.explain import explain_call

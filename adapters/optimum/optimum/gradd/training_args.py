@@ -1,4 +1,4 @@
-"""`ORTTrainingArguments`: TrainingArguments, what ORTTrainer of Optimum added, and our switches.
+"""`ORTTrainingArguments`: TrainingArguments, Optimum's additions for ORTTrainer, our switches.
 
 Nothing of `TrainingArguments.__post_init__` is copied: the one value it would refuse (our
 optimizer's name) is set aside while it runs. Arguments that gradd cannot honour are refused or

@@ -1,8 +1,9 @@
-"""A backward through the daemon under a transform of torch's.
+"""A backward through the daemon under one of torch's transforms.
 
-Gradients that arrive may stand for a batch of them (`autograd.grad(is_grads_batched=True)`,
-`jacobian(vectorize=True)`, torch.func.vmap around a backward): the daemon computes those one by
-one. They may also carry derivatives of their own, which do not exist there: a named error.
+An arriving gradient may stand for a batch of gradients (`autograd.grad(is_grads_batched=True)`,
+`jacobian(vectorize=True)`, torch.func.vmap around a backward): the daemon computes them one by one.
+It may also carry derivatives of its own, which the daemon does not support: this raises a named
+error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _library.impl("each_of_batch", lambda x: _each.function(x), "CompositeExplicitAu
 
 
 def is_transformed(grads: _Grads) -> bool:
-    """True if gradients stand for more than themselves.
+    """True if gradients represent a batch or carry derivatives.
 
     Raises:
         UnsupportedError: One carries a tangent, which the daemon would drop.
@@ -53,7 +54,7 @@ def _no_derivatives(how: str) -> errors.UnsupportedError:
 
 
 class _Calls:
-    """What is done per gradient of a batch; no list or tuple, which torch would take apart."""
+    """The calls per gradient of a batch; no list or tuple, which torch would take apart."""
 
     def __init__(self, run: _Run) -> None:
         self.run = run
@@ -93,7 +94,7 @@ def one_by_one(run: _Run, grads: _Grads) -> list[torch.Tensor | None]:
     Args:
         run: From gradients of outputs, None where none arrives, to those of the run; it is called
             once per gradient of the batch.
-        grads: What arrived.
+        grads: The arriving gradients.
 
     Raises:
         UnsupportedError: The transform is a derivative.
@@ -110,7 +111,7 @@ def one_by_one(run: _Run, grads: _Grads) -> list[torch.Tensor | None]:
 
 
 class _Each(threading.local):
-    """What the operator gradd::each_of_batch does in this thread."""
+    """The function of the operator gradd::each_of_batch in this thread."""
 
     function: Callable[[torch.Tensor], torch.Tensor]
 
@@ -130,7 +131,7 @@ def _is_old_batch(grad: torch.Tensor) -> bool:
 
 
 def _for_each(grad: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A batch made of what a function gives for each of a batch.
+    """A batch of a function's results for each element of a batch.
 
     torch calls an operator that knows no batches once for each of them.
     """

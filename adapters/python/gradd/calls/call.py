@@ -1,6 +1,6 @@
-"""What runs of one form have in common: a plan with its binding, and the places of tensors.
+"""The common part of runs of one form: a plan with its binding, and the places of tensors.
 
-Runs hold it, which live as long as a graph of autograd, so nothing here leads to the owner of the
+Runs hold it and live as long as their autograd graph, so nothing here refers to the owner of the
 module.
 """
 
@@ -36,7 +36,7 @@ class Call:
         in_rows: Per free input its type, sizes, bytes, and place in the run's block of inputs.
         in_bytes: Of that block.
         out_rows: Per output of the plan its type, sizes and bytes.
-        plain: What the plan computes is what the user gets, in this order.
+        plain: The plan's results are the user's outputs, in this order.
         left_out: Types and sizes of outputs that the plan leaves out, as far as they are known.
     """
 
@@ -59,7 +59,7 @@ class Call:
         plan: Its plan for these kinds.
         binding: The bound inputs as the daemon knows them.
         kinds: Of the free inputs.
-        selection: What the call wants.
+        selection: The wishes of the call.
         lists: Sizes of the lists of live rows, which come behind the free inputs.
         """
         self.client = client
@@ -100,7 +100,7 @@ class Call:
         inputs: Sequence[torch.Tensor],
         selection: Selection,
     ) -> Call:
-        """What runs with such free inputs have in common; compiles the plan if need be."""
+        """The common part of runs with such free inputs; compiles the plan if need be."""
         kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
         types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in kinds)
         plan = graph.plan(client, types, *selection.of_plan(), budget=selection.budget)

@@ -1,9 +1,9 @@
-"""A captured graph as calls use it: what is bound, what is sent, what has a gradient.
+"""A captured graph as calls use it: its bound inputs, its sent inputs, and its gradients.
 
-Made once per capture. Graph inputs are of two kinds: *bound* ones (parameters, and buffers that
-the graph does not change) are named once by a binding; *free* ones (the call's tensors, buffers
-that the graph changes) are copied into the ring for every forward. Changed buffers travel as
-copies so that a replay after a restart reads the values of the first time.
+Each capture makes one. Graph inputs are of two kinds: a binding names the *bound* ones (parameters,
+and buffers that the graph does not change) once; the *free* ones (the call's tensors, buffers that
+the graph changes) are copied into the ring for every forward. Changed buffers travel as copies so
+that a replay after a restart reads their original values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Plan:
 
     Attributes:
         key: Shapes and choices, by which its graph finds it.
-        graph: What it was compiled from; must be known to a restarted daemon as long as the plan.
+        graph: Its source; a restarted daemon must know it as long as the plan.
         info: The daemon's reply.
         outputs: Wanted output names, in the order of the request.
         params: Names of the parameters whose gradient is wanted: the first of the gradients.
@@ -45,7 +45,7 @@ class Plan:
         early: Positions in `params` of those whose gradient a forward forms.
         early_layout: Slot for these, which a run has from its forward on.
         layout: Slot for the others.
-        live: What it could leave out; None = nothing, or it leaves something out.
+        live: Rows that it could leave out; None = none, or it leaves some out already.
     """
 
     client: Any
@@ -77,7 +77,7 @@ class Passes(NamedTuple):
 
     @classmethod
     def read(cls) -> Passes:
-        """As the environment says now."""
+        """Reads the current environment."""
         return cls(not options.get("GRADD_FUSE"), not options.get("GRADD_CHUNKED_LOSS"))
 
 
@@ -113,10 +113,10 @@ class Graph:
         """Args:
         owner: Its `training` tells whether outputs may be left out.
         cap: The capture.
-        info: What the daemon says of it.
+        info: The daemon's description of it.
         memory: The most that its plans may take.
         place: Where a name is to be found.
-        passes: What the daemon leaves out.
+        passes: The passes that the daemon leaves out.
         """
         self.cap = cap
         without = replace(memory, budget=0)
@@ -149,14 +149,14 @@ class Graph:
         self.made: dict[Plan, Any] = {}  # of these, calls over live rows: see LiveRows.choose
         self.kinds: dict[Hashable, Any] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
-        self.asks_again = False  # these do not fit the budget: whoever reads them runs a forward
-        self.stepped = False  # an optimizer has stepped while somebody held such an output
-        self.live_rows: Counter[str] = Counter()  # what calls have left out; see LiveRows.seen
+        self.asks_again = False  # these do not fit the budget: reading them runs a forward
+        self.stepped = False  # an optimizer has stepped while such an output was alive
+        self.live_rows: Counter[str] = Counter()  # rows that calls have left out; see LiveRows.seen
 
     def differentiable(
         self, params: tuple[int, ...], input_grads: tuple[str, ...]
     ) -> tuple[list[bool], tuple[int, ...], tuple[str, ...]]:
-        """Per user output whether it has a path to what needs a gradient, and what has a path.
+        """Per user output whether it has a path to any of these, and those that have a path.
 
         Args:
             params: Positions in `bound` of parameters that require a gradient.
@@ -175,7 +175,7 @@ class Graph:
         return flags, params, tuple(n for n in input_grads if n in used)
 
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
-        """Compares addresses, re-homes what moved; returns the binding and the bound tensors."""
+        """Compares addresses, re-homes moved tensors; returns the binding and the bound tensors."""
         tensors = [p.table[p.key] for p in self.places]
         pointers = [_where(t) for t in tensors]
         if state.generation != self.generation or pointers != self.pointers:
@@ -282,7 +282,7 @@ class Graph:
     def _planned(
         client: Any, fields: dict[str, Any], live: bool
     ) -> tuple[protocol.PlanInfo, str | None]:
-        """A plan; where all rows are too much for the budget, one that says what to leave out."""
+        """A plan; if all rows exceed the budget, one that says which rows to leave out."""
         try:
             return client.plan(fields), None
         except errors.OutOfMemoryError as error:

@@ -1,18 +1,18 @@
-"""Outputs that are not computed until somebody reads them.
+"""Outputs that are not computed until they are read.
 
-Models of Hugging Face return logits beside the loss; in a training step nobody looks at them.
-Such an output is a LazyTensor: it knows shape, dtype and its run, and asks the daemon for the value
-at the first use of its content. It is a proper output of the autograd function, so a loss that is
-computed from it outside of the graph gets the right gradients. Both cost another forward, once:
-from the next call on, an output that was asked for is computed with the others.
+Hugging Face models return logits beside the loss, which a training step does not read. Such an
+output is a LazyTensor: it knows its shape, its dtype and its run, and requests the value from the
+daemon when its content is first used. It is a proper output of the autograd function, so a loss
+computed from it outside the graph gets the right gradients. Both cost another forward, but only
+once: from the next call on, a requested output is computed with the others.
 
-Metadata (shape, dtype) does not read the value, nor does a conversion to another floating type:
-accelerate converts every bf16 output to float32, which gives another LazyTensor. The value is kept
-for the life of the run's outputs.
+Reading metadata (shape, dtype) does not compute the value, nor does a conversion to another
+floating type: accelerate converts every bf16 output to float32, which gives another LazyTensor. The
+value is kept for the life of the run's outputs.
 
-A read after the parameters have changed is a StaleError. Loops that compute a metric after
-`optimizer.step()` do so from their first step on, so what somebody holds when an optimizer steps
-for the first time is computed just before.
+A read after the parameters have changed raises a StaleError. Loops that compute a metric after
+`optimizer.step()` do so from their first step on, so the first step of an optimizer computes the
+outputs that are still alive just before it changes the parameters.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ for _name in _PROPERTIES:
 
 
 def untouched(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a function gives without a look at the values of lazy outputs."""
+    """Calls a function that does not read the values of lazy outputs."""
     return torch.Tensor.__torch_function__(func, (), args, kwargs)
 
 
@@ -93,11 +93,11 @@ class LazyTensor(torch.Tensor):
 
     _run: Run | None
     _output: str
-    _source: LazyTensor | None  # what this one is a conversion of; it then has no run of its own
+    _source: LazyTensor | None  # the source of a conversion, which has no run of its own
     _casts: list[weakref.ref]  # conversions of this one that were not computed either
-    _ahead: torch.Tensor | None  # the value, which nobody has asked for yet
+    _ahead: torch.Tensor | None  # the value, computed but not requested yet
     _value: torch.Tensor | None
-    _read: torch.Tensor | None  # the value as a step of autograd, once somebody has asked for it
+    _read: torch.Tensor | None  # the value as a step of autograd, once requested
 
     @staticmethod
     def make(run: Run, spec: OutputSpec) -> LazyTensor:
@@ -142,8 +142,8 @@ class LazyTensor(torch.Tensor):
         return self._value  # type: ignore[return-value]
 
     def gradd_compute_ahead(self) -> None:
-        """Keeps the value, for somebody who asks when it cannot be computed any more."""
-        with contextlib.suppress(errors.GraddError):  # who asks will hear of it
+        """Computes and keeps the value, for reads after it can no longer be computed."""
+        with contextlib.suppress(errors.GraddError):  # a later read raises it
             self._ahead = self._run.read(self._output, asked=False)  # type: ignore[union-attr]
 
     def _set(self, value: torch.Tensor) -> None:
@@ -167,7 +167,7 @@ class LazyTensor(torch.Tensor):
         return False
 
     def _describe(self) -> str:
-        """Debuggers and notebooks print what they find: that must not be an error."""
+        """Debuggers and notebooks print all that they find: that must not be an error."""
         sizes = ", ".join(str(n) for n in self.shape)
         return (
             f"tensor(<{sizes}> {self.dtype}, not computed, and the parameters have changed since)"

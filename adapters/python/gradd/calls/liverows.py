@@ -1,15 +1,15 @@
-"""Live rows: which rows of a batch a call needs, and the plan that computes no others.
+"""Live rows: finds the rows of a batch that a call needs, and a plan that computes only those.
 
-A row is a position of a batch. The daemon says what a plan over all rows could leave out
-(`protocol.Live`): rows without a label behind the last attention, and padding. Here the rows of a
-call are counted and named, and what the daemon takes for granted is checked: the mask holds zeros
-and ones, and no labelled row is padding. Where that does not hold, the call runs over all rows.
+A row is a position of a batch. The daemon says which rows a plan over all rows could leave out
+(`protocol.Live`): rows without a label behind the last attention, and padding. This module counts
+and names the rows of a call, and checks the daemon's assumptions: the mask holds zeros and ones,
+and no labelled row is padding. If they do not hold, the call runs over all rows.
 
 The positions of an encoder are rows of their own, source rows, with a mask of their own; each
 sequence must have a real one.
 
 A plan has lists of fixed sizes. Sizes are rounded up, at most eight to an octave; a size that is
-asked for the first time takes the next larger plan that is there.
+requested for the first time takes the next larger plan that exists.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rounded(n: int) -> int:
 
 
 def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """A list of that size: live rows, and behind them ~r for a row r that stands for nothing."""
+    """A list of that size: live rows, and behind them ~r for an unused row r."""
     out = torch.empty(size, dtype=torch.int64)
     n = rows.numel()
     out[:n] = rows
@@ -74,7 +74,7 @@ class Switches:
 
     @classmethod
     def read(cls) -> Switches:
-        """As the environment says now."""
+        """Reads the current environment."""
         on = options.get("GRADD_LIVE_ROWS") and options.get("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER")
         return cls(
             bool(on and options.get("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")),
@@ -84,7 +84,7 @@ class Switches:
 
 
 class LiveRows:
-    """What the calls of a plan over all rows leave out.
+    """The rows that calls of a plan over all rows leave out.
 
     Attributes:
         rows: Of a batch.
@@ -103,9 +103,9 @@ class LiveRows:
         seen: Counter[str],
     ) -> None:
         """Args:
-        live: What the daemon says.
+        live: The daemon's description.
         places: Of the labels, the mask and the encoder's mask among the free inputs.
-        switches: What may be left out.
+        switches: The rows that may be left out.
         seen: Where it is counted.
         """
         self.live = live
@@ -127,10 +127,10 @@ class LiveRows:
         """What calls may leave out that bring what tells it; None = nothing.
 
         Args:
-            live: What the daemon says of a plan over all rows.
+            live: The daemon's description of a plan over all rows.
             free: Names of the free inputs.
             info: Of the graph.
-            seen: Where is counted what calls leave out.
+            seen: Counts the rows that calls leave out.
         """
         switches = Switches.read()
         if live is None or not (switches.labelled or switches.real or switches.printed):
@@ -181,7 +181,7 @@ class LiveRows:
             if over is not None:
                 raise
             self._off = True
-            # its text alone: who keeps the record would keep the frames of the error, and tensors
+            # text only: a stored log record would keep the error's frames, and tensors, alive
             logger.warning("rows that nobody needs are computed all the same: %s", str(error))
             return call, inputs
         if found is None:
@@ -224,7 +224,7 @@ class LiveRows:
         return self.worth(*self.find(inputs))
 
     def _rest(self) -> None:
-        """Data that have nothing to leave out are looked at less and less often."""
+        """Checks data without rows to leave out less and less often."""
         self._idle += 1
         if self._idle >= _PATIENCE:
             self.waits = min(1 << (self._idle - _PATIENCE), _LONGEST)

@@ -1,16 +1,16 @@
-"""Parameters and buffers of a module in shared memory, and the watch over where they are.
+"""Keeps parameters and buffers of a module in shared memory, and notices when they move.
 
 `State` copies each parameter and buffer into the client's parameter segment once and points
-`p.data` there ("re-homing"). At every call the addresses are compared, because `.to()`,
-`load_state_dict(assign=True)`, `vector_to_parameters` and engines that own flat buffers move them;
-what moved is re-homed again.
+`p.data` there ("re-homing"). Every call compares the addresses, because `.to()`,
+`load_state_dict(assign=True)`, `vector_to_parameters` and engines that own flat buffers move
+tensors; it re-homes those that have moved.
 
-Memory that somebody else refers to as well (a flat buffer whose owner keeps writing into it, a
-state dict that is still alive, an array of NumPy) must not be left behind: such a tensor stays
-where it is and its values are copied before every forward ("mirrored") until it is alone. So do
-parameters that see the same memory in different ways (one is the other's transpose, or a slice of
-it): an update of one is an update of the other, which no two separate blocks could give. And so do
-tensors that are not contiguous, for their strides are the user's to see.
+Memory with other references (a flat buffer whose owner keeps writing into it, a state dict that is
+still alive, a NumPy array) must not be left behind: such a tensor stays where it is, and its values
+are copied before every forward ("mirrored") until no other reference is left. The same holds for
+parameters that view the same memory differently (one is the other's transpose, or a slice of it):
+an update of one updates the other, which two separate blocks could not do. It also holds for
+tensors that are not contiguous, because their strides are visible to the user.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Home:
         self.mirror = mirror
 
     def wire(self) -> Tensor:
-        """What the protocol says of it, for a binding."""
+        """Its description in the protocol, for a binding."""
         return self.block.wire(self.dtype, self.shape)
 
 
 class Binding:
-    """A list of homes that the daemon knows by number; ends by itself when nobody holds it.
+    """A list of homes that the daemon knows by number; ends with its last reference.
 
     It keeps the blocks pinned, so that a run that was started with it can be replayed although
     the parameters have moved since.
@@ -97,7 +97,7 @@ class Place:
         self.table = module_tables.holding(owner, self.key)
 
     def get(self) -> torch.Tensor:
-        """The tensor that the name stands for now."""
+        """The tensor that currently has the name."""
         return self.table[self.key]
 
 
@@ -260,7 +260,7 @@ class State:
         self._forget_gone()
 
     def _move_group(self, tensors: list[torch.Tensor], others: dict[int, int]) -> None:
-        """One after the other: what a tensor leaves behind is there for the next ones."""
+        """One after the other: memory that a tensor leaves behind is free for the next ones."""
         left = 0
         known = set(self._homes)
         try:

@@ -1,4 +1,4 @@
-"""A graph of a call that is planned and not run: for estimates, explanations and budgets."""
+"""A graph of a call that is planned but not run: for estimates, explanations and budgets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL: Sizes = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Planned:
-    """What one graph of a call takes.
+    """The plans of one graph of a call.
 
     Attributes:
         graph: The graph.

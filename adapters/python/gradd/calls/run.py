@@ -1,15 +1,15 @@
 """One run: the inputs, seed and outputs of a forward, and its backward, release and re-reading.
 
-A run pins its inputs in the ring until it is released, so that a restarted daemon can be given the
-same forward again, and so that outputs which were left uncomputed (lazy ones) can still be asked
-for: the same graph, inputs and seed, planned for that output, give the value that the first forward
-would have given.
+A run pins its inputs in the ring until its release, so that a restarted daemon can run the same
+forward again, and so that outputs that were not computed (lazy ones) can still be requested: the
+same graph, inputs and seed, planned for that output, give the value that the first forward would
+have given.
 
-`DaemonFunction` makes a run a step of torch's autograd. What torch's users rely on is kept:
-parameters are saved so that an in-place change between forward and backward raises torch's own
-error; outputs without a path to a parameter are not differentiable; missing output gradients stay
-missing; gradients are fresh tensors over shared memory, which AccumulateGrad takes over without a
-copy. `retain_graph=True` keeps the daemon's activations.
+`DaemonFunction` makes a run a step of torch's autograd and keeps torch's guarantees: parameters are
+saved so that an in-place change between forward and backward raises torch's own error; outputs
+without a path to a parameter are not differentiable; missing output gradients stay missing;
+gradients are fresh tensors over shared memory, which AccumulateGrad takes over without a copy.
+`retain_graph=True` keeps the daemon's activations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Grads = Sequence[torch.Tensor | None]
 
 
 class _Held:
-    """What a run holds until it is released (outputs, early gradients) or has ended (inputs)."""
+    """Memory that a run holds until its release (outputs, early gradients) or end (inputs)."""
 
     __slots__ = ("client", "done", "early", "id", "inputs", "outputs")
 
@@ -91,7 +91,7 @@ class Run:
         flags: int = 0,
     ) -> None:
         """Args:
-        call: What runs of this form have in common.
+        call: The common part of runs of this form.
         bound: The bound inputs.
         inputs: The free inputs, in order; copied into the ring by `start`.
         counts: Where "forwards" and "repeated_forwards" are counted.
@@ -206,7 +206,7 @@ class Run:
     # ---- backward ----
 
     def check_readers(self, grads: Grads) -> None:
-        """A result passes no gradient through the other results of its graph; in torch it does.
+        """Refuses hooks on results through which, unlike in torch, no gradient passes.
 
         Raises:
             UnsupportedError: A hook or retain_grad() waits for what would have passed there.
@@ -273,7 +273,7 @@ class Run:
             scratch: list[Block] = []
             try:
                 slot = self._slot(slots, plan.layout) if plan.layout.items else None
-                if keep and early is not None:  # what the forward has formed is needed again
+                if keep and early is not None:  # its gradients are needed again
                     early = self._slot(slots, plan.early_layout)
                 arriving = _columns()
                 at: list[int] = []
@@ -340,7 +340,7 @@ class Run:
         return block
 
     def _flat_gradient(self, index: int, arriving: Sequence[int]) -> torch.Tensor | None:
-        """What torch gives where the daemon has no path: zeros behind a step (round, sign)."""
+        """torch's gradient where the daemon has no path: zeros behind a step (round, sign)."""
         plan = self.plan
         name = (*plan.params, *plan.input_grads)[index]
         if not any(name in plan.graph.reach[plan.outputs[k]] for k in arriving):
@@ -395,13 +395,13 @@ class Run:
     ) -> Run:
         """The same run for outputs of which some were left out; not started.
 
-        Such a run costs a whole forward, so it is counted, and the next calls compute what was
-        asked for: who reads logits in one step mostly does so in every step.
+        Such a run costs a whole forward, so it is counted, and the next calls compute the requested
+        outputs: code that reads logits in one step usually does so in every step.
 
         Args:
             outputs: Their names.
             grad_outputs: Positions among them of those from which a backward starts.
-            asked: False if nobody has asked for them yet.
+            asked: False if the outputs have not been requested yet.
 
         Raises:
             StaleError: The parameters have changed since the forward; the next calls compute it.
@@ -428,7 +428,7 @@ class Run:
         return known[name]
 
     def is_changed_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a step of the optimizer changes what the forward has read."""
+        """Whether a step of the optimizer changes values that the forward has read."""
         return self._read.is_stepped_by(optimizer)
 
     def read(self, output: str, asked: bool = True) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What one call wants: the arguments of its plan, and what the plan leaves out."""
+"""The wishes of one call: the arguments of its plan, and the parts that the plan leaves out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradd.calls.graph import Graph
 
 @dataclass(frozen=True)
 class Selection:
-    """What one call wants to have computed and differentiated.
+    """The outputs and gradients that one call wants.
 
     Attributes:
         params: Positions in `bound` of the parameters whose gradient is wanted.
@@ -40,14 +40,14 @@ class Selection:
         return self.asked[2]
 
     def of_plan(self) -> tuple[tuple, tuple, tuple, tuple]:
-        """What identifies the plan, with the shapes."""
+        """The part of the plan's key beside the shapes."""
         return self.params, self.input_grads, self.outputs, self.gmask
 
 
 def selection_of(
     graph: Graph, bound: list[torch.Tensor], inputs: list[torch.Tensor], lazy: bool
 ) -> Selection:
-    """What a call wants.
+    """Selects the wishes of a call.
 
     Args:
         graph: Of the call; its module is in the call's mode.

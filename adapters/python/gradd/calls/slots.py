@@ -1,13 +1,13 @@
 """Gradient slots: sets of gradient buffers in shared memory, one buffer per parameter.
 
-The daemon writes a slot (never adds to it); the tensors made from it are returned to autograd,
-which takes them over as `.grad` without a copy. From then on `.grad` is the slot, so a slot may be
-written again only when no tensor refers to it any more: the user may keep `.grad` or the result of
-`autograd.grad`, or accumulate. In the usual loop there is one; another that was needed is given
-back a few backwards later.
+The daemon overwrites a slot (it never adds to it); autograd gets the tensors made from it and takes
+them over as `.grad` without a copy. From then on `.grad` is the slot, so a slot may be overwritten
+only when no tensor refers to it any more: the user may keep `.grad` or the result of
+`autograd.grad`, or accumulate. The usual loop needs one slot; an additional one is given back a few
+backwards after it was needed.
 
-A large slot lies in several segments, one block in each. When it is given up, each block goes back
-as soon as no tensor refers to it.
+A large slot lies in several segments, one block in each. When the slot is given up, each block goes
+back as soon as no tensor refers to it.
 
 Gradients that a forward forms have slots of their own: a run has one from its forward to its end,
 and two forwards before a backward have two.
@@ -76,7 +76,7 @@ class Slot:
     Attributes:
         blocks: Its memory, one per part of the layout.
         busy: A request or a run has it.
-        dropped: It goes once nobody has it.
+        dropped: It is given up once it is no longer busy.
         used: When it was, on the set's clock.
     """
 
@@ -92,13 +92,13 @@ class Slot:
         self.dropped = False
 
     def free(self) -> None:
-        """Whoever acquired it is done; safe in finalizers of any thread."""
+        """Returns the slot; safe in finalizers of any thread."""
         self.busy = False
         if self.dropped:
             self.drop()
 
     def drop(self) -> None:
-        """Gives the slot up, at its end if somebody has it; tensors over it keep their memory."""
+        """Gives the slot up, once it is no longer busy; tensors over it keep their memory."""
         self.dropped = True
         if not self.busy:
             self.client.later("unbind", {"bind": self.bind})
@@ -139,7 +139,7 @@ class SlotSet:
         return sum(len(s) for s in self._slots.values())
 
     def acquire(self, layout: Layout) -> Slot:
-        """A slot that nobody refers to; the caller's until `Slot.free`."""
+        """Returns an unreferenced slot; the caller owns it until `Slot.free`."""
         pool = self.client.gradients
         if pool.returned or self.client.ends.died:
             pool.drain()
@@ -148,7 +148,7 @@ class SlotSet:
         for slots in self._slots.values():
             for slot in slots[:]:
                 if slot.busy or max(map(_pins, slot.blocks)) > 1:
-                    slot.used = self._acquired  # whoever keeps it may do so again
+                    slot.used = self._acquired  # gradients kept once may be kept again
                 elif found is None and slot.layout is layout:
                     found = slot
                 elif slot.used < old:
@@ -160,7 +160,7 @@ class SlotSet:
         return found
 
     def drop_idle(self) -> None:
-        """Gives up what nobody refers to: the next backward may be one of another plan."""
+        """Gives up unreferenced slots: the next backward may belong to another plan."""
         self.client.gradients.drain()
         for slots in self._slots.values():
             for slot in slots[:]:

@@ -1,8 +1,8 @@
-"""Gradients of tables whose lookups are sparse (nn.Embedding(sparse=True)), as torch has them.
+"""Gradients of tables with sparse lookups (nn.Embedding(sparse=True)), in torch's format.
 
-The daemon sums the rows that were looked up into a dense gradient, and the graph gives the indices
-away. Here these rows are taken out, so `.grad` is a coalesced sparse tensor; the dense one was the
-daemon's for the time of the backward.
+The daemon sums the looked-up rows into a dense gradient, and the graph also returns the indices.
+This module extracts these rows, so `.grad` is a coalesced sparse tensor; the daemon needs the dense
+one only during the backward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def gradients(
 
     Args:
         specs: Of the lookups.
-        indices: What each has looked up.
+        indices: The indices that each has looked up.
         names: Of the parameters, which come first among the gradients.
         found: The gradients.
 

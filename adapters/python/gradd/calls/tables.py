@@ -1,6 +1,6 @@
-"""Which parameters are tables that embeddings look rows up in.
+"""Finds the parameters that are tables of embeddings.
 
-An optimizer is given parameters, not modules: what is wrapped is noted here, weakly.
+An optimizer gets parameters, not modules, so this module keeps weak references to wrapped modules.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The self-check: a call computed by the daemon and by PyTorch, and how far they may differ."""
+"""The self-check: compares a call in the daemon with PyTorch, and bounds the difference."""

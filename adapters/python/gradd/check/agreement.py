@@ -1,9 +1,9 @@
-"""How far two results are apart, and how far they may be.
+"""Measures how far two results differ, and decides how far they may.
 
-Values are compared as they come, one by one, so that a whole set of gradients need not exist twice.
-Equal NaNs are equal, and so are equal infinities. f32 results are judged by their largest
-difference, what computes in bf16 or f16 by the length of the difference, whole numbers by how many
-differ.
+Values are compared one by one as they arrive, so that a whole set of gradients need not exist
+twice. Equal NaNs are equal, and so are equal infinities. f32 results are judged by their largest
+difference, results computed in bf16 or f16 by the length of the difference, whole numbers by the
+number of elements that differ.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Values = Mapping[Key, torch.Tensor | None]
 _VALUE = 1e-5  # of an output's or a buffer's largest entry
 _OWN = 1e-4  # of a gradient's own largest entry
 _FLOOR = 1e-4  # of the largest of all gradients: no bound is relative to less
-_VANISHES = 1e-6  # of the largest of all: what is less is what terms that cancel leave
+_VANISHES = 1e-6  # of the largest of all: smaller values are left over by terms that cancel
 _WORSE = {0: 10, 16: 4, 10: 4}  # times PyTorch's own error, by codes of element types; 0 = f32
 _ROUNDING = {16: 2.0**-8, 10: 2.0**-11}  # one step between bf16 and f16 numbers, relative
 _COUNTED = 0.02  # of whole numbers, such as positions of a maximum, that a half turns over
-_INSIDE = 100  # times what roundings of whole operators do: they round inside as well
-_NOTHING = 1e-3  # of what roundings do to a value: an exact one that small is zero
+_INSIDE = 100  # times the effect of rounding whole operators: they round inside as well
+_NOTHING = 1e-3  # of the effect of roundings on a value: an exact one that small is zero
 _WORST = 64  # entries of a value that differs which are remembered
 _INFORMATIVE = 0.01  # of its size: a value that nearly vanishes says nothing
 _CHUNK = 1 << 20
@@ -102,7 +102,7 @@ class Finding:
 
     Attributes:
         key: Which.
-        text: What is wrong with it, in words.
+        text: Its error, in words.
         apart: By how much; None where one side has no such value, which needs no other data.
         at: Positions of the entries that are furthest off.
         share: How far these are off, relative to the larger of both values.
@@ -123,7 +123,7 @@ class Tally:
     Attributes:
         apart: Distances.
         kept: PyTorch's values where they differ.
-        noise: What roundings to f32 do to a value, where it is known.
+        noise: The effect of roundings to f32 on a value, where it is known.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Tally:
         self._missing.append(Finding(key, text))
 
     def findings(self) -> list[Finding]:
-        """What differs by more than its bound."""
+        """The values that differ by more than their bounds."""
         found = list(self._missing)
         for key in self._worst:
             one, largest = self.apart[key], self._largest(key)
@@ -224,7 +224,7 @@ class Tally:
         return found.off <= self._slack * self._bound(key, found, largest)
 
     def would_show(self, finding: Finding) -> bool:
-        """Whether an error like that of other data would be seen in these, were it there."""
+        """Whether these data would show an error like that of other data."""
         ours, now = self.ours.get(finding.key), self.apart.get(finding.key)
         if ours is None or now is None or not now.finite or finding.apart is None:
             return False
@@ -237,7 +237,7 @@ class Tally:
 
 
 def _worst(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entries of two values that are furthest apart, and by what share of the larger."""
+    """The entries of two values that are furthest apart, and their distance over the larger one."""
     found, start = [], 0
     for a, b in _pieces(ours, theirs):
         top, at = difference(a, b).topk(min(_WORST, a.numel()))

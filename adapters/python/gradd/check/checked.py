@@ -1,4 +1,4 @@
-"""What a self-check asks of the piece that it checks."""
+"""The interface of a piece that a self-check checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Forward(Protocol):
         """Tensors to run with, by the identities of those of the call."""
 
     def __call__(self, stands: dict[int, torch.Tensor]) -> list[torch.Tensor] | None:
-        """The results in the order of the graph; None where the call gives something else."""
+        """The results in the order of the graph; None if the call returns something else."""
 
 
 class Checked(Protocol):
@@ -45,7 +45,7 @@ class Checked(Protocol):
         """Those that a call may change, by name."""
 
     def call(self, *args: Any) -> Call:
-        """What runs with such inputs have in common."""
+        """The common part of runs with such inputs."""
 
     def fits(self, data: Data) -> bool:
         """Whether the graph may take data of other sizes."""

@@ -1,10 +1,10 @@
-"""When a self-check is due: with the first call of every kind of plan, and now and then later on.
+"""Decides when a self-check is due: at the first call of every kind of plan, and sometimes later.
 
 A kind is a graph with a choice of trainable parameters, inputs with a gradient, wanted outputs and
-output gradients, whatever the sizes. Its first call is checked in full; later checks are wanted at
+output gradients, whatever the sizes. Its first call is checked in full; later checks are due at
 calls 2, 10, 100, 1,000, ... and wait until they cost at most half a percent of the time since the
-last check. A failure counts for the kind and the sizes that failed. Where the gradient of a
-parameter was zero, a few of the next calls are wanted as well: an error in it could not show.
+last check. A failure counts for the kind and the sizes that failed. If the gradient of a parameter
+was zero, checks are also due at a few of the next calls: an error in it could not show.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ clock: Callable[[], float] = time.perf_counter
 
 @dataclass
 class Kind:
-    """What is known about one kind of plan.
+    """The history of one kind of plan.
 
     Attributes:
         calls: So far.
         due: Number of the call that is to be checked next.
         done: The check of the first call has passed, and it had something to compare.
-        seconds: What a later check is expected to take.
+        seconds: Expected duration of a later check.
         rows: Such a check may work on fewer rows.
         failed: Why it differs from PyTorch, by the sizes of the arguments.
         passed: Sizes that were checked after others had failed.
@@ -82,7 +82,7 @@ class Times:
 
     # Piece._is_checked() asks the same of a kind, without a call.
     def due(self, kinds: dict[Hashable, Kind], key: Hashable) -> tuple[Kind, bool]:
-        """Counts a call; its kind, and whether to check something or to say what is wrong."""
+        """Counts a call; its kind, and whether to check something or to report an error."""
         kind = kinds.get(key)
         if kind is None:
             kind = self._new(kinds, key)

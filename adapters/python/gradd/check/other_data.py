@@ -1,8 +1,8 @@
-"""Other data of the same form for a call: a part of it, or the same sizes with other contents.
+"""Makes other data of the same form for a call: a part, or the same sizes with other contents.
 
-A batch is cut along the first axis that its tensors share, which costs little, and where memory
-counts along the second one (positions of a sequence); whether the graph may take the smaller sizes
-is for its guards to say.
+A batch is cut along the first axis that its tensors share, which costs little, and also along the
+second one (positions of a sequence) where memory counts; the graph's guards decide whether it takes
+the smaller sizes.
 """
 
 from __future__ import annotations

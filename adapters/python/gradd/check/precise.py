@@ -1,8 +1,8 @@
-"""PyTorch in higher precision without a second set of parameters, and what roundings to f32 do.
+"""PyTorch in higher precision without a second set of parameters, and the effect of f32 rounding.
 
-What a graph reads of a parameter is converted for that one operation; what autograd saves of it is
-remembered by name and converted again in the backward. Of a large model only a few parameters exist
-in the higher precision at a time.
+A parameter that a graph reads is converted for that one operation; the tensors that autograd saves
+of it are remembered by name and converted again in the backward. Of a large model only a few
+parameters exist in the higher precision at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Precise:
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        """What to keep of a tensor that a backward needs."""
+        """The part to keep of a tensor that a backward needs."""
         found = self._made.get(tensor.untyped_storage().data_ptr())
         if found is None or found[0]() is None or tensor.dtype != self._dtype:
             return tensor.detach()

@@ -1,7 +1,7 @@
 """PyTorch's side of the self-check, without chance: the user's own forward, or Dynamo's graph.
 
 Both work on stand-ins that share the parameters' memory and on copies of everything else. Each
-value is handed on when it is there and dropped then: gradients come one by one, from hooks.
+value is passed on as soon as it exists and is then dropped: gradients come one by one, from hooks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _PERIOD = 8191  # of the pattern: a prime, so that rows of a tensor start differently
 Take = Callable[[Key, torch.Tensor | None], None]
-Wanted = dict[int, tuple[torch.Tensor, Key]]  # leaves by id, with what they are called
+Wanted = dict[int, tuple[torch.Tensor, Key]]  # leaves by id, with their names
 
 
 @dataclass(frozen=True)
 class Task:
-    """What both sides compute.
+    """The computation of both sides.
 
     Attributes:
         outputs: Positions in the graph's user outputs of those that are compared.
@@ -52,7 +52,7 @@ def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
 
 class Reference:
-    """Runs in PyTorch of what one piece of a graph computes.
+    """Runs the computation of one piece of a graph in PyTorch.
 
     Attributes:
         only: The gradients that are wanted, for the memory of the others; None = all.
@@ -74,7 +74,7 @@ class Reference:
             shaken: Seed of results that are a rounding of f32 off.
 
         Raises:
-            Exception: Whatever the graph raises.
+            Exception: Any exception of the graph.
         """
         args, wanted = self.piece.arguments(data.leaves), Wanted()
         parameters, versions = [], {}
@@ -109,7 +109,7 @@ class Reference:
         """The user's forward in place of the graph; False = it cannot be compared.
 
         Raises:
-            Exception: Whatever forward() raises.
+            Exception: Any exception of forward().
         """
         with torch.inference_mode(False), torch.no_grad():
             stands = own.stand_ins(data, self.stand_in)
@@ -148,7 +148,7 @@ class Reference:
             own = own.to(dtype)
         if isinstance(tensor, torch.nn.Parameter):
             own = torch.nn.Parameter(own, wants)
-        vars(own).update(vars(tensor))  # what a script has written there
+        vars(own).update(vars(tensor))  # attributes that a script has written there
         return own.requires_grad_(wants)
 
     @contextlib.contextmanager
@@ -169,7 +169,7 @@ class Reference:
             yield
 
     def _backward(self, outputs: dict[int, torch.Tensor], wanted: Wanted, take: Take) -> None:
-        """Hands on gradients one by one, as they come; gives up the outputs."""
+        """Passes gradients on one by one, as they arrive; gives up the outputs."""
         taken: set[int] = set()
 
         def made(leaf: torch.Tensor) -> None:

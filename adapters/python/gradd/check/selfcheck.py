@@ -1,13 +1,13 @@
-"""Comparison of the daemon with PyTorch: at the first call of every kind of plan, and again later.
+"""Compares the daemon with PyTorch: at the first call of every kind of plan, and again later.
 
 A call is computed twice without chance: in the daemon by the run flag, in PyTorch by a function
-mode (without_chance.py). PyTorch runs the user's own forward where that does nothing but what the
-graph computes, and so shows what has changed behind Dynamo's guards; else it runs the graph. The
-daemon's side is over, and its arena is given back, before PyTorch's begins.
+mode (without_chance.py). PyTorch runs the user's own forward if that has no effects beyond the
+graph, which reveals changes that Dynamo's guards have missed; otherwise it runs the graph. The
+daemon's side ends and gives its arena back before PyTorch's begins.
 
-A difference is no verdict. PyTorch in double precision (in f32 for what computes in bf16 or f16)
-says whether the daemon is further off than PyTorch is; then the same is computed from other data.
-An error shows there as well; a unit of a ReLU whose input was within rounding of zero does not.
+A difference is no verdict. PyTorch in double precision (in f32 for results computed in bf16 or f16)
+shows whether the daemon is further off than PyTorch; then the same is computed from other data. An
+error shows there as well; a ReLU unit whose input was within rounding of zero does not.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Checks:
         check = _Check(piece, selection, self.counts)
         again = (kind.done or kind.waits) and not kind.failed
         try:
-            # An anomaly is the user's to find in his own backward, not in this one.
+            # Users look for anomalies in their own backward, not in this one.
             with unused.unkept(), torch.autograd.set_detect_anomaly(False):
                 check.run(data, kind, again)
             kind.succeed(sizes, check.says_something, check.zeros)
@@ -113,7 +113,7 @@ class Checks:
         logger.info("self-check of call %d passed in %.2f s", kind.calls, seconds)
 
     def stats(self) -> dict[str, Any]:
-        """What statistics say about checks."""
+        """The statistics of checks."""
         return {
             "self_checks": self.counts["passed"],
             "self_check_failures": self.counts["failures"],
@@ -161,7 +161,7 @@ class _Check:
             self.counts["few"] += 1
             if not self._agrees(less, self.selection) or not (again or self.says_something):
                 self._examine(data, self.selection)
-                kind.rows = not again  # the whole is right: what differs is the cut
+                kind.rows = not again  # the whole is right: only the cut differs
         else:
             self._examine(data, self.selection)
         whole = None if again else self._whole_selection(data)
@@ -300,7 +300,7 @@ class _Check:
             before: The comparison with forward(), which differs.
 
         Raises:
-            SelfCheckError: forward() itself does not compute what the graph does.
+            SelfCheckError: forward() itself does not compute the results of the graph.
         """
         tally, kept = Tally(before.ours, self.half), before.kept
         stale = Tally(kept, self.half, slack=_STALE)
@@ -349,7 +349,7 @@ class _Check:
     def _noise(
         self, reference: Reference, data: Data, exact: dict[Key, torch.Tensor]
     ) -> dict[Key, float]:
-        """What roundings to f32 do to these values: the most of a few draws."""
+        """The effect of roundings to f32 on these values: the largest of a few draws."""
         noise = dict.fromkeys(exact, 0.0)
 
         def take(key: Key, shaken: torch.Tensor | None) -> None:
@@ -368,7 +368,7 @@ class _Check:
     def _in_daemon(
         self, data: Data, selection: Selection
     ) -> tuple[dict[Key, torch.Tensor | None], Task]:
-        """The daemon's values, and what PyTorch is to compute."""
+        """The daemon's values, and the computation for PyTorch."""
         piece, graph = self.piece, self.graph
         binding, bound, inputs = self._tensors(data)
         inputs = [t.detach() for t in inputs]

@@ -1,8 +1,8 @@
 """PyTorch without chance, for the comparison with a run of the daemon whose masking is off.
 
-Both sides hold random numbers still in the same way: dropout passes its input through, everything
-else draws the middle of its distribution (a uniform number is at half its range, a normal one half
-a deviation above its mean, an event of probability p happens if p > 0.5). The other half of this
+Both sides replace random numbers in the same way: dropout passes its input through, everything else
+draws the middle of its distribution (a uniform number is at half its range, a normal one half a
+deviation above its mean, an event of probability p happens if p > 0.5). The other half of this
 agreement is kernels/ops/random/random.c, under the run flag DROPOUT_OFF; selfcheck.py compares the
 two. The random state may move: the caller restores it.
 """
@@ -21,7 +21,7 @@ _MIDDLE = 0.5
 
 
 class Quiet(TorchFunctionMode):
-    """Inside this context every draw gives the same numbers."""
+    """In this context every draw returns the same numbers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None

@@ -1,4 +1,4 @@
-"""Arithmetic of sizes: what an expression over symbols is, computed from what stands for them."""
+"""Arithmetic of sizes: evaluates expressions over symbols from the values of the symbols."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def computed(expression: sympy.Basic, known: Mapping[sympy.Symbol, Any]) -> Any:
 
     Args:
         expression: Of sizes.
-        known: What takes the places of its symbols: anything that Python can compute with.
+        known: The values of its symbols: anything that Python can compute with.
 
     Raises:
         KeyError: A function that has no counterpart here.

@@ -3,8 +3,8 @@
     model.compile(backend="gradd")
     step = torch.compile(step, backend="gradd", options={"memory_budget": "2GiB"})
 
-Such a function has the contract of torch.compile: what Dynamo does not guard is not seen, calls
-that reach no graph run in PyTorch without a word, and nothing is moved before the first call.
+Such a function has the contract of torch.compile: changes that Dynamo does not guard go unnoticed,
+calls that reach no graph run in PyTorch silently, and nothing is moved before the first call.
 Options are those of ORTModule: `strict` and `memory_budget`.
 """
 
@@ -41,7 +41,7 @@ def gradd(
     *,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """What runs a graph of Dynamo.
+    """Makes the function that runs a graph of Dynamo.
 
     Args:
         graph: Dynamo's.
@@ -82,10 +82,10 @@ def compiled(
     examples: Sequence[Any],
     code: CodeType | None = None,
 ) -> Callable[..., Any]:
-    """What Dynamo calls in place of a graph; it holds its lock.
+    """The function that Dynamo calls in place of a graph; it holds its lock.
 
     Args:
-        owner: What graphs have in common.
+        owner: The common state of the graphs.
         graph: Dynamo's.
         examples: Arguments of the call that it is made for.
         code: That of the compiled function, if self-checks may call what that calls.

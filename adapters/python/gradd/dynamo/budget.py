@@ -1,11 +1,12 @@
-"""A memory budget that several graphs of one call share.
+"""A memory budget that the graphs of one call share.
 
 Between forward and backward the runs of all graphs of a call are alive at once, so a budget bounds
-their sum, and the inputs that PyTorch has made for them. Each graph gets a share: nothing is
-computed again that fits, and then what is cheapest by the daemon's model, whichever graph it is in.
+their sum, including the inputs that PyTorch has made for them. Each graph gets a share: nothing
+that fits is recomputed, and beyond that the cheapest recomputation by the daemon's model comes
+first, whichever graph it is in.
 
-Which graphs a call goes on with, behind a break, is known when it has happened once. The first time
-all but the last one take the least that they can.
+The graphs that follow a graph break are known only after it has happened once. The first time, all
+graphs but the last take as little memory as they can.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SIZES = 1024  # of graphs, whose curves are
 
 @dataclass(frozen=True)
 class Curve:
-    """What one graph of the daemon can do with less memory.
+    """The options of one graph of the daemon with less memory.
 
     Attributes:
         points: (bytes, microseconds of more time by a model); bytes fall, the first keeps all.
@@ -59,7 +60,7 @@ def curve_of(client: Client, planned: Planned) -> Curve:
 
 
 def shares(budget: int, curves: Sequence[Curve]) -> list[int]:
-    """What each plan may take.
+    """The share of each plan.
 
     Raises:
         OutOfMemoryError: Not even the least of all fits; the message names the sum.

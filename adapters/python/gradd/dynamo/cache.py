@@ -1,8 +1,8 @@
-"""Captures by the graphs that they were made of: an equal graph is translated once per process.
+"""Caches captures by their graphs: an equal graph is translated once per process.
 
-A failed guard makes Dynamo compile again, though the operators are often the same (a config field
-was filled in, parameters were frozen, another instance of the class). Symbols are numbered in the
-order in which they come, for each compilation has its own.
+A failed guard makes Dynamo recompile, though the operators are often the same (a config field was
+filled in, parameters were frozen, another instance of the class). Symbols are numbered in order of
+appearance, because each compilation has symbols of its own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], mor
         done: The graph, before anything is rewritten.
         inputs: Of its placeholders: names, places, and what they are.
         names: Of its outputs.
-        more: Whatever else the capture depends on.
+        more: Everything else that the capture depends on.
     """
     digest = hashlib.sha256()
     # Which parameters are frozen is a matter of plans, but for what may be written.

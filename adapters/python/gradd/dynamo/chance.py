@@ -1,9 +1,9 @@
 """Draws of a forward that seeds the generator itself.
 
-The daemon's random numbers are others than PyTorch's for the same seed. A seed inside of a forward
-is for numbers that are always the same, those of PyTorch: graphs that draw behind it run in
-PyTorch. It shows as a generator that stands elsewhere than the last graph, or the beginning of the
-call, has left it.
+For the same seed the daemon's random numbers differ from PyTorch's. A forward sets a seed to get
+the same numbers every time, those of PyTorch: graphs that draw after it run in PyTorch. gradd
+detects the seed by the state of the generator, which then differs from the state after the last
+graph, or at the beginning of the call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Activation checkpoints in a graph of Dynamo: their bodies take the place of their calls.
+"""Activation checkpoints in a graph of Dynamo: replaces their calls by their bodies.
 
-The daemon decides itself what it keeps for a backward; that a forward has checkpoints tells it to
-compute again.
+The daemon decides itself what it keeps for a backward; a forward with checkpoints asks it to
+recompute.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Step:
     Attributes:
         part: Its nodes.
         piece: In the daemon; None = in PyTorch.
-        torchs: What PyTorch runs: all of the part, or views of a piece's results.
+        torchs: The nodes that PyTorch runs: all of the part, or views of a piece's results.
         over: Nodes that no later step reads.
         grad: Some of it records gradients, whatever the modes around the call are.
         ordinary: It does so as well where inference mode is around the call: it leaves that.
@@ -76,7 +76,7 @@ class Step:
 
 
 class CompiledGraph:
-    """What Dynamo calls in place of its graph."""
+    """The function that Dynamo calls in place of its graph."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class CompiledGraph:
         alone: bool = False,
     ) -> None:
         """Args:
-        owner: What graphs have in common.
+        owner: The common state of the graphs.
         module: Dynamo's graph.
         examples: The arguments of the call that it was made for.
-        alone: A call of the user's function does nothing but what the graph computes.
+        alone: A call of the user's function has no effects beyond the graph's results.
 
         Raises:
             GraddError: A refusal, where nothing may run in PyTorch.
@@ -99,7 +99,7 @@ class CompiledGraph:
         self.module = module
         self.examples = examples
         self.number = next(_numbers)
-        # What comes behind a break of the graph reads what this one gives.
+        # The code behind a graph break reads the results of this graph.
         self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
         self.refusals: dict[Node, Exception] = {}
         self.first: Exception | None = None  # before it was known which nodes it is about
@@ -189,7 +189,7 @@ class CompiledGraph:
         return {}
 
     def _plan_refusal(self, step: Step, imagined: planning.Imagined) -> Exception | None:
-        """What the daemon says to the types, sizes and gradients of a piece."""
+        """The daemon's answer to the types, sizes and gradients of a piece."""
         try:
             planning.plan_step(step, imagined, values=False)
         except (errors.UnsupportedError, errors.GraphError) as error:
@@ -199,7 +199,7 @@ class CompiledGraph:
         return None
 
     def _check_random(self) -> None:
-        """Numbers of Python's `random` come as tensors of another type than Dynamo's graph says."""
+        """Numbers of Python's `random` arrive as tensors of another type than in Dynamo's graph."""
         found = next((n for n in self.placeholders if n.name.startswith("random_value")), None)
         if found is not None:
             raise DrawnError(
@@ -208,7 +208,7 @@ class CompiledGraph:
             )
 
     def _transformed(self) -> dict[Node, Exception]:
-        """What stands between the calls that begin and end a vmap: tensors are wrapped ones.
+        """The nodes between the calls that begin and end a vmap: tensors are wrapped there.
 
         With the calls themselves, and those that prepare them.
 
@@ -234,7 +234,7 @@ class CompiledGraph:
         return found
 
     def _check_again(self, part: partition.Part) -> None:
-        """PyTorch does not write once more what a piece has written."""
+        """PyTorch does not repeat the writes of a piece."""
         for node in part.after:
             if partition.is_write(node) and node not in part.same:
                 error = CaptureError(
@@ -250,7 +250,7 @@ class CompiledGraph:
         return any(lower.name_of(n) in _LAYOUT for t in steps for n in t.nodes)
 
     def _reason(self, part: partition.Part) -> str:
-        """The first of the reasons for which a part runs in PyTorch; "" of glue between others."""
+        """The first reason why a part runs in PyTorch; "" for glue between other parts."""
         found = (self.refusals[n] for n in part.nodes if n in self.refusals)
         return next((classify(error)[1] for error in found), "")
 
@@ -428,7 +428,7 @@ class CompiledGraph:
         return {_cut_name(node, error): error for node, error in self.refusals.items()}
 
     def cuts(self) -> str:
-        """What runs in PyTorch and why, and the share of the work in the daemon, for a message."""
+        """The nodes in PyTorch, the reasons, and the daemon's share of the work, for a message."""
         kinds: dict[str, list[str]] = {}
         for node, error in self.refusals.items():
             reasons = kinds.setdefault(_cut_name(node, error), [])
@@ -511,7 +511,7 @@ class CompiledGraph:
         return result
 
     def numbers(self, args: Sequence[Any]) -> Callable[[Any], Any]:
-        """What gives sizes of the trace, and lists of them, as they are in a call."""
+        """Converts sizes of the trace, and lists of them, to their values in a call."""
         values: dict[str, int] | None = None
 
         def find(value: Any) -> Any:
@@ -523,7 +523,7 @@ class CompiledGraph:
         return find
 
     def _shares(self, args: Sequence[Any]) -> Sequence[int]:
-        """What each piece may take of a memory budget; none: a call has but one."""
+        """Each piece's share of a memory budget; none: a call has but one."""
         owner = self.owner
         if self.returns and self.whole is not None and not owner.budget.going_on:
             return ()
@@ -599,7 +599,7 @@ class CompiledGraph:
         vars(self).clear()
 
     def close(self) -> None:
-        """Gives up what the daemon holds."""
+        """Gives up all that the daemon holds."""
         for step in self.steps:
             if step.piece is not None:
                 step.piece.close()
@@ -624,7 +624,7 @@ def _is_bound_buffer(real: torch.Tensor | None, source: Node) -> bool:
 
 
 def bare(error: Exception) -> Exception:
-    """An error without what it came from, whose frames hold tensors."""
+    """An error without its causes, whose frames hold tensors."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
@@ -644,7 +644,7 @@ def _fresh(name: str, taken: set[str]) -> str:
 
 
 def _cut_name(node: Node, error: Exception) -> str:
-    """What a message calls a node that runs in PyTorch: a vmap is one thing."""
+    """The name of a node that runs in PyTorch, for a message: a vmap has one name."""
     return "vmap" if classify(error)[1] == "func_transform" else lower.name_of(node)
 
 

@@ -3,10 +3,10 @@
     call = Compiled(module)
     outputs = call(*args, **kwargs)      # what module(*args, **kwargs) would return
 
-Dynamo compares what a call depends on and compiles when something has changed; its graphs come to
-the back end here. Before each call the function tells Dynamo which axes may vary, and compares
-what Dynamo does not guard. After it, calls that reached no graph are counted, and what ran in
-PyTorch is said, or raised where nothing may.
+Dynamo checks everything that a call depends on and recompiles after a change; its graphs come to
+the back end here. Before each call the function tells Dynamo which axes may vary, and checks the
+state that Dynamo does not guard. After it, the function counts calls that reached no graph, and
+reports what ran in PyTorch, or raises an error if nothing may.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FAILED = "it fails at the code, as the log has it"
 _Functions = dict[tuple[str, ...], Callable[..., Any]]
 _Version = tuple[Supplement, _Functions]
 _CHOICES = (bool, str, type(None))
-_VERSIONS = 8  # of a compiled function, by what Dynamo does not compare
+_VERSIONS = 8  # of a compiled function, by the state that Dynamo does not compare
 
 
 class Compiled:
@@ -81,11 +81,11 @@ class Compiled:
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
-        forward: What a call means (default: a call of the module).
+        forward: The meaning of a call (default: a call of the module).
         strict: Raise instead of running anything in PyTorch.
         client: Session to use (default: the one of the user's daemon, made when needed).
         on_capture: Called with every new capture and the module (DebugOptions).
-        in_torch: What runs where PyTorch takes over (default: `forward`, else the module).
+        in_torch: The function to run in PyTorch (default: `forward`, else the module).
         memory_budget: The most that a training run may take.
         """
         self.module = module
@@ -156,12 +156,12 @@ class Compiled:
 
     @property
     def _roots(self) -> tuple[Any, ...]:
-        """What a call begins with."""
+        """The entry points of a call."""
         return self.module, self.given_forward
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """What a call means."""
+        """The meaning of a call."""
         return self.given_forward if self.given_forward is not None else self.module.forward
 
     @property
@@ -177,7 +177,7 @@ class Compiled:
     # ---- the call ----
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What `forward(*args, **kwargs)` returns, computed by the daemon."""
+        """The result of `forward(*args, **kwargs)`, computed by the daemon."""
         self.calls += 1
         if self._disabled:
             return self._eager(*args, **kwargs)
@@ -246,7 +246,7 @@ class Compiled:
         return result
 
     def _check_sizes(self) -> None:
-        """Dynamo would skip, forever, a forward whose first call gives parameters their sizes."""
+        """Dynamo would forever skip a forward whose first call gives parameters their sizes."""
         both = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
         for name, tensor in both:
             if is_lazy(tensor):
@@ -264,7 +264,7 @@ class Compiled:
 
         Args:
             leaves: Of the arguments.
-            frames: What Dynamo had traced before the call.
+            frames: The functions that Dynamo had traced before the call.
             versions: That the call has used.
             raises: It has raised.
         """
@@ -375,7 +375,7 @@ class Compiled:
         """Counts since construction.
 
         `graphs` are those that Dynamo holds, `breaks` how often a call went on in another one, and
-        `parts_in_torch` counts, by reason, what was cut out of them.
+        `parts_in_torch` counts, by reason, the nodes that were cut out of them.
         """
         if self._disabled:
             return {"captures": 0, "forwards": 0, "fallbacks": {}}
@@ -440,7 +440,7 @@ def function_of(
         names = own.__globals__ if users else globals()
         target = types.FunctionType(named, names, closure=target.__closure__)
     this = weakref.ref(owner)
-    # Dynamo keeps what a back end holds for as long as the code lives.
+    # Dynamo keeps the objects that a back end holds for as long as the code lives.
     code = None if forward is not None else weakref.ref(target.__code__)
 
     def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

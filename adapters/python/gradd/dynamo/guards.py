@@ -1,13 +1,13 @@
-"""What gradd compares before a call in addition to Dynamo's guards.
+"""Guards that gradd checks before a call in addition to Dynamo's.
 
-Dynamo takes a method of a class as it was when it traced a call, and reads the environment once.
-Compared here are the functions and descriptors of the classes that a call can reach, their bases,
+Dynamo keeps a method of a class as it was when it traced a call, and reads the environment once.
+gradd compares the functions and descriptors of the classes that a call can reach, their bases,
 functions of torch, hooks of all modules, modules that code imports, the type of autocast, the
-process and the environment. A class's data is Dynamo's to compare: a counter on a class would be
-another version in every call.
+process and the environment. Comparing a class's data is left to Dynamo: with a counter on a class,
+every call would see another version.
 
-All of that stands in dictionaries. A call compares their versions, which change with every write;
-what stands in one is looked at only where its version is another one.
+All of this is stored in dictionaries. A call compares their versions, which change with every
+write; it looks at the entries of a dictionary only if its version has changed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Supplement:
 
     def __init__(self, roots: Iterable[Any], before: Supplement | None = None) -> None:
         """Args:
-        roots: What a call begins with: modules, and functions.
+        roots: The entry points of a call: modules, and functions.
         before: That of older graphs, which may apply again.
         """
         self._reached = found = _Reached(roots, before._reached if before else None)
@@ -109,7 +109,7 @@ class Supplement:
             return self._rest_now() == self._rest and all(
                 (f := ref()) is None or f.__code__ is code for ref, code in self._closures
             )
-        except Exception:  # what cannot be compared is another object
+        except Exception:  # an object that cannot be compared counts as changed
             return False
 
     def _is_noise(self, now: dict[Any, Any], before: dict[Any, Any]) -> bool:
@@ -133,7 +133,7 @@ class Supplement:
         return versions
 
     def _found(self, i: int) -> Any:
-        """What counts in a dictionary: one of the tables, or of the holders behind them."""
+        """The compared part of a dictionary: one of the tables, or of the holders behind them."""
         if i < len(self._tables):
             table, what_counts = self._tables[i]
             return what_counts(table)
@@ -143,7 +143,7 @@ class Supplement:
         return i < len(self._tables) and self._tables[i][0] is _ENVIRONMENT
 
     def _rest_now(self) -> list[Any]:
-        """What is no dictionary."""
+        """The compared state outside of dictionaries."""
         return [
             *map(_MRO, self._classes),
             *map(_CODE, self._plain),
@@ -152,7 +152,7 @@ class Supplement:
         ]
 
     def _of_class(self, table: dict[str, Any]) -> dict[str, Any]:
-        """What counts in the dictionary of a class: its functions, and which names it has."""
+        """The compared part of the dictionary of a class: its functions and its names."""
         return {
             name: _itself(value) if _is_function(value) else 0
             for name, value in list(table.items())  # threads may write
@@ -180,7 +180,7 @@ class Supplement:
 
 
 def _itself(value: Any) -> tuple[int, Any]:
-    """What is equal for one object only, which it keeps: another one may get its address."""
+    """A key that equals one object only, and keeps it: another one might get its address."""
     return id(value), value
 
 
@@ -190,7 +190,7 @@ def _holds_others(function: types.FunctionType) -> bool:
 
 
 def _dictionary(kind: type) -> dict[str, Any]:
-    """The dictionary of a class, behind the view that Python gives of it."""
+    """The dictionary of a class, behind Python's read-only view of it."""
     return next(d for d in gc.get_referents(_TABLE(kind)) if isinstance(d, dict))
 
 
@@ -217,7 +217,7 @@ class _Reached:
     Attributes:
         classes: In the order in which they were found.
         names: All that stand in the code that was found.
-        imports: What modules may be called that the code imports.
+        imports: Names of modules that the code may import.
         globals: Of the code, by id.
         functions: Of users, whose code may be exchanged, as a reload in a notebook does.
         asks: Whether code may ask for a name or a key that is not there, in a way that Dynamo does
@@ -252,7 +252,7 @@ class _Reached:
             self._add(before)
 
     def _add(self, before: _Reached) -> None:
-        """What was there for other graphs, within the same bounds."""
+        """Adds the objects that were reached for other graphs, within the same bounds."""
         self.names |= before.names
         self.imports |= before.imports
         self.globals.update(before.globals)
@@ -264,7 +264,7 @@ class _Reached:
             mine.update(dict.fromkeys(islice(theirs, max(most - len(mine), 0))))
 
     def _next(self, value: Any) -> Iterator[Any]:
-        """What an object leads to, by its type: a proxy may answer isinstance() with a warning."""
+        """Objects that one leads to, by its type: a proxy may warn if isinstance() is used."""
         kind = type(value)
         if issubclass(kind, types.FunctionType):
             if is_users(value) and not _is_installed(value):
@@ -342,7 +342,7 @@ _PLAIN = (*_NUMBERS, torch.Tensor, torch.dtype, torch.device)
 
 
 def _names_of(value: Any) -> dict[str, Any]:
-    """The dictionary of an object, whatever its class says about attributes."""
+    """The dictionary of an object, even if its class overrides attribute access."""
     try:
         table = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -351,7 +351,7 @@ def _names_of(value: Any) -> dict[str, Any]:
 
 
 def _holders(value: Any) -> Iterator[_Holder]:
-    """What gives the dictionaries of an object; it keeps no module, and no tensor, alive."""
+    """Functions for the dictionaries of an object; they keep no module, and no tensor, alive."""
     if issubclass(type(value), dict):
         if all(issubclass(type(v), _NUMBERS) for v in islice(dict.values(value), _ELEMENTS)):
             yield lambda: value
@@ -372,7 +372,7 @@ def _part_of(this: Callable[[], Any], name: str) -> dict[str, Any]:
 
 
 def _attributes(value: Any) -> Iterator[Any]:
-    """What an object holds."""
+    """The values that an object holds."""
     yield from list(_names_of(value).values())
     for kind in type(value).__mro__:
         for name in _slots(kind):

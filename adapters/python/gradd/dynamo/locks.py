@@ -1,7 +1,7 @@
-"""The order of locks: Dynamo's, which it holds while it compiles, before the client's.
+"""The order of locks: first Dynamo's, which it holds while it compiles, then the client's.
 
-A back end is called under Dynamo's and asks the daemon. What may make Dynamo compile while the
-client's lock is held takes both.
+Dynamo calls a back end under its own lock, and the back end sends requests to the daemon. Code that
+may make Dynamo compile while it holds the client's lock takes both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From a graph of TorchDynamo to a flat graph of aten operators, still before autograd.
+"""Lowers a graph of TorchDynamo to a flat graph of aten operators, still before autograd.
 
-Dynamo's graph holds calls of torch's Python functions, each with the fake tensor that it gives. A
-call is made again here, under a dispatch mode that records the operators which the function calls.
-Most functions call one operator: that operator is not computed again, its result is the fake tensor
-that Dynamo knows. So a node costs a fraction of a millisecond, and not the ten that torch's own
+Dynamo's graph holds calls of torch's Python functions, each with the fake tensor that it returns.
+This module repeats each call under a dispatch mode that records the operators which the function
+calls. Most functions call one operator, which is not computed again: its result is the fake tensor
+that Dynamo knows. So a node costs a fraction of a millisecond instead of the ten that torch's own
 tracer needs to propagate symbolic sizes. A function that calls several operators runs on fake
 tensors.
 
@@ -49,7 +49,7 @@ _CAST = "gradd_cast"  # mark of nodes: autocast to this type is on
 _POWERS = ("Pow", "PowByNatural")
 _HIGHEST = 4  # power of a size that is still a number of 64 bits
 _UNKNOWN = object()
-# They change what a fake tensor is: what Dynamo knows of it is not what it was before.
+# They change a fake tensor itself: Dynamo's record of it is not its state before the call.
 _RESHAPING = frozenset(
     {
         *("resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_"),
@@ -66,7 +66,7 @@ def _indexes(node: torch.fx.Node) -> bool:
 
 
 def _may_give(func: Any, value: Any) -> bool:
-    """Whether a value has the form of what an operator gives."""
+    """Whether a value has the form of an operator's result."""
     returns = private.schema(func).returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         return isinstance(value, torch.Tensor)
@@ -132,7 +132,7 @@ class Lowered:
 
 
 def attribute(owner: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    """What a get_attr node gives."""
+    """The value of a get_attr node."""
     value: Any = owner
     for part in str(node.target).split("."):
         value = getattr(value, part)
@@ -140,13 +140,13 @@ def attribute(owner: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
 
 
 def name_of(node: torch.fx.Node) -> str:
-    """`linear`, `add`: what a node calls."""
+    """The name of a node's function: `linear`, `add`."""
     target = node.target
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
 
 
 def value_of(node: torch.fx.Node) -> Any:
-    """What Dynamo knows of a node's value: fake tensors, numbers, or lists of them."""
+    """Dynamo's record of a node's value: fake tensors, numbers, or lists of them."""
     return node.meta.get("example_value", node.meta.get("val"))
 
 
@@ -165,7 +165,7 @@ def lower(
         owner: The module of the graph.
 
     Raises:
-        CaptureError: A node does what no graph of ours can hold.
+        CaptureError: A node does something that no graph of ours can hold.
     """
     done = Lowered()
     mode = fake_mode(value_of(n) for n in (*inputs, *nodes))
@@ -208,7 +208,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self.data = False
         self.last: torch.fx.Node | None = None  # of the call, with one result
         self.expected: Any = _UNKNOWN
-        self.before: list[tuple[int, torch.fx.Node | None]] = []  # what a try has changed in nodes
+        self.before: list[tuple[int, torch.fx.Node | None]] = []  # changes to nodes by a try
         self.steps = 0
         for node in inputs:
             self._add_input(node)
@@ -248,7 +248,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self.kept.append(tensor)
 
     def _operand(self, value: Any) -> Any:
-        """What stands for a value among the arguments of an operator."""
+        """The substitute for a value among the arguments of an operator."""
         if isinstance(value, torch.Tensor):
             node = self.nodes.get(id(value)) or self._copied(value)
             if node is None:
@@ -353,7 +353,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return found
 
     def _given(self, symbol: sympy.Symbol) -> torch.fx.Node:
-        """A number that a call brings: an argument, or what item() takes out of one."""
+        """A number that a call brings: an argument, or the result of item() on one."""
         found = self.numbers.get(symbol)
         if found is not None:
             return found
@@ -382,7 +382,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     # ---- calls ----
 
     def take(self, node: torch.fx.Node) -> None:
-        """Records what a node of Dynamo's graph calls."""
+        """Records the call of a node of Dynamo's graph."""
         self.origin = node
         if node.op == "get_attr":
             self._take_attribute(node)
@@ -434,7 +434,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return self.known[node] if node in self.known else value_of(node)  # a number
 
     def _as_recorded(self, result: Any) -> Any:
-        """A fresh tensor may come back as another object, where somebody holds the first one."""
+        """A fresh tensor may come back as another object if the first one is still referenced."""
         if isinstance(result, torch.Tensor) and id(result) not in self.nodes and self.last:
             value = self.last.meta["val"]
             if value.shape == result.shape and value.dtype == result.dtype:
@@ -458,7 +458,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self.before.clear()
         try:
             result = self._call(node)
-        except Exception:  # the second try says what is wrong
+        except Exception:  # the second try names the error
             result = _UNKNOWN
         finally:
             self.expected = _UNKNOWN
@@ -469,7 +469,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return True
 
     def _undo(self, n: int) -> None:
-        """Takes back what was recorded; numbers and constants may stay."""
+        """Takes back the recorded nodes; numbers and constants may stay."""
         for key, known in reversed(self.before):
             if known is not None:
                 self.nodes[key] = known
@@ -559,7 +559,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return node
 
     def _place(self) -> dict[str, Any]:
-        """Where the present node of Dynamo's graph comes from, as nodes say it."""
+        """The source of the present node of Dynamo's graph, in the form that nodes use."""
         known = {} if self.origin is None else self.origin.meta
         return {k: known[k] for k in ("nn_module_stack", "stack_trace") if k in known}
 
@@ -568,7 +568,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         writes = is_mutable(func)
         if isinstance(result, torch.Tensor):
             self._refuse_unbacked(result)
-            if writes or id(result) not in self.nodes:  # it may give back what it was given
+            if writes or id(result) not in self.nodes:  # it may return its arguments
                 self._track(result, node)
             self.last = node
             cast = modes.of(self.origin).cast  # type: ignore[arg-type]
@@ -602,7 +602,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     # ---- end ----
 
     def finish(self, outputs: Sequence[torch.fx.Node]) -> None:
-        """Adds the output, the casts of autocast, and says which inputs are written."""
+        """Adds the output and the casts of autocast, and records which inputs are written."""
         wanted = []
         for node in outputs:
             self.origin = node
@@ -632,7 +632,7 @@ def writer_of(done: Lowered, placeholder: torch.fx.Node) -> torch.fx.Node:
 
 
 class _Numbers(torch.fx.proxy.GraphAppendingTracer):
-    """Appends arithmetic of sizes to a graph, and what it gives."""
+    """Appends arithmetic of sizes to a graph; returns the result."""
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)

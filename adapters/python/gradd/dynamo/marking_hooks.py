@@ -1,9 +1,9 @@
-"""Forward hooks that do nothing but ask for a gradient of an output.
+"""Forward hooks that only make an output require a gradient.
 
 transformers and PEFT put such a hook on the embeddings of a frozen model with adapters, so that
 checkpoints have an argument with a gradient. TorchDynamo breaks a graph whose results depend on
-such an output. Graphs hold the body of a checkpoint itself and need no such argument, so the hook
-is traced as one that does nothing; where PyTorch calls it, it does what it did.
+such an output. gradd's graphs contain the body of a checkpoint and need no such argument, so the
+hook is traced as a no-op; where PyTorch calls it, it works as before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Embeddings:
         self._known = self._now()
 
     def changed(self) -> bool:
-        """Whether there are others than at the last time: asked in each call."""
+        """Whether the hooks have changed since the last query: called in each call."""
         before, self._known = self._known, self._now()
         return self._known != before
 

@@ -1,8 +1,8 @@
 """Modes under which each node of a graph of Dynamo runs: gradients, inference, autocast.
 
 Dynamo writes a change of mode into its graph as a node. Pieces of a graph, and nodes that PyTorch
-computes, begin anywhere, so each node is told the modes in which it runs; the nodes that change
-them are not computed.
+computes, may begin anywhere, so each node carries its modes; the nodes that change modes are not
+computed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INFERENCE = torch.autograd.grad_mode.__name__
 
 
 class Modes(NamedTuple):
-    """What a node runs under.
+    """The modes of a node.
 
     Attributes:
         grad: Gradients are recorded.

@@ -1,6 +1,7 @@
-"""The user's own forward, run again for a self-check: what Dynamo's guards do not see shows there.
+"""Runs the user's own forward again for a self-check, which shows what Dynamo's guards miss.
 
-Only where a call is one graph and does nothing else: Dynamo knows what else a traced function does.
+It does so only if a call consists of one graph and has no other effects; Dynamo knows the other
+effects of a traced function.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Present(NamedTuple):
     """The call of a module that is computed now.
 
     Attributes:
-        module: What is called.
+        module: The called module.
         compiled: The same in the daemon.
         args: Of the call.
         kwargs: Of the call.
@@ -63,7 +64,7 @@ class Present(NamedTuple):
 
 
 class Now(threading.local):
-    """What a thread computes now.
+    """The present computation of a thread.
 
     Attributes:
         call: Of a module.
@@ -75,10 +76,10 @@ class Now(threading.local):
 
 
 def of(owner: Owner, graph: CompiledGraph) -> OwnForward | None:
-    """What computes the present call in PyTorch, if the graph is all that it does."""
+    """A function that computes the present call in PyTorch, if the graph is all that it does."""
     present = owner.now.call
     if present is None or owner.now.graphs != present.before + 1 or graph.whole[0].graph.changed:
-        return None  # what is written to may be seen elsewhere
+        return None  # writes may be seen elsewhere
     if graph.leaves is None:
         graph.leaves = _leaves(owner, graph, present)
     return OwnForward(present, graph.leaves) if graph.leaves else None
@@ -154,7 +155,7 @@ class OwnForward:
         return found
 
     def __call__(self, stands: dict[int, torch.Tensor]) -> list[torch.Tensor] | None:
-        """The results in the order of the graph; None where the call gives something else."""
+        """The results in the order of the graph; None if the call returns something else."""
         present = self._present
         args, kwargs = _exchanged((present.args, present.kwargs), stands, {})
         names = {name: stands[id(t)] for name, t in self._tensors.items()}

@@ -1,4 +1,4 @@
-"""What the graphs of one compiled function have in common: session, parameters, slots, counts."""
+"""The common state of one compiled function's graphs: session, parameters, slots, counts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Owner:
         chance: Where the generator of random numbers stands in a call.
         planning: The call that is planned and not run.
         now: The call that is computed.
-        budget: What graphs of one call share.
+        budget: The memory budget that graphs of one call share.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Owner:
             with self.client.lock:
                 self.client.connect()
                 self.state.rehome_all()
-                unused.trim()  # what the parameters have left
+                unused.trim()  # memory that the parameters have left
         except errors.GraddError as error:
             self.fallback.decide(error)
             self.failed = error
 
     def is_new(self, text: str) -> bool:
-        """Whether something has not been said yet."""
+        """Whether something has not been reported yet."""
         new = text not in self._said
         self._said.add(text)
         return new
@@ -143,7 +143,7 @@ class Owner:
         return self._module() if self._module is not None else None
 
     def name_of(self, tensor: torch.Tensor, node: torch.fx.Node) -> str:
-        """What a tensor of a graph is called: as the user's module has it, or Dynamo."""
+        """The name of a tensor of a graph: that of the user's module, or Dynamo's."""
         module = self.module()
         if module is not None and id(tensor) not in self._names:
             both = (*module.named_parameters(), *module.named_buffers())
@@ -172,7 +172,7 @@ class Owner:
             )
 
     def finish(self) -> Callable[[], None]:
-        """What gives up all that the daemon holds; it does not hold this object."""
+        """A function that gives up all that the daemon holds; it does not hold this object."""
         return partial(_finish, self.state, self.slots, self.alive, self.pieces)
 
     def end(self) -> Callable[[], None]:

@@ -1,9 +1,9 @@
-"""Which nodes of a graph of Dynamo run in the daemon, and in which pieces.
+"""Decides which nodes of a graph of Dynamo run in the daemon, and in which pieces.
 
-A node that the daemon cannot run is cut out and runs in PyTorch. What lies between such nodes makes
+A node that the daemon cannot run is cut out and runs in PyTorch. The nodes between such nodes form
 pieces, in the order of the graph. A result that shares memory with an argument or another result is
 no output of a piece: PyTorch makes it from its base, so that histories, version counters and the
-rules for writing in place are PyTorch's.
+rules for in-place writes are PyTorch's.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _DROPOUTS += ("feature_alpha_dropout", "feature_dropout")
 
 @dataclass
 class Part:
-    """Some nodes that run one after the other in one place.
+    """Nodes that run one after the other in the same place, the daemon or PyTorch.
 
     Attributes:
         daemon: They run in the daemon.
         nodes: In order.
-        inputs: What they read of others.
-        outputs: What others read of them; for a piece its bases alone.
+        inputs: Values that they read from others.
+        outputs: Values that others read from them; for a piece its bases alone.
         after: Nodes that PyTorch runs behind a piece: views of its bases.
-        same: Of these, what gives back the tensor of another node, often one that it has written.
+        same: Of these, nodes that return another node's tensor, often one that they have written.
     """
 
     daemon: bool
@@ -114,7 +114,7 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     for part in parts:
         find_ends(part, wanted)
         if part.daemon and not part.outputs and not _writes(part):
-            part.daemon, part.nodes = False, part.after  # at most views of what it was given
+            part.daemon, part.nodes = False, part.after  # at most views of its arguments
             find_ends(part, wanted)
     return [part for part in parts if part.nodes]
 
@@ -146,13 +146,13 @@ def read_before(graph: torch.fx.Graph, torchs: Collection[Node]) -> dict[Node, N
 
 
 def takes_one(node: Node) -> bool:
-    """Whether a node takes one tensor of a list that another node gives."""
+    """Whether a node selects one tensor of a list that another node returns."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, Node) and not isinstance(value_of(source), torch.Tensor)
 
 
 def _writes(part: Part) -> bool:
-    """Whether a part writes to what it was given: its nodes need not give anything."""
+    """Whether a part writes to its arguments: its nodes need not return anything."""
     return any(is_write(node) for node in part.nodes)
 
 
@@ -221,7 +221,7 @@ class _Memory:
 
 
 def _does_nothing(node: Node) -> bool:
-    """Whether PyTorch gives the operand back, where a fake tensor may be another one."""
+    """Whether PyTorch returns the operand itself, where a fake tensor may be another object."""
     source = node.args[0] if node.args else None
     name = name_of(node)
     if not isinstance(source, Node) or name not in (*_CONVERSIONS, *_DROPOUTS):
@@ -236,7 +236,7 @@ def _does_nothing(node: Node) -> bool:
 
 
 def find_ends(part: Part, wanted: Collection[Node]) -> None:
-    """Finds what a part reads, and what others read of it: `wanted`, or nodes outside."""
+    """Finds the values that a part reads, and those that `wanted` or nodes outside read of it."""
     own = set(part.nodes)
     inputs: dict[Node, None] = {}
     for node in part.nodes:
@@ -266,7 +266,7 @@ def _reads(own: Collection[Node], user: Node) -> bool:
 
 
 def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """Outputs of a piece, and what PyTorch makes of them and of its inputs."""
+    """Outputs of a piece, and the values that PyTorch makes of them and of its inputs."""
     memory = _Memory(part.nodes)
     given = {s for n in part.inputs for s in memory.of(n)}
     count: dict[int, set[int]] = {}
@@ -288,7 +288,7 @@ def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 def _follow(
     node: Node, part: Part, memory: _Memory, bases: dict[Node, None], after: set[Node]
 ) -> None:
-    """Finds the base of a view, what lies between, and what else that reads."""
+    """Finds the base of a view, the nodes between, and the other operands of those."""
     own = set(part.nodes)
     at = node
     while True:

@@ -1,8 +1,8 @@
 """One graph of the daemon as part of a compiled function: its calls, and its reference.
 
-Dynamo has compared everything that a call may depend on but where its tensors lie, so a call that
-is like an earlier one only compares addresses. Everything else is as in `calls`: plans per sizes,
-lazy outputs, live rows, runs as steps of autograd.
+Dynamo has compared everything that a call may depend on except the addresses of its tensors, so a
+call that repeats an earlier one only compares addresses. Everything else is as in `calls`: plans
+per sizes, lazy outputs, live rows, runs as steps of autograd.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Piece:
     """A graph of the daemon. See the top of this file.
 
     Attributes:
-        inputs: What its arguments are.
+        inputs: Its arguments.
         in_torch: The same computed by PyTorch.
         own_forward: The user's forward, where that computes this piece and nothing else.
     """
@@ -101,10 +101,10 @@ class Piece:
         lazy: bool,
     ) -> None:
         """Args:
-        owner: What pieces of one compiled function have in common.
+        owner: The common state of the pieces of one compiled function.
         cap: The graph.
         inputs: Of its arguments; constants are not among them.
-        in_torch: The same in PyTorch; a second argument is what an operation reads of a value.
+        in_torch: The same in PyTorch; a second argument reads a value for an operation.
         fits: Whether it may take arguments of other sizes.
         lazy: Outputs that only the loss needs may be left out.
         """
@@ -156,7 +156,7 @@ class Piece:
             return self._call(args, share)
 
     def plan(self, args: Sequence[Any], values: bool) -> Planned:
-        """What such a call takes; it does not run.
+        """Plans such a call without running it.
 
         Args:
             args: One for each input; on the meta device if need be.
@@ -178,7 +178,7 @@ class Piece:
             with self.client.lock:
                 try:
                     found = self._look_up(args, share)
-                except Exception:  # the slow path says what is wrong
+                except Exception:  # the slow path names the error
                     found = None
             if found is None:
                 return self._slow(args, share)
@@ -352,7 +352,7 @@ class Piece:
     def _affordable(
         self, binding: Binding, bound: list, inputs: list[torch.Tensor], share: int | None
     ) -> Selection:
-        """What a call wants; not outputs that do not fit the memory budget beside the step."""
+        """The wishes of a call, without outputs that exceed the memory budget beside the step."""
         graph, lazy = self.graph, self.lazy
         selection = replace(selection_of(graph, bound, inputs, lazy), budget=share)
         if not self.owner.memory.budget or graph.asks_again or not graph.asked_for:
@@ -371,7 +371,7 @@ class Piece:
     def call(
         self, graph: Graph, binding: Binding, inputs: list[torch.Tensor], selection: Selection
     ) -> Call:
-        """What runs with such inputs have in common; compiles the plan if need be."""
+        """The common part of runs with such inputs; compiles the plan if need be."""
         return Call.of(self.client, self.slots, graph, binding, inputs, selection)
 
     def _check_devices(self, args: Sequence[Any]) -> None:
@@ -403,6 +403,6 @@ class Piece:
         return self._fits(self.arguments(data.leaves))
 
     def close(self) -> None:
-        """Gives up what the daemon holds."""
+        """Gives up all that the daemon holds."""
         self.graph.drop()
         self._known.clear()

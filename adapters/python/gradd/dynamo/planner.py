@@ -1,4 +1,4 @@
-"""Plans of a module that stays where it is: `gradd.estimate()`."""
+"""Plans a module without moving it: `gradd.estimate()`."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ class Planner:
         return found, in_torch
 
     def close(self) -> None:
-        """Gives up what the daemon holds."""
+        """Gives up all that the daemon holds."""
         self._owner.finish()()

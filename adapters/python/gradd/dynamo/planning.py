@@ -1,8 +1,8 @@
-"""Calls that are planned and not run: `gradd.estimate()`, `gradd_explain(**batch)`, budgets.
+"""Calls that are planned but not run: `gradd.estimate()`, `gradd_explain(**batch)`, budgets.
 
-Python runs as in a call. Each graph that Dynamo gives it plans its pieces, and returns tensors of
-the right sizes: small ones of zeros, which a branch may read, and empty ones. What runs in PyTorch
-between two pieces does not run.
+Python runs as in a call. Each graph from Dynamo plans its pieces, and returns tensors of the right
+sizes: small ones filled with zeros, which a branch may read, and empty ones. Operators that would
+run in PyTorch between two pieces do not run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Planning(threading.local):
     Attributes:
         on: There is one, or one whose results are given.
         values: Its tensors have the values of a call.
-        pieces: What was planned.
+        pieces: The planned pieces.
         in_torch: Why something runs in PyTorch, by the names of operators.
     """
 
@@ -64,7 +64,7 @@ class Planning(threading.local):
             self.on, self._given = False, None
 
     def results(self, made: CompiledGraph, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Plans a graph; what it returns has sizes alone."""
+        """Plans a graph; its results have sizes alone."""
         if self._given is not None:
             return tuple(self._given)
         found = Imagined(made, args)
@@ -120,7 +120,7 @@ def plan_step(step: Step, found: Imagined, values: bool) -> Planned:
 
 
 def as_tensor(value: Any) -> Any:
-    """A number of Python as the tensor that a graph takes."""
+    """Converts a Python number to the tensor that a graph takes."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
@@ -143,7 +143,7 @@ def plans(
         except RuntimeError as error:
             if isinstance(error, errors.GraddError):
                 raise
-            # Between graphs forward() has used what they give.
+            # Between graphs forward() has used their results.
             raise errors.UnsupportedError(
                 "the call cannot be planned: its graphs are not run, and with what stands for "
                 f"their results forward() raises {error}"

@@ -1,7 +1,7 @@
-"""A lowered graph as the translation to ONNX takes it, and the capture that comes of it.
+"""A lowered graph in the form that the translation to ONNX takes, and the resulting capture.
 
-The translation is that of torch's exporter with our own operators (graph/translation). It wants a
-graph whose inputs and outputs have a signature as those of torch.export have.
+The translation is that of torch's exporter with gradd's own operators (graph/translation). It needs
+a graph whose inputs and outputs have a signature like those of torch.export.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gradd.spec import ONNX_DTYPES, Capture, CaptureError, InputSpec, OutputSpec
 
 @dataclass(frozen=True)
 class Input:
-    """What a placeholder of a lowered graph takes.
+    """The input of a placeholder of a lowered graph.
 
     Attributes:
         name: For messages, and in the ONNX graph.
@@ -49,7 +49,7 @@ class Input:
 
 
 class Program:
-    """What the translation reads of an exported program."""
+    """The part of an exported program that the translation reads."""
 
     def __init__(self, done: lower.Lowered, inputs: Sequence[Input]) -> None:
         """Args:

@@ -1,4 +1,4 @@
-"""Nodes that run in PyTorch for what they are, before any translation is tried."""
+"""Nodes that run in PyTorch because of their kind, before any translation is tried."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nodes(graph: torch.fx.Graph) -> dict[Node, Exception]:
 
 
 def read(node: Node) -> CaptureError:
-    """For a node that gives the value of a tensor as a number."""
+    """For a node that returns the value of a tensor as a number."""
     return CaptureError(
         "data_dependent_control_flow",
         f"{place_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
@@ -41,7 +41,7 @@ def read(node: Node) -> CaptureError:
 
 
 def _complex(node: Node) -> CaptureError | None:
-    """Why a node cannot run in the daemon: it gives complex numbers, or reads them."""
+    """Why a node cannot run in the daemon: it returns or reads complex numbers."""
     values = [lower.value_of(n) for n in (node, *node.all_input_nodes)]
     found = [x.dtype for x in values if isinstance(x, torch.Tensor) and x.is_complex()]
     if not found or node.op in ("placeholder", "output"):
@@ -54,7 +54,7 @@ def _complex(node: Node) -> CaptureError | None:
 
 
 def _remembers(node: Node) -> CaptureError | None:
-    """Why an instance_norm() runs in PyTorch: what it is made of does not show that it writes."""
+    """Why an instance_norm() runs in PyTorch: its decomposition does not show its writes."""
     names = _INSTANCE_NORM.get(node.target)
     if names is None:
         return None

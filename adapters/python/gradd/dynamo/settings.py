@@ -1,6 +1,6 @@
-"""Settings of Dynamo that hold while it compiles for gradd, and no longer.
+"""Settings of Dynamo that apply only while it compiles for gradd.
 
-They are those of the process outside: other uses of torch.compile keep theirs.
+Outside, the settings of the process apply: other uses of torch.compile keep theirs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
     # Hooks that are put on a submodule, or taken off, are another graph.
     "skip_nnmodule_hook_guards": False,
-    # A frame that Dynamo fails at runs in PyTorch; what has run before it is not run again.
+    # A frame that Dynamo fails at runs in PyTorch; code that has run before it does not run again.
     "suppress_errors": True,
     # Whole numbers of modules that change, as counters do, become inputs as those of others do.
     "allow_unspec_int_on_nn_module": True,
@@ -52,7 +52,7 @@ _IGNORED = "ignore_logging_functions"
 
 
 class _Loggers(list):
-    """Functions of loggers that break no graph: what they say is said while one is made.
+    """Functions of loggers that break no graph: they log while one is made.
 
     A list, and an empty one, for torch 2.11 writes its settings into a log, as JSON.
     """
@@ -67,7 +67,7 @@ class _Loggers(list):
 
 
 def _variable(name: str) -> ContextVar[Any] | None:
-    """What holds a setting of Dynamo in a thread; None = only its attribute does (torch 2.11)."""
+    """The variable of a Dynamo setting in a thread; None = only an attribute (torch 2.11)."""
     found = getattr(private.settings.get(name), "user_override", None)
     return found if isinstance(found, ContextVar) else None
 
@@ -78,7 +78,7 @@ _FAST = all(_VARIABLES.values())
 
 
 class _Short(logging.Filter):
-    """What Dynamo says of code that it fails at, in one line.
+    """Dynamo's message about code that it fails at, in one line.
 
     Its own lines are a traceback, whose frames handlers of logs may keep alive, and the model with
     them. What PyTorch does not allow either is raised when it runs.
@@ -141,7 +141,7 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-_known: list[Any] = [None, _Loggers(None)]  # what users ignore, and the same with ours
+_known: list[Any] = [None, _Loggers(None)]  # functions that users ignore, and the same with ours
 
 
 def _with_loggers(users: Any) -> _Loggers:

@@ -1,8 +1,8 @@
-"""Sizes of a call: the symbols of a graph, where they stand in its arguments, and what they make.
+"""Sizes of a call: a graph's symbols, their places in its arguments, and values made of them.
 
-Dynamo knows a size of an argument as a symbol, and numbers that a forward makes of sizes as
-expressions. What a call needs of them in Python, for an output that is a number or for a node that
-PyTorch computes, is evaluated from the arguments.
+Dynamo represents a size of an argument as a symbol, and numbers that a forward computes from sizes
+as expressions. The values that a call needs in Python, for an output that is a number or for a node
+that PyTorch computes, are evaluated from the arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradd.dynamo.lower import SYMBOLIC, value_of
 
 
 def is_number(node: torch.fx.Node) -> bool:
-    """Whether a node gives sizes, or what is made of them, and no tensor."""
+    """Whether a node returns sizes, or values made of them, and no tensor."""
     leaves = private.pytree.tree_leaves(value_of(node))
     if not leaves or any(isinstance(x, torch.Tensor) or x is None for x in leaves):
         return False
@@ -31,7 +31,7 @@ def is_number(node: torch.fx.Node) -> bool:
 
 
 def is_read(node: torch.fx.Node) -> bool:
-    """Whether a node gives a number that is known when a tensor has been computed."""
+    """Whether a node returns a number that is known only after a tensor has been computed."""
     leaves = private.pytree.tree_leaves(value_of(node))
     return any(isinstance(x, SYMBOLIC) and free_unbacked_symbols(x) for x in leaves)
 
@@ -79,7 +79,7 @@ class Sizes:
         return {s.name for s in free} <= known
 
     def values(self, args: Sequence[Any]) -> dict[str, Any]:
-        """What the symbols are in a call."""
+        """The values of the symbols in a call."""
         found: dict[str, Any] = {name: args[at].shape[axis] for name, at, axis in self._axes}
         found.update({name: args[at] for name, at in self._numbers})
         found.update({name: args[at].item() for name, at in self._items})
@@ -105,7 +105,7 @@ def number(value: Any, values: dict[str, int]) -> Any:
 
 
 def _evaluate(expression: sympy.Basic, values: dict[str, Any]) -> Any:
-    """What an expression over sizes is in a call.
+    """The value of an expression over sizes in a call.
 
     Raises:
         KeyError: It depends on something else than these symbols.
@@ -160,7 +160,7 @@ def mark(leaves: Sequence[Any]) -> None:
 
 @functools.lru_cache
 def _marks(axes: tuple[int, ...]) -> dict[str, Any]:
-    """What maybe_mark_dynamic leaves on a tensor: to call it takes ten times as long."""
+    """Attributes that maybe_mark_dynamic sets on a tensor: calling it takes ten times as long."""
     tensor = torch.empty(0)
     maybe_mark_dynamic(tensor, axes)
     return tensor.__dict__

@@ -1,4 +1,4 @@
-"""Running nodes of a graph of Dynamo in PyTorch, with the modes that each has."""
+"""Runs nodes of a graph of Dynamo in PyTorch, each under its own modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Dynamo has counted: functions that it has traced, and causes why it could not."""
+"""Dynamo's counts: functions that it has traced, and reasons why it could not trace others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Frames(NamedTuple):
 
 
 def cause() -> str:
-    """Why Dynamo could not trace something, since this was asked the last time; "" = unknown."""
+    """Why Dynamo could not trace something since the last query; "" = unknown."""
     now = private.counters["unimplemented"]
     found = Counter(now) - _known
     _known.clear()

@@ -1,7 +1,7 @@
-"""How much work the nodes of a graph of Dynamo are, and which pieces are worth a request.
+"""Counts the work of the nodes of a graph of Dynamo, and finds the pieces that are worth a request.
 
-Numbers are operations of a forward for the sizes of the first call: products count two for each
-multiplication, everything else one for each element that it gives.
+Numbers are operations of a forward for the sizes of the first call: products count two per
+multiplication, everything else one per element of the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradd.dynamo.lower import name_of, value_of
 
 _PRODUCTS = frozenset({"matmul", "bmm", "mm", "addmm", "baddbmm", "addbmm", "mv", "einsum", "dot"})
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
-# What is at least as dear as a request, however small its tensors are in a test.
+# Operators that cost at least as much as a request, however small their tensors are in a test.
 _HEAVY = frozenset(
     {
         *_PRODUCTS,

@@ -1,1 +1,1 @@
-"""From a graph of aten operators to ONNX."""
+"""Translates a graph of aten operators to ONNX."""

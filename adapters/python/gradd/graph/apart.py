@@ -1,7 +1,7 @@
-"""Operators that consist of others, taken apart one by one.
+"""Takes operators that consist of others apart, one by one.
 
-torch says what an operator consists of, for this one call: its steps take the node's place. Without
-this the whole program is taken apart, which takes several times as long as the translation.
+torch decomposes an operator for this one call: the resulting operators take the node's place.
+Otherwise the whole program is decomposed, which takes several times as long as the translation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def take_apart(
     wanted: Wanted | None = None,
     rules: Rules | None = None,
 ) -> None:
-    """Replaces what consists of other operators, in place.
+    """Replaces operators that consist of others, in place.
 
     Args:
-        graph: What is changed.
+        graph: The graph to change.
         signature: Follows its outputs.
         wanted: Which operators, if nothing of the kind is left then; None = what torch composes
             of others, as einsum().
@@ -56,7 +56,7 @@ def take_apart(
 
 
 def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
-    """Takes apart what an operator consists of; whether nothing is left that is wanted."""
+    """Takes an operator apart; returns whether no wanted operators are left."""
     take_apart(body, SimpleNamespace(output_specs=[]), wanted, rules)
     return not any(isinstance(n.target, Operator) and wanted(n.target) for n in body.nodes)
 
@@ -72,7 +72,7 @@ def _is_torchs(target: Operator) -> bool:
 
 
 def _steps(node: torch.fx.Node, rule: Callable[..., Any] | None) -> torch.fx.Graph | None:
-    """What the operator does with its operands; None where torch does not say."""
+    """The operator's decomposition for its operands; None if torch has none."""
     if rule is None:
         if not _is_torchs(node.target):  # type: ignore[arg-type]
             return None
@@ -100,7 +100,7 @@ def _steps(node: torch.fx.Node, rule: Callable[..., Any] | None) -> torch.fx.Gra
 
 
 def _is_same(results: Any, expected: Any) -> bool:
-    """Whether taking apart changes nothing of what is known of the results."""
+    """Whether taking apart leaves everything known of the results unchanged."""
     found = private.pytree.tree_leaves(torch.fx.map_arg(results, lambda n: n.meta.get("val")))
     wanted = private.pytree.tree_leaves(expected)
     return len(found) == len(wanted) and all(

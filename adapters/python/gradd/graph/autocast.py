@@ -1,9 +1,9 @@
-"""Autocast: what is active around a call, and its casts as nodes of the graph.
+"""Autocast: its state around a call, and its casts as nodes of the graph.
 
-Which operands an operator casts is asked of torch's autocast kernels, operator by operator, so
-there is no list of them here. A compound operator that hides such operators would lose their
-casts: the known ones are traced as what they are made of, any other is refused. Equal casts are
-merged later, when the graph has no writes.
+torch's autocast kernels show, operator by operator, which operands they cast, so there is no list
+of them here. A compound operator that hides such operators would lose their casts: the known ones
+are traced as their parts, any other is refused. Equal casts are merged later, when the graph has no
+writes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Probe(TorchDispatchMode):
     def __init__(self, run: bool) -> None:
         super().__init__()
         self.run = run
-        self.types: dict[int, torch.dtype] = {}  # id of a cast tensor -> what it becomes
+        self.types: dict[int, torch.dtype] = {}  # id of a cast tensor -> its new type
         self.count = 0
 
     def __torch_dispatch__(

@@ -13,7 +13,7 @@ _aten = torch.ops.aten
 
 
 def _zero(of: Any) -> Any:
-    """0 whose gradient is 0; a product with 0 would be NaN for what is infinite."""
+    """0 whose gradient is 0; a product with 0 would be NaN for infinite values."""
     if not isinstance(of, torch.Tensor):
         return 0.0
     return torch.where(torch.zeros_like(of, dtype=torch.bool), of, torch.zeros_like(of))

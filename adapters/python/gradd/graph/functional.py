@@ -1,10 +1,10 @@
-"""Writes in place as values: what reads the memory later reads what the write gives.
+"""Turns in-place writes into values: later reads of the memory read the result of the write.
 
-torch does this as well, but only together with taking the whole program apart, which takes several
-times as long as the translation. Here a write to x[1:] becomes the functional operator, and the
-memory's next value is the one before with that part replaced; views are made again of the present
-value where they are read. Memory that comes from outside, draws, writes of several tensors and
-parts that no operator puts back are left to torch.
+torch does this as well, but only while it decomposes the whole program, which takes several times
+as long as the translation. Here a write to x[1:] becomes the functional operator, and the memory's
+next value is the previous one with that part replaced; views are made again from the current value
+where they are read. torch handles memory that comes from outside, draws, writes of several tensors
+and parts that no operator puts back.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gradd.graph.nodes import Operator, rename_outputs, storages, targets
 
 _aten = torch.ops.aten
 Node = torch.fx.Node
-# What puts the part that a view shows back into the whole, with the same arguments.
+# Operators that put the part that a view shows back into the whole, with the same arguments.
 _SCATTER = {
     _aten.slice.Tensor: _aten.slice_scatter.default,
     _aten.select.int: _aten.select_scatter.default,
 }
-# What turns a view of all elements back.
+# Inverses of views of all elements.
 _BACK = {
     _aten.transpose.int: _aten.transpose.int,
     _aten.t.default: _aten.t.default,
@@ -55,11 +55,11 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
 
 
 def _functional(target: Operator) -> Operator | None:
-    """The operator that gives what this one writes."""
+    """The operator that returns the values that this one writes."""
     name, _, overload = str(target).removeprefix("aten.").partition(".")
     if target.namespace != "aten" or not name.endswith("_"):
         return None
-    # __iand__ writes what __and__ gives.
+    # __iand__ writes the result of __and__.
     name = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")
     return getattr(getattr(_aten, name, None), overload, None)
 
@@ -69,7 +69,7 @@ class _Walk:
 
     Attributes:
         writes: The nodes that write, in order.
-        memory: What each node shows of the memory that is written.
+        memory: The part of the written memory that each node shows.
         sources: The operands whose memory nodes show.
         operands: Of nodes, before the walk.
         version: How often memory was written so far.
@@ -144,7 +144,7 @@ class _Walk:
             self.values[node] = node, self.version[storage]
 
     def _now(self, node: Node) -> Node:
-        """What stands for a node's value at this place."""
+        """The node that stands for a node's value at this place."""
         known = self.values.get(node)
         if known is None:
             return node
@@ -185,7 +185,7 @@ class _Walk:
             self.values[alias] = value, self.version[storage]  # type: ignore[index]
 
     def _result(self, node: Node) -> Node:
-        """What a write gives, in the type of its target."""
+        """The result of a write, in the type of its target."""
         args, kwargs = self._operands(node)
         value = self._call(_functional(node.target), args, kwargs, like=node)  # type: ignore[arg-type]
         known = node.meta["val"]
@@ -206,7 +206,7 @@ class _Walk:
         return found
 
     def _put_back(self, view: Node, source: Node, value: Node) -> Node:
-        """The value of what a view shows, with the view's value in its place."""
+        """The value of the memory behind a view, with the view's value in its place."""
         if view.target is _aten.alias.default:
             return value
         (whole, *rest), kwargs = self._operands(view)

@@ -1,10 +1,10 @@
-"""Pre-pass on the lowered graph that keeps what differentiation must know.
+"""Pre-pass on the lowered graph that preserves information which differentiation needs.
 
-The graph still shows detach(), and marks what ran without gradients; the ONNX exporter would drop
-both without a trace, and gradients would silently be wrong. Here each value that leaves such a
-region, like each detach(), goes through the registered operator gradd::stop_gradient, which becomes
-com.gradd::StopGradient. Runs before any decomposition. Writes in
-place become values where that is simple.
+The graph still shows detach(), and marks nodes that ran without gradients; the ONNX exporter would
+drop both without a trace, and gradients would silently be wrong. This pass sends each value that
+leaves such a region, and each detach(), through the registered operator gradd::stop_gradient, which
+becomes com.gradd::StopGradient. It runs before any decomposition. In-place writes become values
+where that is simple.
 """
 
 from __future__ import annotations

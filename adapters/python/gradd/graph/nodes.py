@@ -1,9 +1,9 @@
-"""Small steps on FX graphs of exported programs, and the operators of ours that they may hold.
+"""Helpers for FX graphs of exported programs, and gradd's own operators in such graphs.
 
 gradd::stop_gradient(x) has the values of x and no history; it becomes com.gradd::StopGradient.
 gradd::straight_through(value, x) has the values of `value` and the history of x; it becomes
 com.gradd::StraightThrough. gradd::check_index(x, limit) has the values of x, which must be within
-[0, limit); it becomes com.gradd::CheckIndex. All make memory of their own.
+[0, limit); it becomes com.gradd::CheckIndex. The results of all three have memory of their own.
 """
 
 from __future__ import annotations
@@ -118,14 +118,14 @@ def own(value: torch.Tensor) -> torch.Tensor:
 
 
 def replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:
-    """`new` takes the place of `old` for all readers but `new` itself and what it is made of."""
+    """`new` takes the place of `old` for all readers but `new` itself and its operands."""
     made_of = {new, *new.all_input_nodes}
     old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in made_of)
     rename_outputs(signature, old.name, new.name)
 
 
 def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signature: Any) -> None:
-    """The result, or results, of what a call consists of take its place; the call goes."""
+    """Replaces a call by the result, or results, of its parts."""
     if isinstance(results, torch.fx.Node):
         replace(node, results, signature)
     else:
@@ -136,7 +136,7 @@ def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signa
 
 
 def rename_outputs(signature: Any, old: str, new: str) -> None:
-    """Follows in the program's signature what has become of an output."""
+    """Renames an output in the program's signature."""
     for spec in signature.output_specs:
         if getattr(spec.arg, "name", None) == old:
             spec.arg.name = new

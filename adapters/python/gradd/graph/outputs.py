@@ -1,8 +1,8 @@
-"""Meaning of graph outputs: which one is the loss, and which depend on which.
+"""Finds which graph output is the loss, and which outputs depend on which.
 
 The loss is the result leaf named "loss" if it is a floating-point scalar, otherwise the first
 result leaf that is a floating-point scalar. Result leaves on which the loss depends are its
-ancestors: the adapter may leave those uncomputed until somebody reads them.
+ancestors: the adapter may leave those uncomputed until they are read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_loss(paths: list[tuple[str, ...]], values: list[ir.Value]) -> int | Non
 
 
 def dependencies(graph: ir.Graph, values: list[ir.Value]) -> list[frozenset[int]]:
-    """Per value, the numbers of the others on which it depends."""
+    """Per value, the numbers of the values on which it depends."""
     own: dict[ir.Value, int] = {}
     for i, value in enumerate(values):
         own[value] = own.get(value, 0) | 1 << i

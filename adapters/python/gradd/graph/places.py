@@ -1,7 +1,7 @@
-"""Places in the user's code: which Python line made a node of a graph, or raised an error.
+"""Places in the user's code: the Python line that made a node of a graph, or raised an error.
 
-What lies in the packages of torch, sympy and gradd itself is not the user's. Files are compared
-with the real folders of those packages, so a project may live in a folder of any name.
+Files in the packages of torch, sympy and gradd itself are not the user's. Files are compared with
+the real folders of those packages, so a project may live in a folder of any name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Silence while a graph is made: what fails is raised, not logged."""
+"""Silences logging while a graph is made: a failure is raised, not logged."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Where in the user's modules each node of a captured graph comes from.
+"""Finds where in the user's modules each node of a captured graph comes from.
 
-The exporter keeps the FX node, and with it module and Python line, of every node that it
-translates. Rewrites make nodes without one: such a node takes the place of what it is made from, or
-else of what reads it.
+The exporter keeps the FX node of every node that it translates, and with it module and Python line.
+Rewrites make nodes without one: such a node takes the place of its operands, or else of its
+readers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Element types that torch's operators mix and their ONNX translations do not, made explicit.
+"""Makes explicit the element types that torch's operators mix and their ONNX translations do not.
 
-softmax(x, dtype=float32) converts x first, its translation converts the result; the same holds
-for sums and means. A normalisation takes bf16 values with f32 weights (autocast), computes in f32
-and rounds once; ONNX wants one type. A number that is computed from sizes (`x * x.shape[1] ** 0.5`)
-takes part in whatever type the tensors beside it have, and for halves in f32; so does a number
-that no half is, as in `x / 301`. What torch computes of halves in f32 and rounds once, and its
-translation writes in several steps, would be rounded, or overflow, between them. All become casts
-around the operator in the exported program, which neither decomposition nor translation can get
-wrong.
+softmax(x, dtype=float32) converts x first, its translation converts the result; the same holds for
+sums and means. A normalisation takes bf16 values with f32 weights (autocast), computes in f32 and
+rounds once; ONNX wants one type. A number that is computed from sizes (`x * x.shape[1] ** 0.5`)
+takes part in the type of the tensors beside it, and for halves in f32; so does a number that no
+half represents, as in `x / 301`. If torch computes an operator of halves in f32 and rounds once,
+and its translation takes several steps, values would be rounded, or overflow, between the steps.
+All of these become casts around the operator in the exported program, which neither decomposition
+nor translation can get wrong.
 """
 
 from __future__ import annotations

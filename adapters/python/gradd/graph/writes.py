@@ -1,24 +1,24 @@
-"""In-place writes that autograd does not see, made explicit in the exported program.
+"""Makes in-place writes that autograd does not see explicit in the exported program.
 
 PyTorch keeps data and history apart. A write under no_grad(), or through a detached alias, changes
-the data of every tensor over that memory, and no tensor's history: gradients flow as if it had not
-happened. Once the program is functional there is only one of both, so such a write becomes
+the data of every tensor over that memory, but no tensor's history: gradients flow as if it had not
+happened. A functional program does not separate the two, so such a write becomes
 
     fresh = stop_gradient(target); fresh.write_(...); target.copy_(straight_through(fresh, target))
 
-whose values are those of the write and whose gradient is that of the target as it was. Aliases stay
-aliases here: torch's functionalisation, which comes later, carries each write to all of them. Which
-nodes share memory is read off the storages of the trace's tensors.
+which has the values of the write and the gradient of the target before it. Aliases stay aliases
+here: torch's functionalisation, which comes later, carries each write to all of them. The storages
+of the trace's tensors show which nodes share memory.
 
 A write that autograd sees and that reads nothing of what it overwrites (zero_(), copy_()) ends the
-history of its target in a functional program. In PyTorch the target still has one, through which
-zeros flow: whoever computed it gets a gradient of zeros, and none would be another thing for an
-optimizer. So such a write becomes a where() between its values and the target that takes all of the
-former.
+history of its target in a functional program. In PyTorch the target keeps its history, and zeros
+flow through it: the nodes that computed it get a gradient of zeros, which an optimizer treats
+differently from no gradient. So such a write becomes a where() that selects all of its values and
+none of the target's.
 
 Detached aliases of memory that is written, and views of it that were made under no_grad(), become
 plain aliases whose every read goes through a stop_gradient of its own, at the time of the read.
-Memory that nobody writes is left to fx.py.
+fx.py handles memory that is never written.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _FORGET = frozenset(
 
 
 def _is_whole(view: torch.fx.Node, source: torch.fx.Node) -> bool:
-    """True if a view surely has all elements of what it is a view of."""
+    """True if a view surely has all elements of its base."""
     a, b = view.meta.get("val"), source.meta.get("val")
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
@@ -189,7 +189,7 @@ class _Pass:
         reads = not (off or is_detach(node))
         live = reads and any(self._is_live(n) for n in node.all_input_nodes)
         if off and is_float(node) and storages(node) & self.written:
-            # Whoever writes to it later must meet this memory, not a copy for some readers.
+            # Later writes must go to this memory, not to a copy for some readers.
             node.meta[OFF] = False
             with self.graph.inserting_after(node):
                 stopped = stop(self.graph, node)
@@ -206,7 +206,7 @@ class _Pass:
             self.kept |= storages(node) & self.written
 
     def _keep(self, node: torch.fx.Node) -> None:
-        """The backward of this node may need what it reads."""
+        """The backward of this node may need its operands."""
         for operand in node.all_input_nodes:
             shared = storages(operand) & self.written
             self.kept |= shared
@@ -214,7 +214,7 @@ class _Pass:
                 self.kept_data |= shared
 
     def _is_live(self, node: torch.fx.Node) -> bool:
-        """A history that was written to one alias is that of all that have one."""
+        """A history written to one alias belongs to all aliases that have one."""
         if node in self.stopped:
             return False
         return node in self.live or bool(storages(node) & self.live_storages)
@@ -299,7 +299,7 @@ class _Pass:
         self._write_back(node, target, straight)
 
     def _keep_history(self, node: torch.fx.Node, target: torch.fx.Node) -> torch.fx.Node:
-        """The where() at the top of this file; returns what stands for the result."""
+        """The where() at the top of this file; returns the substitute for the result."""
         fresh = self._write_beside(node, target)
         with self.graph.inserting_after(node):
             mask = self.graph.call_function(

@@ -1,1 +1,1 @@
-"""Memory that tensors lie in: shared, watched, given back."""
+"""The memory of tensors: shared, watched, given back."""

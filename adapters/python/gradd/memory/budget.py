@@ -1,9 +1,9 @@
-"""How much memory a run may take, and what is computed again in backward to meet that.
+"""How much memory a run may take, and what its backward recomputes to stay within the limit.
 
 A budget is given to the wrapper or in GRADD_MEMORY_BUDGET; without one a policy decides, which
 ORTMODULE_MEMORY_OPT_LEVEL numbers as ONNX Runtime Training does. Both go with every plan that has a
 backward, and the daemon chooses. Activation checkpoints have no effect in a graph: a module that
-uses them is taken to ask for the first policy.
+uses them is treated as if it asked for the first policy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Memory:
-    """What the plans of one wrapper are made with.
+    """The memory settings for the plans of one wrapper.
 
     Attributes:
         budget: Bytes of the arena of one run; 0 = no budget.
@@ -36,7 +36,7 @@ class Memory:
 
     @staticmethod
     def of(budget: Any = None) -> Memory:
-        """What a caller has given, else the environment.
+        """Settings that the caller gives, else those of the environment.
 
         Raises:
             ValueError: A text that is no size, a level that there is none of, or

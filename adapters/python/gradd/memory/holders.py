@@ -1,13 +1,13 @@
-"""Who else holds a tensor's memory: other tensors, other processes, an array, a buffer, a map.
+"""Detects other holders of a tensor's memory: tensors, processes, an array, a buffer, a mapping.
 
-`torch.from_numpy`, `frombuffer` and DLPack leave the memory with its owner, which torch counts
-nowhere: such a storage looks as if its tensor were alone. What can be told is how the memory is
-given back: by a function that drops a reference to the owner. Storages that torch read itself
-(`torch.load`, safetensors' files) are not resizable either, but nobody else can reach them.
+`torch.from_numpy`, `frombuffer` and DLPack leave the memory with its owner, whose references torch
+does not count: such a storage looks as if its tensor were its only user. But its deleter shows the
+difference: it drops a reference to the owner. Storages that torch read itself (`torch.load`,
+safetensors' files) are not resizable either, but have no other users.
 
-The structure read here is c10::StorageImpl of 64-bit builds: function table, count of references,
-address, deleter, context of the deleter. Before the first use it is compared with storages whose
-owner is known; if it is another one, every storage that cannot be resized counts as held.
+This module reads the c10::StorageImpl of 64-bit builds: function table, reference count, address,
+deleter, context of the deleter. Before the first use it checks this layout against storages with
+known owners; if the layout differs, every storage that cannot be resized counts as held.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _storage(tensor: torch.Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What the words of this torch say.
+    """The meaning of the words in this version of torch.
 
     Attributes:
         deleter: Of memory with a context of its own, in which the owner is.
@@ -50,7 +50,7 @@ class _Layout:
 
 @functools.cache
 def _layout() -> _Layout | None:
-    """None if the words are not what this module expects."""
+    """None if the words differ from this module's expectations."""
     array, buffer = np.ones(1, np.uint8), bytearray(1)
     probes = [
         (array, torch.from_numpy(array)),
@@ -94,7 +94,7 @@ def _uses_when_alone() -> int:
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:
-    """Whether somebody beside torch may read or write the memory of a dense CPU tensor."""
+    """Whether code other than torch may read or write the memory of a dense CPU tensor."""
     if untyped_storage(tensor).resizable():
         return False
     layout = _layout()
@@ -110,7 +110,7 @@ def is_foreign(tensor: torch.Tensor) -> bool:
 
 
 def _is_shared(address: int) -> bool:
-    """Whether an owner, on which a storage has one reference, may be used by somebody else."""
+    """Whether an owner, to which a storage holds one reference, may have other users."""
     references = _references(address)  # before this function has one, too
     owner = ctypes.cast(address, ctypes.py_object).value
     if isinstance(owner, np.ndarray | bytearray):

@@ -1,11 +1,12 @@
-"""Who has written a tensor: what a run has read must still be there when it is run again.
+"""Detects writes to a tensor: the values that a run has read must still be there for a repetition.
 
-Three witnesses. Version counters tell of every write through torch but one: fused optimizers do
-not touch them. So the steps of all torch optimizers are counted as well, each for the parameters
-that it has. Writes through `.data`, numpy or DLPack leave no trace in either; for them the daemon
-takes fingerprints of the parameters with each forward that may be run again, and compares them
-before it does: of drawn lines, which sees writes of all elements; and of all bytes, if such an
-access was noticed (watch.py) since the forward, or memory was given away before and is still held.
+There are three sources. Version counters record every write through torch except those of fused
+optimizers. So the steps of all torch optimizers are counted as well, each for the parameters that
+it has. Writes through `.data`, numpy or DLPack leave no trace in either; for them the daemon takes
+fingerprints of the parameters with each forward that may run again, and compares them before it
+does: fingerprints of drawn lines, which detect writes of all elements, and fingerprints of all
+bytes if such an access was noticed (watch.py) since the forward, or if memory was given away before
+and is still held.
 """
 
 from __future__ import annotations
@@ -109,9 +110,9 @@ class Snapshot(types.SimpleNamespace):
         return {"gen": self.fingerprint}
 
     def has_changed(self) -> bool:
-        """True if one of them has been written since, or may have been and nobody can tell.
+        """True if one of them has been written since, or may have been without a trace.
 
-        False leaves what the daemon finds, see expected().
+        False leaves the daemon's findings, see expected().
         """
         if list(map(version_of, self.tensors)) != self.versions:
             return True

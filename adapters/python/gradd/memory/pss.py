@@ -19,7 +19,7 @@ def pss_bytes(pid: int | str = "self") -> int:
 
 
 def print_after(phase: str, run: Any) -> None:
-    """ORTMODULE_PRINT_MEMORY_STATS: what is held after a forward or a backward."""
+    """ORTMODULE_PRINT_MEMORY_STATS: the memory held after a forward or a backward."""
     client, plan = run.client, run.plan
     rows = {
         "trainer": pss_bytes(),

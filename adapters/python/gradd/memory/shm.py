@@ -1,14 +1,14 @@
 """Shared memory: sealed memfd segments and torch tensors on them.
 
 A segment is created here, passed to the daemon by descriptor, and never changes its size: it is
-sealed against shrinking and growing, so that neither side can take pages away from the other.
-Its space is reserved before anything is written there, so a full machine is an error message and
-not a SIGBUS later: up front, or piece by piece where what moves in leaves its own memory behind.
+sealed against shrinking and growing, so that neither side can take pages away from the other. Its
+space is reserved before the first write, so that a full machine causes an error message instead of
+a SIGBUS later: up front, or piece by piece if the data that moves in frees its old memory.
 
 Tensors are made one by one with `torch.frombuffer` over a memoryview of their own. The memoryview
 is the tensor's exporter: it lives exactly as long as any tensor shares that storage, so a weak
 reference to it tells when the range is free. The mapping itself goes when the last exporter is
-gone, whoever closed the segment before.
+gone, even if the segment was closed before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALIGN = 64
 PAGE = 4096
 SEGMENT_BYTES = 512 << 20  # of the largest segment, unless a single block is larger
 _CHECKED_BYTES = 16 << 20  # smaller segments are not worth reading /proc for
-_AHEAD = 4 << 20  # bytes that are reserved beyond what is asked for
+_AHEAD = 4 << 20  # bytes that are reserved beyond the requested ones
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
 _HEADER = struct.Struct("<QIIQQQI4x")  # gradd_header_t of shm/header.h
@@ -69,7 +69,7 @@ def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can still be had: the machine's, or what the control group leaves.
+    """Memory that is still available: the machine's, or the rest of the control group's.
 
     The kernel does not limit a memfd: reserving more than there is would not fail but wake the
     killer of processes.
@@ -95,10 +95,10 @@ def available_bytes() -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """What the first page of a segment says beside its id and size.
+    """The contents of the first page of a segment, beside its id and size.
 
     Attributes:
-        kind: What the segment is for, one of KINDS.
+        kind: The purpose of the segment, one of KINDS.
         owner: A number that its client has drawn.
     """
 
@@ -112,7 +112,7 @@ class Segment:
     Attributes:
         id: Number under which the daemon knows it, unique in the session.
         size: Bytes, a multiple of the page size.
-        header: What its first page says; None = there is no such page.
+        header: The contents of its first page; None = there is no such page.
         start: Where tensors may begin: behind that page.
         room: Bytes behind it.
         address: Where it is mapped.

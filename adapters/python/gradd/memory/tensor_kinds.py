@@ -1,8 +1,8 @@
-"""Which classes of tensors the daemon may take for plain ones.
+"""Decides which classes of tensors the daemon may treat as plain tensors.
 
 A class that torch's functions treat as Tensor itself (a subclass of nn.Parameter, say) differs by
-name only. Others see every operator that reads them, or give their class to its result: calls with
-such tensors run in PyTorch, by name.
+name only. Other classes see every operator that reads them, or pass their class on to its result:
+calls with such tensors run in PyTorch, by name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-# What these classes do without an override of their own.
+# The functions of classes without an override of their own.
 _NO_FUNCTION = torch.nn.Parameter.__torch_function__
 _NO_DISPATCH = (None, torch.Tensor.__torch_dispatch__)
 
@@ -33,7 +33,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def refusal(what: str, kind: type) -> Exception:
-    """What is said of a tensor whose class is not plain.
+    """The message about a tensor whose class is not plain.
 
     Args:
         what: Its place.

@@ -1,9 +1,9 @@
-"""Memory that capture and self-check have freed goes back to the system.
+"""Returns memory freed by captures and self-checks to the system.
 
-Both work on large tensors for a moment. glibc keeps what they free for later, several hundred MiB
-for a model of 56 million parameters, which nobody needs once training runs. And it hardly uses it
-again meanwhile: a tensor is aligned, for which glibc looks for more room than the last tensor of
-that size has left.
+Both briefly work on large tensors. glibc keeps the memory that they free, several hundred MiB for a
+model of 56 million parameters, although training does not need it. It hardly reuses this memory
+either: tensors are aligned, so glibc looks for more room than the last tensor of the same size has
+left.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _open = 0
 
 
 def trim() -> None:
-    """Gives free pages of the heap back; takes milliseconds. Does nothing without glibc."""
+    """Returns free pages of the heap to the system; takes milliseconds. A no-op without glibc."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 @contextlib.contextmanager
 def unkept() -> Iterator[None]:
-    """In this context what large tensors free goes back at once, in all threads.
+    """In this context memory freed by large tensors goes back at once, in all threads.
 
-    Nothing changes where somebody has set such limits himself, or without glibc.
+    Nothing changes if the user has set such limits already, or without glibc.
     """
     global _open
     if _malloc_trim is None or _is_set():

@@ -1,13 +1,13 @@
-"""Who may have written parameters without a trace: the ways round torch's version counters.
+"""Detects possible writes to parameters that leave no trace in torch's version counters.
 
-`p.data`, `p.numpy()`, `p.data_ptr()`, `p.untyped_storage()` and DLPack give memory away; what is
-written through them no version tells. Here it is noticed that one of them was used for memory of
-parameters, whoever holds it and through whatever view: the attributes of torch.Tensor are replaced
-by descriptors that note the address and go on. On the class they give what was there before, so
-that torch's own machinery (overrides, tracers, compilers) sees no difference.
+`p.data`, `p.numpy()`, `p.data_ptr()`, `p.untyped_storage()` and DLPack give memory away, and no
+version counter records writes through them. This module detects their use on memory of parameters,
+whatever object holds it and through whatever view: it replaces the attributes of torch.Tensor by
+descriptors that note the address and continue. Read from the class, they return the original
+attribute, so that torch's own machinery (overrides, tracers, compilers) sees no difference.
 
-Nothing is compared here. A noted access says that the drawn fingerprint of the parameters, which
-sees writes of all elements, is not enough: what is compared must be the sum of all bytes, see
+This module compares nothing. A noted access means that the drawn fingerprint of the parameters,
+which detects writes of all elements, is not enough: the sum of all bytes must be compared, see
 parameter_changes.py. An alias that lives on (a list of `.data`, an array) is an access in every
 step.
 """
@@ -30,12 +30,12 @@ NAMES = ("data", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
 _original: dict[str, Any] = {name: getattr(torch.Tensor, name) for name in NAMES}
 _own = {name for name in NAMES if name in torch.Tensor.__dict__}  # the rest is inherited
 _PATIENCE = 6  # forwards
-# What gradd itself calls: noted nowhere.
+# For gradd's own calls, which are not noted.
 data_ptr = torch.Tensor.__base__.data_ptr  # type: ignore[union-attr]
 untyped_storage = torch.Tensor.__base__.untyped_storage  # type: ignore[union-attr]
 _lock = threading.Lock()
 _ranges: dict[int, int] = {}  # memory of parameters: begin and end
-_spans: tuple[tuple[int, int], ...] = ()  # the same, for those who do not lock
+_spans: tuple[tuple[int, int], ...] = ()  # the same, for readers without the lock
 _low, _high = 1, 0  # of all of them
 _mine = threading.local()
 on_class = torch.Tensor.__dict__.get
@@ -89,7 +89,7 @@ class Accesses:
         self.quiet = False
 
     def expect(self) -> None:
-        """A new model is trained: what its loop does is not known yet."""
+        """A new model is trained, whose training loop is not known yet."""
         self._patience = _PATIENCE
         self.quiet = False
 
@@ -169,9 +169,9 @@ def add(begin: int, size: int) -> None:
 
 
 def install() -> None:
-    """Watches the attributes, those too that somebody has replaced and put back.
+    """Watches the attributes, including those that other code has replaced and restored.
 
-    Who does that puts back what the class gave him, which is the attribute without its watch.
+    Such code restores the value that it read from the class: the attribute without its watch.
     """
     with _lock:
         for name in NAMES if _ranges else ():
@@ -179,7 +179,7 @@ def install() -> None:
             if now is _original[name]:
                 kind = _WatchedData if name == "data" else _Watched
                 setattr(torch.Tensor, name, kind(_original[name]))
-                accesses.touch()  # nobody knows of those that were not noted
+                accesses.touch()  # some accesses may have gone unnoticed
         found[:] = map(on_class, NAMES)
 
 
@@ -194,7 +194,7 @@ def remove(begin: int) -> None:
         _span()
         for name in NAMES if known and not _ranges else ():
             if not isinstance(torch.Tensor.__dict__.get(name), _Watched):
-                continue  # somebody has replaced it since
+                continue  # other code has replaced it since
             if name in _own:
                 setattr(torch.Tensor, name, _original[name])
             else:
@@ -209,7 +209,7 @@ def _span() -> None:
 
 
 class _Ours:
-    """What this thread does inside is gradd's own reading."""
+    """A context in which this thread's accesses are gradd's own."""
 
     def __enter__(self) -> None:
         _mine.depth = getattr(_mine, "depth", 0) + 1

@@ -1,13 +1,13 @@
 """The client: one object per process and daemon directory, through which every request goes.
 
-Commands travel over a ZeroMQ DEALER, descriptors over the control socket. A lock makes requests of
-several threads one sequence (autograd may run backward in another thread). What dies never sends:
-its end is noted (finalizers.py), and releases and chores go out with, or before, the next request,
-or by themselves a moment later (flusher.py).
+Commands travel over a ZeroMQ DEALER, descriptors over the control socket. A lock serialises the
+requests of several threads (autograd may run backward in another thread). Dying objects never send:
+their end is noted (finalizers.py), and releases and chores go out with, or before, the next
+request, or by themselves a moment later (flusher.py).
 
-Death of the daemon shows as hang-up of the control socket. Then the client connects again (starting
-a daemon if it may), passes its segments, repeats what the ledger holds and then the request at
-hand: the caller sees a pause and the same bits.
+The control socket hangs up when the daemon dies. Then the client connects again (starting a daemon
+if it may), passes its segments, repeats the requests in the ledger and then the current request:
+the caller sees a pause and the same bits.
 
 A child after fork is not the client: every request compares the process id.
 """
@@ -90,7 +90,7 @@ class Client:
 
         Raises:
             SessionError: No daemon, or this process is a fork of the one that connected.
-            GraddError: What the daemon answered, as the class of its code.
+            GraddError: The daemon's error, as the class of its code.
         """
         with self.lock, interrupts.held:
             return self.ask(verb, fields, frames)
@@ -102,7 +102,7 @@ class Client:
         frames: Sequence[bytes] = (),
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """request() for a caller who has the lock and holds Ctrl-C back.
+        """request() for a caller that has the lock and holds Ctrl-C back.
 
         `meanwhile` is called while the daemon works, again if the request is repeated.
         """
@@ -166,7 +166,7 @@ class Client:
     ) -> protocol.GraphInfo:
         """Gives the daemon a graph; the same bytes give the same id.
 
-        A restarted daemon gets it again as long as somebody holds the result.
+        A restarted daemon gets the graph again as long as the result is referenced.
         """
         with self.lock, interrupts.held:
             fields: dict[str, Any] = {}
@@ -212,7 +212,7 @@ class Client:
         more: dict[str, Any],
         meanwhile: Callable[[], None],
     ) -> bool:
-        """Runs a forward for a caller who has the lock and holds Ctrl-C back.
+        """Runs a forward for a caller that has the lock and holds Ctrl-C back.
 
         Until its release the ledger can run it again.
 
@@ -238,7 +238,7 @@ class Client:
         return True
 
     def backward(self, fields: dict[str, Any], meanwhile: Callable[[], None]) -> dict[str, Any]:
-        """Runs the backward of a run, for a caller who has the lock and holds Ctrl-C back.
+        """Runs the backward of a run, for a caller that has the lock and holds Ctrl-C back.
 
         `meanwhile`: see ask().
 
@@ -324,7 +324,7 @@ class Client:
 
         Until it notices the hang-up, the daemon goes on with what it was doing and may still write
         into the ring; so new inputs go elsewhere. (Gradient slots it may still write are written
-        again before anybody reads them.)
+        again before any read.)
         """
         if self._wire is None or not self._wire.broken:
             return
@@ -431,7 +431,7 @@ class Client:
         return [self.parameters, self.gradients, self.state, self.ring, *self._retired]
 
     def flush(self) -> None:
-        """Sends what finalizers have queued."""
+        """Sends the messages that finalizers have queued."""
         with self.lock:
             for pool in self._pools():
                 pool.drain()
@@ -507,7 +507,7 @@ class Client:
                 del _clients[self.path]
 
     def _after_fork(self) -> None:
-        """In the child: gives up the sockets without a word to the daemon."""
+        """In the child: gives up the sockets without telling the daemon."""
         if self._wire is not None:
             self._wire.abandon()
 
@@ -543,7 +543,7 @@ def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
 
 
 def _warn_of_old_build(wire: control.Wire) -> None:
-    """A daemon outlives a rebuild: what was repaired since it started is not in effect in it."""
+    """A daemon outlives a rebuild: repairs made since it started are not in effect in it."""
     ours = daemon.build_id()
     if ours and wire.build != ours:
         binary = daemon.find_binary()

@@ -33,17 +33,17 @@ logger = logging.getLogger("gradd")
 _CONTROL_SECONDS = 30.0
 _VERSION_MS = 2000  # nothing more than the version is lost if it takes longer
 _HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
-# A reply that comes within a millisecond is looked for without sleep: a core that sleeps takes a
-# tenth of that to wake up. Whoever else wants the core gets it, and then the next replies are slept
-# for, as longer ones are.
+# The client polls for a reply that comes within a millisecond: a sleeping core takes a tenth of
+# that to wake up. If another thread wants the core, the client yields it and then sleeps while it
+# waits for the next replies, as it does for slower ones.
 _SPIN_SECONDS = 1.5e-3
 _QUICK_SECONDS = 1e-3
 _GLANCE_SECONDS = 30e-6
-_OTHERS_SECONDS = 200e-6  # a yield that takes as long has let somebody else run
+_OTHERS_SECONDS = 200e-6  # a yield that takes as long has let another thread run
 _SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
 _LAST_REPLY_MS = 20
-# What every request does goes past zmq.Socket, whose Python makes enumerations of numbers.
+# Every request bypasses zmq.Socket, whose Python code makes enumerations of numbers.
 _Socket = zmq.backend.Socket
 _READABLE = int(zmq.POLLIN)
 _context: tuple[int, zmq.Context] | None = None
@@ -92,8 +92,8 @@ class Wire:
         """Connects and says hello; returns the answer.
 
         A daemon that is ending finishes the requests in progress first, which may take minutes. It
-        says so to everybody who connects, and is waited for as long as it does. In the moment of
-        its end it hangs up. None of this is a failure of the daemon that comes after it.
+        says so to every client that connects, and the client waits for as long as it does. At its
+        end it hangs up. None of this is a failure of the daemon that comes after it.
         """
         deadline = time.monotonic() + _HELLO_SECONDS
         hello = {
@@ -128,7 +128,7 @@ class Wire:
             pause = min(pause * 1.5, 0.1)
 
     def _greeted(self, packet: bytes) -> dict[str, Any]:
-        """The answer to hello, which comes from whoever listens there.
+        """Checks the answer to hello, which any process on that socket may have sent.
 
         Raises:
             VersionError: A daemon that speaks another protocol.
@@ -214,7 +214,7 @@ class Wire:
     ) -> dict[str, Any]:
         """Sends an envelope (adding number and token) and returns the reply, ok or not.
 
-        What needs no reply is done `meanwhile`, when the envelope is on its way.
+        Work that needs no reply is done `meanwhile`, when the envelope is on its way.
 
         A Ctrl-C that cannot wait for the reply leaves the connection broken. An optimizer's step
         is always waited for: half a step has to be finished before anything else.
@@ -315,7 +315,7 @@ def _name() -> str:
 
 
 def _version_at(path: Path) -> str:
-    """Version of the daemon there, as `ps` says in every protocol; empty if it does not."""
+    """Version of the daemon there, from `ps`, which has it in every protocol; empty if missing."""
     try:
         return str(ask_daemon(path, "ps", _VERSION_MS).get("version") or "")
     except errors.GraddError:
@@ -327,7 +327,7 @@ def _no_daemon(path: Path, why: str) -> errors.SessionError:
 
 
 def _from_anybody(frame: bytes, path: Path) -> dict[str, Any]:
-    """A reply of whoever listens in the daemon's place."""
+    """Unpacks a reply from the daemon's socket, which another process may have sent."""
     try:
         return protocol.unpack(frame)
     except errors.InternalError as error:
@@ -338,7 +338,7 @@ def ask_daemon(path: Path, verb: str, timeout_ms: int = 5000, **fields: Any) -> 
     """One request that needs no session (`ps`, `stop`), over a DEALER of its own.
 
     Raises:
-        SessionError: Nobody answers within the time, or no daemon of gradd does.
+        SessionError: No answer within the time, or not from a daemon of gradd.
     """
     dealer = _zmq_context().socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)

@@ -1,8 +1,8 @@
-"""Finding and starting the daemon: directory, binary, control socket.
+"""Finds and starts the daemon: directory, binary, control socket.
 
-No daemon at the directory's control socket means that one is started: `gradd serve` by fork and
-exec, in a session of its own so that Ctrl-C in the trainer does not reach it. Two clients that
-start one at once are sorted out by the daemon's lock file; both then connect to the one that won.
+If no daemon listens on the directory's control socket, one is started: `gradd serve` by fork and
+exec, in a session of its own so that Ctrl-C in the trainer does not reach it. If two clients start
+one at once, the daemon's lock file lets only one win, and both clients connect to it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def build_id() -> str:
 
 
 def try_connect(path: Path) -> socket.socket | None:
-    """A connection to the control socket, or None if nobody listens."""
+    """Connects to the control socket; None if no process listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         sock.connect(str(path / "ctl.sock"))
@@ -131,7 +131,7 @@ def try_connect(path: Path) -> socket.socket | None:
 
 
 def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
-    """A connection to the control socket; starts the daemon when nobody listens.
+    """Connects to the control socket; starts the daemon if no process listens.
 
     Args:
         path: The daemon's directory.
@@ -174,7 +174,7 @@ class _Starts:
         self._again = self._begin + 0.1  # not before
 
     def look_after(self) -> None:
-        """Starts another one where this one has ended.
+        """Starts another one if this one has ended.
 
         Raises:
             SessionError: So many have died in a row that the next one would, too.
@@ -211,7 +211,7 @@ class _Starts:
         )
 
     def _last_words(self) -> str:
-        """What it has said last in the log, as a part of a message; "" if it is silent there.
+        """Its last words in the log, as a part of a message; "" if it is silent there.
 
         Its own words count more than those of the shell or the linker around it.
         """
@@ -248,7 +248,7 @@ def _start(path: Path) -> subprocess.Popen:
     command = [find_binary(), "serve", "--dir", str(path), "--idle-exit", str(IDLE_EXIT_SECONDS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
-    # A trainer asks for its own plans (captured.py); the daemon is everybody's.
+    # A trainer asks for its own plans (captured.py); all trainers share the daemon.
     own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS")
     env = {name: text for name, text in os.environ.items() if name not in own}
     try:

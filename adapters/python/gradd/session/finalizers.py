@@ -1,9 +1,9 @@
-"""What is to be done when objects have died.
+"""Finalizers that a Ctrl-C cannot get lost in.
 
-A finalizer in Python runs between any two instructions of the main thread, and a Ctrl-C that comes
-while it does is lost: what a finalizer raises goes nowhere. So the callbacks of these weak
-references are a function of C, which only notes who has died; what follows is done by the next one
-who asks the daemon for something, or by the flusher.
+A Python finalizer may run between any two instructions of the main thread, and a Ctrl-C during it
+is lost, because exceptions in finalizers are discarded. So the callbacks of these weak references
+are a C function that only records which object has died; the next request to the daemon does the
+actual work, or the flusher.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ends:
         self.living.add(end)
 
     def settle(self) -> None:
-        """Does what there is to do."""
+        """Does the pending work."""
         while self.died:
             dead = self.died.popleft()
             self.living.discard(dead)

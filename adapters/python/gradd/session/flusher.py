@@ -1,10 +1,10 @@
-"""A thread that sends what finalizers have queued, where no request takes it along.
+"""A thread that sends the messages queued by finalizers if no request carries them.
 
-Finalizers run anywhere and never send. In a training the next request carries what they queue;
-after `del model` there is none, and the daemon would keep graph, plans and memory. So this thread
-looks a few times per second, and where nobody has asked the daemon for anything meanwhile it sends
-what is left. (Finalizers do not wake it: the callbacks of weak references are functions of C, as
-Python's would swallow a Ctrl-C.) It never connects and starts no daemon.
+Finalizers run anywhere and never send. During training the next request carries the messages that
+they queue; after `del model` there is none, and the daemon would keep graph, plans and memory. So
+this thread looks a few times per second, and sends the rest if there was no request meanwhile.
+(Finalizers do not wake it: the callbacks of weak references are C functions, because Python
+callbacks would swallow a Ctrl-C.) It never connects and never starts a daemon.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encoding of docs/protocol.md: envelopes, type descriptors, limits.
 
-Pure functions without sockets. The client adds sequence number, token and releases to the fields
-of a request; what is built here stays the same when a request is sent again after a restart.
+Pure functions without sockets. The client adds sequence number, token and releases to the fields of
+a request; the fields built here stay the same when a request is sent again after a restart.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GraphInfo:
 
 @dataclass(frozen=True)
 class Live:
-    """What a plan over all rows could leave out: see calls/liverows.py.
+    """The rows that a plan over all rows could leave out: see calls/liverows.py.
 
     Attributes:
         labels: Position of the labels among the graph's inputs.
@@ -107,7 +107,7 @@ class PlanInfo:
         early: Per wanted gradient: does the forward form it.
         recomputed: Bytes that are not kept for the backward, but computed again.
         recompute_share: Time of that by a model, as a part of forward and backward.
-        live: What it could leave out.
+        live: The rows that it could leave out.
     """
 
     id: int

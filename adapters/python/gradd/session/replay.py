@@ -1,9 +1,9 @@
-"""What the client has to say again to a daemon that was restarted.
+"""Replays requests to a restarted daemon.
 
 The ledger holds the fields of every request whose effect must outlive a daemon: graphs, plans,
-bindings, and the forwards of runs that are not released. Segments, the inputs in them and the
-seeds are the client's own, and forward and backward only read parameters; so sending the ledger
-again, in order, gives the new daemon the state of the old one, bit for bit.
+bindings, and the forwards of runs that are not released. The client owns segments, the inputs in
+them and the seeds, and forward and backward only read parameters; so sending the ledger again, in
+order, gives the new daemon the state of the old one, bit for bit.
 
 Entries are removed by single dict operations, which finalizers of any thread may do.
 """
@@ -29,10 +29,10 @@ class Step(Protocol):
 
 
 class Ledger:
-    """Requests to repeat, by what they made."""
+    """Requests to repeat, by the objects that they made."""
 
     def __init__(self) -> None:
-        # Kept by whoever uses them: captures, and the plans that unreleased runs still hold.
+        # Kept alive by their users: captures, and the plans that unreleased runs still hold.
         self.graphs: WeakValueDictionary[bytes, GraphInfo] = WeakValueDictionary()
         self.plans: dict[int, dict[str, Any]] = {}
         self.binds: dict[int, dict[str, Any]] = {}

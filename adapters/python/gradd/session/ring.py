@@ -112,7 +112,7 @@ class Block:
             self.tensor(dtype, shape, offset, size).copy_(source.detach())
 
     def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
-        """What the protocol says of a tensor in this block; see protocol.tensors."""
+        """The protocol's description of a tensor in this block; see protocol.tensors."""
         return (self.segment.id, self.offset + offset, DTYPE_CODES[dtype], tuple(shape))
 
     def drop(self) -> None:
@@ -141,7 +141,7 @@ class Pool:
         kind: Of the segments, see shm.KINDS.
         grow: Bytes of a segment when a request does not need more.
         keep: Keep empty segments for the next step while they were recently needed.
-        watched: Who takes its memory past torch's version counters is noted (watch.py).
+        watched: Note accesses to its memory past torch's version counters (watch.py).
         """
         self.client = client
         self.kind = kind
@@ -153,7 +153,7 @@ class Pool:
         self._ending: set[int] = set()  # segments that get no more blocks
         self.returned: deque[Tie | Block] = deque()
         # Without this table a block that only tensors hold would be a cycle of block and weak
-        # references: the collector would take it and nobody would hear of the exporter's end.
+        # references: the collector would take it, and the exporter's end would go unnoticed.
         self.live: dict[tuple[int, int], Block] = {}
         self._free: dict[int, tuple[Segment, list[int], dict[int, int]]] = {}
         self.live_bytes = 0
@@ -270,18 +270,18 @@ class Pool:
         self.drop_empty()
 
     def drop_empty(self) -> None:
-        """Gives back what reserve() has made and no block has come to."""
+        """Gives back segments that reserve() has made and no block has used."""
         for segment, _, sizes in list(self._free.values()):
             if sizes.get(segment.start) == segment.room:
                 self._drop_if_spare(segment)
 
     def unwatch(self) -> None:
-        """Nobody compares what is written here any more."""
+        """Stops watching this memory: writes to it are no longer compared."""
         for segment, _, _ in self._free.values():
             watch.remove(segment.address)
 
     def forget_peak(self) -> None:
-        """What was needed until now will not be needed again: its segments go if they are empty."""
+        """The past peak will not be needed again: its segments go if they are empty."""
         self.drain()
         self.peak_bytes = self.live_bytes
         for segment, _, sizes in list(self._free.values()):

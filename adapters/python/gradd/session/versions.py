@@ -1,8 +1,8 @@
-"""A daemon of another version: what the error says, and which command helps.
+"""Explains a daemon of another version: the text of the error, and the command that helps.
 
-`hello` settles the protocol. Whoever refuses says which protocols and which version he is; a daemon
-of protocol 1 says it in a sentence only. The verb `ps` has the same form in every version, so it is
-asked for what is missing.
+`hello` settles the protocol. The side that refuses names its protocols and its version; a daemon of
+protocol 1 does so in a sentence only. The verb `ps` has the same form in every version, so it
+supplies the missing facts.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ ROWS: dict[tuple[str, str], Row] = {
     # 7 products, head. gated: sigmoid(receptance)*rwkv and sigmoid(receptance)*value, one each per
     # layer, equal shape. Pow: torch.square(relu(key)), one per layer. Exp
     # (rwkv_linear_attention_cpu): exp(time_decay) once per layer + 4 per step, minus the 2 state
-    # updates of the last step whose result nobody reads (use_cache False) = 4*S-1 per layer. picks:
+    # updates of the last step, whose result is not read (use_cache False) = 4*S-1 per layer. picks:
     # key[:, t] and value[:, t], 2 per step and layer. attention_mask unused
     ("rwkv", "RwkvForCausalLM"): Row(norm=6, gated=4, product=15, table=25),
     # as Qwen2: attention_bias true gives q,k,v a bias = 3 linear, attention_out_bias false:

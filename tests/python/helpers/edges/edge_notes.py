@@ -1,4 +1,4 @@
-"""What is known of rows of the table of edges: which were wrong, and where torch is no measure.
+"""Notes on rows of the table of edges: which were wrong, and where torch is no reference.
 
 FOUND_WRONG runs in every test run. A reason in SKIP is one why torch's own numbers cannot be
 compared with: documented as undefined, the rounding of torch itself, or a quantity that leaves the

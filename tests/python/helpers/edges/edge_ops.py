@@ -1,4 +1,4 @@
-"""Torch's operations on edge data: what a row of the table is, the data, and how it is run.
+"""Torch's operations on edge data: the form of a row of the table, the data, and how it is run.
 
 A row is captured once, on ordinary data; then edge data of the same sizes arrive. Forward and
 gradients must be those of eager torch: NaN and infinities in the same places, values within a

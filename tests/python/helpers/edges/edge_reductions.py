@@ -1,4 +1,4 @@
-"""Rows of the table of edges: reductions, norms, scans, sorting and what they choose."""
+"""Rows of the table of edges: reductions, norms, scans, sorting and their choices."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ ENVELOPES = [
         session=None),
 ]  # fmt: skip
 
-# ---- who asks, and in which order ----
+# ---- sender and order of requests ----
 
 
 def with_number(offset: int) -> Any:

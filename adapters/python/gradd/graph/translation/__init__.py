@@ -1,1 +1,1 @@
-"""From an exported program of torch to ONNX, with gradients in mind."""
+"""Translates an exported program of torch to ONNX, with gradients in mind."""

@@ -1,10 +1,10 @@
 """Translation of scaled_dot_product_attention.
 
-One node where there is a word for it: ONNX's Attention (opset 23), or com.gradd::Attention, which
-has dropout besides. What has another form (operands of more than four dimensions or that broadcast
-to each other, a mask with one entry for all keys, a scale of doubles) is written as it is defined:
-two products and a softmax. Its masks are `Where`s with the smallest finite number, never infinity,
-so that a row without a key gives zeros (as torch does) and no NaN can reach a gradient.
+It becomes one node if an operator fits: ONNX's Attention (opset 23), or com.gradd::Attention, which
+also has dropout. Other forms (operands of more than four dimensions or that broadcast to each
+other, a mask with one entry for all keys, a scale of doubles) are written out by definition: two
+products and a softmax. Their masks are `Where`s with the smallest finite number, never infinity, so
+that a row without a key gives zeros (as torch does) and no NaN can reach a gradient.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What translations are written with: constants, casts, and the operators of our own domain.
+"""Building blocks of translations: constants, casts, and the operators of gradd's own domain.
 
-A translation takes onnx_ir values and emits nodes of opset 23 and com.gradd. Functions whose
-derivative at edges (ties, bounds, zeros, overflow) is defined by torch and not by the composition
-that computes their value say both: with_slope(value, x, slope).
+A translation takes onnx_ir values and emits nodes of opset 23 and com.gradd. If torch defines a
+function's derivative at edges (ties, bounds, zeros, overflow) differently from the composition that
+computes its value, the translation states both: with_slope(value, x, slope).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def wide_type(value: Any) -> Any:
 
 
 def narrow(value: Any, like: Any) -> Any:
-    """What was computed from wide(like), in the type of `like`."""
+    """Converts a result computed from wide(like) back to the type of `like`."""
     return op.Cast(value, to=int(like.dtype)) if like.dtype in _HALF else value
 
 
@@ -154,7 +154,7 @@ def with_slope(value: Any, *pairs: Any) -> Any:
 
 
 def without_slope(value: Any, *operands: Any) -> Any:
-    """`value`, with gradients of zeros to the operands, where torch gives zeros and not None."""
+    """`value`, with gradients of zeros to the operands, where torch returns zeros and not None."""
     floats = [x for x in operands if not isinstance(x, (int, float)) and is_float(x)]
     return with_slope(value, *[part for x in floats for part in (x, op.Less(x, x))])
 
@@ -187,14 +187,14 @@ def count(value: Any, axes: list[int], dtype: Any) -> Any:
 
 
 def reduced(loss: Any, reduction: int) -> Any:
-    """What torch's losses do last: nothing (0), the mean (1) or the sum (2)."""
+    """The last operation of torch's losses: nothing (0), the mean (1) or the sum (2)."""
     if reduction == 0:
         return loss
     return (op.ReduceMean if reduction == 1 else op.ReduceSum)(loss, keepdims=0)
 
 
 def refuse(name: str, why: str) -> Any:
-    """A translation that says why there is none."""
+    """A translation that raises an error with the reason why there is none."""
 
     def translate(*unused: Any, **unused_kw: Any) -> Any:
         raise CaptureError("unsupported_operator", f"{name} {why}")

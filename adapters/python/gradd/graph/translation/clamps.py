@@ -1,7 +1,7 @@
-"""Translations of clamp(), whose derivative on the bounds is another one from torch 2.14 on.
+"""Translations of clamp(), whose derivative on the bounds changed in torch 2.14.
 
-Before, the interval is closed: a value on a bound has the gradient. Since, it has none on a number,
-and half of it on a tensor, which has the other half.
+Before, the interval is closed: a value on a bound has the gradient. Since then, it has none on a
+bound that is a number, and half of it on a bound that is a tensor, which has the other half.
 """
 
 from __future__ import annotations

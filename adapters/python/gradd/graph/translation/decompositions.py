@@ -1,6 +1,6 @@
-"""torch's own rules in Python for operators, without those that take their arguments wrongly.
+"""torch's own decompositions in Python, without those that misread their arguments.
 
-FakeTensor asks torch's table of decompositions for the result of an operator on symbolic sizes.
+FakeTensor looks up the result of an operator on symbolic sizes in torch's table of decompositions.
 Some entries are functions of torch's Python interface, whose parameters have another order than the
 operator's: the reduction of nll_loss arrives as `size_average`, and "none" has a mean's rank.
 """
@@ -24,7 +24,7 @@ MISREAD = (
 
 @contextlib.contextmanager
 def sound() -> Iterator[None]:
-    """torch computes those operators from what they consist of in C, as a call does."""
+    """torch computes those operators from their parts in C, as a call does."""
     table = private.decompositions
     taken = {target: table.pop(target) for target in MISREAD if target in table}
     try:

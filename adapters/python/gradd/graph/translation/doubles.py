@@ -1,12 +1,13 @@
-"""Numbers of Python beside doubles: as they are, not rounded to floats.
+"""Python numbers beside doubles: kept as they are, not rounded to floats.
 
 A Python float is a double, and torch computes with it as one. The exporter makes a float constant
-of it where it knows no type, and casts that; attributes of ONNX's operators are floats on the wire.
-While an operator is translated that takes or gives doubles, constants are doubles (translating).
-Functions of the exporter's library get their numbers as attributes and cast them inside: such a
-cast is of the number itself (exact_constant). Operators with attributes have translations of their
-own for doubles (table), and check() refuses by name what is left. Sizes become floats in the same
-way: where they meet doubles, or integers again, each step is one in doubles.
+of it if it knows no type, and casts that; attributes of ONNX operators are floats on the wire.
+During the translation of an operator that takes or gives doubles, constants are doubles
+(translating). Functions of the exporter's library get their numbers as attributes and cast them
+inside: such a cast takes the exact number (exact_constant). Operators with attributes have
+translations of their own for doubles (table), and check() refuses all others by name. Sizes become
+floats in the same way: where they meet doubles, or integers again, each step is computed in
+doubles.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gradd.spec import CaptureError
 
 DOUBLE, FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
-# Their attributes describe what is drawn, which is rounded in any case.
+# Their attributes describe the draws, which are rounded in any case.
 _DRAWS = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 
 
@@ -112,7 +113,7 @@ def _widen_casts(node: torch.fx.Node, values: dict[str, Any], graph: Any) -> Non
     )
     taken = node.target is torch.ops.aten._local_scalar_dense.default  # a double, as item() gives
     if _types(_values(node)) & set(_NARROW):
-        return  # a cast may be what the operator is
+        return  # the operator itself may be a cast
     for made in reversed(graph):
         if made.meta.get("node") is not node:
             break

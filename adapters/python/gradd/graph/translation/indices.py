@@ -1,13 +1,13 @@
-"""Indices that torch refuses are refused by the graph; masks that are indices.
+"""Makes the graph refuse indices that torch refuses, and translates masks that are indices.
 
 ONNX counts negative indices from the end, in Gather, GatherElements and the Scatters, and its
 OneHot ignores classes out of range. torch raises for both, except in advanced indexing, take() and
 index_fill(), so gradd::check_index, which becomes com.gradd::CheckIndex, goes in front of the
-indices of the operators that raise. In the exported program, before any decomposition: several of
-them are taken apart into advanced indexing, and what they were is gone then.
+indices of the operators that raise. This is done in the exported program, before any decomposition:
+several of these operators decompose into advanced indexing, which hides the original operator.
 
 An assignment under a mask (`x[x > 0] = 0`) is an index_put() with the mask as its index, whose
-number of elements only the data know; where every element gets the same value it is a where().
+number of elements depends on the data; if every element gets the same value, it is a where().
 """
 
 from __future__ import annotations

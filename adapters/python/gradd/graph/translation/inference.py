@@ -1,8 +1,8 @@
-"""Folding of constants that compares: what a node computes must be what the trace says of it.
+"""Constant folding that also compares: the inferred type of a node must be that of the trace.
 
-The translation gives every value the element type and sizes of the trace, and translations decide
-by them: the sum of a value of rank 0 is the value itself. Where the trace has them wrong, or a
-translation computes something else than its operator, ONNX infers another type from the node's
+The translation gives every value the element type and sizes of the trace, and translations rely on
+them: the sum of a value of rank 0 is the value itself. If the trace has them wrong, or a
+translation computes something other than its operator, ONNX infers another type from the node's
 operands. The pass infers each node once anyway; here a difference is an error with a place in the
 user's code instead of a log line and a wrong graph.
 """
@@ -20,13 +20,13 @@ from gradd.graph.translation import doubles
 from gradd.graph.translation.translate import OPSET
 from gradd.spec import CaptureError
 
-_OTHER_SIZES = {"Attention", "CrossEntropy"}  # of our domain: what the trace says counts
+_OTHER_SIZES = {"Attention", "CrossEntropy"}  # of our domain: the trace's sizes count
 
 _RANDOM = {"Bernoulli", "Dropout"}  # those of ONNX that the pass does not know as such
 
 
 class Folding(_constant_folding.FoldConstantsPass):
-    """FoldConstantsPass with shape inference whose results are compared with what is known."""
+    """FoldConstantsPass with shape inference whose results are compared with the known types."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -38,7 +38,7 @@ class Folding(_constant_folding.FoldConstantsPass):
     def process_node(self, node: ir.Node, is_function: bool) -> Any:
         """As the pass does it, but for casts of numbers that are doubles, and for chance.
 
-        What draws from known numbers is drawn in every step.
+        A draw from known numbers is made anew in every step.
         """
         if node.op_type in _RANDOM:
             self._do_inference(node)
@@ -88,7 +88,7 @@ def _infer_own(node: ir.Node) -> None:
 
 
 def _traced(node: ir.Node, value: ir.Value) -> ir.TensorType | None:
-    """The type of an operator's result in the trace; a Cast at its end has said its own."""
+    """The type of an operator's result in the trace; a Cast at its end has named its own."""
     made_by = node.meta.get("node")
     name, _, number = (value.name or "").partition("__")
     if made_by is None or made_by.name not in (name, value.name):

@@ -1,4 +1,4 @@
-"""Translations of losses; their derivatives are torch's, also where probabilities are 0 or 1."""
+"""Translations of losses with torch's derivatives, even where probabilities are 0 or 1."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _has_word(scores: Any, smoothing: float) -> bool:
 def _smoothed(
     scores: Any, target: Any, weight: Any, name: str, ignore: int, smoothing: float
 ) -> Any:
-    """com.gradd::CrossEntropy, which has classes last and gives float for halves."""
+    """com.gradd::CrossEntropy, which has classes last and returns float for halves."""
     rank = len(scores.shape)
     if rank > 2:
         scores = typed(op.Transpose(scores, perm=[0, *range(2, rank), 1]), scores.dtype)

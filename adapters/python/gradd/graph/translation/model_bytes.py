@@ -1,9 +1,9 @@
-"""From the translated model to the bytes of graph.put: weightless, small, deterministic.
+"""Turns the translated model into the bytes of graph.put: weightless, small, deterministic.
 
 Parameters and buffers become graph inputs before any optimisation, so that no pass can fold a
 weight, or merge two weights that happen to be equal. The cleanup folds constants and shape
-arithmetic, drops dead nodes and merges equal nodes, but never two draws. Then everything
-that is not meaning (metadata, shapes of inner values, exporter names) is removed.
+arithmetic, drops dead nodes and merges equal nodes, but never two draws. Then everything without
+meaning (metadata, shapes of inner values, exporter names) is removed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPTIONAL_OUTPUTS = {
 
 
 class Cleaned:
-    """The cleaned model and which of its inputs and outputs mean what."""
+    """The cleaned model and the meaning of its inputs and outputs."""
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
@@ -181,7 +181,7 @@ def _unmark_draws(graph: ir.Graph) -> None:
 
 
 def _trim_outputs(graph: ir.Graph) -> None:
-    """Drops trailing optional outputs that nobody uses (the mask of a Dropout and the like)."""
+    """Drops unused trailing optional outputs (the mask of a Dropout and the like)."""
     wanted = set(graph.outputs)
     for node in graph:
         count = len(node.outputs)
@@ -236,7 +236,7 @@ def _changes_value(node: ir.Node) -> bool:
 def _optimize(model: ir.Model) -> None:
     ir.passes.Sequential(
         passes.InlinePass(),
-        passes.RemoveUnusedNodesPass(),  # so that only what is computed is compared
+        passes.RemoveUnusedNodesPass(),  # so that only computed nodes are compared
         ir.passes.PassManager(
             [
                 inference.Folding(),
@@ -311,7 +311,7 @@ class Names:
         self._taken = set(taken)
 
     def fresh(self, wanted: str, suffix: str = "_") -> str:
-        """`wanted`, or `wanted` with suffixes until nobody else has the name."""
+        """Returns `wanted`, with suffixes until the name is unique."""
         while wanted in self._taken:
             wanted += suffix
         self._taken.add(wanted)

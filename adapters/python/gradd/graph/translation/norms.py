@@ -1,6 +1,6 @@
-"""Translations of normalisations of doubles, whose epsilon and momentum ONNX holds as floats.
+"""Translations of normalisations of doubles: ONNX holds epsilon and momentum as floats.
 
-They are written out, with constants of doubles. Statistics that a batch norm remembers have no
+They are written out, with constants of doubles. The running statistics of a batch norm have no
 gradient.
 """
 

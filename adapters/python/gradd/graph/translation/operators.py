@@ -1,7 +1,7 @@
-"""Own translations of aten operators to ONNX, where the stock ones are wrong for training.
+"""Translations of aten operators to ONNX that replace stock ones which are wrong for training.
 
-Each function takes onnx_ir values and Python constants in the order of the aten schema and
-emits opset-23 nodes.
+Each function takes onnx_ir values and Python constants in the order of the aten schema and emits
+opset-23 nodes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def to_dtype_layout(value: Any, dtype: int | None = None, **unused: Any) -> Any:
 
 
 def identity(value: Any, *unused: Any, **unused_kw: Any) -> Any:
-    """For operators that only say something about memory."""
+    """For operators that only affect memory."""
     return op.Identity(value)
 
 
@@ -326,7 +326,7 @@ def batch_norm_no_stats(
 
 
 def cat(tensors: Any, dim: int = 0) -> Any:
-    """cat() without what PyTorch skips: tensors of one axis and no element, of whatever rank."""
+    """cat() without the tensors that PyTorch skips, of one axis and no element, at any rank."""
     kept = [tensor for tensor in tensors if tuple(tensor.shape) != (0,)] or tensors[:1]
     return op.Concat(*kept, axis=dim) if len(kept) > 1 else op.Identity(kept[0])
 

@@ -1,7 +1,7 @@
 """Translations of pointwise operations whose stock ones differ from torch at edges.
 
-Bounds, ties, zeros, overflow, NaN: each function gives torch's value and torch's derivative
-there. The formulas of derivatives are those that torch documents by what it computes.
+Bounds, ties, zeros, overflow, NaN: each function gives torch's value and torch's derivative there.
+The formulas of derivatives reproduce torch's results, which serve as its documentation.
 """
 
 from __future__ import annotations

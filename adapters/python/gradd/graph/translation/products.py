@@ -1,8 +1,8 @@
-"""Translations of matrix products to which something is added: addmm() and its relatives.
+"""Translations of matrix products with an added tensor: addmm() and its relatives.
 
-torch leaves out what it multiplies with 0: with beta=0 the tensor that is added may hold anything,
-with alpha=0 some of them do not look at the product, halves excepted. Gradients are multiplied with
-that 0.
+torch skips operands that it multiplies by 0: with beta=0 the added tensor may hold anything; with
+alpha=0 some of these operators do not read the product, except for halves. Gradients are multiplied
+by that 0.
 """
 
 from __future__ import annotations

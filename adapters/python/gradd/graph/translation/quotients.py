@@ -1,4 +1,4 @@
-"""Whole quotients of sizes: ONNX rounds them towards zero, Python down."""
+"""Integer quotients of sizes: ONNX rounds towards zero, Python rounds down."""
 
 from __future__ import annotations
 

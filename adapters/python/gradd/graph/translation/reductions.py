@@ -1,6 +1,6 @@
 """Translations of reductions, norms, scans and choices that differ from torch at edges.
 
-Zero norms, constant rows, ties, NaN: values and gradients are those of torch.
+Values and gradients are torch's for zero norms, constant rows, ties and NaN.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _norm_value(z: Any, p: float, axes: list[int]) -> Any:
 
 
 def std(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False) -> Any:
-    """std(): the norm of what is left without the mean, over sqrt(n - correction).
+    """std(): the norm of the deviations from the mean, over sqrt(n - correction).
 
     In double, as torch's: a constant row is exactly that, and its norm has the gradient 0. The
     mean needs no gradient, because deviations add up to 0.

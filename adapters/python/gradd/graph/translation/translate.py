@@ -1,9 +1,9 @@
 """Translation of an exported program to ONNX opset 23, with the stock exporter's defects repaired.
 
-The train-mode program is translated directly where every operator is functional and has a
-translation, or consists of such ones, which skips the exporter's decomposition (several times the
-rest); otherwise the program is decomposed first. Depends on internals of torch, as does doubles.py,
-which widens its constants.
+The train-mode program is translated directly if every operator is functional and has a translation,
+or consists of operators that have one; this skips the exporter's decomposition (several times the
+rest). Otherwise the program is decomposed first. This module depends on internals of torch, as does
+doubles.py, which widens its constants.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
 
 @functools.cache
 def _untranslated(registry: Any) -> dict[Any, Any]:
-    """torch's rules for operators that have no translation: to gather them takes 0.1 s."""
+    """torch's rules for operators that have no translation: gathering them takes 0.1 s."""
     rules = dict(private.decompositions)
     rules |= torch.export.default_decompositions().items()
     return {
@@ -214,7 +214,7 @@ def _results(program: Any) -> list[torch.fx.Node]:
 
 
 def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node]) -> None:
-    """Taking operators apart must not change what the trace says of the results."""
+    """Taking operators apart must not change the trace's types and sizes of the results."""
     for node, new in zip(traced, decomposed, strict=True):
         a, b = node.meta.get("val"), new.meta.get("val")
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
@@ -246,7 +246,7 @@ def _name_outputs(program: Any) -> None:
 
 
 def _taken_apart(program: Any, registry: Any) -> str | None:
-    """What only torch's decompositions can translate, which take the whole graph apart."""
+    """Nodes that only torch's decompositions can translate, which take the whole graph apart."""
     for module in program.graph_module.modules():
         if module is not program.graph_module:
             return "control flow"

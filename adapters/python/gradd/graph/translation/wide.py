@@ -1,4 +1,4 @@
-"""A Concat of more operands than the daemon takes becomes several."""
+"""Splits a Concat with more operands than the daemon takes into several."""
 
 from __future__ import annotations
 
