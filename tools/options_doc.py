@@ -51,7 +51,7 @@ INEFFECTIVE = """
 ### Without effect
 
 Variables of ONNX Runtime Training that change nothing here. The first module that is wrapped names
-those that are set, and every other `ORTMODULE_` name that nobody knows.
+those that are set, and every unknown `ORTMODULE_` name.
 
 """
 ROW = re.compile(

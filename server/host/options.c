@@ -111,7 +111,7 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
 void options_usage(FILE *out) {
     fputs("usage: gradd COMMAND [options]\n\n"
           "  serve       run the daemon (exit code 4: one runs already)\n"
-          "  ps          who uses the daemon\n"
+          "  ps          the daemon and its sessions\n"
           "  stop        end the daemon after the request in progress\n"
           "  explain     what a plan does, of the daemon or of a file (explain --help)\n"
           "  estimate    planned memory of training a model (estimate --help)\n"

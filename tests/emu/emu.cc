@@ -221,7 +221,7 @@ const told_t *tell(const void *mine, size_t bytes, const char *at) {
 
 void copy_later(void *to, const void *from, const char *at) {
     fiber_t *f = &b.fiber[here.index];
-    if (f->n_copies == MAX_COPIES) stop("too many copies that nobody waits for", at);
+    if (f->n_copies == MAX_COPIES) stop("too many copies without a wait", at);
     memset(to, 0xff, 16);
     f->copy[f->n_copies++] = {to, from};
 }
@@ -367,7 +367,7 @@ void wait_in_turn() {
 void end_in_turn() {
     if (!sent) return;
     fflush(stdout);
-    fprintf(stderr, "emulated GPU: nobody has waited for a copy of %zu bytes\n", sent->bytes);
+    fprintf(stderr, "emulated GPU: a copy of %zu bytes was never waited for\n", sent->bytes);
     abort();
 }
 

@@ -44,7 +44,7 @@ class Mutant:
 
 # ---- kernels ----
 
-JOIN = """        __syncthreads(); /* who called before has read its parts */
+JOIN = """        __syncthreads(); /* the previous call has read its parts */
         if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
         __syncthreads();
 """

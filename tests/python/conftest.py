@@ -258,7 +258,7 @@ def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> Non
     if _unreleased():  # held in cycles: a collection takes a third of a second here
         gc.collect()
     left = _unreleased()
-    assert not left, f"runs that nobody released: {left}"
+    assert not left, f"runs that were not released: {left}"
     gradd_client.close_all()
     if any(p.poll() is None for p in server.processes()):
         _settle("sessions of the daemon", lambda: server.ps()["sessions"], [])

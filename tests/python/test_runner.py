@@ -19,7 +19,7 @@ TESTS = """
 const char *gradd_status_name(gradd_status_t s) { return s ? "bad" : "ok"; }
 const char *gradd_error_message(void) { return ""; }
 const char *gradd_error_where(void) { return ""; }
-void gradd_test_it__good(void) { printf("nobody reads this\\n"); }
+void gradd_test_it__good(void) { printf("this is not read\\n"); }
 void gradd_test_it__bad(void) { CHECK_EQ_INT(1, 2); }
 void gradd_test_it__never(void) { printf("too late\\n"); }
 void gradd_test_it__endless(void) {

@@ -116,7 +116,8 @@ NAMES: dict[str, Name] = {
         "torch._C._functorch.get_interpreter_stack", "transforms of torch.func that are active"
     ),
     "dispatch_mode": Name(
-        "torch.utils._python_dispatch._get_current_dispatch_mode", "who records a call's operators"
+        "torch.utils._python_dispatch._get_current_dispatch_mode",
+        "the mode that records a call's operators",
     ),
     "dual_level": Name(
         "torch.autograd.forward_ad._current_level", "whether forward-mode derivatives are active"
@@ -129,15 +130,16 @@ NAMES: dict[str, Name] = {
     ),
     # --- tensors and their memory
     "storage_users": Name(
-        "torch._C._storage_Use_Count", "who else holds memory that is to move, or may be written"
+        "torch._C._storage_Use_Count",
+        "whether memory that is to move, or may be written, has another owner",
     ),
     "tensor_users": Name(
         "torch.Tensor._use_count",
-        "who holds a tensor out of Python's sight",
+        "references to a tensor that Python does not see",
         "a buffer that was exported by DLPack may move",
         lambda: lambda tensor: 1,
     ),
-    "hooks": Name("torch.Tensor._backward_hooks", "who waits for the gradient of an output"),
+    "hooks": Name("torch.Tensor._backward_hooks", "hooks that wait for the gradient of an output"),
     "make_wrapper": Name(
         "torch.Tensor._make_wrapper_subclass", "a tensor without memory: an output that is lazy"
     ),

@@ -146,7 +146,7 @@ def make(width):
     return Net(layers[0], torch.nn.GELU(), layers[1], torch.nn.GELU(), *layers[2:])
 
 def held(pid):
-    """Proportional bytes without files: what libraries count for depends on who else has them."""
+    """Proportional bytes without files: a library's share depends on other processes."""
     with open(f"/proc/{pid}/smaps_rollup") as rollup:
         kilobytes = {line.split()[0]: int(line.split()[1]) for line in rollup if "Pss" in line}
     return 1024 * (kilobytes["Pss_Anon:"] + kilobytes["Pss_Shmem:"])

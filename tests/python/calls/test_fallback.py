@@ -328,7 +328,7 @@ def test_policy_that_does_not_cover_the_failure_raises(monkeypatch: pytest.Monke
 def test_no_daemon_raises_unless_the_policy_allows_torch(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GRADD_DIR", f"{tmp_path}/nobody")
+    monkeypatch.setenv("GRADD_DIR", f"{tmp_path}/none")
     monkeypatch.setenv("GRADD_BIN", f"{tmp_path}/missing")
     with pytest.raises(errors.SessionError, match="binary was not found"):
         ORTModule(Net())

@@ -166,7 +166,7 @@ def test_losing_the_sockets_again_and_again_ends(daemon: Daemon) -> None:
     for a, b in zip(_steps(model, 1), expected, strict=True):
         assert torch.equal(a, b)
     client.close_all()
-    assert daemon.process.wait(60) == 0, "nobody can reach it, and it stays"
+    assert daemon.process.wait(60) == 0, "it is out of reach, and it stays"
 
 
 # ---- limits that a shell had ----

@@ -106,7 +106,7 @@ CALLERS: dict[str, Callable[[Net, torch.Tensor, torch.Tensor], Any]] = {
     "part of a buffer": lambda s, y, x: (y, s.count[2:4], s.count[3:5]),
     "updated buffer": lambda s, y, x: (s.count.add_(1), y * s.count, s.count),
     "attribute": lambda s, y, x: (y + s.const, s.const),
-    "attribute that nobody reads": lambda s, y, x: (y, s.const),
+    "attribute that is not read": lambda s, y, x: (y, s.const),
     "array": lambda s, y, x: (y, torch.from_numpy(s.array)),
     "array that is read": lambda s, y, x: (
         y + torch.from_numpy(s.array),

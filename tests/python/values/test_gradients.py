@@ -135,8 +135,8 @@ def test_create_graph_is_refused_by_name() -> None:
 def test_tensor_hooks_see_and_change_gradients() -> None:
     ours, theirs = pair()
     seen: dict[str, list[torch.Tensor]] = {"ours": [], "theirs": []}
-    for who, model in (("ours", ours), ("theirs", theirs)):
-        model.first.weight.register_hook(lambda g, who=who: seen[who].append(g.clone()))
+    for side, model in (("ours", ours), ("theirs", theirs)):
+        model.first.weight.register_hook(lambda g, side=side: seen[side].append(g.clone()))
         model.second.weight.register_hook(lambda g: g * 3)
         loss_of(model(*batch())).backward()
     assert len(seen["ours"]) == 1
@@ -147,9 +147,9 @@ def test_tensor_hooks_see_and_change_gradients() -> None:
 def test_post_accumulate_hooks_run_once_per_backward() -> None:
     ours, theirs = pair()
     calls: list[str] = []
-    for who, model in (("ours", ours), ("theirs", theirs)):
+    for side, model in (("ours", ours), ("theirs", theirs)):
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda p, who=who: calls.append(who))
+            parameter.register_post_accumulate_grad_hook(lambda p, side=side: calls.append(side))
         for step in range(2):
             loss_of(model(*batch(4, seed=step))).backward()
     assert calls.count("ours") == calls.count("theirs") == 8

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import random
-import time
 from typing import Any
 
 import captured
@@ -230,13 +229,11 @@ def test_random_programs_have_the_same_bits(seed: int):
 
 
 @pytest.mark.nightly
-def test_deep_models_are_planned_in_time():
-    """Neither what a pattern stands for nor the search grows faster than the model does much."""
+def test_a_deep_model_fits_a_fifth_of_its_memory():
+    """The curve of 32 layers ends low, and its end can be planned."""
     of = family("llama", layers=32)
-    start = time.process_time()
     curve = of.curve()
     info = of.info(memory_budget=curve[-1].arena_bytes)
-    assert time.process_time() - start < 2.0  # takes 0.15 s
     assert info.arena_bytes < 0.2 * info.whole_bytes
 
 

@@ -243,7 +243,7 @@ def _print_next() -> None:
         """
   next:
     make bench ARGS=--quick     five workloads against torch eager and torch.compile
-    build/bin/gradd ps          who uses the daemon now
+    build/bin/gradd ps          the daemon and its sessions
     make demo ARGS="--steps 1000 --minutes 20"
     make test                   everything that is checked
   in a script of your own:

@@ -182,7 +182,7 @@ class LiveRows:
                 raise
             self._off = True
             # text only: a stored log record would keep the error's frames, and tensors, alive
-            logger.warning("rows that nobody needs are computed all the same: %s", str(error))
+            logger.warning("rows that are not needed are computed all the same: %s", str(error))
             return call, inputs
         if found is None:
             return call, inputs

@@ -366,7 +366,7 @@ class Run:
         raise errors.StaleError(
             f"output '{what}' was not computed because only the loss was needed, and the "
             "parameters have changed since: read it before optimizer.step(), or set "
-            "GRADD_LAZY=0; the next forwards compute it, as somebody has asked for it"
+            "GRADD_LAZY=0; the next forwards compute it, as it has been asked for"
         )
 
     def _again(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:

@@ -167,7 +167,7 @@ class Owner:
             self._asked_again = True
             logger.warning(
                 "outputs of %s that are read beside the loss do not fit its memory budget in a "
-                "step: whoever reads them runs another forward (repeated_forwards)",
+                "step: reading them runs another forward (repeated_forwards)",
                 self.title,
             )
 

@@ -22,7 +22,7 @@ _UNDEFINED = "C leaves the conversion to an integer undefined"
 _CONVERSION = dict.fromkeys(("inf", "nan"), _UNDEFINED)
 _IGNORED = "what no result depends on has no gradient here, 0 times NaN in torch"
 
-_NOTHING = {"empty": "torch returns memory that nobody has written"}
+_NOTHING = {"empty": "torch returns memory that has not been written"}
 
 SKIP: dict[str, dict[str, str]] = {
     "multi_margin_loss": _NOTHING,

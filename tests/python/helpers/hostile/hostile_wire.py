@@ -255,7 +255,7 @@ def plan(name: str, code: str, parts: str, **changes: Any) -> Row:
 
 
 PLANS = [
-    plan("a graph nobody put", "STALE", "has not put that graph", graph=bytes(32)),
+    plan("a graph that was not put", "STALE", "has not put that graph", graph=bytes(32)),
     plan("a graph id of 31 bytes", "STALE", "has not put that graph", graph=bytes(31)),
     plan("a graph id as text", "TENSOR", "field 'graph'|bytes|a text", graph="0" * 32),
     plan("no graph", "TENSOR", "field 'graph' is missing", graph=DROP),
