@@ -1,6 +1,7 @@
 /* How a device runs an operator: kernel rows.
  *
- * A family's rows for a device stand behind its operators in the same file. Several rows may name
+ * A family's rows for the CPU stand behind its operators in the same file, those for another device
+ * in a file of the same name in its folder. Several rows may name
  * one operator, the fastest first: the first that takes the element types of the operands and
  * accepts the node is the one that runs. An operand in bf16 or f16 that no row takes gets a cast to
  * f32 in front of it when the graph is built.
@@ -73,7 +74,8 @@ typedef struct gradd_kernels_s {
     {.op = of_op, .name = title, .widens_f16 = true, __VA_ARGS__}
 #endif
 
-/* Behind GRADD_OPS in kernels/ops/<family>.c: GRADD_KERNELS(cpu, family, GRADD_KERNEL(...)). */
+/* Behind GRADD_OPS in kernels/ops/<kind>/<family>.c: GRADD_KERNELS(cpu, family, GRADD_KERNEL(...)).
+ */
 #define GRADD_KERNELS(device, family, ...)                                                         \
     static const gradd_kernel_t gradd_##device##_rows_##family[] = {__VA_ARGS__};                  \
     extern const gradd_kernels_t gradd_##device##_kernels_##family;                                \

@@ -1,8 +1,8 @@
 /* The operator contract: everything that is true of one operator on every device, in one row.
  *
- * Adding an operator means adding one row to one file kernels/ops/<family>.c. The row holds its
- * ONNX name, domain and opset range, arity, attributes, element types, shape rule, gradient rule,
- * definition and test cases. How a device runs it is a row of its own behind it
+ * Adding an operator means adding one row to one file kernels/ops/<kind>/<family>.c. The row holds
+ * its ONNX name, domain and opset range, arity, attributes, element types, shape rule, gradient
+ * rule, definition and test cases. How a device runs it is a row of its own behind it
  * (kernels/contract/kernel.h). There is no enum of operators: a node points to its row.
  *
  * Shapes are always concrete here. The engine compiles a graph once per tuple of input shapes, so
@@ -302,8 +302,8 @@ static inline bool gradd_op_is_composite(const gradd_op_t *op) {
 #define GRADD_OP_IN(least, most)  .min_in = least, .max_in = most
 #define GRADD_OP_OUT(least, most) .min_out = least, .max_out = most
 
-/* Ends every kernels/ops/<family>.c: GRADD_OPS(family, GRADD_OP(...), GRADD_OP(...)); `family` =
- * the file name. */
+/* Ends every kernels/ops/<kind>/<family>.c: GRADD_OPS(family, GRADD_OP(...), GRADD_OP(...));
+ * `family` = the file name. */
 #define GRADD_OPS(family, ...)                                                                     \
     static const gradd_op_t gradd_op_rows_##family[] = {__VA_ARGS__};                              \
     extern const gradd_ops_t gradd_ops_##family;                                                   \

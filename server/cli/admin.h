@@ -1,7 +1,7 @@
 /* The commands of the binary that talk to a running daemon: ps and stop.
  */
-#ifndef GRADD_SERVER_ADMIN_H
-#define GRADD_SERVER_ADMIN_H
+#ifndef GRADD_SERVER_CLI_ADMIN_H
+#define GRADD_SERVER_CLI_ADMIN_H
 
 #include <stdbool.h>
 #include <zmq.h>

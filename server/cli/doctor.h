@@ -1,6 +1,6 @@
 /* `gradd doctor`: reports what this machine offers the daemon, and what stands in its way. */
-#ifndef GRADD_SERVER_DOCTOR_H
-#define GRADD_SERVER_DOCTOR_H
+#ifndef GRADD_SERVER_CLI_DOCTOR_H
+#define GRADD_SERVER_CLI_DOCTOR_H
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The table of operators and their kernels, as text or JSON: `gradd --list-ops [--json]`,
  * docs/operators.md. */
-#ifndef GRADD_SERVER_LIST_OPS_H
-#define GRADD_SERVER_LIST_OPS_H
+#ifndef GRADD_SERVER_CLI_LIST_OPS_H
+#define GRADD_SERVER_CLI_LIST_OPS_H
 
 #include <stdbool.h>
 #include <stdio.h>

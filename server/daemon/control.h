@@ -4,8 +4,8 @@
  * come this way, and a segment is acknowledged here before a command may name it. Runs in the I/O
  * thread; no call blocks.
  */
-#ifndef GRADD_SERVER_CONTROL_H
-#define GRADD_SERVER_CONTROL_H
+#ifndef GRADD_SERVER_DAEMON_CONTROL_H
+#define GRADD_SERVER_DAEMON_CONTROL_H
 
 #include <stdbool.h>
 

@@ -4,8 +4,8 @@
  * is queued for the engine thread (loop.h tells how two threads share the I/O). Nothing that a
  * client sends or does ends the daemon, except the verb `stop` of its own user.
  */
-#ifndef GRADD_SERVER_DAEMON_H
-#define GRADD_SERVER_DAEMON_H
+#ifndef GRADD_SERVER_DAEMON_DAEMON_H
+#define GRADD_SERVER_DAEMON_DAEMON_H
 
 #include <sys/types.h>
 

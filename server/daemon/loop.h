@@ -10,8 +10,8 @@
  * allows a socket to move between threads across such a barrier. Only the engine thread runs
  * requests, hence only it opens OpenMP regions.
  */
-#ifndef GRADD_SERVER_LOOP_H
-#define GRADD_SERVER_LOOP_H
+#ifndef GRADD_SERVER_DAEMON_LOOP_H
+#define GRADD_SERVER_DAEMON_LOOP_H
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 /* The path of a request through the I/O thread, from its frames to its reply.
  */
-#ifndef GRADD_SERVER_REQUESTS_H
-#define GRADD_SERVER_REQUESTS_H
+#ifndef GRADD_SERVER_DAEMON_REQUESTS_H
+#define GRADD_SERVER_DAEMON_REQUESTS_H
 
 #include "server/daemon/daemon.h"
 

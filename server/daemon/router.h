@@ -5,8 +5,8 @@
  * messages without the proof that it did so are dropped. No socket option here is a matter of
  * taste: see the comments in router.c. Everything runs in the I/O thread and nothing blocks.
  */
-#ifndef GRADD_SERVER_ROUTER_H
-#define GRADD_SERVER_ROUTER_H
+#ifndef GRADD_SERVER_DAEMON_ROUTER_H
+#define GRADD_SERVER_DAEMON_ROUTER_H
 
 #include <stdbool.h>
 #include <stdint.h>

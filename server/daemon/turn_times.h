@@ -3,8 +3,8 @@
  * A turn is a sequence of laps, each with a cause; sleep between two turns belongs to none. A turn
  * above LAPS_SLOW_MS is reported with its longest lap, at most once in LAPS_PAUSE_MS.
  */
-#ifndef GRADD_SERVER_LAPS_H
-#define GRADD_SERVER_LAPS_H
+#ifndef GRADD_SERVER_DAEMON_TURN_TIMES_H
+#define GRADD_SERVER_DAEMON_TURN_TIMES_H
 
 #include <stdbool.h>
 #include <stddef.h>

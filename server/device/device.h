@@ -8,8 +8,8 @@
  *
  * One thread at a time uses a device, its plans and its runs.
  */
-#ifndef GRADD_SERVER_EXEC_DEVICE_H
-#define GRADD_SERVER_EXEC_DEVICE_H
+#ifndef GRADD_SERVER_DEVICE_DEVICE_H
+#define GRADD_SERVER_DEVICE_DEVICE_H
 
 #include "kernels/contract/backend.h"
 #include "server/api/gradd.h"

@@ -1,8 +1,8 @@
 /* `gradd explain` and `gradd estimate` of a model file: compiled in this process, and printed.
  * Nothing is run.
  */
-#ifndef GRADD_SERVER_EXPLAIN_H
-#define GRADD_SERVER_EXPLAIN_H
+#ifndef GRADD_SERVER_EXPLAIN_EXPLAIN_H
+#define GRADD_SERVER_EXPLAIN_EXPLAIN_H
 
 #include "server/explain/explain_file.h"
 #include "server/explain/explain_report.h"

@@ -3,8 +3,8 @@
  *
  *     gradd explain model.onnx input_ids=4x256 --train all --json
  */
-#ifndef GRADD_SERVER_EXPLAIN_ARGS_H
-#define GRADD_SERVER_EXPLAIN_ARGS_H
+#ifndef GRADD_SERVER_EXPLAIN_EXPLAIN_ARGS_H
+#define GRADD_SERVER_EXPLAIN_EXPLAIN_ARGS_H
 
 #include <stdbool.h>
 #include <stdint.h>

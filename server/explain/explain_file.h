@@ -1,7 +1,7 @@
 /* An ONNX file for explain and estimate: the loaded model, and the unpacked message with the parts
  * that the engine does not use: names of symbolic dimensions, sources of nodes, annotations. */
-#ifndef GRADD_SERVER_EXPLAIN_FILE_H
-#define GRADD_SERVER_EXPLAIN_FILE_H
+#ifndef GRADD_SERVER_EXPLAIN_EXPLAIN_FILE_H
+#define GRADD_SERVER_EXPLAIN_EXPLAIN_FILE_H
 
 #include "server/api/gradd.h"
 #include "server/explain/explain_args.h"

@@ -1,8 +1,8 @@
 /* An explanation ready to be printed. Its contents are listed in columns.inc; printing is in
  * explain_text.c (a table) and explain_json.c.
  */
-#ifndef GRADD_SERVER_EXPLAIN_REPORT_H
-#define GRADD_SERVER_EXPLAIN_REPORT_H
+#ifndef GRADD_SERVER_EXPLAIN_EXPLAIN_REPORT_H
+#define GRADD_SERVER_EXPLAIN_EXPLAIN_REPORT_H
 
 #include <stdio.h>
 

@@ -2,8 +2,8 @@
  * labels and mask could be counted, so shares of rows are given in their place. The choice is the
  * one that trainers make (adapters/python/gradd/calls/liverows.py).
  */
-#ifndef GRADD_SERVER_EXPLAIN_ROWS_H
-#define GRADD_SERVER_EXPLAIN_ROWS_H
+#ifndef GRADD_SERVER_EXPLAIN_ROW_SHARES_H
+#define GRADD_SERVER_EXPLAIN_ROW_SHARES_H
 
 #include "server/api/gradd.h"
 #include "server/explain/explain_args.h"

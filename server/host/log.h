@@ -3,8 +3,8 @@
  * Only server/ logs; libraries return errors. Lines go to stderr in one write, so threads do not
  * mix. Never log a token, a nonce, or a path of a model. The level comes from GRADD_LOG.
  */
-#ifndef GRADD_SERVER_LOG_H
-#define GRADD_SERVER_LOG_H
+#ifndef GRADD_SERVER_HOST_LOG_H
+#define GRADD_SERVER_HOST_LOG_H
 
 #include <stdbool.h>
 

@@ -3,8 +3,8 @@
  * `root` is the folder with /proc and /sys: "", except in tests. Memory is read from files each
  * time, which costs tens of microseconds, so it is not read per request.
  */
-#ifndef GRADD_SERVER_MACHINE_H
-#define GRADD_SERVER_MACHINE_H
+#ifndef GRADD_SERVER_HOST_MACHINE_H
+#define GRADD_SERVER_HOST_MACHINE_H
 
 #include <stdint.h>
 

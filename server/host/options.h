@@ -2,8 +2,8 @@
  *
  *     gradd serve|ps|stop|version|help [options]      gradd --list-ops [--json]
  */
-#ifndef GRADD_SERVER_OPTIONS_H
-#define GRADD_SERVER_OPTIONS_H
+#ifndef GRADD_SERVER_HOST_OPTIONS_H
+#define GRADD_SERVER_HOST_OPTIONS_H
 
 #include <stdbool.h>
 #include <stdint.h>

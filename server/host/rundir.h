@@ -9,8 +9,8 @@
  * /run/user/UID, a cleaner /tmp/gradd-UID), and another daemon may have locked that one. So what is
  * removed is named within the directory that we opened, and only while its lock is still ours.
  */
-#ifndef GRADD_SERVER_RUNDIR_H
-#define GRADD_SERVER_RUNDIR_H
+#ifndef GRADD_SERVER_HOST_RUNDIR_H
+#define GRADD_SERVER_HOST_RUNDIR_H
 
 #include <stdbool.h>
 #include <sys/types.h>

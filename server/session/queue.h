@@ -7,8 +7,8 @@
  * The queue never blocks; loop.c decides which side waits where. It allocates no memory: links are
  * fields of the job and of the lane.
  */
-#ifndef GRADD_SERVER_QUEUE_H
-#define GRADD_SERVER_QUEUE_H
+#ifndef GRADD_SERVER_SESSION_QUEUE_H
+#define GRADD_SERVER_SESSION_QUEUE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -9,8 +9,8 @@
  * engine keeps for a session hangs on `objects`, opaque here. Everything belongs to the I/O thread
  * except the fields marked otherwise.
  */
-#ifndef GRADD_SERVER_SESSION_H
-#define GRADD_SERVER_SESSION_H
+#ifndef GRADD_SERVER_SESSION_SESSION_H
+#define GRADD_SERVER_SESSION_SESSION_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

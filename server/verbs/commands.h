@@ -11,8 +11,8 @@
  *     GRADD_COMMANDS(family, {.name = "verb", .handle = verb_handle, .needs_session = true,
  *                             .fields = {{.name = "plan", .kind = WIRE_U64}}});
  */
-#ifndef GRADD_SERVER_COMMANDS_H
-#define GRADD_SERVER_COMMANDS_H
+#ifndef GRADD_SERVER_VERBS_COMMANDS_H
+#define GRADD_SERVER_VERBS_COMMANDS_H
 
 #include <zmq.h>
 

@@ -1,6 +1,6 @@
 /* The request graph.plan: its fields, read and checked against the model. Engine thread. */
-#ifndef GRADD_SERVER_PLAN_ASK_H
-#define GRADD_SERVER_PLAN_ASK_H
+#ifndef GRADD_SERVER_VERBS_PLAN_ASK_H
+#define GRADD_SERVER_VERBS_PLAN_ASK_H
 
 #include "server/verbs/worker.h"
 

@@ -1,7 +1,7 @@
 /* Tensors of a run against its plan: the checks of the verbs bind, forward and backward before
  * anything runs. Errors begin with the verb. Engine thread. */
-#ifndef GRADD_SERVER_RUN_TENSORS_H
-#define GRADD_SERVER_RUN_TENSORS_H
+#ifndef GRADD_SERVER_VERBS_RUN_TENSORS_H
+#define GRADD_SERVER_VERBS_RUN_TENSORS_H
 
 #include "server/verbs/worker.h"
 

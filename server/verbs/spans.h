@@ -3,8 +3,8 @@
  * A binding sorts its ranges once; a request then compares lists in one linear walk, so the check
  * of a step costs microseconds even for hundreds of parameters.
  */
-#ifndef GRADD_SERVER_SPANS_H
-#define GRADD_SERVER_SPANS_H
+#ifndef GRADD_SERVER_VERBS_SPANS_H
+#define GRADD_SERVER_VERBS_SPANS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -5,8 +5,8 @@
  * session->objects: the graphs it has named, plans by id, bindings, runs. Only the engine thread
  * touches any of this, and only it opens OpenMP regions, so there are no locks.
  */
-#ifndef GRADD_SERVER_WORKER_H
-#define GRADD_SERVER_WORKER_H
+#ifndef GRADD_SERVER_VERBS_WORKER_H
+#define GRADD_SERVER_VERBS_WORKER_H
 
 #include "server/api/gradd.h"
 #include "server/verbs/commands.h"

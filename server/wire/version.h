@@ -1,8 +1,8 @@
 /* Version of the daemon and its engine, and of the protocol: one place, shown by hello, attach, ps
  * and `gradd version`.
  */
-#ifndef GRADD_SERVER_VERSION_H
-#define GRADD_SERVER_VERSION_H
+#ifndef GRADD_SERVER_WIRE_VERSION_H
+#define GRADD_SERVER_WIRE_VERSION_H
 
 #define GRADD_VERSION "0.1.0"
 

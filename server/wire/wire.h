@@ -5,8 +5,8 @@
  * bounded by a constant times the length of the message. Fields are checked against the verb's row
  * and errors name the field, what was expected and what came.
  */
-#ifndef GRADD_SERVER_WIRE_H
-#define GRADD_SERVER_WIRE_H
+#ifndef GRADD_SERVER_WIRE_WIRE_H
+#define GRADD_SERVER_WIRE_WIRE_H
 
 #include <msgpack.h>
 #include <stdbool.h>

@@ -19,8 +19,8 @@
  * It is valid for every step whose labelled rows are real and whose mask is zeros and ones; the
  * caller must check that.
  */
-#ifndef GRADD_SERVER_GRAPH_LIVE_H
-#define GRADD_SERVER_GRAPH_LIVE_H
+#ifndef GRADD_SERVER_GRAPH_LIVE_LIVE_H
+#define GRADD_SERVER_GRAPH_LIVE_LIVE_H
 
 #include "server/graph/graph.h"
 

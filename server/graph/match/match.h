@@ -1,8 +1,8 @@
 /* Looking at a graph from a node upwards: the building blocks of passes that recognise patterns.
  * Operators are named, not enumerated; operands of commutative operators are tried in both orders.
  */
-#ifndef GRADD_SERVER_GRAPH_MATCH_H
-#define GRADD_SERVER_GRAPH_MATCH_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_H
 
 #include "server/graph/graph.h"
 

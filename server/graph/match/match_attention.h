@@ -1,6 +1,6 @@
 /* Attention as models write it, seen from the last product upwards. See match_attention.c. */
-#ifndef GRADD_SERVER_GRAPH_MATCH_ATTENTION_H
-#define GRADD_SERVER_GRAPH_MATCH_ATTENTION_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_ATTENTION_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_ATTENTION_H
 
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"

@@ -5,8 +5,8 @@
  * keep the value. A model that rounds to a half in the middle of f32, or computes a part of it in
  * f64, keeps that.
  */
-#ifndef GRADD_SERVER_GRAPH_MATCH_CAST_H
-#define GRADD_SERVER_GRAPH_MATCH_CAST_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_CAST_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_CAST_H
 
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"

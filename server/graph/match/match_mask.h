@@ -1,8 +1,8 @@
 /* Masks and biases between the two products of attention. Each of these functions strips one of
  * them: it records it in `f` and says where the scores continue. One mask is found, and a few
  * biases. */
-#ifndef GRADD_SERVER_GRAPH_MATCH_MASK_H
-#define GRADD_SERVER_GRAPH_MATCH_MASK_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_MASK_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_MASK_H
 
 #include "server/graph/match/match_attention.h"
 

@@ -1,6 +1,6 @@
 /* Reductions over the last axis, as models and the exporter write them. */
-#ifndef GRADD_SERVER_GRAPH_MATCH_MEAN_H
-#define GRADD_SERVER_GRAPH_MATCH_MEAN_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_MEAN_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_MEAN_H
 
 #include "server/graph/match/match.h"
 

@@ -1,6 +1,6 @@
 /* Biases of attention that cannot be taken for a mask. */
-#ifndef GRADD_SERVER_GRAPH_MATCH_MODEST_H
-#define GRADD_SERVER_GRAPH_MATCH_MODEST_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_MODEST_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_MODEST_H
 
 #include "server/graph/graph.h"
 

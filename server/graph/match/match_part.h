@@ -1,7 +1,7 @@
 /* Parts of the last axis, for patterns that cut a tensor in two or take every second element. A
  * Slice over the last axis alone and an output of a Split are the same thing here. */
-#ifndef GRADD_SERVER_GRAPH_MATCH_PART_H
-#define GRADD_SERVER_GRAPH_MATCH_PART_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_PART_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_PART_H
 
 #include "server/graph/match/match.h"
 

@@ -4,8 +4,8 @@
  *
  * by ReduceSum or ReduceMean over everything, products and quotients with numbers and masks, Where
  * with zero, squares, and views. e has one number per row; w depends on nothing that is trained. */
-#ifndef GRADD_SERVER_GRAPH_MATCH_ROWS_H
-#define GRADD_SERVER_GRAPH_MATCH_ROWS_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_ROWS_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_ROWS_H
 
 #include "server/graph/match/match.h"
 

@@ -4,8 +4,8 @@
  * for each position an interval of positions around itself (causal, a window, everything); which
  * keys are real, straight from an input of zeros and ones; and segments: two positions are of one
  * if a running count of their starts is equal. */
-#ifndef GRADD_SERVER_GRAPH_MATCH_SPANS_H
-#define GRADD_SERVER_GRAPH_MATCH_SPANS_H
+#ifndef GRADD_SERVER_GRAPH_MATCH_MATCH_SPANS_H
+#define GRADD_SERVER_GRAPH_MATCH_MATCH_SPANS_H
 
 #include "server/graph/graph.h"
 
