@@ -3,9 +3,10 @@
  * Greedy, against the planned peak: at the position where most bytes live, those values count that
  * are there only because a backward reads them later. The node that frees most of them per
  * microsecond of computing it again, with the chain that it pulls in as things are now, goes first;
- * then everything is measured anew. A choice that does not lower the peak is undone, and its value
- * kept for good: a value whose recomputation would hold a whole stretch of others longer than it
- * saves rules itself out that way. First come the values within layers, then those between them.
+ * then the search measures everything again. A choice that does not lower the peak is undone, and
+ * its value kept for good: a value whose recomputation would hold a whole stretch of others longer
+ * than it saves rules itself out that way. First come the values within layers, then those between
+ * them.
  *
  * A node whose scratch is at the peak competes with shorter chunks in the same way.
  *

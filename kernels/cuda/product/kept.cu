@@ -179,11 +179,11 @@ static int open_file(int how) {
     return -1;
 }
 
-/* Reads what was added behind what is known. *out_size: all of it; *out_fresh: it begins anew. */
+/* Reads what was added behind what is known. *out_size: all of it; *out_fresh: it starts over. */
 static bool read_more(int fd, off_t *out_size, bool *out_fresh) {
     struct stat st;
     if (fstat(fd, &st)) return failed("it cannot be read");
-    if (st.st_size < kept.read) kept.read = 0; /* another process started it anew */
+    if (st.st_size < kept.read) kept.read = 0; /* another process has replaced the file */
     const size_t bytes = (size_t)(st.st_size - kept.read);
     *out_size = st.st_size;
     *out_fresh = st.st_size > MOST_BYTES;

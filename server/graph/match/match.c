@@ -13,6 +13,10 @@ const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *o
     return strcmp(n->op->name, op) || n->backward ? NULL : n;
 }
 
+gradd_val_t match_operand(const graph_node_t *n, int i) {
+    return i < n->n_in ? n->in[i] : GRADD_NONE;
+}
+
 bool match_scalar(const graph_t *g, gradd_val_t v, double *out) {
     if (v == GRADD_NONE) return false;
     const graph_value_t *value = g->values[v];

@@ -12,6 +12,8 @@
 
 /* The node that makes a value if its operator has this name, else NULL. */
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op);
+/* An operand of a node; GRADD_NONE if it is absent. */
+gradd_val_t match_operand(const graph_node_t *n, int i);
 /* A float scalar (one element, any rank) that is known at compile time. */
 bool match_scalar(const graph_t *g, gradd_val_t v, double *out);
 /* The known scalar operand of a two-operand node; *out_other is the other operand. */

@@ -256,10 +256,6 @@ static gradd_status_t add_weights(graph_t *g, const total_t *t, gradd_val_t *in)
     return append_zeros(g, t->last, logits->dims[logits->rank - 2], &in[GRADD_HEAD_SQUARES]);
 }
 
-static gradd_val_t operand_of(const graph_node_t *n, int i) {
-    return i < n->n_in ? n->in[i] : GRADD_NONE;
-}
-
 static gradd_status_t fuse(pass_t *p, const total_t *t) {
     graph_t *g = p->g;
     head_match_t h;
@@ -274,8 +270,9 @@ static gradd_status_t fuse(pass_t *p, const total_t *t) {
                                          [GRADD_HEAD_W] = h.w,
                                          [GRADD_HEAD_LABELS] = loss->in[GRADD_CE_LABELS],
                                          [GRADD_HEAD_BIAS] = h.bias,
-                                         [GRADD_HEAD_ITEMS] = operand_of(loss, GRADD_CE_ITEMS),
-                                         [GRADD_HEAD_CLASSES] = operand_of(loss, GRADD_CE_WEIGHTS),
+                                         [GRADD_HEAD_ITEMS] = match_operand(loss, GRADD_CE_ITEMS),
+                                         [GRADD_HEAD_CLASSES] =
+                                             match_operand(loss, GRADD_CE_WEIGHTS),
                                          [GRADD_HEAD_WEIGHTS] = GRADD_NONE,
                                          [GRADD_HEAD_SQUARES] = GRADD_NONE};
     GRADD_TRY(add_weights(g, t, in));

@@ -164,10 +164,6 @@ static gradd_status_t fuse_scores(graph_t *g, graph_node_t *n, pattern_t *p) {
     return replace(g, n, p);
 }
 
-static gradd_val_t input(const graph_node_t *n, int i) {
-    return n->n_in > i ? n->in[i] : GRADD_NONE;
-}
-
 /* LogSoftmax over the axis that holds the classes. */
 static const graph_node_t *log_probabilities(const graph_t *g, gradd_val_t v) {
     const graph_node_t *n = match_made_by(g, v, "LogSoftmax");
@@ -178,8 +174,10 @@ static const graph_node_t *log_probabilities(const graph_t *g, gradd_val_t v) {
 }
 
 static gradd_status_t fuse_softmax_loss(graph_t *g, graph_node_t *n, const int32_t *readers) {
-    pattern_t p = {
-        .logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE, .weights = input(n, 2)};
+    pattern_t p = {.logits = n->in[0],
+                   .labels = n->in[1],
+                   .items = GRADD_NONE,
+                   .weights = match_operand(n, 2)};
     if (n->n_out > 1 && n->out[1] != GRADD_NONE && readers[n->out[1]]) return GRADD_OK;
     return fuse_scores(g, n, &p);
 }
@@ -189,8 +187,8 @@ static gradd_status_t fuse_whole(graph_t *g, graph_node_t *n) {
     pattern_t p = {.logits = n->in[GRADD_CE_LOGITS],
                    .labels = n->in[GRADD_CE_LABELS],
                    .items = GRADD_NONE,
-                   .weights = input(n, GRADD_CE_WEIGHTS)};
-    if (input(n, GRADD_CE_ITEMS) != GRADD_NONE || n->n_out > 1 ||
+                   .weights = match_operand(n, GRADD_CE_WEIGHTS)};
+    if (match_operand(n, GRADD_CE_ITEMS) != GRADD_NONE || n->n_out > 1 ||
         gradd_attr_int(n->attrs, GRADD_CE_SHIFT, 0))
         return GRADD_OK;
     read_attrs(n, &p);
@@ -202,8 +200,10 @@ static gradd_status_t fuse_whole(graph_t *g, graph_node_t *n) {
 static gradd_status_t fuse_likelihood(graph_t *g, graph_node_t *n, const int32_t *readers) {
     const graph_node_t *logs = log_probabilities(g, n->in[0]);
     if (!logs || readers[n->in[0]] != 1) return GRADD_OK;
-    pattern_t p = {
-        .logits = logs->in[0], .labels = n->in[1], .items = GRADD_NONE, .weights = input(n, 2)};
+    pattern_t p = {.logits = logs->in[0],
+                   .labels = n->in[1],
+                   .items = GRADD_NONE,
+                   .weights = match_operand(n, 2)};
     return fuse_scores(g, n, &p);
 }
 
@@ -222,12 +222,12 @@ static gradd_val_t count_of(const graph_t *g, gradd_val_t v) {
 
 static gradd_status_t fuse_division(graph_t *g, graph_node_t *n, const int32_t *readers) {
     const graph_node_t *loss = match_made_by(g, n->in[0], "CrossEntropy");
-    if (!loss || readers[n->in[0]] != 1 || input(loss, GRADD_CE_ITEMS) != GRADD_NONE)
+    if (!loss || readers[n->in[0]] != 1 || match_operand(loss, GRADD_CE_ITEMS) != GRADD_NONE)
         return GRADD_OK;
     pattern_t p = {.logits = loss->in[GRADD_CE_LOGITS],
                    .labels = loss->in[GRADD_CE_LABELS],
                    .items = count_of(g, n->in[1]),
-                   .weights = input(loss, GRADD_CE_WEIGHTS)};
+                   .weights = match_operand(loss, GRADD_CE_WEIGHTS)};
     read_attrs(loss, &p);
     p.shift = gradd_attr_int(loss->attrs, GRADD_CE_SHIFT, 0);
     p.smoothing = gradd_attr_float(loss->attrs, GRADD_CE_SMOOTHING, 0);

@@ -14,8 +14,6 @@
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_spans.h"
 
-enum { MOST_IN = GRADD_ATTN_ROWS }; /* no list of live rows yet */
-
 /* Positions, if queries and keys have the same; else 0. */
 static int64_t positions_of(const graph_t *g, const graph_node_t *n) {
     const int64_t layout = gradd_attr_int(n->attrs, GRADD_ATTN_LAYOUT, 0);
@@ -28,7 +26,8 @@ static int64_t positions_of(const graph_t *g, const graph_node_t *n) {
 
 static bool may_be_ranges(const graph_t *g, const graph_node_t *n) {
     if (n->backward || strcmp(n->op->name, "FusedAttention")) return false;
-    if (n->n_in <= GRADD_ATTN_MASK || n->in[GRADD_ATTN_MASK] == GRADD_NONE || n->n_in > MOST_IN)
+    if (n->n_in <= GRADD_ATTN_MASK || n->in[GRADD_ATTN_MASK] == GRADD_NONE ||
+        n->n_in > GRADD_ATTN_INPUTS)
         return false;
     if (gradd_attr_float(n->attrs, GRADD_ATTN_FILL, -INFINITY) > GRADD_ATTN_MASKED) return false;
     return positions_of(g, n) > 0 && positions_of(g, n) < INT32_MAX;
@@ -67,10 +66,10 @@ static gradd_status_t find_ranges(graph_t *g, const graph_node_t *n, gradd_val_t
 
 static gradd_status_t replace(graph_t *g, int32_t id, gradd_val_t ranges) {
     graph_node_t *n = &g->nodes[id];
-    gradd_val_t in[MOST_IN];
+    gradd_val_t in[GRADD_ATTN_INPUTS];
     const gradd_attrs_t attrs = n->attrs;
-    for (int i = 0; i < MOST_IN; i++)
-        in[i] = i < n->n_in ? n->in[i] : GRADD_NONE;
+    for (int i = 0; i < GRADD_ATTN_INPUTS; i++)
+        in[i] = match_operand(n, i);
     in[GRADD_ATTN_MASK] = GRADD_NONE;
     in[GRADD_ATTN_RANGES] = ranges;
     return match_replace(
