@@ -33,7 +33,7 @@ from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
 from gradd.dynamo.steps import InTorch, Reader, Values
 from gradd.fallback import classify
-from gradd.graph.nodes import storages
+from gradd.graph.nodes import fake_mode, storages
 from gradd.graph.places import place_of
 from gradd.spec import CaptureError
 
@@ -113,8 +113,7 @@ class CompiledGraph:
         self._check_random()
         self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-        fake = (lower.value_of(n) for n in module.graph.nodes)
-        mode = next((v.fake_mode for v in fake if hasattr(v, "fake_mode")), None)
+        mode = fake_mode(lower.value_of(n) for n in module.graph.nodes)
         self.env = mode.shape_env if mode is not None else None
         self.steps = self._made()
         self.asks_layout = self._asks_layout()

@@ -434,19 +434,16 @@ def function_of(
         # Dynamo's cache goes with the code: it must not be that of all modules. Globals of
         # other functions it looks up in modules by their names, where code that exec() has
         # run is not to be found: those of the module's class are this function's own.
-        named = target.__code__.replace(co_name=f"call_{next(_numbers)}")
+        code = target.__code__.replace(co_name=f"call_{next(_numbers)}")
         own = type(module).forward
         users = isinstance(own, types.FunctionType) and is_users(own)
         names = own.__globals__ if users else globals()
-        target = types.FunctionType(named, names, closure=target.__closure__)
+        target = types.FunctionType(code, names, closure=target.__closure__)
     this = weakref.ref(owner)
-    # Dynamo keeps the objects that a back end holds for as long as the code lives.
-    code = None if forward is not None else weakref.ref(target.__code__)
+    alone = None if forward is not None else target.__code__  # Dynamo keeps what a back end holds
 
     def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         found = this()
-        if found is None:
-            return graph.forward
-        return compiled(found, graph, examples, code and code())
+        return graph.forward if found is None else compiled(found, graph, examples, alone)
 
     return torch.compile(target, backend=backend, **settings.of_function())

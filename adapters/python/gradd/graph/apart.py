@@ -15,6 +15,7 @@ import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gradd import private
+from gradd.graph import draws
 from gradd.graph.nodes import Operator, is_mutable, replace_call
 
 # Products and rearrangements whose operator in ONNX would not do, where it has one. What checks
@@ -33,7 +34,7 @@ def take_apart(
     graph: torch.fx.Graph,
     signature: Any,
     wanted: Wanted | None = None,
-    rules: Rules | None = None,
+    rules: Rules = draws.RULES,
 ) -> None:
     """Replaces operators that consist of others, in place.
 
@@ -41,16 +42,16 @@ def take_apart(
         graph: The graph to change.
         signature: Follows its outputs.
         wanted: Which operators, if nothing of the kind is left then; None = what torch composes
-            of others, as einsum().
-        rules: torch's for operators that it does not compose itself.
+            of others, as einsum(), and draws.
+        rules: For operators that torch does not compose itself; the default are those of draws.
     """
     for node in list(graph.nodes):
         target = node.target
         if not isinstance(target, Operator) or is_mutable(target):
             continue
         if (wanted or _is_composed)(target):
-            body = _steps(node, (rules or {}).get(target))
-            if body is None or wanted and not _is_enough(body, wanted, rules or {}):
+            body = _steps(node, rules.get(target))
+            if body is None or wanted and not _is_enough(body, wanted, rules):
                 continue
             _inline(graph, node, body, signature)
 
@@ -63,7 +64,7 @@ def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
 
 def _is_composed(target: Operator) -> bool:
     name = private.schema(target).name.removeprefix("aten::")
-    return name in _COMPOSED and _is_torchs(target)
+    return target in draws.RULES or name in _COMPOSED and _is_torchs(target)
 
 
 def _is_torchs(target: Operator) -> bool:

@@ -29,8 +29,3 @@ RULES = {
     _aten.normal.Tensor_float: lambda mean, std=1.0, **kw: _normal(mean, std, **kw),
     _aten.normal.float_Tensor: _normal,
 }
-
-
-def is_rule(target: Any) -> bool:
-    """Whether there is a rule for an operator here."""
-    return target in RULES

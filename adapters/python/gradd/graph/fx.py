@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.graph import apart, draws, functional, types, writes
+from gradd.graph import apart, functional, types, writes
 from gradd.graph.nodes import (
     DETACH,
     OFF,
@@ -44,7 +44,6 @@ def prepare(program: Any) -> None:
         if isinstance(module, torch.fx.GraphModule):
             _drop_assertions(module.graph)
             apart.take_apart(module.graph, program.graph_signature)
-            apart.take_apart(module.graph, program.graph_signature, draws.is_rule, draws.RULES)
             _copy_attention(module.graph)
             _copy_dropout(module.graph)
             writes.make_explicit(module.graph, program.graph_signature)

@@ -38,7 +38,7 @@ class Folding(_constant_folding.FoldConstantsPass):
     def process_node(self, node: ir.Node, is_function: bool) -> Any:
         """As the pass does it, but for casts of numbers that are doubles, and for chance.
 
-        A draw from known numbers is made anew in every step.
+        A draw from known numbers is repeated in every step.
         """
         if node.op_type in _RANDOM:
             self._do_inference(node)
