@@ -16,14 +16,13 @@ ENGINE = ("graph", "plan", "device", "exec")
 ABOVE = ("cli", "daemon", "explain", "verbs", "wire", "session", "host")
 
 
-def found(root: Path, **files: str) -> list[str]:
-    """The problems of a tree of these files; `/` is written as `__`, the suffix as `_h` or `_c`."""
+def tree(root: Path, files: dict[str, str]) -> Path:
+    """A tree of these files."""
     for name, text in files.items():
-        folder, _, suffix = name.replace("__", "/").rpartition("_")
-        path = root / f"{folder}.{suffix}"
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return check_layers.problems(root)
+    return root
 
 
 @pytest.mark.quick
@@ -55,10 +54,8 @@ def found(root: Path, **files: str) -> list[str]:
     ],
 )
 def test_an_include_upwards_is_found(tmp_path: Path, file: str, include: str) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(parents=True)
-    path.write_text(f"#include <stdio.h>\n#include {include}\n")
-    (line,) = check_layers.problems(tmp_path)
+    text = f"#include <stdio.h>\n#include {include}\n"
+    (line,) = check_layers.problems(tree(tmp_path, {file: text}))
     assert line.startswith(f"{file}:2: #include {include}: ")
 
 
@@ -76,10 +73,7 @@ def test_an_include_upwards_is_found(tmp_path: Path, file: str, include: str) ->
     ],
 )
 def test_an_include_downwards_is_fine(tmp_path: Path, file: str, include: str) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(parents=True)
-    path.write_text(f"#include {include}\n")
-    assert check_layers.problems(tmp_path) == []
+    assert check_layers.problems(tree(tmp_path, {file: f"#include {include}\n"})) == []
 
 
 @pytest.mark.quick
@@ -93,7 +87,7 @@ def test_a_circle_of_folders_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.quick
 def test_a_folder_that_is_not_listed_is_found(tmp_path: Path) -> None:
-    assert found(tmp_path, server__new__a_c="") == [
+    assert check_layers.problems(tree(tmp_path, {"server/new/a.c": ""})) == [
         "server/new/a.c: its folder is not a row of ROOMS"
     ]
 
@@ -101,7 +95,8 @@ def test_a_folder_that_is_not_listed_is_found(tmp_path: Path) -> None:
 @pytest.mark.quick
 def test_a_type_that_is_defined_twice_is_found(tmp_path: Path) -> None:
     header = "typedef struct span_s {\n    int n;\n} span_t;\n"
-    assert found(tmp_path, shm__a_h=header, kernels__math__b_h="typedef int span_t;\n") == [
+    files = {"shm/a.h": header, "kernels/math/b.h": "typedef int span_t;\n"}
+    assert check_layers.problems(tree(tmp_path, files)) == [
         "type span_t is defined 2 times: kernels/math/b.h, shm/a.h"
     ]
 
@@ -109,23 +104,24 @@ def test_a_type_that_is_defined_twice_is_found(tmp_path: Path) -> None:
 @pytest.mark.quick
 def test_private_types_may_share_a_name_once(tmp_path: Path) -> None:
     line = "typedef enum job_e { ONE } job_t;\n"
-    assert not found(tmp_path, shm__a_c=line, shm__b_c=line)
-    (problem,) = found(tmp_path, tests__c_c=line)
+    assert not check_layers.problems(tree(tmp_path, {"shm/a.c": line, "shm/b.c": line}))
+    (problem,) = check_layers.problems(tree(tmp_path, {"tests/c.c": line}))
     assert problem.startswith("type job_t is defined 3 times")
 
 
 @pytest.mark.quick
 def test_the_server_names_no_device(tmp_path: Path) -> None:
     table = "const gradd_backend_t gradd_backend_cpu;\n"
-    files = {"kernels__cpu__backend_c": table, "server__exec__a_c": "x = &gradd_backend_cpu;\n"}
-    assert found(tmp_path, **files) == [
+    files = {"kernels/cpu/backend.c": table, "server/exec/a.c": "x = &gradd_backend_cpu;\n"}
+    assert check_layers.problems(tree(tmp_path, files)) == [
         "server/exec/a.c: names a device's table, gradd_backend_cpu"
     ]
 
 
 @pytest.mark.quick
 def test_the_client_does_not_know_the_trainers(tmp_path: Path) -> None:
-    assert found(tmp_path, adapters__python__a_py="from optimum.gradd import demo\n") == [
+    files = {"adapters/python/a.py": "from optimum.gradd import demo\n"}
+    assert check_layers.problems(tree(tmp_path, files)) == [
         "adapters/python/a.py: imports optimum.gradd, which is above it"
     ]
 
@@ -136,10 +132,7 @@ KERNEL = "kernels/ops/attention/rope.c"
 
 def family(root: Path, kernel: str) -> list[str]:
     """The problems of a tree of one family's header and kernel."""
-    for name, text in (("kernels/describe/rope.h", HEADER), (KERNEL, kernel)):
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    tree(root, {"kernels/describe/rope.h": HEADER, KERNEL: kernel})
     return check_operands.problems(root)
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def run(tree: Path, *command: str, **more: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Sources and build of this tree: times are kept, so only what changes is built again."""
     copy = tmp_path_factory.mktemp("tutorial")
     for name in (*SOURCES, "constraints.txt", "requirements.txt", "requirements-dev.txt"):
@@ -40,13 +41,15 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["cp", "-a", str(BUILD), str(copy / "build")], check=True)
     (copy / ".venv").symlink_to((ROOT / ".venv").resolve())
     (copy / "try.py").write_text(blocks("python")[0])
-    return copy
+    yield copy
+    run(copy, "build/bin/gradd", "stop")
+    shutil.rmtree(copy)
 
 
 def test_an_operator_is_added_as_the_page_says(tree: Path) -> None:
-    said = re.search(r"^GRADD_E_UNSUPPORTED: .*$", PAGE, re.MULTILINE)
+    assert "GRADD_E_UNSUPPORTED: operator HardSigmoid (node n1, module @ try.py:10)" in PAGE
     before = run(tree, sys.executable, "try.py")
-    assert said and said[0].replace("@ try", "@ ").split("@ ")[0] in before.stderr
+    assert "GRADD_E_UNSUPPORTED: operator HardSigmoid (node n1, module @ " in before.stderr
     (tree / FILE).write_text("\n".join(blocks("c")))
     make = ["make", "-o", ".venv/gradd-setup.mk", "all"]
     one = {"GRADD_TEST_OP": "HardSigmoid"}
@@ -62,5 +65,3 @@ def test_an_operator_is_added_as_the_page_says(tree: Path) -> None:
     for line in table[0].splitlines() if table else ["no table"]:
         words = re.sub(r"\(.*", "", line).split()[:4]
         assert any(row.split()[: len(words)] == words for row in after.stdout.splitlines()), line
-    run(tree, "build/bin/gradd", "stop")
-    shutil.rmtree(tree / "build")
