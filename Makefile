@@ -88,8 +88,8 @@ FAKE := $(B)/bin/gradd-fake
 
 # ---------------------------------------------------------------- targets
 .PHONY: all versions cuda cuda-deps gpu-bundle setup test nightly check check-asan check-tsan \
-        check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
-        info FORCE
+        check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint pages site docs clean \
+        help unit info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 
@@ -114,8 +114,14 @@ lint: ## formatting and static checks, changes nothing
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
 	$(Q)for check in $(CHECKS); do $(PY) tests/check_$$check.py || exit 1; done
 
-docs: $(BIN) ## rewrite the pages that are made from lists: operators, kernels, patterns, options
+pages: $(BIN) ## rewrite the pages that are made from lists: operators, kernels, patterns, options
 	@$(PY) tools/docs.py $(BIN)
+
+SITE := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
+site: ## build the site of the documentation into $(B)/site; a warning is an error
+	@$(SITE) build --strict -d $(abspath $(B)/site)
+docs: ## show the site at http://127.0.0.1:8000, rebuilt when a page changes
+	@$(SITE) serve
 
 # Families that $(B)/families.jsonl holds already are not run again: remove it to start over.
 families: all ## try every text family of transformers (an hour), write docs/families.md

@@ -1,6 +1,6 @@
 """Runs every kind of test and ends with one line: "N passed, N failed".
 
-Order: the checks (layers, sizes, pages), the C runner, then pytest with a real daemon
+Order: the checks (layers, sizes, pages), the site, the C runner, then pytest with a real daemon
 (`--quick`: only what is marked quick), then the tests of a device's own once more on the device of
 tests/fake. A check script counts as one test. Everything that was skipped is listed with its
 reason by the part that skipped it. At the end: the slowest tests and files of all parts, and for
@@ -194,6 +194,7 @@ def main() -> int:
     if args.python:
         return finish(run_python(build, "quick" if args.quick else "not nightly"))
     made = ["tools/docs.py", str(build / "bin" / "gradd"), "--check"]
+    site = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     counts = [
         run_script("layers", [sys.executable, "tests/check_layers.py"]),
         run_script("operands", [sys.executable, "tests/check_operands.py"]),
@@ -202,6 +203,7 @@ def main() -> int:
         run_script("pages", [sys.executable, "tests/check_pages.py"]),
         run_script("words", [sys.executable, "tests/check_words.py"]),
         run_script("made pages", [sys.executable, *made]),
+        Outcome() if args.quick else run_script("site", [*site, "-d", str(build / "site")]),
         run_c(build),
         Outcome() if args.quick else run_fuzz(build / "bin"),
         run_python(build, "quick" if args.quick else "not nightly"),

@@ -1,7 +1,7 @@
 """Writes the pages under docs/ that are made from lists of the sources; each list has a tool here.
 
 Usage: docs.py GRADD [--check]. With --check nothing is written, and the exit status says whether
-every page is current; `make check` runs that, `make docs` rewrites the pages.
+every page is current; `make check` runs that, `make pages` rewrites the pages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> int:
     if not args.check:
         return 0
     for name in stale:
-        print(f"{name} is not what the sources say: run `make docs` and commit it")
+        print(f"{name} is not what the sources say: run `make pages` and commit it")
     return 1 if stale else 0
 
 

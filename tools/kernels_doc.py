@@ -7,7 +7,7 @@ from operators_doc import name, short
 
 HEAD = """# Kernels
 
-What runs each operator on each device, generated from the kernel rows by `make docs`. The first
+What runs each operator on each device, generated from the kernel rows by `make pages`. The first
 kernel that takes a node is the one that a plan chooses; `gradd explain` shows it for every node.
 [operators.md](operators.md) says what the operators are and which types they have.
 

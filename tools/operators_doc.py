@@ -8,7 +8,7 @@ import page_text
 
 HEAD = """# Operators
 
-What `gradd` runs, generated from the operator table by `make docs` (`gradd --list-ops` prints the
+What `gradd` runs, generated from the operator table by `make pages` (`gradd --list-ops` prints the
 same). A model may use ONNX opset 13 to 25 and `com.gradd` 1. A graph with any other operator loads,
 is named in the reply to `graph.put`, and falls back to PyTorch. Names without a domain are ONNX's.
 

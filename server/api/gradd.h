@@ -163,10 +163,10 @@ typedef struct gradd_plan_options_s {
  * they are right:
  *   - labelled rows are all that the loss counts: those whose label is not `ignore`; with `shift`
  *     row (b, s) answers for the label at (b, s + 1), and the last position for none;
- *   - real rows are all whose mask is 1, the mask holds zeros and ones alone, and no labelled row
- * is without;
- *   - source rows are positions of an encoder, number b * source_positions + s: all whose mask is
- * 1, that mask holds zeros and ones alone, and each sequence has one. */
+ *   - real rows are all whose mask is 1: the mask holds only zeros and ones, and 1 at each
+ *     labelled row;
+ *   - source rows are positions of an encoder, number b * source_positions + s, whose mask is 1;
+ *     that mask holds only zeros and ones, and each sequence has a 1. */
 typedef struct gradd_live_s {
     int32_t label_input,
         mask_input; /* of the model, [batch, positions]; -1 = there is no such set */

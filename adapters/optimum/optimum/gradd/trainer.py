@@ -34,13 +34,14 @@ def _unwrapped(model: Any) -> Any:
 
 
 class ORTTrainer(Trainer):
-    """Drop-in replacement of `transformers.Trainer`.
+    """Drop-in replacement of `transformers.Trainer`, which takes the same arguments.
 
     Args:
-        model, args, ...: as in `transformers.Trainer`; `args` may be an `ORTTrainingArguments` or
-        plain
-            `TrainingArguments`.
-        tokenizer: the former name of `processing_class`.
+        model: The model, as in `transformers.Trainer`.
+        args: An `ORTTrainingArguments`, or plain `TrainingArguments`.
+        rest: Further arguments of `transformers.Trainer`, by position.
+        tokenizer: The former name of `processing_class`.
+        kwargs: Further arguments of `transformers.Trainer`, by name.
     """
 
     def __init__(
