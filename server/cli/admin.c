@@ -18,10 +18,12 @@
 static gradd_status_t decode(const char *path, zmq_msg_t *reply, wire_doc_t *out_doc) {
     gradd_status_t st =
         wire_decode_any(zmq_msg_data(reply), zmq_msg_size(reply), WIRE_MAX_ITEMS, out_doc);
-    if (st != GRADD_OK) return gradd_wrap(st, "what answers at %s is no daemon of gradd", path);
+    if (st != GRADD_OK)
+        return gradd_wrap(st, "the process that answers at %s is not a gradd daemon", path);
     if (out_doc->root.type == MSGPACK_OBJECT_MAP) return GRADD_OK;
     wire_doc_finish(out_doc);
-    return GRADD_FAIL(IO, "what answers at %s is no daemon of gradd: its reply is not a map", path);
+    return GRADD_FAIL(
+        IO, "the process that answers at %s is not a gradd daemon: its reply is not a map", path);
 }
 
 gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
@@ -190,8 +192,9 @@ gradd_status_t admin_ps(const options_t *options, bool *out_running) {
     gradd_status_t st = ask(dir.cmd, "ps", false, &reply, &doc);
     const msgpack_object *sessions = st == GRADD_OK ? wire_get(&doc, "sessions") : NULL;
     if (st == GRADD_OK && (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY))
-        st = GRADD_FAIL(IO, "what answers at %s is no daemon of gradd: it lists no sessions",
-                        dir.cmd);
+        st = GRADD_FAIL(
+            IO, "the process that answers at %s is not a gradd daemon: it lists no sessions",
+            dir.cmd);
     if (st == GRADD_OK && options->json) {
         print_json(stdout, &doc.root);
         putchar('\n');

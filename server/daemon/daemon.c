@@ -188,7 +188,7 @@ static void stay_reachable(daemon_t *daemon) {
     }
     bool lost = daemon->displaced || daemon->unreachable || !rundir_exists(&daemon->dir);
     if (lost && daemon->table.n == 0) {
-        daemon_stop(daemon, "the directory or what was in it is gone", false);
+        daemon_stop(daemon, "the socket directory or a file in it is gone", false);
         return;
     }
     if (daemon->displaced) return;

@@ -37,7 +37,7 @@ const char *estimate_curve_line(const gradd_curve_t *curve, int point,
 double estimate_percent(const gradd_curve_t *curve, int point);
 
 /* The line below the table, with the name of the optimizer. */
-#define ESTIMATE_FOOT "(optimizer %s; processes without a model take what they take besides)"
+#define ESTIMATE_FOOT "(optimizer %s; memory of the processes without a model is not included)"
 
 extern const char estimate_optimizers[]; /* their names, each with a blank in front */
 /* NULL: the default; '_' counts as '-'. Fails with UNSUPPORTED; the sentence begins with

@@ -238,7 +238,7 @@ bool explain_next_name(const char **list, const char **out_name, size_t *out_byt
 }
 
 static const char model_help[] =
-    "  NAME=4x256         sizes of an input; what its symbols mean holds for other inputs, too\n"
+    "  NAME=4x256         sizes of an input; its symbols have these values in other inputs, too\n"
     "  --dim NAME=4       size of a symbolic dimension\n"
     "  --train all|A,B    inputs whose gradient is wanted; all = every float input of fixed size\n"
     "  --out A,B          outputs wanted (default: the loss when training, else all)\n"
@@ -256,7 +256,7 @@ void explain_args_usage(FILE *out) {
         "usage: gradd explain [--list] [--session N] [--plan N]   a plan of the running daemon\n"
         "       gradd explain MODEL.onnx NAME=SIZES... [options]  a plan made here\n\n%s"
         "  --plain            do not recognise patterns\n"
-        "  --onnx FILE        write the model with what became of each node\n"
+        "  --onnx FILE        write the model with notes on how each node is run\n"
         "  --dir DIR          of the daemon's sockets [GRADD_DIR]\n",
         model_help);
     fputs("\nof each row --json has (in brackets the table's heading)\n", out);

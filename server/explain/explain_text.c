@@ -222,7 +222,7 @@ static void print_rows(FILE *out, const explain_report_t *r) {
     if (r->label_rows) fprintf(out, " %lld labelled", (long long)r->label_rows);
     if (r->real_rows)
         fprintf(out, "%s %lld real", r->label_rows ? " and" : "", (long long)r->real_rows);
-    fputs(" ones; what runs over these alone is marked\n", out);
+    fputs(" ones; operators that run over these alone are marked\n", out);
 }
 
 void explain_print_text(FILE *out, const explain_report_t *r) {

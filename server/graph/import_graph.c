@@ -84,7 +84,7 @@ static gradd_status_t check_default(const model_value_t *value) {
     for (int d = 0; same && d < value->rank; d++)
         same = value->dims[d] < 0 || value->dims[d] == type->dims[d];
     if (same) return GRADD_OK;
-    return GRADD_FAIL(GRAPH, "is %s, which is not what the graph input of that name declares",
+    return GRADD_FAIL(GRAPH, "is %s, but the graph input of that name declares another type",
                       gradd_type_format(type, text));
 }
 

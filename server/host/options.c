@@ -113,10 +113,10 @@ void options_usage(FILE *out) {
           "  serve       run the daemon (exit code 4: one runs already)\n"
           "  ps          the daemon and its sessions\n"
           "  stop        end the daemon after the request in progress\n"
-          "  explain     what a plan does, of the daemon or of a file (explain --help)\n"
+          "  explain     the operators of a plan, of the daemon or of a file (explain --help)\n"
           "  estimate    planned memory of training a model (estimate --help)\n"
           "  version     version of binary and protocol\n"
-          "  doctor      devices that there are, and what is in the way of others\n"
+          "  doctor      the devices, and why others are not available\n"
           "  --list-ops  operators of the engine\n\noptions\n",
           out);
     for (size_t i = 0; i < N_ROWS; i++) {

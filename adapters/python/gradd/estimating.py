@@ -318,7 +318,7 @@ class _Planner:
         known = {f.name for f in fields(Estimate)}
         foot = reply["foot"]
         if in_torch:
-            foot += f"\n(what {', '.join(sorted(in_torch))} keep in PyTorch is not counted)"
+            foot += f"\n(memory that {', '.join(sorted(in_torch))} keep in PyTorch is not counted)"
         return Estimate(
             batch=self.size,
             optimizer=self.optimizer,

@@ -36,7 +36,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("XDG_RUNTIME_DIR", "text", None, "where gradd's directory lies without GRADD_DIR"),
     Option("TMPDIR", "text", None, "the same without XDG_RUNTIME_DIR; /tmp if that is empty"),
     Option("GRADD_AUTOSTART", "bool", True, "start a daemon when none listens"),
-    Option("GRADD_DEVICE", "text", None, "what auto-start serves; a daemon of another is named"),
+    Option(
+        "GRADD_DEVICE",
+        "text",
+        None,
+        "device of a daemon that is started; one on another device is named",
+    ),
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
     Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs every operator as it is"),

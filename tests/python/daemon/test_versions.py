@@ -165,7 +165,7 @@ def test_garbage_on_the_control_socket(
 def test_garbage_on_the_command_socket(folder: Path, answer: bytes) -> None:
     hello = {"ok": 1, "q": 0, "proto": 2, "nonce": bytes(16), "pid": 1, "build": ""}
     with Peer(folder, hello, lambda request: answer):
-        with pytest.raises(errors.SessionError, match="no daemon of gradd"):
+        with pytest.raises(errors.SessionError, match="not a gradd daemon"):
             client.get_client().connect()
         for name in ("ps", "stop", "explain"):
             code, said = _command(name, folder)

@@ -334,8 +334,8 @@ class Compiled:
         if self._lost is None:
             self._lost = f" ({why})" if why else ""
             logger.warning(
-                "%s: torch.compile fails at a function that forward() calls%s: what that computes "
-                "itself runs in PyTorch; TORCH_LOGS=graph_breaks shows where",
+                "%s: torch.compile fails at a function that forward() calls%s: the function's own "
+                "operations run in PyTorch; TORCH_LOGS=graph_breaks shows where",
                 self.owner.title,
                 self._lost,
             )

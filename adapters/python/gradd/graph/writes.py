@@ -277,7 +277,9 @@ class _Pass:
         unnoticed = target in self.through_data or node.meta.get(INFERENCE)
         if shared & self.kept_data or unnoticed and shared & self.kept:
             how = "in inference mode" if node.meta.get(INFERENCE) else "beside or through .data"
-            raise _refusal(node, f"{how} to what a backward may need", "use torch.no_grad()")
+            raise _refusal(
+                node, f"{how} to a tensor that a backward may need", "use torch.no_grad()"
+            )
 
     def _stop_operand(self, node: torch.fx.Node, operand: torch.fx.Node) -> None:
         if is_float(operand):

@@ -323,7 +323,7 @@ def _version_at(path: Path) -> str:
 
 
 def _no_daemon(path: Path, why: str) -> errors.SessionError:
-    return errors.SessionError(f"what answers in {path} is no daemon of gradd: {why}")
+    return errors.SessionError(f"the process that answers in {path} is not a gradd daemon: {why}")
 
 
 def _from_anybody(frame: bytes, path: Path) -> dict[str, Any]:
