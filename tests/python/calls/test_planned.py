@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_in(2)
 
 MIB = 1 << 20
 SHARE, LEAST = 0.03, 8 * MIB
-PASSING = 4 * MIB  # more for moments of a run in bf16: see docs/status.md
+PASSING = 4 * MIB  # more for moments of a run in bf16: see docs/explain.md
 PACKED = 16 * MIB  # what oneDNN takes for products of f32 in two threads: the same page
 
 

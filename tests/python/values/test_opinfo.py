@@ -34,7 +34,7 @@ LEFT_OUT = (
     r"|multi_head_attention|empty|as_strided_partial|linalg|svd|fft|stft|complex|polar|sparse"
     r"|jiterator"
 )
-# PyTorch composes it in f32 where its fused kernel does not apply (docs/status.md).
+# PyTorch composes it in f32 where its fused kernel does not apply (docs/numbers.md).
 COMPOSED = {"nn.functional.scaled_dot_product_attention"}
 
 
