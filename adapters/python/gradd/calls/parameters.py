@@ -179,7 +179,8 @@ class State:
                     del self._others[i]
                 elif i not in own:
                     found.append(tensor)
-        return filter(is_dense, found)  # with others calls run in PyTorch
+        # With others calls run in PyTorch; a lazy one has no size before the first forward.
+        return (t for t in found if is_dense(t) and not is_lazy(t))
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tensors that may belong to no module are looked after as well."""
@@ -191,8 +192,6 @@ class State:
     def _tensors(self) -> Iterable[torch.Tensor]:
         seen: set[tuple] = set()
         for tensor in self._all():
-            if is_lazy(tensor):
-                continue  # it has no size before the first forward, which runs in PyTorch
             if tensor.numel() and identity(tensor) not in seen:
                 seen.add(identity(tensor))
                 yield tensor
