@@ -22,7 +22,16 @@ FLOORS = ("memory", "session", "graph", "calls", "check", "dynamo")
 BASE = frozenset(
     {
         *("arguments", "compiled", "errors", "fallback", "forwarding"),
-        *("interrupts", "module_tables", "options", "private", "spec", "transforms", "tried"),
+        *(
+            "interrupts",
+            "module_tables",
+            "options",
+            "private",
+            "reasons",
+            "spec",
+            "transforms",
+            "tried",
+        ),
     }
 )
 OURS = re.compile(r"(optimum\.)?gradd(\.|$)")

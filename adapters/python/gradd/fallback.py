@@ -8,46 +8,26 @@ ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead.
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections import Counter
 
-from gradd import errors, options
+from gradd import errors, options, reasons
+from gradd.reasons import DEFAULT_POLICY, FallbackPolicy
 from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
 
 
-class FallbackPolicy(enum.IntFlag):
-    """Kinds of failure that cause a fallback to PyTorch."""
-
-    FALLBACK_DISABLE = 1
-    FALLBACK_FORCE_TORCH_FORWARD = 2
-    FALLBACK_FORCE_TORCH_BACKWARD = 4
-    FALLBACK_UNSUPPORTED_DEVICE = 8
-    FALLBACK_UNSUPPORTED_DATA = 16
-    FALLBACK_UNSUPPORTED_TORCH_MODEL = 32
-    FALLBACK_UNSUPPORTED_ONNX_MODEL = 64
-    FALLBACK_BAD_INITIALIZATION = 128
-
-
-DEFAULT_POLICY = (
-    FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE
-    | FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
-    | FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
-    | FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
-)
-_DATA_REASONS = {"unsupported_input_type", "unsupported_output_type", "input_mutation"}
-
-
 class DeviceError(errors.UnsupportedError):
     """Parameters or inputs are where the daemon cannot reach them."""
 
+    reason = "device"
 
-class SelfCheckError(errors.GraddError):
+
+class SelfCheckError(errors.InternalError):
     """The daemon does not agree with PyTorch; the message names the value and the step."""
 
-    code = "INTERNAL"
+    reason = "self_check"
 
 
 def policy_from_environment() -> FallbackPolicy:
@@ -116,7 +96,8 @@ class Fallback:
         """
         logger.warning(
             "%s runs in PyTorch, not in the daemon (%s): %s. Such calls%s save no memory%s; "
-            "strict=True or ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
+            "strict=True or ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead "
+            "(docs/messages.md)",
             f"a part of {self.module_name}" if in_part else self.module_name,
             reason,
             str(error).rstrip("."),
@@ -127,20 +108,12 @@ class Fallback:
 
 def classify(error: Exception) -> tuple[FallbackPolicy, str]:
     """The policy flag that covers an error, and the short reason for the statistics."""
-    if isinstance(error, CaptureError):
-        data = error.reason in _DATA_REASONS
-        flag = (
-            FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
-            if data
-            else FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
-        )
-        return flag, error.reason
-    if isinstance(error, DeviceError):
-        return FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, "device"
-    if isinstance(error, SelfCheckError):
-        return FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, "self_check"
-    if isinstance(error, (errors.UnsupportedError, errors.ModelError, errors.GraphError)):
-        return FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, error.code.lower()
-    if isinstance(error, (errors.SessionError, errors.VersionError)):
-        return FallbackPolicy.FALLBACK_BAD_INITIALIZATION, error.code.lower()
-    return FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD, type(error).__name__
+    name = ""
+    if isinstance(error, (CaptureError, DeviceError, SelfCheckError)):
+        name = error.reason
+    elif isinstance(error, errors.GraddError):
+        name = error.code.lower()
+    known = reasons.BY_NAME.get(name)
+    if known is None or known.flag is None:
+        return FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD, type(error).__name__
+    return known.flag, name

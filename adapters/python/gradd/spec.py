@@ -9,36 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gradd import reasons
+
 
 class CaptureError(Exception):
     """A module cannot be captured; the caller falls back to torch or raises.
 
     Attributes:
-        reason: Stable short name, one of REASONS.
+        reason: Name of a row of the list of reasons.
         message: The problem, its place, and a remedy.
     """
 
-    REASONS = (
-        "autocast",
-        "autograd_function",
-        "being_traced",
-        "data_dependent_control_flow",
-        "export_failed",
-        "flush_denormal",
-        "forward_ad",
-        "func_transform",
-        "input_mutation",
-        "python_random",
-        "sequence_or_loop",
-        "tensor_subclass",
-        "unsupported_input_type",
-        "unsupported_operator",
-        "unsupported_output_type",
-        "unsupported_parameter",
-    )
-
     def __init__(self, reason: str, message: str) -> None:
-        if reason not in self.REASONS:
+        if reason not in reasons.BY_NAME:
             raise ValueError(f"unknown capture error reason {reason!r}")
         super().__init__(f"{reason}: {message}")
         self.reason = reason

@@ -145,7 +145,7 @@ def _tell(owner: Owner, made: CompiledGraph) -> None:
     if owner.is_new(text):
         logger.warning(
             "%s: parts of a graph run in PyTorch, between parts in the daemon: %s; strict=True or "
-            "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
+            "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead (docs/messages.md)",
             owner.title,
             text,
         )

@@ -431,7 +431,7 @@ class CompiledGraph:
         kinds: dict[str, list[str]] = {}
         for node, error in self.refusals.items():
             reasons = kinds.setdefault(_cut_name(node, error), [])
-            reasons.append(getattr(error, "message", str(error)))
+            reasons.append(str(error))
         texts = []
         for name, reasons in kinds.items():
             count = f" ({len(reasons)} of them)" if len(reasons) > 1 else ""
