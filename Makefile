@@ -114,7 +114,7 @@ lint: ## formatting and static checks, changes nothing
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
 	$(Q)for check in $(CHECKS); do $(PY) tests/check_$$check.py || exit 1; done
 
-pages: $(BIN) ## rewrite the pages that are made from lists: operators, kernels, patterns, options
+pages: $(BIN) ## rewrite the pages that are made from lists: operators, options, messages, ...
 	@$(PY) tools/docs.py $(BIN)
 
 SITE := NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs

@@ -8,6 +8,7 @@
  * boundary turns it into the reply, and Python turns the code into an exception class.
  *
  * The codes are one list: the bare name travels on the wire, GRADD_E_<name> is the C enumerator.
+ * Causes and remedies are with the exception classes, adapters/python/gradd/errors.py.
  */
 #ifndef GRADD_SHM_STATUS_H
 #define GRADD_SHM_STATUS_H

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import kernels_doc
+import messages_doc
 import operators_doc
 import options_doc
 import patterns_doc
@@ -27,6 +28,7 @@ def pages(gradd: str) -> dict[str, str]:
     return {
         "docs/operators.md": operators_doc.page(rows),
         "docs/kernels.md": kernels_doc.page(rows),
+        "docs/messages.md": messages_doc.page(ROOT),
         "docs/options.md": options_doc.page(ROOT),
         "docs/patterns.md": patterns_doc.page(ROOT),
     }

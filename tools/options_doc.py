@@ -5,13 +5,12 @@ The daemon's come from server/host/options.inc, Python's from the table of the p
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import page_text
+from package_module import load
 
 HEAD = """# Options and environment variables
 
@@ -60,16 +59,6 @@ ROW = re.compile(
 TYPES = {"BOOL": "flag", "INT": "number", "SWITCH": "bool", "TEXT": "text"}
 
 
-def python_options(root: Path) -> tuple[Any, ...]:
-    """The table of the Python package, without importing the package (and torch with it)."""
-    (file,) = (root / "adapters" / "python" / "gradd").rglob("options.py")
-    spec = importlib.util.spec_from_file_location("gradd_options", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.OPTIONS
-
-
 def default_of(root: Path, text: str) -> str:
     """The default of a row as a reader would write it; a macro is looked up in gradd.h."""
     if re.fullmatch(r"GRADD_\w+", text):
@@ -105,7 +94,7 @@ def shown(value: Any) -> str:
 
 def page(root: Path) -> str:
     """The whole page for the sources under `root`."""
-    options = python_options(root)
+    options = load(root, "options").OPTIONS
     works = [
         f"`{o.name}` ({o.kind}, default {shown(o.default)}): {o.help}"
         for o in options

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
 COLUMNS = 100
+CODE = re.compile(r"`[^`]*`")
+NO_BREAK = "\0"  # in the place of a blank
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -16,16 +19,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def wrap(text: str, indent: str = "", first: str = "") -> str:
-    """One paragraph, or one item of a list (first: its bullet)."""
+    """One paragraph, or one item of a list (first: its bullet); code stays on one line."""
     filled = textwrap.fill(
-        " ".join(text.split()),
+        CODE.sub(lambda code: code[0].replace(" ", NO_BREAK), " ".join(text.split())),
         COLUMNS,
         initial_indent=first or indent,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return filled + "\n"
+    return filled.replace(NO_BREAK, " ") + "\n"
 
 
 def items(texts: Iterable[str]) -> str:
