@@ -43,8 +43,8 @@ DAEMON = """
 parameters and batch shapes. *Not recognised* are operators of activations, normalisation, attention
 and losses that run one by one instead of as one operator: correct, but slower. How many operators
 of each kind the authors of nearly all classes put in, and what the ones not recognised are, is
-counted by hand from their source in the files `counts_*.py` of the Python tests; `make test`
-compares the plans with that.
+counted by hand from their source in `tests/python/helpers/counts`; `make test` compares the plans
+with that.
 
 """
 EXPERTS = """

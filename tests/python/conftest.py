@@ -28,14 +28,13 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.guards
-from selection import SEED, mark_undrawn
+
+from helpers.selection import SEED, mark_undrawn
 
 ROOT = Path(__file__).resolve().parents[2]
-HELPERS = ROOT / "tests/python/helpers"
-# For processes that a test starts: the adapters, and what tests have in common.
-PYTHONPATH = os.pathsep.join(
-    map(str, (ROOT / "adapters/python", ROOT / "adapters/optimum", HELPERS))
-)
+TESTS = ROOT / "tests/python"
+# For processes that a test starts: the adapters, and the helpers of the tests.
+PYTHONPATH = os.pathsep.join(map(str, (ROOT / "adapters/python", ROOT / "adapters/optimum", TESTS)))
 for _folder in ("adapters/python", "adapters/optimum"):
     if str(ROOT / _folder) not in sys.path:
         sys.path.insert(0, str(ROOT / _folder))

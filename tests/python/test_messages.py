@@ -14,18 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import engine
-import hostile_memory
-import hostile_models
-import hostile_runs
 import onnx
 import pytest
 import torch
-from captured import Lambda
 from conftest import BINARY, Daemon
-from hostile import Raw, Row
-from nets import Net, batch, loss_of
-from other_version import new_daemon
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -36,11 +28,17 @@ from gradd.optim import FusedAdam
 from gradd.reasons import BY_NAME, DEFAULT_POLICY
 from gradd.session import client, protocol
 from gradd.spec import CaptureError
+from helpers.graphs import engine
+from helpers.graphs.captures import Lambda
+from helpers.hostile import control_socket, graphs, runs
+from helpers.hostile.raw_client import Raw, Row
+from helpers.nets import Net, batch, loss_of
+from helpers.other_versions import new_daemon
 
 X = torch.linspace(-1, 2, 24).reshape(6, 4)
 ROWS = {
     row.name: row
-    for module in (hostile_memory, hostile_models, hostile_runs)
+    for module in (control_socket, graphs, runs)
     for table in module.TABLES.values()
     for row in table
 }

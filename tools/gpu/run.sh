@@ -105,9 +105,9 @@ exit 1'
 trained='site=$XDG_CACHE_HOME/site
 python3 -c "import zmq" 2>/dev/null ||
     python3 -m pip install -q --no-index --no-deps --target "$site" "$2"/wheels/*.whl || exit
-export PYTHONPATH=$site:$1/adapters/python GRADD_BIN=$2/bin/gradd GRADD_SELF_CHECK=0
-child=$1/tests/python/helpers/training_child.py
-python3 "$child" "$3" "$4" "$(mktemp -d)" cpu cuda > "$XDG_CACHE_HOME/losses" 2> "$XDG_CACHE_HOME/said"
+export PYTHONPATH=$site:$1/adapters/python:$1/tests/python GRADD_BIN=$2/bin/gradd GRADD_SELF_CHECK=0
+child=helpers.processes.device_trainer
+python3 -m "$child" "$3" "$4" "$(mktemp -d)" cpu cuda > "$XDG_CACHE_HOME/losses" 2> "$XDG_CACHE_HOME/said"
 status=$?
 cat "$XDG_CACHE_HOME/said" "$XDG_CACHE_HOME/losses"
 [ $status -eq 0 ] && ! grep -q "computes on the CPU" "$XDG_CACHE_HOME/said" || exit 1

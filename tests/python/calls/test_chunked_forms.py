@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from selection import one_in
 from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
+from helpers.selection import one_in
 
 pytestmark = pytest.mark.one_in(3)
 

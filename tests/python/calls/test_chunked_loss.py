@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from nets import assert_close
 from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
 from gradd.session import client
+from helpers.nets import assert_close
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.fake]
 V, K = 2503, 16  # logits of a batch below have 256 KiB: with less they are made as a whole

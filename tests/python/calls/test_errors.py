@@ -10,11 +10,11 @@ import onnx
 import pytest
 import torch
 from accelerate.utils import find_executable_batch_size
-from nets import Net, batch
 
 from gradd import ORTModule, errors, options
 from gradd.session import protocol
 from gradd.session.client import get_client
+from helpers.nets import Net, batch
 
 STATUS = Path(__file__).resolve().parents[3] / "shm" / "status.h"
 

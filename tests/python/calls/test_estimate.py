@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import models
 import onnx
 import pytest
 import torch
 from conftest import BINARY, PYTHONPATH
-from nets import Net, batch
 from onnx import TensorProto, helper
-from selection import every_run
 from test_explain import command, layer, value, write  # noqa: F401
 
 import gradd
 from gradd import ORTModule, errors
+from helpers.models import families
+from helpers.nets import Net, batch
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -39,7 +39,7 @@ def test_planned_arena_is_what_the_daemon_reports(daemon: Any) -> None:
 
 
 def test_parts_of_an_estimate(daemon: Any) -> None:
-    model, make = models.build("mlp_ce")
+    model, make = families.build("mlp_ce")
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     one = gradd.estimate(model, make(2, 16, 0))
     assert (one.parameters, one.gradients, one.state) == (size, size, 2 * size)
@@ -224,9 +224,9 @@ def test_wrong_arguments_say_what_is_expected(name: str, shared_daemon: Any) -> 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: Any, shared_daemon: Any) -> tuple[Path, str]:
     """A model file, and the names of what is trained."""
-    model = ORTModule(models.build("llama")[0], strict=True)
+    model = ORTModule(families.build("llama")[0], strict=True)
     path = tmp_path_factory.mktemp("m") / "llama.onnx"
-    model.gradd_explain(**models.build("llama")[1](2, 16, 0)).save_onnx(path)
+    model.gradd_explain(**families.build("llama")[1](2, 16, 0)).save_onnx(path)
     inputs = [i.name for i in onnx.load(path).graph.input]
     parameters = {n for n, p in model.named_parameters()}
     return path, ",".join(n for n in inputs if n in parameters)
@@ -252,7 +252,7 @@ def test_shares_plan_what_a_batch_would(
     options += [] if real is None else ["--real", str(real / 128)]
     said = command("estimate", path, *SIZES, "--train", trained, "--json", *options)
     (found,) = json.loads(said)["estimates"]
-    module, make = models.build("llama")
+    module, make = families.build("llama")
     batch, row = make(4, 32, 0), torch.arange(128).view(4, 32)
     batch["attention_mask"] = (row < (128 if real is None else real)).long()
     # The labels of a row are those one further on; the last position of a sequence has none.

@@ -11,23 +11,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import captured
-import engine as E
-import models
 import numpy as np
 import onnx
 import pytest
 import torch
 from conftest import BINARY, PYTHONPATH
-from nets import Net, batch
 from onnx import TensorProto, helper, numpy_helper
-from recognise import Writer
 from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.explain import Explanation, Row, explain_plan, with_sources
 from gradd.session import protocol
 from gradd.session.client import get_client
+from helpers.graphs import captures
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer
+from helpers.models import families
+from helpers.nets import Net, batch
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -342,7 +342,7 @@ def test_model_and_command_line_agree(
     daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADD_LIVE_ROWS", "0")
-    model, make = models.build("llama")
+    model, make = families.build("llama")
     wrapped = ORTModule(model, strict=True)
     wrapped(**make(2, 8, 0)).loss.backward()
     e = wrapped.gradd_explain()
@@ -376,7 +376,7 @@ def test_model_and_command_line_agree(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_says_what_it_multiplies(daemon: Any, dtype: torch.dtype) -> None:
-    model, make = models.build("llama")
+    model, make = families.build("llama")
     wrapped = ORTModule(model.to(dtype), strict=True)
     wrapped(**make(2, 8, 0)).loss.backward()
     rows = wrapped.gradd_explain().rows
@@ -526,17 +526,17 @@ def test_no_daemon(tmp_path: Path) -> None:
 
 
 def test_errors_name_module_and_line(daemon: Any) -> None:
-    model, make = models.build("llama")
+    model, make = families.build("llama")
     wrapped = ORTModule(model, strict=True)
     wrapped(**make(2, 8, 0))
     with pytest.raises(errors.IndexOutOfRangeError) as caught:
-        wrapped(**{**make(2, 8, 0), "input_ids": torch.full((2, 8), models.VOCAB)})
+        wrapped(**{**make(2, 8, 0), "input_ids": torch.full((2, 8), families.VOCAB)})
     assert "(from model.embed_tokens, modeling_llama.py:" in str(caught.value)
 
 
 def test_every_node_of_a_capture_has_a_source() -> None:
-    model, make = models.build("gpt2")
-    cap = captured.capture(model, (), make(2, 8, 0)).cap
+    model, make = families.build("gpt2")
+    cap = captures.capture(model, (), make(2, 8, 0)).cap
     names = {n.name for n in onnx.load_model_from_string(cap.onnx).graph.node}
     known = dict(cap.sources)
     assert set(known) == names
@@ -592,7 +592,7 @@ def test_a_text_of_many_pieces(daemon: Any) -> None:
 
 def half_padded() -> dict[str, torch.Tensor]:
     """64 rows, of which 32 are real and 8 of these labelled."""
-    _, make = models.build("llama")
+    _, make = families.build("llama")
     batch = make(2, 32, 3)
     batch["attention_mask"] = (torch.arange(32) < 16).long().expand(2, -1).contiguous()
     batch["labels"] = batch["input_ids"].masked_fill(torch.arange(32) % 4 != 1, -100)
@@ -601,7 +601,7 @@ def half_padded() -> dict[str, torch.Tensor]:
 
 
 def test_rows_over_live_rows_are_marked(daemon: Any) -> None:
-    model, batch = ORTModule(models.build("llama")[0], strict=True), half_padded()
+    model, batch = ORTModule(families.build("llama")[0], strict=True), half_padded()
     planned = model.gradd_explain(**batch)
     assert (planned.batch_rows, planned.label_rows, planned.real_rows) == (64, 8, 32)
     of = {live: [r for r in planned.rows if r.live == live] for live in ("", "labelled", "real")}
@@ -623,7 +623,7 @@ def test_rows_over_live_rows_are_marked(daemon: Any) -> None:
 
 
 def test_a_batch_that_needs_all_rows_has_no_marks(daemon: Any) -> None:
-    model, batch = ORTModule(models.build("llama")[0], strict=True), half_padded()
+    model, batch = ORTModule(families.build("llama")[0], strict=True), half_padded()
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     batch["labels"] = batch["input_ids"]
     said = model.gradd_explain(**batch)
@@ -632,7 +632,7 @@ def test_a_batch_that_needs_all_rows_has_no_marks(daemon: Any) -> None:
 
 
 def test_notes_name_the_rows(daemon: Any, tmp_path: Path) -> None:
-    model = ORTModule(models.build("llama")[0], strict=True)
+    model = ORTModule(families.build("llama")[0], strict=True)
     model.gradd_explain(**half_padded()).save_onnx(tmp_path / "m.onnx")
     nodes = onnx.load(tmp_path / "m.onnx").graph.node
     found = {p.value for n in nodes for p in n.metadata_props if p.key == "gradd.live"}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, assert_close, batch, loss_of
 from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.fallback import FallbackPolicy, SelfCheckError, policy_from_environment
 from gradd.memory import watch
 from gradd.spec import CaptureError
+from helpers.nets import Net, assert_close, batch, loss_of
 
 pytestmark = pytest.mark.usefixtures("daemon")
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import Net, assert_close, assert_same_grads, batch
 from torch import nn
 
 import gradd
 from gradd import ORTModule, optim
+from helpers.nets import Net, assert_close, assert_same_grads, batch
 
 pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 PACKAGE = str(Path(gradd.__file__).parent)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from nets import assert_close
-from selection import one_in
 from torch import nn
 
 from gradd import ORTModule
+from helpers.nets import assert_close
+from helpers.selection import one_in
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
-from nets import assert_close
 from torch import nn
 
 from gradd import ORTModule
+from helpers.nets import assert_close
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

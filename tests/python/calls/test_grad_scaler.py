@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, batch
 
 from gradd import ORTModule
 from gradd.optim import AdamWMode, FusedAdam
+from helpers.nets import Net, batch
 
 F16 = torch.float16
 TORCH = {"adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8, "weight_decay": 0.05}

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, batch
 
 from gradd import ORTModule
 from gradd.calls import run
 from gradd.check.agreement import GRADIENT
 from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
+from helpers.nets import Net, batch
 
 HALVES = (torch.bfloat16, torch.float16)
 WAYS = [(way, half) for half in HALVES for way in ("parameters", "autocast")]

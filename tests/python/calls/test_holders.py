@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import assert_close
-from selection import every_run
 from torch import nn
 
 from gradd import ORTModule
 from gradd.memory import holders
 from gradd.optim import FusedAdam
+from helpers.nets import assert_close
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

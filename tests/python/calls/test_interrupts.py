@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import PYTHONPATH
-from nets import Net, assert_same_grads, batch, loss_of
-from selection import drawn, every_run
 from torch import nn
 
 from gradd import ORTModule, interrupts, optim
 from gradd.session import control, flusher
+from helpers.nets import Net, assert_same_grads, batch, loss_of
+from helpers.selection import drawn, every_run
 
 pytestmark = pytest.mark.one_in(3)
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy
 import pytest
 import torch
-from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
 from gradd import ORTModule, errors, optim
 from gradd.calls.lazy import LazyTensor
+from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 
 pytestmark = pytest.mark.usefixtures("daemon")
 

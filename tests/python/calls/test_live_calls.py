@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from fronts import graphs, last
 
 import gradd
 from gradd import ORTModule, errors
 from gradd.calls import graph
 from gradd.session.client import get_client
-from tests.python.helpers.models import build
+from helpers.models.families import build
+from helpers.wrapper_internals import graphs, last
 
 pytestmark = [pytest.mark.one_in(5), pytest.mark.usefixtures("shared_daemon")]
 BATCH, POSITIONS = 4, 32

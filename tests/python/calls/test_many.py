@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nets import Net, assert_close, assert_same_grads, batch, loss_of
 from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.optim import FusedAdam
 from gradd.session import client
+from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of
 
 pytestmark = pytest.mark.usefixtures("daemon")
 _LIMIT = 64  # of graphs in the daemon

@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import models
 import pytest
 import torch
 from torch import nn
 
 from gradd import ORTModule
 from gradd.session import client
+from helpers.models import families
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -109,7 +109,7 @@ def test_a_step_that_raises(daemon: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "bert_mlm"])
 def test_a_family_that_is_dropped(daemon: Any, name: str) -> None:
-    module, make_batch = models.build(name)
+    module, make_batch = families.build(name)
     model = ORTModule(module, strict=True)
     for seed in range(2):
         model(**make_batch(2, 8, seed)).loss.backward()

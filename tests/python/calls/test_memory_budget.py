@@ -10,8 +10,6 @@ import copy
 import pickle
 from typing import Any
 
-import fronts
-import models
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +18,8 @@ import gradd
 from gradd import ORTModule, errors
 from gradd.calls import parameters
 from gradd.memory.budget import Memory, parse_bytes
+from helpers import wrapper_internals
+from helpers.models import families
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.quick, pytest.mark.usefixtures("shared_daemon")]
 
@@ -146,7 +146,7 @@ def test_checkpoints_are_the_first_level(kind: str) -> None:
 
 
 def test_checkpoints_of_transformers() -> None:
-    module, make_batch = models.build("llama", num_hidden_layers=6)
+    module, make_batch = families.build("llama", num_hidden_layers=6)
     data = make_batch(2, 16, 0)
     model = ORTModule(module, strict=True)
     model(**data).loss.backward()
@@ -165,7 +165,7 @@ def test_rows_that_are_left_out_are_computed_again_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A plan over live rows keeps its gathered rows, or gathers them again."""
-    module, make_batch = models.build("llama", num_hidden_layers=6)
+    module, make_batch = families.build("llama", num_hidden_layers=6)
     data = make_batch(4, 32, 0)
     assert not data["attention_mask"].all()
     grads, plans = [], []
@@ -215,7 +215,7 @@ def test_estimates_of_a_budget() -> None:
 def test_the_daemon_refuses_what_is_no_budget() -> None:
     model = ORTModule(Deep(), strict=True)
     step(model)
-    (graph,) = fronts.graphs(model)
+    (graph,) = wrapper_internals.graphs(model)
     wrong = {
         "expected 1 to 2\\^63 - 1 bytes": ({"memory_budget": 0}, errors.LimitError),
         "field 'memory_budget'": ({"memory_budget": 2**63}, errors.LimitError),

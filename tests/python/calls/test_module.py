@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradd import DebugOptions, LogLevel, ORTModule
+from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 
 pytestmark = pytest.mark.usefixtures("daemon")
 Pair = namedtuple("Pair", ["a", "b"])

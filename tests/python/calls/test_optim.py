@@ -11,10 +11,10 @@ import subprocess
 
 import pytest
 import torch
-from nets import Net, batch
 
 from gradd import ORTModule, errors
 from gradd.optim import AdamWMode, FusedAdam
+from helpers.nets import Net, batch
 
 TORCH = {"adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8}
 

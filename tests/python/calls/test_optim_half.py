@@ -12,10 +12,10 @@ import time
 
 import pytest
 import torch
-from nets import Net, batch
 
 from gradd import ORTModule, errors
 from gradd.optim import AdamWMode, FusedAdam
+from helpers.nets import Net, batch
 
 TORCH = {"adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8, "weight_decay": 0.05}
 HALF = torch.bfloat16  # of the test that runs

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -18,6 +17,7 @@ from gradd.calls.parameters import identity, overlapping
 from gradd.optim import FusedAdam
 from gradd.session import client
 from gradd.spec import CaptureError
+from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 
 pytestmark = pytest.mark.usefixtures("daemon")
 

@@ -6,11 +6,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from nets import Net, batch
 
 import gradd
 from gradd import picture
 from gradd.estimating import CurvePoint, Estimate, Estimates, LiveSaving
+from helpers.nets import Net, batch
 
 MIB = 1 << 20
 SVG = "{http://www.w3.org/2000/svg}"

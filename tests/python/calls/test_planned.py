@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from selection import every_run
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import gradd
 from gradd import ORTModule
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(2)
 

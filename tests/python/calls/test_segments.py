@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from nets import assert_same_grads
 from torch import nn
 
 from gradd import ORTModule, errors
@@ -18,6 +17,7 @@ from gradd.memory import shm
 from gradd.optim import FusedAdam
 from gradd.session.client import get_client
 from gradd.session.ring import packed
+from helpers.nets import assert_same_grads
 
 KIB = 1 << 10
 LARGEST = 128 * KIB

@@ -8,11 +8,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import models
 import pytest
 import torch
-from nets import Net, assert_close, assert_same_grads, batch, loss_of
-from selection import every_run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,6 +17,9 @@ from gradd import ORTModule
 from gradd.calls import run
 from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
+from helpers.models import families
+from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -38,7 +38,7 @@ GPT2_DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 def test_activation_checkpoints(
     name: str, over: dict[str, Any], dtype: torch.dtype, reentrant: bool
 ) -> None:
-    module, make = models.build(name, **over)
+    module, make = families.build(name, **over)
     module = module.to(dtype)
     module.gradient_checkpointing_enable({"use_reentrant": reentrant})
     eager = copy.deepcopy(module)

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from fronts import forget_calls, graphs
-from nets import Relu
 
 from gradd import ORTModule
 from gradd.calls import run
 from gradd.check import agreement, selfcheck
 from gradd.check.agreement import GRADIENT, Tally
 from gradd.fallback import SelfCheckError
+from helpers.nets import Relu
+from helpers.wrapper_internals import forget_calls, graphs
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Heads, Net, assert_close, batch, loss_of
 
 from gradd import ORTModule, options
 from gradd.calls import run
 from gradd.check import checktimes
 from gradd.check.checktimes import Kind, Times
 from gradd.fallback import SelfCheckError
+from helpers.nets import Heads, Net, assert_close, batch, loss_of
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from selection import every_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +17,7 @@ from gradd import ORTModule
 from gradd.calls import run
 from gradd.check.precise import Shaken
 from gradd.fallback import SelfCheckError
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

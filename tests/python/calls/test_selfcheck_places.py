@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from fronts import last
-from nets import Heads, Net, Words, assert_close, batch, loss_of
 from torch import nn
 
 from gradd import ORTModule
 from gradd.calls import graph, run
 from gradd.fallback import SelfCheckError
+from helpers.nets import Heads, Net, Words, assert_close, batch, loss_of
+from helpers.wrapper_internals import last
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from nets import Net, assert_close
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradd import ORTModule, errors
 from gradd.spec import CaptureError
+from helpers.nets import Net, assert_close
 
 pytestmark = pytest.mark.usefixtures("daemon")
 X = torch.linspace(-1, 1, 40).reshape(5, 8)

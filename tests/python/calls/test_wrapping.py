@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from selection import every_run
 from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.calls import parameters
 from gradd.memory import shm, unused
 from gradd.session import client as clients
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 MIB = 1 << 20

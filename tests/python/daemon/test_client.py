@@ -11,18 +11,18 @@ import sys
 import threading
 from pathlib import Path
 
-import fronts
 import msgpack
 import pytest
 import torch
 from conftest import PYTHONPATH
-from nets import Net, batch, loss_of
 
 from gradd import ORTModule, errors
 from gradd.memory import shm
 from gradd.session import client, control, protocol, ring
 from gradd.session.daemon import check_directory, directory
 from gradd.session.finalizers import Ends
+from helpers import wrapper_internals
+from helpers.nets import Net, batch, loss_of
 
 
 class _NoDaemon:
@@ -288,7 +288,7 @@ def test_a_table_of_sources_is_sent_up_to_the_daemons_limits(
     model = ORTModule(Net(), strict=True)
     model(*batch())
     session = model._gradd_compiled.client
-    (graph,) = fronts.graphs(model)
+    (graph,) = wrapper_internals.graphs(model)
     row = ["node", "source"]
     for rows, text in ((protocol.SOURCE_ROWS, "x"), (10, "x" * 400_000)):
         assert len(client._source_frames([[row[0], text]] * rows)) == 1
@@ -373,7 +373,7 @@ def test_data_loader_workers(daemon: object) -> None:
 
 SCRIPT = """
 import os, sys, torch
-from nets import Net, batch, loss_of
+from helpers.nets import Net, batch, loss_of
 from gradd import ORTModule
 model = ORTModule(Net(), strict=True)
 loss_of(model(*batch())).backward()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import PYTHONPATH
-from nets import Net, batch, loss_of
 
 from gradd import ORTModule
+from helpers.nets import Net, batch, loss_of
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 40

@@ -1,7 +1,7 @@
 """Hundreds of bad inputs against one real daemon, each with its answer and its harmlessness.
 
-The tables are in hostile_*.py. After each row the session that sent it still answers, the step of a
-neighbour gives the same bits, and the daemon holds what it held before: plans, bindings, runs,
+The tables are in helpers/hostile. After each row the session that sent it still answers, the step
+of a neighbour gives the same bits, and the daemon holds what it held before: plans, bindings, runs,
 segments, descriptors. The processor time that the daemon spent on the row is bounded, too.
 """
 
@@ -12,23 +12,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import hostile_memory
-import hostile_models
-import hostile_operators
-import hostile_runs
-import hostile_tensors
-import hostile_wire
 import pytest
 from conftest import Daemon
-from hostile import Balance, Raw, Row, model, put
+
+from helpers.hostile import command_channel, control_socket, graphs, operators, runs, tensors
+from helpers.hostile.raw_client import Balance, Raw, Row, model, put
 
 TABLES: dict[str, list[Row]] = {
-    **hostile_wire.TABLES,
-    **hostile_tensors.TABLES,
-    **hostile_memory.TABLES,
-    **hostile_models.TABLES,
-    **hostile_operators.TABLES,
-    **hostile_runs.TABLES,
+    **command_channel.TABLES,
+    **tensors.TABLES,
+    **control_socket.TABLES,
+    **graphs.TABLES,
+    **operators.TABLES,
+    **runs.TABLES,
 }
 SLOWER = float(
     os.environ.get("GRADD_TEST_SLOWER", "4")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import Daemon
-from hostile import F32, Balance, Raw, compile_graph
-from hostile_models import N, graph, info
+
+from helpers.hostile.graphs import N, graph, info
+from helpers.hostile.raw_client import F32, Balance, Raw, compile_graph
 
 SHAPE = (1, 1, 2, 2)
 

@@ -21,10 +21,10 @@ import conftest
 import msgpack
 import pytest
 from conftest import Daemon
-from hostile import DROP, SEGMENT, Balance, Raw
-from stuck_file import StuckFile
 
 from gradd.memory.shm import Segment
+from helpers.hostile.blocking_file import StuckFile
+from helpers.hostile.raw_client import DROP, SEGMENT, Balance, Raw
 
 _PER_PROCESS = 64  # control connections
 
@@ -127,10 +127,16 @@ def test_one_process_cannot_hold_all_control_connections(daemon: Daemon, neighbo
     assert (reply["ok"], reply["code"]) == (0, "LIMIT"), reply
     assert f"{_PER_PROCESS} connections of process {os.getpid()}" in reply["what"]
     code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; from pathlib import Path; from hostile import "
-        f"Raw; Raw(Path({str(daemon.directory)!r})).open().step(); print('works')"
+        "from pathlib import Path; from helpers.hostile.raw_client import Raw; "
+        f"Raw(Path({str(daemon.directory)!r})).open().step(); print('works')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": conftest.PYTHONPATH},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.stdout == "works\n", done.stderr
     assert neighbour.step() == bits
     for raw in (*held, refused):

@@ -18,8 +18,21 @@ import conftest
 import pytest
 import zmq
 from conftest import Daemon
-from hostile import DROP, F32, ROWS, SEGMENT, TABLE, Balance, Raw, W, compile_graph, many, tensor
-from hostile_models import N, graph
+
+from helpers.hostile.graphs import N, graph
+from helpers.hostile.raw_client import (
+    DROP,
+    F32,
+    ROWS,
+    SEGMENT,
+    TABLE,
+    Balance,
+    Raw,
+    W,
+    compile_graph,
+    many,
+    tensor,
+)
 
 
 def chain(n: int) -> bytes:

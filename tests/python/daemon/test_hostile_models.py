@@ -11,10 +11,11 @@ import resource
 import threading
 import time
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from helpers.graphs import engine as E
 
 F = TensorProto.FLOAT
 

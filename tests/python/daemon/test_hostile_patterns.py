@@ -12,10 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from helpers.graphs import engine as E
 
 F = TensorProto.FLOAT
 GRAPHS = 400

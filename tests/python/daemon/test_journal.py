@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from conftest import Daemon
-from hostile import GW, JOURNAL, TABLE, M, Raw, V, W, many, tensor
+
+from helpers.hostile.raw_client import GW, JOURNAL, TABLE, M, Raw, V, W, many, tensor
 
 MAGIC = 0x4C4E524A44524731
 FINGERPRINT = 0xDF3E589D587A17B0

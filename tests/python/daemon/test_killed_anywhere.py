@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import Daemon
-from selection import one_in
 from torch import nn
 
 from gradd import ORTModule, optim
+from helpers.selection import one_in
 
 pytestmark = pytest.mark.fake
 STEPS = 12

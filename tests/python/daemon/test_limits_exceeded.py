@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nets import assert_close, assert_same_grads
-from selection import every_run
 from torch import nn
 
 from gradd import ORTModule, errors
+from helpers.nets import assert_close, assert_same_grads
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 MOST = 64  # operands of Concat, results of Split

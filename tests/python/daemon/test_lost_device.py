@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from nets import Net, batch, loss_of
 
 from gradd import ORTModule, errors, optim
 from gradd.session import client
+from helpers.nets import Net, batch, loss_of
 
 pytestmark = [pytest.mark.fake, pytest.mark.fake_only, pytest.mark.usefixtures("daemon")]
 

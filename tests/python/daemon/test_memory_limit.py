@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Callable
 
 import conftest
-import engine as E
 import numpy as np
 import pytest
-from hostile import F32, Raw, many, put, types
 from onnx import TensorProto, helper
 
 from gradd.memory.shm import Segment
+from helpers.graphs import engine as E
+from helpers.hostile.raw_client import F32, Raw, many, put, types
 
 FACTORS = (0.5, 1.0, 1.5, 2.0, 2.5)
 NOMEM = next(i for i in range(32) if E.LIB.gradd_status_name(i) == b"NOMEM")

@@ -10,11 +10,11 @@ import time
 
 import pytest
 import torch
-from nets import Net, batch, loss_of
 
 import gradd
 from gradd import ORTModule, errors, optim
 from gradd.session import client, control
+from helpers.nets import Net, batch, loss_of
 
 pytestmark = pytest.mark.fake
 

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import HELPERS
+from conftest import PYTHONPATH
 
-CHILD = HELPERS / "session_child.py"
 # GPT-2 with dropout: random numbers too must not depend on other trainings.
 FAMILIES = (("llama", 1), ("gpt2", 2), ("mlp_ce", 3), ("qwen3:bf16", 4))
 STEPS = 8
@@ -29,11 +28,11 @@ class Child:
     def __init__(self, family: str, seed: int) -> None:
         self.family = family
         self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), family, str(seed)],
+            [sys.executable, "-m", "helpers.processes.session_trainer", family, str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
         )
 
     def tell(self, command: str) -> None:

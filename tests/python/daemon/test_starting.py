@@ -18,11 +18,11 @@ from pathlib import Path
 import conftest
 import pytest
 import torch
-from nets import Net, batch, loss_of
 
 from gradd import ORTModule, errors
 from gradd.session import client
 from gradd.session import daemon as daemons
+from helpers.nets import Net, batch, loss_of
 
 _SCRIPT = """#!/bin/sh
 echo x >> {count}

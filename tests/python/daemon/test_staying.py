@@ -22,11 +22,11 @@ import conftest
 import pytest
 import torch
 from conftest import Daemon
-from hostile import Raw
-from nets import Net, batch, loss_of
 
 from gradd import ORTModule
 from gradd.session import client
+from helpers.hostile.raw_client import Raw
+from helpers.nets import Net, batch, loss_of
 
 pytestmark = pytest.mark.one_in(2)
 

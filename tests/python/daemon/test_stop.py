@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 from conftest import PYTHONPATH
-from nets import Net, batch, loss_of
 
 from gradd import ORTModule
 from gradd.session import client
 from gradd.session import daemon as daemons
+from helpers.nets import Net, batch, loss_of
 
 pytestmark = pytest.mark.one_in(3)
 

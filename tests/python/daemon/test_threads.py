@@ -22,8 +22,8 @@ THREADS = 2
 CHILD = """
 import hashlib, json, os, sys
 import numpy as np
-import engine as E
-from recognise import Writer
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer
 
 def tasks():
     return len(os.listdir("/proc/self/task"))

@@ -11,16 +11,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import hostile
 import pytest
 import torch
 from conftest import Daemon
-from nets import Net, batch, loss_of
 from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.memory import watch
 from gradd.session import client
+from helpers.hostile import raw_client
+from helpers.nets import Net, batch, loss_of
 
 Write = Callable[[nn.Parameter], Any]
 WIDTH = 512  # of 256 lines of the first weight 16 are drawn
@@ -302,17 +302,17 @@ def test_torchs_class_is_as_it_was() -> None:
 
 
 def test_the_daemon_compares_before_it_runs(daemon: Daemon) -> None:
-    with hostile.Raw(daemon.directory).open() as session:
+    with raw_client.Raw(daemon.directory).open() as session:
         first = session.ask("forward", look=2)
         assert set(first) >= {"gen", "sum"} and "changed" not in first
         same = {"gen": first["gen"], "sum": first["sum"]}
         again = session.ask("forward", **same)
         assert {k: again[k] for k in same} == same
-        bits = session.at(hostile.Y, (hostile.ROWS, 4)).copy()
-        session.at(hostile.W, (hostile.TABLE, 4))[3, 1] += 1
+        bits = session.at(raw_client.Y, (raw_client.ROWS, 4)).copy()
+        session.at(raw_client.W, (raw_client.TABLE, 4))[3, 1] += 1
         changed = session.ask("forward", **same)
         assert changed["ok"] and changed["changed"] == 1 and "gen" not in changed
-        assert (session.at(hostile.Y, (hostile.ROWS, 4)) == bits).all()
+        assert (session.at(raw_client.Y, (raw_client.ROWS, 4)) == bits).all()
         assert session.ask("backward")["code"] == "STALE"
         assert session.ask("forward", gen=first["gen"])["changed"] == 1
         assert session.ask("forward", sum=first["sum"])["changed"] == 1

@@ -13,14 +13,14 @@ import msgpack
 import pytest
 import torch
 from conftest import BINARY, Daemon
-from hostile import DROP, Raw
-from nets import Net, batch, loss_of
-from other_version import OLD_WORDS, Peer, new_daemon, old_daemon
 
 import gradd
 from gradd import ORTModule, errors
 from gradd.optim import FusedAdam
 from gradd.session import client, control, protocol
+from helpers.hostile.raw_client import DROP, Raw
+from helpers.nets import Net, batch, loss_of
+from helpers.other_versions import OLD_WORDS, Peer, new_daemon, old_daemon
 
 GARBAGE = [
     b"\xc1",

@@ -6,21 +6,21 @@ import collections
 import copy
 from typing import Any
 
-import models
 import pytest
 import torch
-from nets import assert_close
-from selection import every_run
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from gradd import ORTModule
+from helpers.models import families
+from helpers.nets import assert_close
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
 def _lora() -> tuple[ORTModule, nn.Module, dict[str, torch.Tensor]]:
-    module, make = models.build("peft_lora_llama", num_hidden_layers=1)
+    module, make = families.build("peft_lora_llama", num_hidden_layers=1)
     eager = copy.deepcopy(module)
     return ORTModule(module, strict=True), eager, make(2, 8, 0)
 
@@ -66,7 +66,7 @@ def test_adapters_may_change_between_calls(change: Any, train: bool) -> None:
 
 
 def test_a_setting_that_a_call_fills_in_is_filled_in_by_every_call() -> None:
-    model, make = models.build("bert_cls")
+    model, make = families.build("bert_cls")
     wrapped, config = ORTModule(model, strict=True), model.config
     config.problem_type = None
     for _ in range(2):

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from nets import assert_close
 
 from gradd import ORTModule, private
 from gradd.dynamo import guards
+from helpers.nets import assert_close
 
 pytestmark = pytest.mark.quick
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import models
-import parity
 import pytest
 import torch
 from torch import nn
 
 from gradd import ORTModule
+from helpers.models import families
+from helpers.parity import steps
 
 FEW = ("mlp_ce", "llama", "bert_mlm")
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
 def train(name: str) -> dict[str, Any]:
-    model, make = models.build(name)
-    pair = parity.Pair(model)
-    sizes = [(6, 0), (6, 0), (1, 0), (13, 0)] if name in models.MLPS else [(2, 8), (2, 8), (3, 6)]
+    model, make = families.build(name)
+    pair = steps.Pair(model)
+    sizes = [(6, 0), (6, 0), (1, 0), (13, 0)] if name in families.MLPS else [(2, 8), (2, 8), (3, 6)]
     for seed, (batch, length) in enumerate(sizes):
         pair.step(make(batch, length, seed))
     stats = pair.wrapped.gradd_stats()
@@ -43,7 +43,7 @@ def test_a_model_of_text(name: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(set(models.FAMILIES) - set(FEW)))
+@pytest.mark.parametrize("name", sorted(set(families.FAMILIES) - set(FEW)))
 def test_every_family(name: str) -> None:
     train(name)
 

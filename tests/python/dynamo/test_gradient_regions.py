@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nets import assert_close, assert_same_grads
-from selection import every_run
 from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
+from helpers.nets import assert_close, assert_same_grads
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nets import assert_close
-from selection import every_run
 from torch import Tensor, nn
 
 from gradd import ORTModule
 from gradd.optim import AdamWMode, FusedAdam
+from helpers.nets import assert_close
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from models import build
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradd import ORTModule
 from gradd.dynamo.marking_hooks import leave_out
+from helpers.models.families import build
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 IDS = torch.tensor([[1, 2, 3], [4, 5, 0]])

@@ -12,10 +12,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from captured import capture
-from conftest import HELPERS, ROOT
+from conftest import ROOT, TESTS
 
 from gradd.spec import CaptureError
+from helpers.graphs.captures import capture
 
 NAMES = ("gradd", "torch", "sympy", "server")
 SOURCE = """
@@ -63,8 +63,9 @@ def test_nodes_and_errors_keep_their_lines(tmp_path: Path, name: str) -> None:
 
 
 PROGRAM = """
-import captured, net, torch
-for _, place in captured.capture(net.Net(), (torch.randn(2, 4),)).cap.sources:
+import net, torch
+from helpers.graphs.captures import capture
+for _, place in capture(net.Net(), (torch.randn(2, 4),)).cap.sources:
     print(place)
 """
 
@@ -75,7 +76,7 @@ def test_gradd_itself_may_lie_in_such_a_folder(tmp_path: Path, name: str) -> Non
     packages = tmp_path / name / "adapters" / "python"
     shutil.copytree(ROOT / "adapters" / "python" / "gradd", packages / "gradd")
     file = write(tmp_path / name / "models")
-    paths = os.pathsep.join((str(packages), str(file.parent), str(HELPERS)))
+    paths = os.pathsep.join((str(packages), str(file.parent), str(TESTS)))
     places = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": paths},

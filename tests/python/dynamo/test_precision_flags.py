@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from nets import Net, pair, step_agrees
 from torch import nn
 from transformers.utils import enable_tf32
+
+from helpers.nets import Net, pair, step_agrees
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

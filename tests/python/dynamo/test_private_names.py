@@ -14,10 +14,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from nets import Net, assert_close
 
 from gradd import ORTModule, errors, private
 from gradd.dynamo import guards, own_forward, settings, traces
+from helpers.nets import Net, assert_close
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [p for p in sorted((ROOT / "adapters").rglob("*.py")) if not p.match("gradd/private.py")]

@@ -9,10 +9,10 @@ import copy
 
 import pytest
 import torch
-from nets import assert_close
 from torch import nn
 
 from gradd import ORTModule
+from helpers.nets import assert_close
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captured import Lambda
-from nets import assert_close, assert_same_grads
 from torch import nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from gradd import ORTModule
 from gradd.dynamo.traces import Frames
+from helpers.graphs.captures import Lambda
+from helpers.nets import assert_close, assert_same_grads
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.linspace(-1, 2, 12).reshape(3, 4)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from nets import assert_close, assert_same_grads
 from torch import nn
 
 from gradd import ORTModule
 from gradd.calls.lazy import LazyTensor
+from helpers.nets import assert_close, assert_same_grads
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 
-import models
 import pytest
 import torch
 import torch.nn.functional as F
-from captured import Lambda, assert_same
-from selection import every_run
 from torch import nn
 
 from gradd import ORTModule
+from helpers.graphs.captures import Lambda, assert_same
+from helpers.models import families
+from helpers.selection import every_run
 
 pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 
@@ -62,7 +62,7 @@ def test_what_is_broadcast_over_the_batch_stays_broadcast() -> None:
 @pytest.mark.one_in(3)
 def test_llama_from_batches_of_any_size() -> None:
     """Without a next token there is no loss."""
-    module, make_batch = models.build("llama")
+    module, make_batch = families.build("llama")
     calls = []
     for sizes in ((1, 1), (3, 9), (1, 7), (4, 12), (3, 1)):
         batch = make_batch(*sizes, 1)
@@ -73,7 +73,7 @@ def test_llama_from_batches_of_any_size() -> None:
 
 
 def test_number_of_items_is_an_input() -> None:
-    module, make_batch = models.build("llama")
+    module, make_batch = families.build("llama")
     calls = [
         ({**make_batch(2 + i, 6 + i, 0), "num_items_in_batch": n},)
         for i, n in enumerate((17, 5, torch.tensor(17), torch.tensor(9)))

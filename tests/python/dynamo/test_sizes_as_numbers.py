@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from captured import Lambda, assert_same
 from torch import nn
 
 from gradd import ORTModule
+from helpers.graphs.captures import Lambda, assert_same
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

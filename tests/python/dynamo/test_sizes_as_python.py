@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import Asserting, pair, step_agrees
 from torch import nn
 
 from gradd import ORTModule
+from helpers.nets import Asserting, pair, step_agrees
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

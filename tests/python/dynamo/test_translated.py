@@ -12,21 +12,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import models
 import onnx
-import onnx_eval
 import pytest
 import torch
-from captured import Captured, Lambda, capture
-from conftest import HELPERS
-from selection import every_run
+from conftest import PYTHONPATH
 from torch import nn
 from torch.nn import functional as F
 
-import gradd
 from gradd.spec import CaptureError
+from helpers.graphs import torch_evaluator
+from helpers.graphs.captures import Captured, Lambda, capture
+from helpers.models import families
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -35,7 +33,7 @@ def captured(module: nn.Module, *args: torch.Tensor) -> Captured:
     """The graph of a loss, whose value and gradients are the module's."""
     made = capture(module, args)
     module.zero_grad()
-    loss = onnx_eval.evaluate(made.cap.onnx, made.values)[made.loss]
+    loss = torch_evaluator.evaluate(made.cap.onnx, made.values)[made.loss]
     loss.backward()
     want = module(*args)
     want.backward()
@@ -55,7 +53,7 @@ def linear(forward: Callable, **parts: nn.Module) -> nn.Module:
 
 
 def test_llama_has_all_parameters_and_no_weights() -> None:
-    module, make_batch = models.build("llama")
+    module, make_batch = families.build("llama")
     batch = make_batch(3, 12, 0)
     cap = capture(module, (), batch).cap
     assert set(cap.params) == {n for n, _ in module.named_parameters()}
@@ -78,22 +76,22 @@ def test_llama_has_all_parameters_and_no_weights() -> None:
 
 
 _SCRIPT = """
-import hashlib, sys
-sys.path[:0] = sys.argv[1:3]
-import models, captured
-module, make_batch = models.build("gemma3", seed=9)
-data = captured.capture(module, (), make_batch(2, 7, 5)).cap.onnx
+import hashlib
+from helpers.graphs.captures import capture
+from helpers.models import families
+module, make_batch = families.build("gemma3", seed=9)
+data = capture(module, (), make_batch(2, 7, 5)).cap.onnx
 print(hashlib.sha256(data).hexdigest())
 """
 
 
 def test_bytes_are_the_same_in_every_process() -> None:
     """Other weights, other sizes, other hash seeds: Gemma-3 iterates over a set of strings."""
-    module, make_batch = models.build("gemma3", seed=1)
+    module, make_batch = families.build("gemma3", seed=1)
     here = hashlib.sha256(capture(module, (), make_batch(3, 12, 0)).cap.onnx).hexdigest()
-    package = str(Path(gradd.__file__).resolve().parents[1])
-    command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, package, str(HELPERS)]
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another
+    command = [sys.executable, "-W", "ignore", "-c", _SCRIPT]
+    # This process has another seed.
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONHASHSEED": "1"}
     text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert text.stdout.split()[-1] == here
 
@@ -115,7 +113,7 @@ def test_unused_inputs_and_parameters_are_left_out() -> None:
 
 @pytest.mark.parametrize("reentrant", every_run((True,), [False, True]))
 def test_checkpointing_gives_the_plain_graph(reentrant: bool) -> None:
-    module, make_batch = models.build("llama")
+    module, make_batch = families.build("llama")
     plain = capture(module, (), make_batch(2, 6, 0)).operators
     module.gradient_checkpointing_enable({"use_reentrant": reentrant})
     made = capture(module, (), make_batch(2, 6, 0))
@@ -319,7 +317,7 @@ def test_dropouts_of_one_tensor_stay_two() -> None:
     ],
 )
 def test_every_dropout_survives(name: str, over: dict, count: int) -> None:
-    module, make_batch = models.build(name, **over)
+    module, make_batch = families.build(name, **over)
     found = capture(module, (), make_batch(2, 6, 0)).operators
     assert found["Dropout"] + found.get("com.gradd::Attention", 0) == count
     found = capture(module.eval(), (), make_batch(2, 6, 0)).operators
@@ -383,7 +381,7 @@ def test_each_weight_is_cast_once() -> None:
     every_run(("llama",), ("llama", "gemma2", "gpt2", "bert_cls", "peft_lora_llama")),
 )
 def test_weights_of_a_family_are_cast_once(family: str) -> None:
-    module, make_batch = models.build(family)
+    module, make_batch = families.build(family)
     with torch.autocast("cpu", torch.bfloat16):
         made = capture(module, (), make_batch(2, 8, 0))
     for name in made.cap.params:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import engine as E
 import numpy as np
 import pytest
-from recognise import Writer, arrays, compare, run
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer, arrays, compare, run
 
 WORDS, D, N = 40, 12, 21
 

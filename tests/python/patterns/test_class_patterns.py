@@ -14,21 +14,19 @@ import re
 import sys
 from pathlib import Path
 
-import counts_decoders
-import counts_encoders
-import counts_experts
-import counts_seq2seq
 import pytest
 import torch
-from pattern_counts import check, explained
-from selection import drawn, every_run
+
+from helpers.counts import decoders, encoders, experts, seq2seq
+from helpers.counts.plans import check, explained
+from helpers.selection import drawn, every_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 import families_sizes
 from families_sizes import Family
 
 ROOT = Path(__file__).resolve().parents[3]
-PARTS = (counts_encoders, counts_decoders, counts_experts, counts_seq2seq)
+PARTS = (encoders, decoders, experts, seq2seq)
 ROWS = {key: row for part in PARTS for key, row in part.ROWS.items()}
 LEFT = {key: left for part in PARTS for key, left in part.LEFT.items()}
 # Tokens of a batch where every token makes operators of its own: a step each in rwkv and xlstm.
@@ -84,7 +82,7 @@ def trainable(family: Family, batch: dict[str, torch.Tensor]) -> torch.nn.Module
 def check_class(key: tuple[str, str], family: Family, path: Path, dtype: torch.dtype) -> None:
     batch = families_sizes.batch(family, 1, 2, LENGTH.get(family.name, 12))
     model = trainable(family, batch).to(dtype)
-    if key in counts_experts.ROWS:
+    if key in experts.ROWS:
         model.set_experts_implementation("batched_mm")
     check(explained(model, batch, path), ROWS[key], LEFT.get(key, {}))
 

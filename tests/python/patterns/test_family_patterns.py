@@ -11,11 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import family_models
 import pytest
 import torch
-from pattern_counts import Row, check, counts, explained, leftovers
-from selection import by_mark, every_run
+
+from helpers.counts.plans import Row, check, counts, explained, leftovers
+from helpers.models import more_families
+from helpers.selection import by_mark, every_run
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -97,13 +98,13 @@ IN_BF16 = ("llama", "qwen3", "gemma2", "gemma3", "gpt2", "bert_mlm", "phi3", "t5
 
 
 def test_every_family_has_a_row() -> None:
-    assert set(ROWS) == set(family_models.FAMILIES)
+    assert set(ROWS) == set(more_families.FAMILIES)
     assert set(ALLOWED) <= set(ROWS)
 
 
 def planned(name: str, folder: Path, *options: str, bf16: bool = False) -> dict[str, Any]:
     """The plan of one training step of a family."""
-    model, make_batch = family_models.build(name)
+    model, make_batch = more_families.build(name)
     if bf16:
         model = model.bfloat16()
     return explained(model, make_batch(3, 12, 0), folder / f"{name}.onnx", *options)

@@ -11,18 +11,18 @@ import json
 import subprocess
 from typing import Any
 
-import engine as E
 import numpy as np
 import pytest
 import torch
 from conftest import BINARY, Daemon
-from hostile_models import N, graph
 from onnx import TensorProto, helper
-from recognise import Writer
 
 from gradd import ORTModule
 from gradd.session import protocol
 from gradd.session.client import get_client
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer
+from helpers.hostile.graphs import N, graph
 
 SHAPE = (3, 4)
 INT, FLOAT = TensorProto.INT64, TensorProto.FLOAT

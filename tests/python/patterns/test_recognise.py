@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from recognise import Writer, arrays, compare
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer, arrays, compare
 
 
 def rms_norm(w, x, scale, *, axis=-1, eps=1e-6, square="pow", inverse="reciprocal", swap=False):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from recognise import Writer
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer
 
 KINDS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
 KINDS |= {E.BF16.type: TensorProto.BFLOAT16, np.float16: TensorProto.FLOAT16}

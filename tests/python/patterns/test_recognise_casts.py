@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recognise import Writer, arrays, compare
+
+from helpers.graphs.onnx_writer import Writer, arrays, compare
 
 F32, F64, BF16 = 1, 11, 16
 pytestmark = pytest.mark.quick

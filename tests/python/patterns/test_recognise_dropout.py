@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import TensorProto
-from recognise import Writer, arrays, compare, run
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer, arrays, compare, run
 
 
 def drop(w, x, ratio=0.3, training=True):

@@ -6,11 +6,12 @@ axis and a StopGradient.
 
 from __future__ import annotations
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from recognise import Writer, arrays, compare, run
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer, arrays, compare, run
 
 D = 12
 

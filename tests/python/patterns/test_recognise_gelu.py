@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from recognise import Writer, arrays, compare
+
+from helpers.graphs.onnx_writer import Writer, arrays, compare
 
 LAST = 9223372036854775807
 
@@ -125,7 +126,7 @@ def test_gated_halves_of_one_projection(form: Form, cut, gate):
 
 
 def test_one_operand_without_gradient():
-    import engine as E
+    from helpers.graphs import engine as E
 
     shapes = {"g": (3, 8), "u": (3, 8)}
     feed = arrays(shapes)

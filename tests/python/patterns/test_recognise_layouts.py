@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recognise import Writer, run
+
+from helpers.graphs.onnx_writer import Writer, run
 
 MIN = float(np.finfo(np.float32).min)
 

@@ -3,11 +3,12 @@ plan, with gradients that the forward forms in memory of the caller."""
 
 from __future__ import annotations
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import TensorProto
-from recognise import Writer, arrays
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer, arrays
 
 EARLY, DENSE = 4, 2  # GRADD_PLAN_EARLY, GRADD_PLAN_DENSE_LOSS
 B, S, K, V = 8, 16, 8, 521  # 260 KiB of logits: with less it is not worth while

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import engine as E
 import numpy as np
 import pytest
-from recognise import Writer, arrays, compare
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer, arrays, compare
 
 V = 11
 END = np.iinfo(np.int64).max

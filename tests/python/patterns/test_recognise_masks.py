@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recognise import Writer, check_output, run
+
+from helpers.graphs.onnx_writer import Writer, check_output, run
 
 MIN = float(np.finfo(np.float32).min)
 FORMS = ["over", "under", "inside", "plus", "plus_first", "plus_last", "two_masks"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recognise import Writer, arrays, compare
+
+from helpers.graphs.onnx_writer import Writer, arrays, compare
 
 LAST = [-1]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from selection import every_run
 
 from gradd import ORTModule
-from tests.python.helpers.models import VOCAB, build
+from helpers.models.families import VOCAB, build
+from helpers.selection import every_run
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recognise import Writer, arrays, check_output, compare
 from test_recognise_readers import operators
+
+from helpers.graphs.onnx_writer import Writer, arrays, check_output, compare
 
 B, H, S, T, D = 2, 3, 7, 9, 8
 MIN = float(np.finfo(np.float32).min)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import BINARY
-from recognise import Writer, arrays, compare
+
+from helpers.graphs.onnx_writer import Writer, arrays, compare
 
 
 def planned(w: Writer, shapes: dict, outputs: list[str], folder: Path) -> Counter:

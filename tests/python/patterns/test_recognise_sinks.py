@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recognise import Writer, arrays, check_output
 from test_recognise_readers import operators
+
+from helpers.graphs.onnx_writer import Writer, arrays, check_output
 
 B, H, S, T, D = 2, 3, 70, 70, 8
 SHAPES = {"q": (B, H, S, D), "k": (B, H, T, D), "v": (B, H, T, D), "sinks": (H,)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recognise import Writer, arrays, check_output, run
+
+from helpers.graphs.onnx_writer import Writer, arrays, check_output, run
 
 B, H, S, D = 2, 3, 70, 8
 MIN = float(np.finfo(np.float32).min)

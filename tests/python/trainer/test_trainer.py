@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from selection import every_run
-from trainers import (
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from gradd.spec import CaptureError
+from helpers.selection import every_run
+from helpers.trainers.hugging_face import (
     Tokens,
     assert_same_losses,
     losses,
@@ -20,9 +23,6 @@ from trainers import (
     tiny_llama,
     train_pair,
 )
-from transformers import AutoModelForCausalLM, TrainerCallback
-
-from gradd.spec import CaptureError
 from optimum.gradd import attach
 
 pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("daemon")]

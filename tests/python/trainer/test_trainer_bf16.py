@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from selection import every_run
-from trainers import losses, make_trainer, norms, tiny_llama
 from transformers import Trainer
+
+from helpers.selection import every_run
+from helpers.trainers.hugging_face import losses, make_trainer, norms, tiny_llama
 
 pytestmark = pytest.mark.one_in(3)
 

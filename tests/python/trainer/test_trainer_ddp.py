@@ -15,7 +15,7 @@ SCRIPT = """
 import json, os, sys
 from pathlib import Path
 import torch
-from trainers import losses, make_trainer
+from helpers.trainers.hugging_face import losses, make_trainer
 
 folder = Path(sys.argv[1])
 for kind in ("torch", "gradd"):

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainers import Tokens, losses, make_trainer, norms
 from transformers import Trainer
+
+from helpers.trainers.hugging_face import Tokens, losses, make_trainer, norms
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("daemon")]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from trainers import Tokens, losses, make_trainer, tiny_llama
 
 from gradd import errors
+from helpers.trainers.hugging_face import Tokens, losses, make_trainer, tiny_llama
 from optimum.gradd import ORTTrainer
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]

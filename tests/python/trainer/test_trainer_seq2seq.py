@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from trainers import DEFAULTS, VOCABULARY, Tokens, assert_same_losses
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -15,6 +14,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
+from helpers.trainers.hugging_face import DEFAULTS, VOCABULARY, Tokens, assert_same_losses
 from optimum.gradd import ORTSeq2SeqTrainer, ORTSeq2SeqTrainingArguments
 
 pytestmark = pytest.mark.usefixtures("daemon")

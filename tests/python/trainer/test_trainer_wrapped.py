@@ -13,11 +13,11 @@ import peft
 import pytest
 import torch
 import transformers
-from nets import assert_close
-from selection import one_in
 from transformers import Trainer, TrainingArguments
 
 from gradd import ORTModule
+from helpers.nets import assert_close
+from helpers.selection import one_in
 from optimum.gradd import ORTTrainer, ORTTrainingArguments
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]

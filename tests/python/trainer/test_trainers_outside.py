@@ -14,8 +14,9 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import HELPERS, PYTHONPATH, ROOT, Daemon
-from trainers_outside import TRAINERS
+from conftest import PYTHONPATH, ROOT, Daemon
+
+from helpers.trainers.other_packages import TRAINERS
 
 pytestmark = pytest.mark.nightly
 NEEDS = ROOT / "requirements-trainers.txt"
@@ -46,7 +47,7 @@ def python() -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_trainers_of_others(name: str, python: str, daemon: Daemon) -> None:
-    script = HELPERS / "trainers_outside.py"
+    command = [python, "-m", "helpers.trainers.other_packages", name]
     env = {
         **os.environ,
         "PYTHONPATH": PYTHONPATH,
@@ -54,7 +55,7 @@ def test_trainers_of_others(name: str, python: str, daemon: Daemon) -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run([python, str(script), name], env=env, capture_output=True, text=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert len(said["ours"]) >= 5

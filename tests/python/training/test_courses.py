@@ -1,6 +1,6 @@
 """50 training steps through the daemon end where PyTorch's do, with all that saves work and memory.
 
-Four kinds of batches (helpers/courses.py), f32 and bf16, torch's AdamW and FusedAdam; with
+Four kinds of batches (helpers/parity/trainings.py), f32 and bf16, torch's AdamW and FusedAdam; with
 everything that leaves out rows, chunks the loss or computes again, and with each of it switched
 off. Bits are those of another run, and of one whose daemon was killed in the middle.
 """
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import courses
 import pytest
 import torch
-from courses import Course
-from selection import every_run
 
 from gradd import ORTModule, optim
+from helpers.parity import trainings
+from helpers.parity.trainings import Course
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -55,23 +55,23 @@ SWITCHES = {
 
 
 def fused(model: torch.nn.Module) -> optim.FusedAdam:
-    """The AdamW of courses.adamw, in the daemon."""
+    """The AdamW of trainings.adamw, in the daemon."""
     return optim.FusedAdam(
         model.parameters(),
-        lr=courses.RATE,
+        lr=trainings.RATE,
         eps=1e-8,
         weight_decay=0.01,
         adam_w_mode=optim.AdamWMode.ADAMW_TORCH,
     )
 
 
-OPTIMIZERS = {"torch": courses.adamw, "fused": fused}
+OPTIMIZERS = {"torch": trainings.adamw, "fused": fused}
 
 
 @functools.cache
 def eager(kind: str, start: torch.dtype, dtype: torch.dtype) -> Course:
     """PyTorch's course in `dtype`, from values that `start` has."""
-    return courses.train(kind, courses.start(kind, start).to(dtype))
+    return trainings.train(kind, trainings.start(kind, start).to(dtype))
 
 
 def course(
@@ -86,8 +86,8 @@ def course(
         patch.setenv("GRADD_SELF_CHECK", "0")
         for name, value in env.items():
             patch.setenv(name, value)
-        model = ORTModule(courses.start(kind, dtype), strict=True)
-        return courses.train(kind, model, OPTIMIZERS[optimizer], halfway), model
+        model = ORTModule(trainings.start(kind, dtype), strict=True)
+        return trainings.train(kind, model, OPTIMIZERS[optimizer], halfway), model
 
 
 @functools.cache
@@ -97,16 +97,16 @@ def all_off(kind: str, dtype: torch.dtype, optimizer: str) -> Course:
 
 def check(kind: str, dtype: torch.dtype, optimizer: str, ours: Course) -> None:
     """Beside PyTorch, and in f32 beside the plans over all rows with whole logits."""
-    first, theirs = courses.start(kind, dtype), eager(kind, dtype, dtype)
+    first, theirs = trainings.start(kind, dtype), eager(kind, dtype, dtype)
     assert theirs.losses[-4:].mean() < 0.8 * theirs.losses[:4].mean(), "nothing was learned"
     if dtype == F32:
-        courses.check_near(ours, theirs, first, NEAR)
-        courses.check_near(ours, all_off(kind, dtype, optimizer), first, NEARER)
+        trainings.check_near(ours, theirs, first, NEAR)
+        trainings.check_near(ours, all_off(kind, dtype, optimizer), first, NEARER)
     else:
-        courses.check_as_near(ours, theirs, eager(kind, dtype, F32))
+        trainings.check_as_near(ours, theirs, eager(kind, dtype, F32))
 
 
-ALL = list(product(courses.KINDS, TYPES, OPTIMIZERS, SWITCHES))
+ALL = list(product(trainings.KINDS, TYPES, OPTIMIZERS, SWITCHES))
 KEPT = {("sft", "f32", "fused" if i % 2 else "torch", name) for i, name in enumerate(SWITCHES)}
 KEPT |= {("bert", "bf16", "fused", "everything"), ("packed", "f32", "fused", "everything")}
 
@@ -127,8 +127,10 @@ def test_ends_where_pytorch_ends(shared_daemon: Any, case: tuple[str, str, str, 
     check(kind, dtype, optimizer, ours)
 
 
-KILLED = [(*case, "compromise") for case in product(courses.KINDS, TYPES, OPTIMIZERS)]
-KILLED += [(kind, type_, "fused", "no live rows") for kind, type_ in product(courses.KINDS, TYPES)]
+KILLED = [(*case, "compromise") for case in product(trainings.KINDS, TYPES, OPTIMIZERS)]
+KILLED += [
+    (kind, type_, "fused", "no live rows") for kind, type_ in product(trainings.KINDS, TYPES)
+]
 KILLS = {(5, "backward"), (6, "step"), (31, "backward"), (40, "forward")}
 
 

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BINARY
-from selection import every_run
+from conftest import BINARY, PYTHONPATH
+
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(3)
 
-CHILD = Path(__file__).resolve().parents[1] / "helpers" / "training_child.py"
 FAKE = BINARY.with_name("gradd-fake")
 DAILY = [("mlp_ce", "float32"), ("gpt2", "float32")]
 ALL = [
@@ -35,6 +35,7 @@ def _train(folder: Path, name: str, dtype: str, *devices: str, **more: str) -> l
     """What the child says of each device."""
     env = {
         **os.environ,
+        "PYTHONPATH": PYTHONPATH,
         "GRADD_BIN": str(FAKE),
         "GRADD_THREADS": "1",
         "GRADD_FAKE_DELAY_US": "50",
@@ -43,7 +44,8 @@ def _train(folder: Path, name: str, dtype: str, *devices: str, **more: str) -> l
     }
     for device in devices:
         (folder / device).mkdir(mode=0o700, exist_ok=True)
-    command = [sys.executable, str(CHILD), name, dtype, str(folder), *devices]
+    command = [sys.executable, "-m", "helpers.processes.device_trainer", name, dtype]
+    command += [str(folder), *devices]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     finally:

@@ -10,15 +10,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import models
 import pytest
 import torch
-from selection import SEED
 
 from gradd import ORTModule
 from gradd.calls import graph
 from gradd.memory.pss import pss_bytes
 from gradd.session.client import get_client
+from helpers.models import families
+from helpers.selection import SEED
 
 IGNORED = -100
 LONGEST = 64
@@ -33,7 +33,7 @@ def batch(draw: random.Random) -> dict[str, torch.Tensor]:
     """Rows of any length, on one side of their padding, any part of which is labelled."""
     rows, length = draw.randint(2, 5), draw.randint(2, LONGEST)
     generator = torch.Generator().manual_seed(draw.getrandbits(40))
-    ids = torch.randint(2, models.VOCAB, (rows, length), generator=generator)
+    ids = torch.randint(2, families.VOCAB, (rows, length), generator=generator)
     ends = torch.randint(1, length + 1, (rows, 1), generator=generator)
     mask = (torch.arange(length) < ends).long()
     if draw.random() < 0.3:
@@ -75,7 +75,7 @@ def all_rows(model: ORTModule, patch: pytest.MonkeyPatch) -> Callable[..., torch
 @pytest.mark.parametrize("steps", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_any_lengths(daemon: Any, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
-    model = ORTModule(models.build("llama")[0], strict=True)
+    model = ORTModule(families.build("llama")[0], strict=True)
     dense, draw = all_rows(model, monkeypatch), random.Random(f"{SEED} lengths")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     early: tuple[int, int] = (0, 0)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from captured import Lambda
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from gradd import ORTModule
+from helpers.graphs.captures import Lambda
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

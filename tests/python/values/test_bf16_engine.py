@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import copy
 
-import captured
-import engine as E
 import ml_dtypes
-import models
 import numpy as np
 import pytest
 import torch
-from selection import every_run
+
+from helpers.graphs import captures
+from helpers.graphs import engine as E
+from helpers.models import families
+from helpers.selection import every_run
 
 FLOOR = 1e-4
 TWICE = 2.0
@@ -39,7 +40,7 @@ def torch_gradients(module, batch):
 
 
 def engine_gradients(module, batch, plain=False, threads=0):
-    made = captured.capture(module, (), batch)
+    made = captures.capture(module, (), batch)
     model, feed = E.Model(made.cap.onnx), {n: array_of(v) for n, v in made.values.items()}
     loss = made.loss
     names = [n for n in made.cap.params if n in model.inputs]
@@ -62,7 +63,7 @@ def distances(got, exact):
     "family", every_run(("gemma2",), ("llama", "gpt2", "bert_mlm", "qwen3", "gemma2"))
 )
 def test_bf16_model_is_as_near_to_fp32_as_torch(family: str, plain: bool) -> None:
-    module, make_batch = models.build(family)
+    module, make_batch = families.build(family)
     module = module.bfloat16()
     batch = make_batch(3, 16, 5)
     exact_loss, exact = torch_gradients(copy.deepcopy(module).float(), batch)

@@ -6,11 +6,12 @@ import functools
 import random
 from typing import Any
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import TensorProto
-from recognise import Writer
+
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer
 
 EARLY, DENSE = 4, 2  # GRADD_PLAN_EARLY, GRADD_PLAN_DENSE_LOSS
 ROWS, K, V = 1500, 64, 3000

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from selection import every_run
 from torch import nn
 
 from gradd import ORTModule
 from gradd.graph.translation import translate
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 E = torch.einsum

@@ -1,22 +1,21 @@
-"""Python numbers beside doubles are doubles: in the graph as in PyTorch (edge_doubles.py)."""
+"""Python numbers beside doubles are doubles: in the graph as in PyTorch (edges/doubles.py)."""
 
 from __future__ import annotations
 
 import copy
 
-import edge_doubles
-import edge_ops
 import pytest
 import torch
 import torch.nn.functional as F
-from captured import Lambda, capture
 from onnx import numpy_helper
-from selection import drawn, every_run
 from torch import nn
 
 from gradd import ORTModule
+from helpers.edges import doubles, rows
+from helpers.graphs.captures import Lambda, capture
+from helpers.selection import drawn, every_run
 
-ROWS = {row.name: row for row in edge_doubles.ROWS}
+ROWS = {row.name: row for row in doubles.ROWS}
 # Those that gave no number, or quite another one, and one of each way a number takes.
 KEPT = {
     *("masked row", "clamped logarithm", "beyond floats", "infinite as floats", "leaky_relu"),
@@ -28,22 +27,20 @@ SOME = KEPT | set(drawn(set(ROWS) - KEPT, 8))
 
 @pytest.mark.parametrize("name", every_run(SOME, ROWS))
 def test_numbers_are_not_rounded(name, shared_daemon):
-    found = edge_ops.compare(ROWS[name], torch.float64, ["ordinary", "ties", "inf", "zeros"])
+    found = rows.compare(ROWS[name], torch.float64, ["ordinary", "ties", "inf", "zeros"])
     assert not found, "\n".join(found)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ROWS)
 def test_numbers_are_not_rounded_where_torch_takes_operators_apart(name, shared_daemon):
-    found = edge_ops.compare(ROWS[name], torch.float64, ["ordinary", "ties"], decomposed=True)
+    found = rows.compare(ROWS[name], torch.float64, ["ordinary", "ties"], decomposed=True)
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    "name", every_run({"third", "root", "beside floats"}, edge_doubles.OF_SIZES)
-)
+@pytest.mark.parametrize("name", every_run({"third", "root", "beside floats"}, doubles.OF_SIZES))
 def test_numbers_of_sizes_are_not_rounded(name, shared_daemon):
-    function = edge_doubles.OF_SIZES[name]
+    function = doubles.OF_SIZES[name]
     net = Lambda(lambda self, x: function(self.lin(x), x.shape[0]), lin=nn.Linear(4, 4).double())
     mine = ORTModule(copy.deepcopy(net), strict=True)
     for n in (5, 7, 10, 29, 100):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from captured import Lambda
-from nets import Net, batch, loss_of
 from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
+from helpers.graphs.captures import Lambda
+from helpers.nets import Net, batch, loss_of
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -16,13 +16,14 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import captured
-import engine as E
-import models
 import numpy as np
 import pytest
 import torch
-from selection import every_run
+
+from helpers.graphs import captures
+from helpers.graphs import engine as E
+from helpers.models import families
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -46,7 +47,7 @@ class Sample(NamedTuple):
 def build(family: str, rate: float) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Large weights make the loss depend on the masks."""
     over = dict.fromkeys(RATES[family], rate) | {"initializer_range": 0.15}
-    module, make_batch = models.build(family, **over)
+    module, make_batch = families.build(family, **over)
     return module, make_batch(2, 8, 0)
 
 
@@ -61,7 +62,7 @@ class Ours:
 
     def __init__(self, family: str, rate: float, plain: bool = False, threads: int = 1) -> None:
         module, batch = build(family, rate)
-        made = captured.capture(module, (), batch)
+        made = captures.capture(module, (), batch)
         self.feed = {n: v.detach().numpy() for n, v in made.values.items()}
         self.loss = made.loss
         self.params = list(made.cap.params)

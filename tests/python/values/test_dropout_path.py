@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from nets import batch
 from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
 from gradd.session import client
+from helpers.nets import batch
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 

@@ -1,4 +1,4 @@
-"""Torch's operations on edge data, against eager torch (the table is in edge_*.py).
+"""Torch's operations on edge data, against eager torch (the table is in helpers/edges).
 
 In each run: every row that was once found wrong, and a twentieth of the others (selection.py).
 The whole table, bf16 and the route through torch's decomposition too, is a nightly test.
@@ -6,38 +6,40 @@ The whole table, bf16 and the route through torch's decomposition too, is a nigh
 
 from __future__ import annotations
 
-import edge_layers
-import edge_losses
-import edge_notes
-import edge_ops
-import edge_other_names
-import edge_pointwise
-import edge_reductions
-import edge_shapes
 import pytest
 import torch
-from selection import SEED, drawn, one_in
 
 from gradd import ORTModule
 from gradd.errors import GraddError, UnsupportedError
 from gradd.spec import CaptureError
+from helpers.edges import (
+    layers,
+    losses,
+    other_names,
+    pointwise,
+    reductions,
+    row_notes,
+    rows,
+    shapes,
+)
+from helpers.selection import SEED, drawn, one_in
 
 THEMES = (
-    *(edge_pointwise, edge_reductions, edge_losses, edge_layers, edge_shapes),
-    edge_other_names,
+    *(pointwise, reductions, losses, layers, shapes),
+    other_names,
 )
 TABLE = {row.name: row for theme in THEMES for row in theme.ROWS}
-WITHIN_F16 = [kind for kind in edge_ops.DATA if kind != "1e5"]
-RUNNABLE = [name for name in TABLE if name not in edge_notes.REFUSED]
+WITHIN_F16 = [kind for kind in rows.DATA if kind != "1e5"]
+RUNNABLE = [name for name in TABLE if name not in row_notes.REFUSED]
 
 
 def _drawn() -> list[str]:
-    others = set(RUNNABLE) - edge_notes.FOUND_WRONG
+    others = set(RUNNABLE) - row_notes.FOUND_WRONG
     return drawn(others, len(others) // 20)
 
 
 def _check(name: str, **options) -> None:
-    found = edge_ops.compare(TABLE[name], **options)
+    found = rows.compare(TABLE[name], **options)
     assert not found, f"GRADD_DRAW={SEED}\n" + "\n".join(found)
 
 
@@ -46,22 +48,22 @@ def _check_or_refused(name: str, refused: dict[str, str], **options) -> None:
         _check(name, **options)
         return
     with pytest.raises((CaptureError, GraddError)) as error:
-        edge_ops.compare(TABLE[name], **options)
+        rows.compare(TABLE[name], **options)
     assert refused[name] in str(error.value)
 
 
 def test_the_notes_name_rows():
     assert len(TABLE) == sum(len(theme.ROWS) for theme in THEMES), "two rows of one name"
-    notes = {*edge_notes.FOUND_WRONG, *edge_notes.SKIP, *edge_notes.NOISE, *edge_notes.REFUSED}
-    notes |= {*edge_notes.NOT_IN_F16, *edge_notes.REFUSED_DECOMPOSED, *edge_notes.REFUSED_IN_EVAL}
-    assert {*edge_notes.NOT_IN_BF16} <= {*edge_notes.NOT_IN_F16}
-    notes |= {*edge_notes.REFUSED_WITHOUT_ROWS, *edge_notes.NOT_IN_DOUBLES}
+    notes = {*row_notes.FOUND_WRONG, *row_notes.SKIP, *row_notes.NOISE, *row_notes.REFUSED}
+    notes |= {*row_notes.NOT_IN_F16, *row_notes.REFUSED_DECOMPOSED, *row_notes.REFUSED_IN_EVAL}
+    assert {*row_notes.NOT_IN_BF16} <= {*row_notes.NOT_IN_F16}
+    notes |= {*row_notes.REFUSED_WITHOUT_ROWS, *row_notes.NOT_IN_DOUBLES}
     assert not notes - set(TABLE)
-    kinds = {kind for reasons in edge_notes.SKIP.values() for kind in reasons}
-    assert not kinds - {*edge_ops.DATA, edge_ops.EMPTY}
+    kinds = {kind for reasons in row_notes.SKIP.values() for kind in reasons}
+    assert not kinds - {*rows.DATA, rows.EMPTY}
 
 
-@pytest.mark.parametrize("name", one_in(2, sorted(edge_notes.FOUND_WRONG)))
+@pytest.mark.parametrize("name", one_in(2, sorted(row_notes.FOUND_WRONG)))
 def test_what_was_wrong(name, shared_daemon):
     _check(name)
 
@@ -71,36 +73,36 @@ def test_a_twentieth(name, shared_daemon):
     _check(name)
 
 
-@pytest.mark.parametrize("name", [n for n in _drawn() if n not in edge_notes.NOT_IN_DOUBLES])
+@pytest.mark.parametrize("name", [n for n in _drawn() if n not in row_notes.NOT_IN_DOUBLES])
 def test_a_twentieth_in_doubles(name, shared_daemon):
     _check(name, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", [n for n in _drawn() if n not in edge_notes.NOT_IN_F16])
+@pytest.mark.parametrize("name", [n for n in _drawn() if n not in row_notes.NOT_IN_F16])
 def test_a_twentieth_in_f16(name, shared_daemon):
     _check(name, dtype=torch.float16, kinds=WITHIN_F16)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(set(RUNNABLE) - edge_notes.FOUND_WRONG))
+@pytest.mark.parametrize("name", sorted(set(RUNNABLE) - row_notes.FOUND_WRONG))
 def test_whole_table(name, shared_daemon):
     _check(name)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_BF16])
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in row_notes.NOT_IN_BF16])
 def test_whole_table_in_bf16(name, shared_daemon):
     _check(name, dtype=torch.bfloat16)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_F16])
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in row_notes.NOT_IN_F16])
 def test_whole_table_in_f16(name, shared_daemon):
     _check(name, dtype=torch.float16, kinds=WITHIN_F16)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_DOUBLES])
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in row_notes.NOT_IN_DOUBLES])
 def test_whole_table_in_doubles(name, shared_daemon):
     _check(name, dtype=torch.float64)
 
@@ -108,32 +110,32 @@ def test_whole_table_in_doubles(name, shared_daemon):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_whole_table_decomposed(name, shared_daemon):
-    _check_or_refused(name, edge_notes.REFUSED_DECOMPOSED, decomposed=True)
+    _check_or_refused(name, row_notes.REFUSED_DECOMPOSED, decomposed=True)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_whole_table_without_gradients(name, shared_daemon):
-    _check_or_refused(name, edge_notes.REFUSED_IN_EVAL, train=False)
+    _check_or_refused(name, row_notes.REFUSED_IN_EVAL, train=False)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_whole_table_without_rows(name, shared_daemon):
-    _check_or_refused(name, edge_notes.REFUSED_WITHOUT_ROWS, kinds=[edge_ops.EMPTY])
+    _check_or_refused(name, row_notes.REFUSED_WITHOUT_ROWS, kinds=[rows.EMPTY])
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(edge_notes.REFUSED))
+@pytest.mark.parametrize("name", sorted(row_notes.REFUSED))
 def test_refused_by_name(name, shared_daemon):
     with pytest.raises((CaptureError, UnsupportedError, RuntimeError)) as error:
-        edge_ops.compare(TABLE[name])
-    assert edge_notes.REFUSED[name] in str(error.value)
+        rows.compare(TABLE[name])
+    assert row_notes.REFUSED[name] in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["flatten", "unfold image"])
 def test_sizes_of_a_batch_without_rows(name, shared_daemon):
-    _check(name, kinds=[edge_ops.EMPTY])
+    _check(name, kinds=[rows.EMPTY])
 
 
 @pytest.mark.quick
@@ -163,9 +165,9 @@ class _Padded(torch.nn.Module):
 
 def test_a_negative_padding_index_counts_from_the_rows_of_the_call(shared_daemon):
     wrapped = ORTModule(_Padded(), strict=True)
-    for rows in (5, 7, 5, 4):
-        indices = torch.arange(rows)
-        tables = [torch.ones(rows, 3, requires_grad=True) for _ in range(2)]
+    for count in (5, 7, 5, 4):
+        indices = torch.arange(count)
+        tables = [torch.ones(count, 3, requires_grad=True) for _ in range(2)]
         for module, table in zip((_Padded(), wrapped), tables, strict=True):
             module(table, indices).sum().backward()
         assert torch.equal(tables[0].grad, tables[1].grad)

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import captured
-import edge_ops
 import pytest
 import torch
 from test_edges import TABLE
@@ -15,6 +13,8 @@ from torch.onnx._internal.exporter import _core
 
 from gradd.graph.translation import translate
 from gradd.spec import CaptureError
+from helpers.edges import rows
+from helpers.graphs import captures
 
 # What no row reaches, by reason: patterns of the name behind "aten.".
 UNREACHED = {
@@ -40,7 +40,7 @@ UNREACHED = {
         "_local_scalar_dense|equal|allclose|is_nonzero|nonzero|repeat_interleave.Tensor|"
         "_unique2|unique_dim|unique_consecutive"
     ),
-    "layers that are refused by name (test_fallback.py, edge_notes.REFUSED)": (
+    "layers that are refused by name (test_fallback.py, row_notes.REFUSED)": (
         "_embedding_bag.*|embedding_bag|_fft_.*|_grouped_mm|conv3d|gru.input|lstm.input|"
         "native_batch_norm"
     ),
@@ -82,8 +82,8 @@ def test_every_translation_is_in_the_table(reached):
     for row in TABLE.values():
         for decomposed in (False, True):
             try:
-                args = tuple(edge_ops.arguments(row, "ordinary", torch.float32))
-                captured.capture(edge_ops.Alone(row, decomposed), args)
+                args = tuple(rows.arguments(row, "ordinary", torch.float32))
+                captures.capture(rows.Alone(row, decomposed), args)
             except CaptureError:
                 pass  # test_edges.py knows which
     missing = {n.removeprefix("aten.") for n in _translated() - reached if n.startswith("aten.")}

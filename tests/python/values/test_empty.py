@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import engine as E
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 from test_vs_onnx import DTYPES, Case, cases
+
+from helpers.graphs import engine as E
 
 pytestmark = pytest.mark.quick
 

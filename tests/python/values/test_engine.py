@@ -6,12 +6,13 @@ planner goes wrong; every gradient is compared with torch.autograd.
 
 from __future__ import annotations
 
-import engine as E
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+
+from helpers.graphs import engine as E
 
 F = TensorProto.FLOAT
 

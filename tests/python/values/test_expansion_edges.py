@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import engine as E
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
+
+from helpers.graphs import engine as E
 
 pytestmark = pytest.mark.quick
 

@@ -8,12 +8,12 @@ import socket
 
 import pytest
 import torch
-from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.calls.run import DaemonFunction
 from gradd.session import client
+from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 
 pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("daemon"), pytest.mark.fake]
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from engine import EngineError, Model
 from onnx import TensorProto, helper, numpy_helper
+
+from helpers.graphs.engine import EngineError, Model
 
 pytestmark = pytest.mark.quick
 

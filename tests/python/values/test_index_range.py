@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from captured import capture
 from torch import nn
 from torch.nn import functional
 
 from gradd import ORTModule, errors
+from helpers.graphs.captures import capture
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gradd import ORTModule
-from tests.python.helpers.live_twins import (
+from helpers.models.families import HIDDEN, VOCAB
+from helpers.parity.live_rows import (
     IGNORED,
     Twins,
     agree,
@@ -19,8 +20,7 @@ from tests.python.helpers.live_twins import (
     left_out,
     masked_batch,
 )
-from tests.python.helpers.models import HIDDEN, VOCAB
-from tests.python.helpers.selection import SEED, every_run
+from helpers.selection import SEED, every_run
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 _SIZES = {"vocab_size": VOCAB, "num_labels": VOCAB, "use_cache": False}

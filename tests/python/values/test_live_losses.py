@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
-from tests.python.helpers.live_twins import (
+from helpers.models.families import VOCAB, build
+from helpers.parity.live_rows import (
     IGNORED,
     Twins,
     agree,
@@ -22,8 +23,7 @@ from tests.python.helpers.live_twins import (
     left_out,
     masked_batch,
 )
-from tests.python.helpers.models import VOCAB, build
-from tests.python.helpers.selection import SEED, every_run
+from helpers.selection import SEED, every_run
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 LOSSES = {

@@ -14,8 +14,8 @@ import torch
 
 from gradd import ORTModule, errors
 from gradd.calls.liverows import LiveRows, filled, rounded
-from tests.python.helpers import models
-from tests.python.helpers.live_twins import (
+from helpers.models import families
+from helpers.parity.live_rows import (
     IGNORED,
     Twins,
     agree,
@@ -24,7 +24,7 @@ from tests.python.helpers.live_twins import (
     left_out,
     masked_batch,
 )
-from tests.python.helpers.selection import SEED, every_run
+from helpers.selection import SEED, every_run
 
 pytestmark = [pytest.mark.one_in(6), pytest.mark.usefixtures("shared_daemon")]
 FAMILIES = (
@@ -82,7 +82,7 @@ def test_a_refusal_is_said_once_and_keeps_no_tensors(
 
     patch.setattr(LiveRows, "_plan", refuse)
     patch.setenv("GRADD_SELF_CHECK", "0")
-    module, make_batch = models.build("llama")
+    module, make_batch = families.build("llama")
     model = ORTModule(module, strict=True)
     for step in range(2):
         batch = make_batch(3, 17, step)

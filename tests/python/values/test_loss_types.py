@@ -14,13 +14,13 @@ import onnx_ir as ir
 import pytest
 import torch
 import torch.nn.functional as F
-from captured import Lambda, capture
-from selection import drawn, every_run
 from torch import nn
 
 from gradd import ORTModule
 from gradd.graph.translation import build, decompositions, translate
 from gradd.spec import CaptureError
+from helpers.graphs.captures import Lambda, capture
+from helpers.selection import drawn, every_run
 
 pytestmark = pytest.mark.one_in(3)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from pattern_counts import counts, explained
 from torch import Tensor, nn
 
 from gradd import ORTModule
+from helpers.counts.plans import counts, explained
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 INF = float("inf")

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nets import assert_close
-from selection import one_in
 from torch import nn
 
 from gradd import ORTModule
+from helpers.nets import assert_close
+from helpers.selection import one_in
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 ONES = torch.ones(4, 8)

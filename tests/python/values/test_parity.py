@@ -2,15 +2,16 @@
 
 Five SGD steps from equal parameters, then other batch and sequence sizes, with and without an
 attention mask, and the forms in which trainers call such models. The bounds and what else is proven
-are in parity.py.
+are in helpers/parity/steps.py.
 """
 
 from __future__ import annotations
 
-import models
-import parity
 import pytest
-from selection import every_run
+
+from helpers.models import families
+from helpers.parity import steps
+from helpers.selection import every_run
 
 pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 
@@ -23,11 +24,11 @@ SIZES = ((1, 11), (3, 6))
 SAME_CAPTURE = ((4, 11), (3, 6))
 
 
-def _train(name: str, sizes: tuple[tuple[int, int], ...] = SIZES) -> parity.Pair:
-    model, make = models.build(name)
+def _train(name: str, sizes: tuple[tuple[int, int], ...] = SIZES) -> steps.Pair:
+    model, make = families.build(name)
     batches = [make(2, 8, seed) for seed in range(STEPS)]
     others = [make(*size, 50 + i) for i, size in enumerate(sizes)]
-    return parity.run(model, batches, others)
+    return steps.run(model, batches, others)
 
 
 @pytest.mark.fake
@@ -52,9 +53,9 @@ def test_family_without_mask(name: str) -> None:
     _train(f"{name}_nomask", SAME_CAPTURE)
 
 
-@pytest.mark.parametrize("name", models.MLPS)
+@pytest.mark.parametrize("name", families.MLPS)
 @pytest.mark.quick
 def test_mlp(name: str) -> None:
-    model, make = models.build(name)
+    model, make = families.build(name)
     batches = [make(6, 0, seed) for seed in range(STEPS)]
-    parity.run(model, batches, [make(1, 0, 50), make(13, 0, 51)])
+    steps.run(model, batches, [make(1, 0, 50), make(13, 0, 51)])

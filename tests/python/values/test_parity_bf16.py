@@ -1,25 +1,26 @@
 """Every family in bf16, with bf16 parameters and under autocast, for five steps: as near to fp32 as
-PyTorch's own bf16, within a factor of two (parity_half.py says how that is measured)."""
+PyTorch's own bf16, within a factor of two (half_precision.py says how that is measured)."""
 
 from __future__ import annotations
 
-import models
 import pytest
 import torch
-from parity_half import WAYS, Triple
-from selection import every_run
+
+from helpers.models import families
+from helpers.parity.half_precision import WAYS, Triple
+from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(3)
 
 STEPS = 5
-EVERY_RUN = (*models.MLPS, "llama")
+EVERY_RUN = (*families.MLPS, "llama")
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", every_run(EVERY_RUN, models.FAMILIES))
+@pytest.mark.parametrize("family", every_run(EVERY_RUN, families.FAMILIES))
 def test_family(daemon, family: str, way: str) -> None:
     torch.manual_seed(0)
-    model, make_batch = models.build(family)
+    model, make_batch = families.build(family)
     triple = Triple(model, way)
     try:
         triple.train([make_batch(3, 12, seed) for seed in range(STEPS)])

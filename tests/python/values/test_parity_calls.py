@@ -10,14 +10,14 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Any
 
-import models
-import parity
 import pytest
 import torch
-from selection import every_run
 from torch import nn
 
 from gradd.session import client
+from helpers.models import families
+from helpers.parity import steps
+from helpers.selection import every_run
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 
@@ -25,24 +25,24 @@ STEPS = 3
 IGNORED = -100
 
 
-def _batches(make: models.MakeBatch, change: Any, sizes: list[tuple[int, int]]) -> list[dict]:
+def _batches(make: families.MakeBatch, change: Any, sizes: list[tuple[int, int]]) -> list[dict]:
     return [change(make(*size, seed)) for seed, size in enumerate(sizes)]
 
 
-def _build(name: str) -> tuple[nn.Module, models.MakeBatch]:
+def _build(name: str) -> tuple[nn.Module, families.MakeBatch]:
     """A model with one layer, where it has layers."""
     layers = "n_layer" if name.startswith("gpt2") else "num_hidden_layers"
-    return models.build(name, **({} if name in models.MLPS else {layers: 1}))
+    return families.build(name, **({} if name in families.MLPS else {layers: 1}))
 
 
 def _train(
-    name: str, change: Any, *, loss_of: parity.Loss = parity.loss_in_graph, constants: int = 0
-) -> parity.Pair:
+    name: str, change: Any, *, loss_of: steps.Loss = steps.loss_in_graph, constants: int = 0
+) -> steps.Pair:
     """Steps of a small model on batches that `change` has changed, then on other sizes."""
     model, make = _build(name)
     first = _batches(make, change, [(3, 8)] * STEPS)
     others = _batches(make, change, [(1, 12), (4, 5)])
-    return parity.run(model, first, others, loss_of=loss_of, constants=constants)
+    return steps.run(model, first, others, loss_of=loss_of, constants=constants)
 
 
 def _pad(batch: dict[str, torch.Tensor], left: bool) -> dict[str, torch.Tensor]:
@@ -74,12 +74,12 @@ def test_most_labels_are_ignored() -> None:
 def test_a_batch_without_any_label() -> None:
     """PyTorch's mean over nothing is not a number; so is the daemon's, and the next is right."""
     model, make = _build("llama_nomask")
-    pair = parity.Pair(model)
+    pair = steps.Pair(model)
     pair.step(make(2, 8, 0))
     empty = make(2, 8, 1)
     empty["labels"].fill_(IGNORED)
     for side in (pair.ours, pair.theirs):
-        side.passes(empty, parity.loss_in_graph)
+        side.passes(empty, steps.loss_in_graph)
         assert side.loss != side.loss
         for name, gradient in side.gradients().items():
             assert gradient is not None, name
@@ -163,21 +163,21 @@ def test_batch_of_one_first(name: str) -> None:
     """More rows than one in later batches, fewer in earlier ones."""
     model, make = _build(name)
     first = [make(1, 8, seed) for seed in range(STEPS)]
-    parity.run(model, first, [make(4, 8, 50), make(2, 5, 51)])
+    steps.run(model, first, [make(4, 8, 50), make(2, 5, 51)])
 
 
 def test_lora_does_no_work_for_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a LoRA model has fewer backward nodes than one where all weights train."""
     nodes = _watch_plans(monkeypatch)
-    model, make = models.build("peft_lora_llama")
-    pair = parity.Pair(model)
+    model, make = families.build("peft_lora_llama")
+    pair = steps.Pair(model)
     pair.step(make(2, 8, 0))
     pair.finish()
     frozen = max(nodes, key=itemgetter(1))
     nodes.clear()
     for parameter in pair.wrapped.parameters():
         parameter.requires_grad_(True)
-    parity.loss_in_graph(pair.wrapped, make(2, 8, 1)).backward()
+    steps.loss_in_graph(pair.wrapped, make(2, 8, 1)).backward()
     full = max(nodes, key=itemgetter(1))
     assert pair.wrapped.gradd_stats()["captures"] == 1, "freezing is a matter of plans"
     linears = [n for n, p in pair.wrapped.named_parameters() if "lora" not in n and p.dim() == 2]
@@ -202,7 +202,7 @@ def _watch_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_freezing_while_training() -> None:
     """Gradual unfreezing, as trainers do: other plans, the same capture."""
     model, make = _build("llama")
-    pair = parity.Pair(model)
+    pair = steps.Pair(model)
     for step, frozen in enumerate(["embed_tokens", "self_attn", "", "lm_head"]):
         for side in (pair.ours, pair.theirs):
             for name, parameter in side.model.named_parameters():

@@ -6,14 +6,14 @@ label that is a size), an encoder of torch.nn, and pictures, whose sizes are con
 
 from __future__ import annotations
 
-import parity
 import pytest
 import torch
-from captured import capture
 from torch import nn
 
 from gradd import ORTModule
 from gradd.spec import CaptureError
+from helpers.graphs.captures import capture
+from helpers.parity import steps
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -28,7 +28,7 @@ def _ids(rows: int, length: int, seed: int) -> torch.Tensor:
 
 def _compare(model: nn.Module, make: object) -> None:
     first = [make(2, 8, seed) for seed in range(STEPS)]
-    parity.run(model.train(), first, [make(1, 11, 50), make(3, 6, 51)])
+    steps.run(model.train(), first, [make(1, 11, 50), make(3, 6, 51)])
 
 
 @pytest.mark.nightly

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
-import random_graphs
 import torch
-from random_graphs import Program, Result
-from selection import one_in
 
 from gradd import ORTModule
 from gradd.spec import CaptureError
+from helpers.models import random_graphs
+from helpers.models.random_graphs import Program, Result
+from helpers.selection import one_in
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 

@@ -11,16 +11,15 @@ import functools
 import random
 from typing import Any
 
-import captured
-import engine as E
-import models
 import numpy as np
 import pytest
-import random_graphs
 import torch
-from selection import SEED, every_run, one_in
 
 from gradd.spec import CaptureError
+from helpers.graphs import captures
+from helpers.graphs import engine as E
+from helpers.models import families, random_graphs
+from helpers.selection import SEED, every_run, one_in
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -36,7 +35,7 @@ class Captured:
     """A captured module in training mode, with values for all inputs of its graph."""
 
     def __init__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        made = captured.capture(module.train(), args, kwargs)
+        made = captures.capture(module.train(), args, kwargs)
         self.feed = {n: array_of(v) for n, v in made.values.items()}
         self.model = E.Model(made.cap.onnx)
         self.grads = [n for n, v in made.values.items() if v.requires_grad]
@@ -69,7 +68,7 @@ def family(name: str, half: bool = False, layers: int = 4) -> Captured:
     over: dict[str, Any] = dict.fromkeys(DROPOUT.get(name, ()), 0.2)
     if name != "gemma3":
         over["n_layer" if name == "gpt2" else "num_hidden_layers"] = layers
-    module, make_batch = models.build(name, **over)
+    module, make_batch = families.build(name, **over)
     return Captured(module.bfloat16() if half else module, (), make_batch(3, 16, 0))
 
 

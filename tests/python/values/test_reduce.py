@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-import engine as E
 import numpy as np
 import pytest
 import torch
 from onnx import TensorProto
-from recognise import Writer
 
 from gradd import ORTModule
+from helpers.graphs import engine as E
+from helpers.graphs.onnx_writer import Writer
 
 INF, NAN = float("inf"), float("nan")
 ROWS = [

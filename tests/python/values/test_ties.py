@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import random
 
-import engine as E
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from captured import Lambda
 from onnx import TensorProto
-from recognise import Writer
-from selection import SEED, every_run
 from torch import nn
 
 from gradd import ORTModule
+from helpers.graphs import engine as E
+from helpers.graphs.captures import Lambda
+from helpers.graphs.onnx_writer import Writer
+from helpers.selection import SEED, every_run
 
 NUMBER = random.Random(SEED).randrange(1 << 30)
 INF, NAN = float("inf"), float("nan")

@@ -1,0 +1,1 @@
+"""Shared by the tests: models, comparisons with PyTorch, tables of cases, client processes."""

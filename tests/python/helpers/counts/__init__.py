@@ -1,0 +1,1 @@
+"""Operators that a reader finds in the source of model families, and those of their plans."""

@@ -1,0 +1,1 @@
+"""The table of edges: operations of torch on NaN, infinities, empty tensors and the like."""

@@ -1,0 +1,261 @@
+"""Rows of the table of edges: losses, distances and similarities."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from helpers.edges.rows import row
+
+TWO = ("3,4", "3,4")
+PROB = ("p3,4", "u3,4")
+_LABELS = torch.tensor([[0, 2, -1, 1], [1, -1, 0, 2], [3, 1, 2, 0]])
+ROWS = [
+    row("bce", lambda p, y: F.binary_cross_entropy(p, y), *PROB),
+    row("bce sum", lambda p, y: F.binary_cross_entropy(p, y, reduction="sum"), *PROB),
+    row("bce none", lambda p, y: F.binary_cross_entropy(p, y, reduction="none"), *PROB),
+    row("bce weight", lambda p, y, w: F.binary_cross_entropy(p, y, w), *PROB, "n4"),
+    row("bce target gradient", lambda p, y: F.binary_cross_entropy(p, y), "p3,4", "p3,4"),
+    row("bce hard labels", lambda p, c: F.binary_cross_entropy(p, c.to(p.dtype)), "p3,4", "b3,4"),
+    row(
+        "bce of sigmoid",
+        lambda x, c: F.binary_cross_entropy(x.sigmoid(), c.to(x.dtype)),
+        "3,4",
+        "b3,4",
+    ),
+    row("bce logits", lambda x, y: F.binary_cross_entropy_with_logits(x, y), "3,4", "u3,4"),
+    row(
+        "bce logits none",
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+        "3,4",
+        "u3,4",
+    ),
+    row(
+        "bce logits target gradient",
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y),
+        "3,4",
+        "p3,4",
+    ),
+    row(
+        "bce logits pos_weight",
+        lambda x, y, w: F.binary_cross_entropy_with_logits(x, y, pos_weight=w),
+        "3,4",
+        "u3,4",
+        "n4",
+    ),
+    row(
+        "bce logits weight",
+        lambda x, y, w: F.binary_cross_entropy_with_logits(x, y, w),
+        "3,4",
+        "u3,4",
+        "n4",
+    ),
+    row("cross_entropy", lambda x, i: F.cross_entropy(x, i), "3,4", "i4:3"),
+    row("cross_entropy sum", lambda x, i: F.cross_entropy(x, i, reduction="sum"), "3,4", "i4:3"),
+    row("cross_entropy none", lambda x, i: F.cross_entropy(x, i, reduction="none"), "3,4", "i4:3"),
+    row("cross_entropy weight", lambda x, i, w: F.cross_entropy(x, i, w), "3,4", "i4:3", "n4"),
+    row(
+        "cross_entropy smoothing",
+        lambda x, i: F.cross_entropy(x.reshape(3, 4), i, label_smoothing=0.1),
+        "3,4",
+        "i4:3",
+    ),
+    row(
+        "cross_entropy smoothing weight",
+        lambda x, i, w: F.cross_entropy(x.reshape(3, 4), i, w, label_smoothing=0.1),
+        "3,4",
+        "i4:3",
+        "n4",
+    ),
+    row("cross_entropy ignored", lambda x, i: F.cross_entropy(x, i, ignore_index=0), "3,4", "i4:3"),
+    row(
+        "cross_entropy ignored smoothing",
+        lambda x, i: F.cross_entropy(x.reshape(3, 4), i, ignore_index=0, label_smoothing=0.1),
+        "3,4",
+        "i4:3",
+    ),
+    row("cross_entropy images", lambda x, i: F.cross_entropy(x, i), "2,4,3", "i4:2,3"),
+    row(
+        "cross_entropy probabilities",
+        lambda x, y: F.cross_entropy(x.reshape(3, 4), y),
+        "3,4",
+        "u3,4",
+    ),
+    row(
+        "cross_entropy probabilities smoothing",
+        lambda x, y: F.cross_entropy(x.reshape(3, 4), y, label_smoothing=0.1),
+        "3,4",
+        "p3,4",
+    ),
+    row("cross_entropy single", lambda x, i: F.cross_entropy(x, i), "4", "i4:"),
+    row("nll_loss", lambda x, i: F.nll_loss(x, i), "3,4", "i4:3"),
+    row(
+        "nll_loss weight",
+        lambda x, i, w: F.nll_loss(x, i, w),
+        "3,4",
+        "i4:3",
+        "n4",
+    ),
+    row("nll_loss ignored", lambda x, i: F.nll_loss(x, i, ignore_index=0), "3,4", "i4:3"),
+    row("nll_loss sum", lambda x, i: F.nll_loss(x, i, reduction="sum"), "3,4", "i4:3"),
+    row("nll_loss none", lambda x, i: F.nll_loss(x, i, reduction="none"), "3,4", "i4:3"),
+    row("nll_loss images", lambda x, i: F.nll_loss(x, i), "2,4,3,2", "i4:2,3,2"),
+    row("mse_loss", lambda x, y: F.mse_loss(x, y), *TWO),
+    row("mse_loss sum", lambda x, y: F.mse_loss(x, y, reduction="sum"), *TWO),
+    row("mse_loss none", lambda x, y: F.mse_loss(x, y, reduction="none"), *TWO),
+    row("mse_loss weight", lambda x, y, w: F.mse_loss(x, y, weight=w), "3,4", "3,4", "n3,4"),
+    row("l1_loss", lambda x, y: F.l1_loss(x, y), *TWO),
+    row("l1_loss none", lambda x, y: F.l1_loss(x, y, reduction="none"), *TWO),
+    row("smooth_l1_loss", lambda x, y: F.smooth_l1_loss(x, y), *TWO),
+    row(
+        "smooth_l1_loss beta", lambda x, y: F.smooth_l1_loss(x, y, beta=0.5, reduction="sum"), *TWO
+    ),
+    row("smooth_l1_loss beta 0", lambda x, y: F.smooth_l1_loss(x, y, beta=0.0), *TWO),
+    row("huber_loss", lambda x, y: F.huber_loss(x, y), *TWO),
+    row("huber_loss delta", lambda x, y: F.huber_loss(x, y, delta=0.5, reduction="none"), *TWO),
+    row("soft_margin_loss", lambda x, y: F.soft_margin_loss(x, y), "3,4", "t3,4"),
+    row("hinge_embedding_loss", lambda x, y: F.hinge_embedding_loss(x, y), "3,4", "t3,4"),
+    row(
+        "hinge_embedding_loss margin",
+        lambda x, y: F.hinge_embedding_loss(x, y, 0.5, reduction="none"),
+        "3,4",
+        "t3,4",
+    ),
+    row(
+        "margin_ranking_loss", lambda x, y, t: F.margin_ranking_loss(x, y, t), "3,4", "3,4", "t3,4"
+    ),
+    row(
+        "margin_ranking_loss margin",
+        lambda x, y, t: F.margin_ranking_loss(x, y, t, margin=0.5),
+        "3,4",
+        "3,4",
+        "t3,4",
+    ),
+    row("multi_margin_loss", lambda x, i: F.multi_margin_loss(x, i), "3,4", "i4:3"),
+    row(
+        "multi_margin_loss p 2",
+        lambda x, i: F.multi_margin_loss(x, i, p=2, margin=0.5),
+        "3,4",
+        "i4:3",
+    ),
+    row(
+        "multi_margin_loss weight",
+        lambda x, i, w: F.multi_margin_loss(x, i, weight=w),
+        "3,4",
+        "i4:3",
+        "n4",
+    ),
+    row("multilabel_margin_loss", lambda x: F.multilabel_margin_loss(x, _LABELS)),
+    row(
+        "multilabel_margin_loss none",
+        lambda x: F.multilabel_margin_loss(x, _LABELS, reduction="none"),
+    ),
+    row("multilabel_margin_loss row", lambda x: F.multilabel_margin_loss(x, _LABELS[0]), "4"),
+    row(
+        "multilabel_soft_margin_loss",
+        lambda x, y: F.multilabel_soft_margin_loss(x, y),
+        "3,4",
+        "u3,4",
+    ),
+    row(
+        "cosine_embedding_loss",
+        lambda x, y, t: F.cosine_embedding_loss(x, y, t),
+        "3,4",
+        "3,4",
+        "t3",
+    ),
+    row(
+        "cosine_embedding_loss margin",
+        lambda x, y, t: F.cosine_embedding_loss(x, y, t, margin=0.5),
+        "3,4",
+        "3,4",
+        "t3",
+    ),
+    row("triplet_margin_loss", lambda a, p, n: F.triplet_margin_loss(a, p, n), "3,4", "3,4", "3,4"),
+    row(
+        "triplet_margin_loss swap",
+        lambda a, p, n: F.triplet_margin_loss(a, p, n, swap=True),
+        "3,4",
+        "3,4",
+        "3,4",
+    ),
+    row(
+        "triplet_margin_loss p 1",
+        lambda a, p, n: F.triplet_margin_loss(a, p, n, p=1),
+        "3,4",
+        "3,4",
+        "3,4",
+    ),
+    row(
+        "triplet distance loss",
+        lambda a, p, n: F.triplet_margin_with_distance_loss(a, p, n),
+        "3,4",
+        "3,4",
+        "3,4",
+    ),
+    row("kl_div", lambda x, y: F.kl_div(x, y, reduction="batchmean"), "3,4", "u3,4"),
+    row("kl_div sum target gradient", lambda x, y: F.kl_div(x, y, reduction="sum"), "3,4", "p3,4"),
+    row("kl_div log target", lambda x, y: F.kl_div(x, y, log_target=True, reduction="none"), *TWO),
+    row(
+        "kl_div of softmax",
+        lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="sum"),
+        *TWO,
+    ),
+    row("poisson_nll_loss", lambda x, y: F.poisson_nll_loss(x, y), "3,4", "3,4"),
+    row("poisson_nll_loss full", lambda x, y: F.poisson_nll_loss(x, y, full=True), "3,4", "q3,4"),
+    row(
+        "poisson_nll_loss rate",
+        lambda x, y: F.poisson_nll_loss(x, y, log_input=False),
+        "q3,4",
+        "3,4",
+    ),
+    row("gaussian_nll_loss", lambda x, y, v: F.gaussian_nll_loss(x, y, v), "3,4", "3,4", "q3,4"),
+    row(
+        "gaussian_nll_loss full",
+        lambda x, y, v: F.gaussian_nll_loss(x, y, v, full=True),
+        "3,4",
+        "3,4",
+        "q3,1",
+    ),
+    row(
+        "ctc_loss",
+        lambda x: F.ctc_loss(
+            x.log_softmax(-1), torch.tensor([[1, 2]]), torch.tensor([5]), torch.tensor([2])
+        ),
+        "5,1,4",
+    ),
+    row("cosine_similarity", lambda x, y: F.cosine_similarity(x, y, dim=1), *TWO),
+    row("cosine_similarity eps", lambda x, y: F.cosine_similarity(x, y, dim=1, eps=5.0), *TWO),
+    row(
+        "cosine_similarity broadcast",
+        lambda x, y: F.cosine_similarity(x, y, dim=-1),
+        *("3,4", "2,1,4"),
+    ),
+    row("cosine_similarity itself", lambda x: F.cosine_similarity(x, x, dim=1)),
+    row("cosine_similarity 0", lambda x, y: F.cosine_similarity(x, y, dim=0, eps=1e-3), *TWO),
+    row("pairwise_distance", lambda x, y: F.pairwise_distance(x, y), *TWO),
+    row("pairwise_distance 1", lambda x, y: F.pairwise_distance(x, y, p=1), *TWO),
+    row(
+        "pairwise_distance eps 0",
+        lambda x, y: F.pairwise_distance(x, y, eps=0.0, keepdim=True),
+        *TWO,
+    ),
+    row("pairwise_distance itself", lambda x: F.pairwise_distance(x, x, eps=0.0)),
+    row("normalize", lambda x: F.normalize(x, dim=1)),
+    row("normalize 1", lambda x: F.normalize(x, p=1, dim=0)),
+    row("normalize inf", lambda x: F.normalize(x, p=float("inf"), dim=1)),
+    row("rms by hand", lambda x: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()),
+    row("norm of difference", lambda x, y: (x - y).norm(dim=-1), *TWO),
+    row("norm of self difference", lambda x: (x - x.detach()).norm(dim=-1)),
+    row("sqrt of mean square error", lambda x, y: (x - y).square().mean().sqrt(), *TWO),
+    row("weighted kl by hand", lambda p, q: (p * (p / q).log()).sum(-1), "p3,4", "p3,4"),
+    row("entropy by hand", lambda x: -(x.softmax(-1) * x.log_softmax(-1)).sum(-1)),
+    row(
+        "focal by hand",
+        lambda x, y: (
+            F.binary_cross_entropy_with_logits(x, y, reduction="none") * (1 - x.sigmoid()) ** 2
+        ).mean(),
+        "3,4",
+        "u3,4",
+    ),
+]

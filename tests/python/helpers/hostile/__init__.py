@@ -1,0 +1,1 @@
+"""Bad input for the daemon, and a client that sends it."""

@@ -1,0 +1,1 @@
+"""Small models by family name, and random ones."""

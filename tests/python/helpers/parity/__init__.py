@@ -1,0 +1,1 @@
+"""Training through the daemon next to the same training in PyTorch."""

@@ -1,0 +1,1 @@
+"""Trainers in processes of their own; tests start them with `python -m`."""

@@ -1,0 +1,1 @@
+"""Hugging Face trainers and those of other packages, with small models."""
