@@ -79,8 +79,9 @@ def test_a_step_is_a_look_and_a_request(form: str) -> None:
 
     model, (x, y) = ORTModule(Small(), strict=True), batch()
     _trained(model, x, y, steps=12)
-    with Frames() as forward:
-        result = model(x, y=y)  # another form of call is another graph
+    graphs = model.gradd_stats()["graphs"]
+    result = model(x, y=y)
+    assert model.gradd_stats()["graphs"] == graphs + 1, "another form of call is another graph"
     with Frames() as forward:
         result = model(x, y)
     loss = result["loss"] if form == "dictionary" else result
