@@ -1,9 +1,9 @@
 """Every way to write a head and its loss that is made in chunks, beside PyTorch.
 
-A row of the table is what a model and its trainer write: the head, the loss over its logits, and
-what of it is trained. Losses and gradients in f32 are compared with PyTorch in f64; in bf16 they
-may differ from f64 no more than PyTorch's own in bf16 do. That the plan has the operator, and that
-it takes more than one chunk, is checked for each row.
+A row of the table is a form in which models and trainers write it: the head, the loss over its
+logits, and the parameters that are trained. Losses and gradients in f32 are compared with PyTorch
+in f64; in bf16 they may differ from f64 no more than PyTorch's own in bf16 do. That the plan has
+the operator, and that it takes more than one chunk, is checked for each row.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def _all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Tiny(nn.Module):
-    """A language model of one layer, with what heads and losses of models have."""
+    """A language model of one layer, with the variants of heads and losses of models."""
 
     def __init__(
         self, tied: bool = False, bias: bool = False, cap: float = 0.0, weighted: bool = False

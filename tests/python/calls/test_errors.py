@@ -116,7 +116,7 @@ WRONG = (1, (4, 5))  # does not fit where [3, 5] would
 
 
 def _refusal(name: str, sources: list[tuple[str, str]], x: protocol.Type = (1, (2, 3))) -> str:
-    """What the daemon says to a product of x and w that has this name."""
+    """The error of the daemon for a product of x and w that has this name."""
     value = onnx.helper.make_tensor_value_info
     node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name=name)
     inputs = [value("x", 1, [2, "n"]), value("w", 1, [None, 5])]

@@ -171,12 +171,12 @@ print(json.dumps([planned.total, measured() - before - x.nbytes]))
 
 
 def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
-    """By a daemon of one thread: what oneDNN takes for itself with several is not planned."""
+    """By a daemon of one thread: with several, oneDNN also takes unplanned memory."""
     folder = daemon.directory.parent / "one"
     folder.mkdir(mode=0o700)
     env = {**os.environ, "PYTHONPATH": PYTHONPATH, "GRADD_SELF_CHECK": "0", "OMP_NUM_THREADS": "1"}
     env |= {"GRADD_DIR": str(folder), "GRADD_THREADS": "1"}
-    env["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back to the system
+    env["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed memory goes back to the system
     try:
         command = [sys.executable, "-c", _TRAIN]
         done = subprocess.run(command, env=env, capture_output=True, timeout=120)
@@ -223,7 +223,7 @@ def test_wrong_arguments_say_what_is_expected(name: str, shared_daemon: Any) -> 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: Any, shared_daemon: Any) -> tuple[Path, str]:
-    """A model file, and the names of what is trained."""
+    """A model file, and the names of its trained parameters."""
     model = ORTModule(families.build("llama")[0], strict=True)
     path = tmp_path_factory.mktemp("m") / "llama.onnx"
     model.gradd_explain(**families.build("llama")[1](2, 16, 0)).save_onnx(path)

@@ -257,7 +257,7 @@ EQUALS: dict[str, Callable[[Typed], Any]] = {
 
 
 def test_what_equals_is_not_the_same() -> None:
-    """Each change on top of those before it; what is equal now need not be later."""
+    """Each change on top of those before it; values that are equal now need not be later."""
     theirs = Typed()
     ours = ORTModule(copy.deepcopy(theirs))
     x = batch()[0]
@@ -278,7 +278,7 @@ def test_what_equals_is_not_the_same() -> None:
 
 
 def _other_tables(m: nn.Module, how: str) -> None:
-    """What is in the tables of a layer becomes that of another layer."""
+    """The tables of a layer get the contents of another layer's."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         other = nn.Linear(8, 8)

@@ -219,7 +219,7 @@ def test_trainer_keeps_the_columns_of_a_wrapped_model(tmp_path: object) -> None:
 
 
 def test_a_name_that_was_copied_is_no_call() -> None:
-    """functools.wraps of the class's forward says nothing about what is called."""
+    """functools.wraps of the class's forward says nothing about the function that is called."""
     ours, theirs = _pair()
 
     @functools.wraps(type(ours).forward)

@@ -229,7 +229,7 @@ def test_threads_are_not_touched(daemon: object) -> None:
 def test_no_interrupt_is_lost_in_what_python_frees(
     daemon: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Callbacks and finalizers run between any two instructions; what one raises is lost."""
+    """Callbacks and finalizers run between any two instructions; an exception in one is lost."""
     ignored: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: ignored.append(args.object))
     model = ORTModule(Net(), strict=True)
@@ -311,7 +311,7 @@ DELAYS = [0.15, 0.4, 0.8]
 
 @pytest.mark.parametrize("delay", every_run(drawn(DELAYS, 1), DELAYS))
 def test_the_first_step_of_a_process_survives(daemon: object, delay: float) -> None:
-    """What the first capture imports is there, or is imported by the next one."""
+    """The imports of the first capture are complete, or the next one repeats them."""
     assert _run_captures(times=1, first=delay) == 1
 
 

@@ -61,7 +61,7 @@ def _outside(loss: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 def _forwards(daemon: object, model: nn.Module) -> int:
-    """What the daemon has run, without the self-checks."""
+    """Forwards of the daemon, without those of self-checks."""
     return daemon.ps()["counters"]["forward"] - model.gradd_stats()["self_check_forwards"]
 
 
@@ -230,7 +230,7 @@ def test_gradient_for_a_lazy_output() -> None:
 
 
 def _step_that_nobody_watches(model: ORTModule, optimizer: torch.optim.Optimizer) -> None:
-    """What is held at the first step is computed: from here on nothing is."""
+    """Outputs that are held at the first step are computed, and none from here on."""
     loss, scores = model(*batch())
     loss.backward()
     optimizer.step()

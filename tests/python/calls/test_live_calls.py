@@ -77,7 +77,7 @@ def test_rows_and_memory_are_printed(
 
 
 def test_labels_on_padding_and_odd_masks_run_over_all_rows() -> None:
-    """What the daemon takes for granted is checked in every call."""
+    """Every call checks the assumptions about labels and masks."""
     model, batch = trained(padded()), padded()
     before = model.gradd_stats()["padding_rows_left_out"]
     on_padding = {**batch, "labels": batch["input_ids"].clone()}

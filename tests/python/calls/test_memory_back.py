@@ -126,7 +126,7 @@ def test_a_family_that_is_dropped(daemon: Any, name: str) -> None:
 
 
 def test_a_training_goes_on_beside_it(daemon: Any) -> None:
-    """The thread that sends what is left takes its turn between the requests of others."""
+    """The thread that sends the remaining requests takes its turn between those of others."""
     kept, x = trained()
     (here,) = client.clients()
     for _ in range(6):

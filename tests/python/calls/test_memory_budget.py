@@ -1,7 +1,7 @@
 """memory_budget, GRADD_MEMORY_BUDGET, ORTMODULE_MEMORY_OPT_LEVEL and activation checkpoints.
 
-What the engine makes of a budget is tested in values/test_recompute.py; here it is what reaches it,
-and what a user is told.
+values/test_recompute.py tests the plans that the engine makes for a budget; here are tests of the
+budget that reaches it, and of the messages to the user.
 """
 
 from __future__ import annotations

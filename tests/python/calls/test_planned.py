@@ -79,7 +79,7 @@ def bert() -> BertForMaskedLM:
     ),
 )
 def test_planned_is_measured(daemon: Any, monkeypatch: Any, case: tuple) -> None:
-    """Activations, workspace, folded constants, what oneDNN keeps: all that is the daemon's own."""
+    """Activations, workspace, folded constants, oneDNN's buffers: all of the daemon's own."""
     build, dtype = case
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")  # its plans of few rows are others
     torch.manual_seed(0)

@@ -194,7 +194,7 @@ def test_parameters_that_move(daemon: Any, small: None) -> None:
 
 
 def test_no_space_for_all_of_it(daemon: Any, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was made before goes back; the backward can be repeated when there is space."""
+    """Blocks that were made before go back; the backward can be repeated when there is space."""
     model = wrapped()
     client, loss = get_client(), model(data())
     optimizer = FusedAdam(model.parameters())

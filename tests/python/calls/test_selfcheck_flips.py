@@ -181,7 +181,7 @@ def test_an_overflow_convicts_nobody(rows: int) -> None:
 
 
 def test_an_overflow_hides_nothing_else() -> None:
-    """What is in range is compared as ever, and all of it where PyTorch stays in range."""
+    """Entries in range are compared as ever, and all entries where PyTorch stays in range."""
     key = (GRADIENT, "weight")
     exact = torch.tensor([1e39, 1.0, 2.0], dtype=torch.float64)
     inf, nan = float("inf"), float("nan")

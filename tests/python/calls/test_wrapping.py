@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def taken() -> int:
-    """What this process has written alone, and the space of its segments, mapped or not."""
+    """Bytes of this process's anonymous pages and of its segments, mapped or not."""
     total = 0
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
@@ -113,6 +113,6 @@ def test_space_that_ends_halfway(monkeypatch) -> None:
     assert all(map(torch.equal, module.parameters(), expected))
     module(torch.ones(2, 1024)).sum().backward()
     monkeypatch.undo()
-    model = ORTModule(module, strict=True)  # the daemon knows nothing of what was moved before
+    model = ORTModule(module, strict=True)  # the daemon knows nothing of the moves before
     model(torch.ones(2, 1024)).sum().backward()
     assert all(map(torch.equal, module.parameters(), expected))

@@ -1,8 +1,8 @@
 """Peers of other versions: a daemon that is not ours, as far as a client or a command sees of it.
 
 `Peer` listens at both sockets of a directory and answers with what a function makes of a packet; it
-holds the lock of the directory, as a daemon does. What a daemon of protocol 1 said is written down
-here word by word.
+holds the lock of the directory, as a daemon does. The answers of a daemon of protocol 1 are here
+word by word.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Peer:
 
     Args:
         path: The directory; no other process may listen there.
-        hello: What is answered on the control socket: a map, or bytes as they are.
+        hello: The answer on the control socket: a map, or bytes as they are.
         command: The same on the command socket; the map of a request is its argument.
     """
 

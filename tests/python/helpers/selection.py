@@ -1,6 +1,6 @@
 """Which of many cases of one kind run every time; the others are left to `make nightly`.
 
-What is drawn changes with GRADD_DRAW, a number; without it the draw is committed, so that no tree
+The draw changes with GRADD_DRAW, a number; without it the draw is committed, so that no tree
 turns red without a commit. `make nightly` draws by the week. Cases of a test are drawn by
 `one_in()`, tests of files that take long by the mark `one_in`, all others by `mark_undrawn()`.
 """

@@ -1,10 +1,10 @@
 """Every model class that trains is planned as its authors wrote it: counts written by hand.
 
-docs/families.md lists the classes; the rows of counts_*.py say how many operators of each kind a
-reader of their source finds, and what is left that belongs to no pattern. The models are those of
-`make families`, with one batch of two rows of twelve tokens, but every rate of dropout that they
-know is 0.1. One of them is drawn for every run. test_family_patterns.py does the same
-for other settings of fewer families, mostly without dropout.
+docs/families.md lists the classes; the rows of helpers/counts say how many operators of each kind a
+reader of their source finds, and which operators are left that belong to no pattern. The models are
+those of `make families`, with one batch of two rows of twelve tokens, but every rate of dropout
+that they know is 0.1. One of them is drawn for every run. test_family_patterns.py does the same for
+other settings of fewer families, mostly without dropout.
 """
 
 from __future__ import annotations

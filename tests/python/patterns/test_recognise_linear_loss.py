@@ -129,7 +129,7 @@ def test_division_by_a_number_of_items():
 
 
 def test_tied_weight():
-    """The gradient of the embedding is added to what the forward has formed."""
+    """The gradient of the embedding is added to the one that the forward has formed."""
     w = Writer()
     shapes = {"w": (V, K), "y": (B, S), "n": (B, S)}
     hidden = w("Gather", "w", "n")

@@ -1,7 +1,7 @@
 """Modules under autocast: results, their types and gradients are those of PyTorch.
 
-Attention and losses differ more than others, because torch's kernels round less than what they are
-made of.
+Attention and losses differ more than others, because torch's kernels round less than the operations
+that they are made of.
 """
 
 from __future__ import annotations

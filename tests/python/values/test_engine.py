@@ -360,7 +360,7 @@ def test_random_graphs_match_torch(seed):
 @pytest.mark.parametrize("reduction", ["none", "add"])
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
 def test_updates_that_are_the_data_as_well(op, reduction):
-    """The result may not take the place of what is read at other places than it is written."""
+    """The result may not take the place of an operand that is read in another order."""
     deep = op == "ScatterND"
     index = np.array([[1], [2], [0]] if deep else [1, 2, 0], np.int64)
     nodes = [

@@ -177,7 +177,7 @@ BETWEEN: dict[str, tuple[Form, float, float]] = {
 
 @pytest.mark.parametrize("form", BETWEEN)
 def test_nothing_overflows_between_steps(form: str) -> None:
-    """What torch computes in f32 and rounds once has no infinite steps in f16."""
+    """A formula that torch computes in f32 and rounds once has no infinite steps in f16."""
     written, *values = BETWEEN[form]
     results = []
     for module in (Pair(written), ORTModule(Pair(written), strict=True)):

@@ -136,7 +136,7 @@ def test_dropout_is_that_of_all_rows(family: str, patch: pytest.MonkeyPatch) -> 
 
 
 def test_a_sequence_of_padding_and_odd_masks_run_over_all_rows(patch: pytest.MonkeyPatch) -> None:
-    """What the daemon takes for granted of an encoder's mask is checked in every call."""
+    """Every call checks the assumptions about an encoder's mask."""
     patch.setenv("GRADD_SELF_CHECK", "0")
     model, batch = ORTModule(build("bart"), strict=True), _half()
     model(**batch).loss.backward()

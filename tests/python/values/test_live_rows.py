@@ -95,7 +95,7 @@ def test_a_refusal_is_said_once_and_keeps_no_tensors(
 
 
 def test_few_rows_without_a_label_stay(patch: pytest.MonkeyPatch) -> None:
-    """Where all that is real has a label, a list of what has one is not worth it."""
+    """Where every real row has a label, a list of the rows with one is not worth it."""
     twins = Twins("llama", torch.float32, patch, num_hidden_layers=6)
     batch = masked_batch(random.Random(3), 4, 40, ("none",))
     batch["attention_mask"][1, 24:] = 0

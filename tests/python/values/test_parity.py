@@ -1,8 +1,8 @@
 """Every model family trains in the daemon as it does in PyTorch: losses and all gradients.
 
 Five SGD steps from equal parameters, then other batch and sequence sizes, with and without an
-attention mask, and the forms in which trainers call such models. The bounds and what else is proven
-are in helpers/parity/steps.py.
+attention mask, and the forms in which trainers call such models. The bounds and further checks are
+in helpers/parity/steps.py.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from helpers.selection import one_in
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 
 BF16 = torch.bfloat16
-# 320 wrote in inference mode to what a backward had kept; 1101 and 1655 gave a tensor a history
-# by a write to a view of it, and wrote without gradients to what was computed from it; 1020 wrote
-# to what a reshape had copied.
+# 320 wrote in inference mode to a tensor that a backward had kept; 1101 and 1655 gave a tensor a
+# history by a write to a view of it, and wrote without gradients to tensors computed from it; 1020
+# wrote to the copy of a reshape.
 FOUND = {(seed, torch.float32) for seed in (320, 1020, 1101)} | {(1655, BF16)}
 SOME = [*((seed, torch.float32) for seed in range(17)), *((seed, BF16) for seed in range(100, 109))]
 WHOLE = [(1000 + seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(1000)]

@@ -129,7 +129,7 @@ def trained(of: Captured, plan: E.Plan) -> dict[str, np.ndarray]:
 def test_a_smaller_budget_never_needs_more(name: str, half: bool):
     """50 random budgets: each is met with the same bits, or refused with the smallest that can be.
 
-    What counts is the memory that the run asks its device for, not what the plan says alone.
+    It compares the memory that the run asks its device for, not only the number in the plan.
     """
     of = family(name, half)
     taken: list[int] = []

@@ -1,8 +1,9 @@
 """Every test case of every ONNX operator against onnx.reference: the meaning is ONNX's, not ours.
 
-The cases come from the operator table itself, through libgradd.so, so there is no second list. What
-the reference evaluator cannot judge is named in SKIPPED, with the reason. Composites, which have no
-kernel, run as a plan; and of whatever has an expansion the plain plan, which is that, is compared.
+The cases come from the operator table itself, through libgradd.so, so there is no second list.
+SKIPPED names the cases that the reference evaluator cannot judge, with the reason. Composites,
+which have no kernel, run as a plan; of operators with an expansion the plain plan, which is that,
+is compared.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Keys are families and classes of tools/families_sizes.py; see test_class_patterns.py.
 Their only dropout is of attention weights. The experts run as "batched_mm": two products per layer.
-What is gathered by the router's choice is in the comments only.
+Gathers by the router's choice are in the comments only.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ ROWS: dict[tuple[str, str], Row] = {
     # hc_head (broadcast, not gated). Softmax: comb of 6 hyper-connections, CSA compressor gate,
     # indexer gate. Sqrt: sqrt(softplus) router scores x 3. ReduceSum: Sinkhorn 39 per hyper-
     # connection x 6 = 234, collapse 6, hc_head 1, top-k weights 3, experts 3, CSA compressor 1,
-    # indexer compressor 1, indexer scorer 1. What is compressed beyond the sequence is not used: 4
+    # indexer compressor 1, indexer scorer 1. Compressed rows beyond the sequence are not used: 4
     # products do not run. The lookup of the hash router is of integers
     ("deepseek_v4", "DeepseekV4ForCausalLM"): Row(
         norm=25, rope=12, attention=3, gated=6, product=54, table=1

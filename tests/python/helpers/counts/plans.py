@@ -76,13 +76,13 @@ def explained(
 
 
 def counts(plan: dict[str, Any]) -> Row:
-    """What was planned, by kind."""
+    """Planned operators of the forward, by kind."""
     ops = Counter(r["op"] for r in plan["rows"] if r["phase"] == "forward" and r["launch"] >= 0)
     return Row(**{kind: sum(ops[op] for op in names) for kind, names in KINDS.items()})
 
 
 def leftovers(plan: dict[str, Any]) -> dict[str, int]:
-    """What is left of patterns, by operator."""
+    """Operators that are left of patterns."""
     return dict(Counter(r["op"] for r in plan["rows"] if r["leftover"]))
 
 

@@ -325,8 +325,8 @@ NOT_IN_DOUBLES = {
 }
 
 # Rows that leave the range of f16 between the steps of their formula, there or here: squares and
-# products of what is small or large, an epsilon that f16 has not. What is beyond it as an input
-# ("1e5") is left out everywhere.
+# products of small or large numbers, an epsilon that f16 has not. Inputs beyond it ("1e5") are left
+# out everywhere.
 NOT_IN_F16 = {
     **NOT_IN_BF16,
     **dict.fromkeys(

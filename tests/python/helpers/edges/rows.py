@@ -201,7 +201,7 @@ def _text(t: Any) -> str:
 
 @contextlib.contextmanager
 def _unchecked() -> Iterator[None]:
-    """What is measured is the daemon, not the check that would move the module to PyTorch."""
+    """Without the self-check, which would move a module that differs to PyTorch."""
     before = os.environ.get("GRADD_SELF_CHECK")
     os.environ["GRADD_SELF_CHECK"] = "0"
     try:
@@ -214,7 +214,7 @@ def _unchecked() -> Iterator[None]:
             os.environ["GRADD_SELF_CHECK"] = before
 
 
-# Of tolerances, and what is no difference, in parts of the largest input.
+# Of tolerances, and differences that do not count, in parts of the largest input.
 _FINER = {torch.float64: 1e-8}
 _COARSE = {torch.bfloat16: 2e-2, torch.float16: 2.5e-3}
 _UNIT = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1.25e-3}

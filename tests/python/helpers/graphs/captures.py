@@ -1,8 +1,8 @@
 """Graphs as TorchDynamo and the translation make them, and calls beside PyTorch.
 
-`capture()` needs no daemon, and gives what a call of a module would send to one, with the values
-that the call has for its inputs. `assert_same()` compares what the daemon makes of a call with
-PyTorch: results, gradients and buffers.
+`capture()` needs no daemon, and gives the graph that a call of a module would send to one, with the
+values of its inputs in that call. `assert_same()` compares a call in the daemon with PyTorch:
+results, gradients and buffers.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ class Row:
     """One bad input.
 
     Attributes:
-        name: What is wrong, distinct over all tables.
+        name: The mistake, distinct over all tables.
         code: The code of the answer.
-        parts: What the sentence must contain: what is named, what was expected, what came.
+        parts: Texts that the message must contain: names, the expected value, the one that came.
         send: Sends it to a session and returns the answer.
         session: What the answer says about the session.
         cpu_ms: Processor time that the daemon may spend on it.

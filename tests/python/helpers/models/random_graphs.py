@@ -130,7 +130,7 @@ class Drawn:
             self.shapes.pop()
 
     def draw(self) -> None:
-        """Appends an instruction, or none if what was drawn does not fit."""
+        """Appends an instruction, or none if the drawn one does not fit."""
         region = self.random.choices(list(REGIONS), (10, 5, 1))[0]
         kind = self.random.choices("lubawf", (2, 4, 4, 4, 5, 3))[0]
         at = self._recent()
@@ -204,7 +204,7 @@ class Program(nn.Module):
         self.taken = sorted(self.drawn.random.sample(range(1, len(self.drawn.shapes)), 2))
 
     def _draw(self, length: int, x: torch.Tensor) -> None:
-        """Draws what PyTorch carries out: a write to what a backward needs is taken back."""
+        """Draws until PyTorch runs it: a write to a tensor that a backward needs is taken back."""
         while len(self.drawn.instructions) < length:
             before = len(self.drawn.instructions)
             self.drawn.draw()

@@ -92,7 +92,7 @@ def agree(ours: tuple, theirs: tuple, bound: float) -> None:
 
 
 def left_out() -> dict[str, int]:
-    """What the live modules of this process have left out together."""
+    """Rows that the live modules of this process have left out, together."""
     seen: dict[str, int] = {}
     for one in gc.get_objects():
         if type(one) is LiveRows:

@@ -101,7 +101,7 @@ def _t5() -> nn.Module:
 
 @dataclass(frozen=True)
 class Kind:
-    """A model, and what it is trained on."""
+    """A model, and the batches that it is trained on."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[int], Batch]
