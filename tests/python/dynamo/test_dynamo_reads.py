@@ -197,6 +197,8 @@ READ: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "and used": lambda net, x: net.lin(x)[:1] * (x.argmax().item() + 1),
     "size": lambda net, x: torch.nonzero(net.kept).shape[0],
     "float": lambda net, x: x.sum().item(),
+    "list": lambda net, x: net.lin(x) * sum(net.kept.long().tolist()),
+    "list of a result": lambda net, x: net.lin(x) * net.lin(x).argmax(0).tolist()[1],
 }
 
 

@@ -29,7 +29,13 @@ def nodes(graph: torch.fx.Graph) -> dict[Node, Exception]:
         error = _complex(node) or _remembers(node) or error
         if error is not None:
             found[node] = error
+            found |= dict.fromkeys(filter(_is_unknown, node.all_input_nodes), error)
     return found
+
+
+def _is_unknown(node: Node) -> bool:
+    """Whether Dynamo has recorded no value: tolist() picks elements so, for item()."""
+    return node.op.startswith("call_") and lower.value_of(node) is None
 
 
 def read(node: Node) -> CaptureError:
