@@ -345,6 +345,8 @@ def test_gradd_disable_is_plain_torch(monkeypatch: pytest.MonkeyPatch, daemon: o
     loss.backward()
     assert type(scores) is torch.Tensor
     assert daemon.ps()["sessions"] == []
+    with pytest.raises(errors.UnsupportedError, match="GRADD_DISABLE is set"):
+        model.gradd_explain()
 
 
 def test_self_check_finds_a_wrong_gradient_and_names_it(

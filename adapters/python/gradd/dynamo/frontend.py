@@ -348,7 +348,10 @@ class Compiled:
 
         Raises:
             ValueError: No arguments, and no call has run in the daemon (or its plan is gone).
+            UnsupportedError: GRADD_DISABLE is set.
         """
+        if self._disabled:
+            raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
         if args or kwargs:
             found = [(p.graph, p.used) for p in self._planned(args, kwargs)]
         else:
@@ -361,8 +364,6 @@ class Compiled:
         return found
 
     def _planned(self, args: tuple, kwargs: dict) -> list[Planned]:
-        if self._disabled:
-            raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
         if self.owner.failed is not None:
             raise self.owner.failed
         with self._held:
