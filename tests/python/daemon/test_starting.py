@@ -258,3 +258,13 @@ def test_an_unknown_device_is_refused_at_once(
     with pytest.raises(errors.SessionError, match=f"does not start.*no device '{name}'"):
         client.get_client().request("release", {"runs": []})
     assert (place / "daemon.log").read_text().count("no device") == 1
+
+
+def test_the_trainers_variable_says_when_an_idle_daemon_ends(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADD_IDLE_EXIT", "1")
+    monkeypatch.setenv("GRADD_BIN", str(conftest.BINARY))
+    client.get_client().request("release", {"runs": []})
+    client.close_all()
+    assert daemons.started[-1].wait(30) == 0

@@ -23,7 +23,7 @@ from gradd import errors, options
 
 logger = logging.getLogger("gradd")
 
-IDLE_EXIT_SECONDS = 600
+IDLE_EXIT_SECONDS = 600  # unless GRADD_IDLE_EXIT is set
 START_SECONDS = 20.0
 RESTART_SECONDS = 10.0  # of a daemon that this process may not start itself
 _STARTS = 5  # of daemons that die before they listen
@@ -245,12 +245,13 @@ def _log_bytes(path: Path) -> int:
 
 def _start(path: Path) -> subprocess.Popen:
     reap()
-    command = [find_binary(), "serve", "--dir", str(path), "--idle-exit", str(IDLE_EXIT_SECONDS)]
+    command = [find_binary(), "serve", "--dir", str(path)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
     # A trainer asks for its own plans (captured.py); all trainers share the daemon.
     own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS")
-    env = {name: text for name, text in os.environ.items() if name not in own}
+    env = {"GRADD_IDLE_EXIT": str(IDLE_EXIT_SECONDS)}
+    env |= {name: text for name, text in os.environ.items() if name not in own}
     try:
         process = subprocess.Popen(
             command,
