@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,24 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages import BUILD, ROOT, blocks, environment
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("GRADD_BUILD", ROOT / "build"))
-PAGE = (ROOT / "docs" / "adding-an-operator.md").read_text(encoding="utf-8")
+NAME = ROOT / "docs" / "adding-an-operator.md"
+PAGE = NAME.read_text(encoding="utf-8")
 FILE = "kernels/ops/elementwise/hardsigmoid.c"  # section 2 says so
 SOURCES = ("Makefile", "mk", "shm", "kernels", "server", "tests", "tools", "benchmarks", "adapters")
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of the page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def run(tree: Path, *command: str, **more: str) -> subprocess.CompletedProcess:
     """A command in the tree, with the daemon that is built there."""
-    paths = [str(tree / "adapters" / name) for name in ("python", "optimum")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
-    env |= {"GRADD_BIN": str(tree / "build/bin/gradd"), "GRADD_DIR": str(tree / "run")}
+    env = environment(tree, tree / "build", tree) | more
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=600)
 
 
@@ -40,7 +32,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["cp", "-a", str(ROOT / name), str(copy)], check=True)
     subprocess.run(["cp", "-a", str(BUILD), str(copy / "build")], check=True)
     (copy / ".venv").symlink_to((ROOT / ".venv").resolve())
-    (copy / "try.py").write_text(blocks("python")[0])
+    (copy / "try.py").write_text(blocks(NAME, "python")[0].text)
     yield copy
     run(copy, "build/bin/gradd", "stop")
     shutil.rmtree(copy)
@@ -50,7 +42,7 @@ def test_an_operator_is_added_as_the_page_says(tree: Path) -> None:
     assert "GRADD_E_UNSUPPORTED: operator HardSigmoid (node n1, module @ try.py:10)" in PAGE
     before = run(tree, sys.executable, "try.py")
     assert "GRADD_E_UNSUPPORTED: operator HardSigmoid (node n1, module @ " in before.stderr
-    (tree / FILE).write_text("\n".join(blocks("c")))
+    (tree / FILE).write_text("\n".join(block.text for block in blocks(NAME, "c")))
     make = ["make", "-o", ".venv/gradd-setup.mk", "all"]
     one = {"GRADD_TEST_OP": "HardSigmoid"}
     for command in (make, *([*make[:3], "unit", f"T={t}"] for t in ("ops", "ops_half", "expand"))):
