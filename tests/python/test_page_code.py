@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from pages import ROOT, Step, blocks, check, run, steps
+
+from helpers.pages import ROOT, Step, blocks, check, run, steps
 
 PAGES = ("README.md", "docs/tutorial-trainer.md", "docs/tutorial-notebooks.md")
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import BUILD, ROOT, blocks, environment
+
+from helpers.pages import BUILD, ROOT, blocks, environment
 
 NAME = ROOT / "docs" / "adding-an-operator.md"
 PAGE = NAME.read_text(encoding="utf-8")

@@ -152,7 +152,7 @@ def run(page: Path, made: Sequence[Step], folder: Path) -> list[str]:
     for name, there in {"build": BUILD, ".venv": Path(sys.prefix)}.items():
         (folder / name).symlink_to(there)
     (folder / "steps.json").write_text(json.dumps([asdict(step) for step in made]))
-    child = [sys.executable, str(Path(__file__).with_name("page_child.py")), str(page)]
+    child = [sys.executable, str(Path(__file__).parent / "processes" / "page_code.py"), str(page)]
     env = environment(folder) | {"OMP_NUM_THREADS": "1"}  # there is a worker for each core
     try:
         done = subprocess.run(child, cwd=folder, env=env, capture_output=True, text=True)

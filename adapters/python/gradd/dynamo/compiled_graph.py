@@ -238,7 +238,7 @@ class CompiledGraph:
             if partition.is_write(node) and node not in part.same:
                 error = CaptureError(
                     "input_mutation",
-                    f"{place_of(node)}: writes in place, and returns another view of the written tensor",
+                    f"{place_of(node)}: writes in place, and returns another view of the tensor",
                 )
                 error.node = node  # type: ignore[attr-defined]
                 raise error

@@ -335,7 +335,8 @@ class Compiled:
             self._lost = f" ({why})" if why else ""
             logger.warning(
                 "%s: torch.compile fails at a function that forward() calls%s: the function's own "
-                "operations run in PyTorch (untraced_function); TORCH_LOGS=graph_breaks shows where",
+                "operations run in PyTorch (untraced_function); TORCH_LOGS=graph_breaks shows "
+                "where",
                 self.owner.title,
                 self._lost,
             )

@@ -145,8 +145,8 @@ def plans(
                 raise
             # Between graphs forward() has used their results.
             raise errors.UnsupportedError(
-                "the call cannot be planned: planning does not run its graphs, and with placeholders "
-                f"for their results forward() raises {error}"
+                "the call cannot be planned: planning does not run its graphs, and with "
+                f"placeholders for their results forward() raises {error}"
             ) from error
         found, in_torch = planning.pieces, planning.in_torch
     if not budget:

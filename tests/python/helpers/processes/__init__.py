@@ -1,1 +1,1 @@
-"""Trainers in processes of their own; tests start them with `python -m`."""
+"""Client processes of tests: trainers, and the code of a page; most start by `python -m`."""
