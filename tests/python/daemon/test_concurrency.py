@@ -16,7 +16,6 @@ from conftest import PYTHONPATH
 from gradd import ORTModule
 from helpers.nets import Net, batch, loss_of
 
-ROOT = Path(__file__).resolve().parents[3]
 STEPS = 40
 SCRIPT = """
 import sys
@@ -55,8 +54,9 @@ class Trainer:
         pipe = subprocess.PIPE
         self._errors = folder / f"errors.{seed}"
         with open(self._errors, "w") as errors:
+            here = Path(__file__).parent  # where the script finds this module
             self.process = subprocess.Popen(
-                command, env=env, stdin=pipe, stdout=pipe, stderr=errors, text=True
+                command, cwd=here, env=env, stdin=pipe, stdout=pipe, stderr=errors, text=True
             )
 
     def wait_until_ready(self) -> None:
