@@ -113,7 +113,7 @@ class EngineError(Exception):
 
 
 def _load() -> C.CDLL:
-    build = Path(os.environ.get("GRADD_BUILD", Path(__file__).parents[3] / "build"))
+    build = Path(os.environ.get("GRADD_BUILD", Path(__file__).parents[4] / "build"))
     lib = C.CDLL(str(build / "lib" / "libgradd.so"))
     lib.gradd_status_name.restype = C.c_char_p
     lib.gradd_error_message.restype = C.c_char_p

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def run(page: str, step: dict[str, Any], namespace: dict[str, Any]) -> None:
 def main() -> int:
     """Runs all steps."""
     page = sys.argv[1]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of the background
     sys.path.insert(0, os.getcwd())
     # One of the page's own, so that classes have a module that can be imported.
     module = sys.modules["__main__"] = types.ModuleType("__main__")
