@@ -34,7 +34,9 @@ static char device_name[256];
 
 /* ---- failures ---- */
 
+/* The error is told here: it is no failure of what comes next. */
 static gradd_status_t failed(cudaError_t error, const char *what) {
+    cudaGetLastError();
     return GRADD_FAIL(DEVICE, "CUDA: %s: %s (%s, %d)", what, cudaGetErrorString(error),
                       cudaGetErrorName(error), (int)error);
 }
@@ -165,14 +167,22 @@ static gradd_status_t device_map(gradd_queue_t *, int fd, size_t bytes, void **o
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *there;
     if (memory == MAP_FAILED) return GRADD_FAIL(SHM, "cannot map %zu bytes", bytes);
     cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterMapped);
-    if (!error) error = cudaHostGetDevicePointer(&there, memory, 0);
-    if (error || there != memory) {
-        munmap(memory, bytes);
-        return error ? failed(error, "pages of a client")
-                     : GRADD_FAIL(UNSUPPORTED, "this GPU has addresses of its own");
+    if (!error) {
+        error = cudaHostGetDevicePointer(&there, memory, 0);
+        if (!error && there == memory) {
+            *out = memory;
+            return GRADD_OK;
+        }
+        cudaHostUnregister(memory);
     }
-    *out = memory;
-    return GRADD_OK;
+    munmap(memory, bytes);
+    cudaGetLastError(); /* it is no failure of what comes next */
+    if (error == cudaErrorMemoryAllocation)
+        return GRADD_FAIL(NOMEM, "the GPU cannot map %zu bytes: no memory for it", bytes);
+    if (error)
+        return GRADD_FAIL(SHM, "the GPU cannot map %zu bytes: %s", bytes,
+                          cudaGetErrorString(error));
+    return GRADD_FAIL(UNSUPPORTED, "this GPU has addresses of its own");
 }
 
 static void device_unmap(gradd_queue_t *, void *memory, size_t bytes) {
@@ -255,7 +265,6 @@ gradd_status_t gpu_measure_begin(size_t bytes, void **out_memory) {
     measuring.stream_before = gpu_call.stream;
     const gradd_status_t status = measure_begin(bytes);
     if (status) {
-        cudaGetLastError(); /* it is no failure of what comes next */
         gpu_measure_end();
         return status;
     }
