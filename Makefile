@@ -57,10 +57,9 @@ TEST_SRC   := $(sort $(wildcard tests/c/*/test_*.c))
 test_name   = $(patsubst test_%.c,%,$(notdir $(1)))
 test_obj    = $(call obj,$(filter %/test_$(1).c,$(TEST_SRC)))
 PEER_SRC   := tests/c/peer.c
-FAKE_SRC   := $(sort $(wildcard tests/fake/*.c))
-# GPU kernels, and the emulation that runs them on the host (tests/emu).
-CUDA_SRC   := $(sort $(filter-out kernels/cuda/plugin/%,\
-                  $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))
+FAKE_SRC   := $(sort $(wildcard tests/fake/*.c tests/sim/*.c))
+# GPU kernels with their device, and the emulation of both on the host (tests/emu, tests/sim).
+CUDA_SRC   := $(sort $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 EMU_SRC    := $(sort $(wildcard tests/emu/*.cc))
 TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
 PROTO      := $(wildcard server/graph/onnx.proto)

@@ -11,8 +11,7 @@ CUDA_ARCHS ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code
 NVFLAGS    := -std=c++20 -O3 -fmad=false --threads 2 --compress-mode=size $(CUDA_ARCHS) \
               -I. -I$(B)/gen -I$(CUDA_LIBS)/include \
               -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wno-unknown-pragmas -Xptxas -v
-CUDA_OBJ   := $(patsubst %.cu,$(B)/cuda/%.o,$(CUDA_SRC) \
-                  $(sort $(wildcard kernels/cuda/plugin/*.cu)))
+CUDA_OBJ   := $(CUDA_SRC:%.cu=$(B)/cuda/%.o)
 CUBLASLT    = $(or $(firstword $(wildcard \
                   $(addsuffix /libcublasLt.so.13,$(CUDA_LIBS)/lib $(CUDA_LIBS)/lib64))),\
                   $(error no libcublasLt.so.13 below $(CUDA_LIBS): make cuda-deps, or CUDA_LIBS=))

@@ -58,7 +58,7 @@ CFLAGS_ALL   = -std=gnu11 $(OPTIMISE) $(ARCH) -fopenmp -fPIC -ffp-contract=off -
 # Kernels of GPUs as C++ for the host: the words of CUDA are functions there (tests/emu/emu.h).
 CXXFLAGS_ALL = -std=gnu++20 $(if $(SANITIZE),$(OPTIMISE),-O1 -g) $(ARCH) -fPIC -ffp-contract=off \
                -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti \
-               -Itests/emu $(SANITIZE) \
+               -Itests/emu -Itests/sim $(SANITIZE) \
                -Wall -Wno-unknown-pragmas -Wno-deprecated-enum-enum-conversion \
                $(if $(filter 1,$(WERROR)),-Werror) $(CXXFLAGS)
 # The build id tells a client that the daemon is older than the binary (server/daemon/build.h).

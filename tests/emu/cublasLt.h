@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cuda_runtime.h"
+
 typedef enum {
     CUBLAS_STATUS_SUCCESS,
     CUBLAS_STATUS_INVALID_VALUE,
@@ -59,7 +61,6 @@ typedef struct {
 typedef cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
 typedef cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
 typedef cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
-typedef struct emu_stream *cudaStream_t;
 typedef struct {
     uint64_t data[8];
 } cublasLtMatmulAlgo_t;

@@ -1,138 +1,94 @@
-/* The state that kernels of the emulated GPU use, and its queue. See device.h. */
+/* The plug-in's table as a device of the tests, and its work in memory of the process. See
+ * device.h. */
 #include "tests/emu/device.h"
 
+#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
-#include "kernels/cuda/product/kept.h"
-#include "kernels/cuda/product/measure.h"
-#include "kernels/cuda/step.h"
-#include "tests/emu/lt.h"
+#include "tests/sim/sim.h"
 
-enum { UNITS = 2 }; /* few blocks for much work: loops go round */
-
-thread_local gpu_call_t gpu_call;
-
-/* As at the start of each piece of work. */
-static void enter(gradd_fault_t *fault, int launch) {
-    static thread_local void *scratch; /* no array: stacks of small threads hold all of these */
-    if (!scratch) scratch = aligned_alloc(256, GPU_SCRATCH);
-    gpu_call = {nullptr, fault, launch, UNITS, scratch};
+extern "C" {
+gradd_status_t gradd_plugin(uint32_t abi, const gradd_backend_t **out);
+/* Elsewhere it is constant: the plug-in gives it before main(). */
+gradd_backend_t gradd_backend_emu;
 }
 
-gradd_status_t gpu_launched(const char *what) {
-    (void)what;
-    return GRADD_OK;
+__attribute__((constructor)) static void load(void) {
+    const gradd_backend_t *table;
+    if (gradd_plugin(GRADD_BACKEND_ABI, &table)) {
+        fprintf(stderr, "emulated GPU: %s\n", gradd_error_message());
+        abort();
+    }
+    gradd_backend_emu = *table;
+    gradd_backend_emu.name = "emu";
 }
 
-gradd_status_t gpu_write(void *to, const void *from, size_t bytes) {
-    emu::copy_in_turn(to, from, bytes);
-    return GRADD_OK;
+/* The queue of the functions below. A product that the library refuses ends one. */
+static gradd_queue_t *queue(bool blocking) {
+    static thread_local gradd_queue_t *q;
+    sim_settings()->blocking = blocking;
+    if (q && !gradd_backend_emu.queue_enter(q, 1)) return q;
+    gradd_backend_emu.queue_destroy(q);
+    if (gradd_backend_emu.queue_create(1, &q)) abort();
+    return q;
 }
 
-gradd_status_t gpu_read(void *to, const void *from, size_t bytes) {
-    emu::copy_in_turn(to, from, bytes);
-    emu::wait_in_turn();
-    return GRADD_OK;
+/* Work that is done at once: memory of the process is none of the device, so that a copy from there
+ * does not wait for its turn. */
+static gradd_queue_t *here(void) {
+    return queue(true);
 }
 
-/* As at the end of each piece of work whose result the caller reads. */
-static gradd_status_t leave(gradd_status_t status) {
-    emu::end_in_turn();
-    return status;
+static gradd_status_t done(gradd_status_t status) {
+    const gradd_status_t later = gradd_backend_emu.wait(queue(true), nullptr);
+    sim_settings()->blocking = false;
+    return status ? status : later;
+}
+
+/* Work that waits for its end by itself, for its result. */
+static gradd_queue_t *late(void) {
+    return queue(false);
 }
 
 gradd_status_t emu_compute(const gradd_kernel_t *kernel, const gradd_launch_t *launch) {
-    gradd_fault_t fault = {};
-    enter(&fault, launch->launch);
-    GRADD_TRY(kernel->compute(launch));
-    emu::wait_in_turn(); /* copies within the device: the host looks behind a wait of the queue */
-    return gradd_fault_fail(&fault);
-}
-
-static gradd_status_t launch(gradd_queue_t *, const gradd_kernel_t *kernel,
-                             const gradd_launch_t *launch) {
-    return emu_compute(kernel, launch);
+    return done(gradd_backend_emu.launch(here(), kernel, launch));
 }
 
 static gradd_status_t scan(gradd_queue_t *, const gradd_view_t *view, gradd_scan_t *out) {
-    enter(nullptr, -1);
-    return leave(gpu_scan(view, out));
+    return gradd_backend_emu.scan(late(), view, out);
 }
 
 static gradd_status_t fingerprint(gradd_queue_t *, const gradd_bytes_t *list, int n, bool whole,
                                   uint64_t *out) {
-    enter(nullptr, -1);
-    return leave(gpu_fingerprint(list, n, whole, out));
+    return gradd_backend_emu.fingerprint(late(), list, n, whole, out);
 }
 
 static gradd_status_t norm2(gradd_queue_t *, const gradd_span_t *list, int n, double *out) {
-    enter(nullptr, -1);
-    return leave(gpu_norm2(list, n, out));
+    return gradd_backend_emu.norm2(late(), list, n, out);
 }
 
 static gradd_status_t adam(gradd_queue_t *, const gradd_adam_t *hyper, float grad_scale,
                            const gradd_adam_span_t *span) {
-    enter(nullptr, -1);
-    return gpu_adam(hyper, grad_scale, span);
+    return done(gradd_backend_emu.adam(here(), hyper, grad_scale, span));
 }
 
 static gradd_status_t adam_commit(gradd_queue_t *, const gradd_adam_commit_t *commit) {
-    enter(nullptr, -1);
-    return gpu_adam_commit(commit);
+    return done(gradd_backend_emu.adam_commit(here(), commit));
 }
 
 static gradd_status_t store(gradd_queue_t *, uint64_t *word, uint64_t value) {
-    enter(nullptr, -1);
-    return gpu_store(word, value);
+    return done(gradd_backend_emu.store(here(), word, value));
 }
 
 static gradd_status_t touched(gradd_queue_t *, const gradd_span_t *span, int64_t width,
                               uint64_t *bits) {
-    enter(nullptr, -1);
-    return leave(gpu_touched(span, width, bits));
+    return gradd_backend_emu.touched(late(), span, width, bits);
 }
-
-/* ---- measuring ------------------------------------------------------------------------------- */
-
-gpu_device_t gpu_device(void) {
-    return {"an emulated GPU", emu_lt()->driver};
-}
-
-static void *measured;
-
-gradd_status_t gpu_measure_begin(size_t bytes, void **out_memory) {
-    measured = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    if (!measured) return GRADD_FAIL(NOMEM, "no memory to measure");
-    memset(measured, 0x3c, bytes);
-    *out_memory = measured;
-    emu_lt()->begun++;
-    return GRADD_OK;
-}
-
-gradd_status_t gpu_measure(gradd_status_t (*work)(void *), void *argument, double *out_ms) {
-    struct timespec from, to;
-    clock_gettime(CLOCK_MONOTONIC, &from);
-    GRADD_TRY(work(argument));
-    clock_gettime(CLOCK_MONOTONIC, &to);
-    *out_ms = (double)(to.tv_sec - from.tv_sec) * 1e3 + (double)(to.tv_nsec - from.tv_nsec) * 1e-6;
-    const emu_lt_t *told = emu_lt();
-    if (told->fastest >= 0) *out_ms = told->last == told->fastest ? 1 : 1.5;
-    return GRADD_OK;
-}
-
-void gpu_measure_end(void) {
-    free(measured);
-    measured = nullptr;
-}
-
-/* ---- the table ---- */
 
 const gradd_backend_t emu_here = {
     .abi = GRADD_BACKEND_ABI,
     .size = sizeof(gradd_backend_t),
     .name = "emu",
-    .launch = launch,
     .scan = scan,
     .fingerprint = fingerprint,
     .norm2 = norm2,

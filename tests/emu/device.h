@@ -1,5 +1,5 @@
-/* The emulated GPU: rows of kernels/cuda, compiled for the host, behind the queue of the fake
- * device (tests/fake). */
+/* The emulated GPU: the device of kernels/cuda/plugin and its kernels, compiled for the host
+ * against a stand-in for CUDA (tests/sim), which says what it finds. */
 #ifndef GRADD_TESTS_EMU_DEVICE_H
 #define GRADD_TESTS_EMU_DEVICE_H
 
@@ -9,9 +9,12 @@
 extern "C" {
 #endif
 
+#ifndef __cplusplus
 extern const gradd_backend_t gradd_backend_emu;
+#endif
 
-/* Its work in memory of the process, here and now: a table whose functions take no queue. */
+/* Its work in memory of the process, done when the function returns: a table whose functions take
+ * no queue. */
 extern const gradd_backend_t emu_here;
 
 /* A launch of a kernel there; a value that it refuses is the failure. */

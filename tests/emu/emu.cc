@@ -334,49 +334,11 @@ static long order_now() {
     return order_set >= 0 ? order_set : text ? atol(text) : 0;
 }
 
-/* ---- copies in the order of launches ---- */
-
-struct sent_t {
-    sent_t *next;
-    void *to;
-    size_t bytes;
-    alignas(8) unsigned char held[8];
-};
-static thread_local sent_t *sent, **sent_end; /* Owned */
-
-void copy_in_turn(void *to, const void *from, size_t bytes) {
-    sent_t *s = (sent_t *)malloc(sizeof *s + bytes);
-    if (!s) stop("no memory for a copy", "launch");
-    s->next = nullptr;
-    s->to = to;
-    s->bytes = bytes;
-    memcpy(s->held, from, bytes);
-    *(sent ? sent_end : &sent) = s;
-    sent_end = &s->next;
-}
-
-void wait_in_turn() {
-    while (sent) {
-        sent_t *s = sent;
-        sent = s->next;
-        memcpy(s->to, s->held, s->bytes);
-        free(s);
-    }
-}
-
-void end_in_turn() {
-    if (!sent) return;
-    fflush(stdout);
-    fprintf(stderr, "emulated GPU: a copy of %zu bytes was never waited for\n", sent->bytes);
-    abort();
-}
-
 /* ---- launches ---- */
 
 void launch(dim3 blocks, dim3 threads, size_t more, void (*run)(void *), void *argument,
             const char *kernel) {
     const long order = order_now();
-    wait_in_turn();
     pthread_mutex_lock(&one_at_a_time);
     b.kernel = kernel;
     b.n = (int)(threads.x * threads.y * threads.z);

@@ -6,7 +6,7 @@
  *   - barriers and exchanges that some threads miss, or reach at another line: stops the process,
  *   - shared memory that is read before it is written: it is filled with ones (NaN, -1),
  *   - results that depend on the order of threads: emu_set_order chooses it,
- *   - bytes that the host reads before it has waited for their copy,
+ *   - bytes that the host reads before it has waited for their copy (tests/sim),
  *   - shared memory beyond what a block may have.
  * Not found: a weaker order of memory than the host's, bank conflicts, and what registers hold.
  *
@@ -18,7 +18,13 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include <new>
+#include <tuple>
+
+#include "tests/sim/sim.h"
 
 #define __global__ static
 #define __device__
@@ -63,14 +69,9 @@ uint32_t vote(bool mine, const char *at);
 void *shared(const void *tag, size_t bytes, const char *at);
 /* The shared memory that the launch has asked for. */
 void *shared_more();
+/* All blocks, here and now. */
 void launch(dim3 blocks, dim3 threads, size_t more, void (*run)(void *), void *argument,
             const char *kernel);
-/* A copy in the order of launches, of what the source holds now: the target gets it when the next
- * launch of this thread begins, or when it waits. A thread that ends with copies on their way has
- * forgotten to wait for them: this stops the process. */
-void copy_in_turn(void *to, const void *from, size_t bytes);
-void wait_in_turn();
-void end_in_turn();
 
 template <class T> T exchanged(T value, int lane, const char *at) {
     static_assert(sizeof(T) <= 8, "8 bytes at once");
@@ -81,9 +82,36 @@ template <class T> T exchanged(T value, int lane, const char *at) {
     return value;
 }
 
-template <class F>
-void run_all(dim3 blocks, dim3 threads, size_t more, F body, const char *kernel) {
-    launch(blocks, threads, more, [](void *f) { (*(F *)f)(); }, &body, kernel);
+struct shape_t {
+    dim3 blocks, threads;
+    size_t more; /* shared memory */
+};
+
+/* A launch that waits for its turn in a stream, with its arguments. */
+template <class F, class... A> struct waiting_t {
+    shape_t shape;
+    const char *kernel;
+    F body;
+    std::tuple<A...> arguments; /* of kernels: nothing to destroy */
+
+    static void run_thread(void *self) {
+        const waiting_t *w = (const waiting_t *)self;
+        std::apply(w->body, w->arguments);
+    }
+    static void run(void *self) {
+        const waiting_t *w = (const waiting_t *)self;
+        const shape_t &s = w->shape;
+        if (!sim_kernel_fails()) launch(s.blocks, s.threads, s.more, run_thread, self, w->kernel);
+        free(self);
+    }
+};
+
+template <class F, class... A>
+void run_in_turn(void *stream, shape_t shape, const char *kernel, F body, A... arguments) {
+    void *memory = malloc(sizeof(waiting_t<F, A...>));
+    if (!memory) abort();
+    sim_give((cudaStream_t)stream, waiting_t<F, A...>::run,
+             new (memory) waiting_t<F, A...>{shape, kernel, body, {arguments...}});
 }
 
 static inline int lane() {
@@ -155,7 +183,9 @@ static inline int __ffs(int x) {
     T *const name = (T *)emu::shared(&name##_tag, sizeof(T) * (n), EMU_AT)
 #define GPU_MORE(T, name) T *const name = (T *)emu::shared_more()
 #define GPU_RUN(more, kernel, blocks, threads, ...)                                                \
-    emu::run_all(blocks, threads, more, [&] { kernel(__VA_ARGS__); }, #kernel)
+    emu::run_in_turn(gpu_call.stream, emu::shape_t{blocks, threads, more}, #kernel,                \
+                     [](auto... emu_arguments) { kernel(emu_arguments...); } __VA_OPT__(, )        \
+                         __VA_ARGS__)
 #define GPU_RUN_MORE GPU_RUN
 
 #endif

@@ -20,8 +20,6 @@ typedef struct emu_lt_s {
     int fastest;      /* the algorithm that measuring finds; -1 = the clock says */
     int refuses_kept; /* so many algorithms that it is asked to check */
     uint32_t wants;   /* alignment that every product wants, whatever was promised; 0 = that */
-    int driver;       /* version of the driver */
-    int begun;        /* products that were measured */
     int proposals;    /* questions that it was asked, and products */
     int checks;
     int products;

@@ -5,8 +5,10 @@
 Each is one change of text in a copy of the tree. Of a kernel: a barrier that is missing, one in a
 branch, a thread that ends too early; its operator is run on cases of its own, in several orders of
 threads. Of the engine: a wait that is missing, before a reply, before the host reads what the queue
-writes, before memory is freed or unmapped; the fake device (tests/fake) works late. WORD picks
-those whose name holds it. Exit status 1: a bug was not found, or a change no longer applies.
+writes, before memory is freed or unmapped; the fake device (tests/fake) works late. Of the CUDA
+device: a wait that is missing, an error that is told twice; the stand-in for CUDA (tests/sim) works
+late, too. WORD picks those whose name holds it. Exit status 1: a bug was not found, or a change no
+longer applies.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ def no_wait_for(what: str, file: str, read: str) -> Mutant:
 
 def late(name: str, file: str, old: str, new: str) -> Mutant:
     """A bug of the engine; the device begins so late that a missing wait shows."""
-    env = {"GRADD_FAKE_DELAY_US": "10000"}
+    env = {"GRADD_FAKE_DELAY_US": "10000", "GRADD_SIM_DELAY_US": "10000"}
     return Mutant(name, file, old, new, tests=("test_fake", "test_step"), env=env)
 
 
@@ -183,7 +185,29 @@ WAITS = [
         "    /* its",
     ),
 ]
-MUTANTS = KERNELS + WAITS
+CUDA = "kernels/cuda/plugin/device.cu"
+DEVICE = [
+    late(
+        "no wait before the host reads a fault",
+        CUDA,
+        '    CU(cudaStreamSynchronize((cudaStream_t)gpu_call.stream), "a wait");\n',
+        "",
+    ),
+    late("an error that is told twice", CUDA, "    cudaGetLastError();\n    return", "    return"),
+    late(
+        "an allocation's error that is told twice",
+        CUDA,
+        "        cudaGetLastError(); /* it is no failure of what comes next */\n",
+        "",
+    ),
+    late(
+        "memory that is freed before its turn",
+        CUDA,
+        "if (memory) cudaFreeAsync(memory, q->stream)",
+        "if (memory) cudaFreeAsync(memory, nullptr)",
+    ),
+]
+MUTANTS = KERNELS + WAITS + DEVICE
 
 
 def build(tree: Path, tests: tuple[str, ...]) -> bool:

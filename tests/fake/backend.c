@@ -2,8 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/product/kept.h"
-#include "tests/emu/device.h"
 #include "tests/fake/queue.h"
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -42,19 +40,10 @@ static gradd_status_t fake_zero(gradd_queue_t *q, void *memory, size_t bytes) {
 
 /* ---- queue ----------------------------------------------------------------------------------- */
 
-static gradd_status_t create(const char *device, int threads, const gradd_backend_t *does,
-                             gradd_queue_t **out) {
-    if (threads != 1)
-        return GRADD_FAIL(UNSUPPORTED, "the %s computes with 1 thread, not %d", device, threads);
-    return fake_queue_create(does, out);
-}
-
 static gradd_status_t fake_create(int threads, gradd_queue_t **out) {
-    return create("fake device", threads, &gradd_backend_cpu, out);
-}
-
-static gradd_status_t emu_create(int threads, gradd_queue_t **out) {
-    return create("emulated GPU", threads, &emu_here, out);
+    if (threads != 1)
+        return GRADD_FAIL(UNSUPPORTED, "the fake device computes with 1 thread, not %d", threads);
+    return fake_queue_create(out);
 }
 
 static gradd_status_t fake_enter(gradd_queue_t *q, int threads) {
@@ -123,10 +112,6 @@ static const char *fake_library(void) {
     return gradd_backend_cpu.library();
 }
 
-static const char *emu_library(void) {
-    return "a stand-in for cuBLASLt";
-}
-
 static bool fake_multiplies(gradd_dtype_t dtype) {
     return gradd_backend_cpu.multiplies(dtype);
 }
@@ -176,51 +161,32 @@ __attribute__((constructor)) static void copy_rows(void) {
     }
 }
 
-/* The devices of this folder differ in their kernels, and in the thread that does their work. */
-#define TABLE(title, create, list, multiplier, text)                                               \
-    {.abi = GRADD_BACKEND_ABI,                                                                     \
-     .size = sizeof(gradd_backend_t),                                                              \
-     .name = title,                                                                                \
-     .map = fake_map,                                                                              \
-     .unmap = fake_unmap,                                                                          \
-     .queue_create = create,                                                                       \
-     .queue_destroy = fake_queue_destroy,                                                          \
-     .queue_enter = fake_enter,                                                                    \
-     .wait = fake_queue_wait,                                                                      \
-     .alloc = fake_alloc,                                                                          \
-     .free = fake_free,                                                                            \
-     .copy = fake_copy,                                                                            \
-     .zero = fake_zero,                                                                            \
-     .launch = fake_launch,                                                                        \
-     .scan = fake_scan,                                                                            \
-     .fingerprint = fake_fingerprint,                                                              \
-     .norm2 = fake_norm2,                                                                          \
-     .adam = fake_adam,                                                                            \
-     .adam_commit = fake_commit,                                                                   \
-     .store = fake_store,                                                                          \
-     .library = multiplier,                                                                        \
-     .multiplies = fake_multiplies,                                                                \
-     .kernels = list,                                                                              \
-     .n_kernels = sizeof list / sizeof list[0],                                                    \
-     .touched = fake_touched,                                                                      \
-     .head_rows = 128,                                                                             \
-     .head_block = 1 << 20,                                                                        \
-     .kept = text}
-
-const gradd_backend_t gradd_backend_fake =
-    TABLE("fake", fake_create, family_list, fake_library, NULL);
-
-/* ---- the emulated GPU: its own kernels ------------------------------------------------------- */
-
-#define X(family) extern const gradd_kernels_t gradd_cuda_kernels_##family;
-#include "cuda_list.inc"
-#undef X
-
-static const gradd_kernels_t *const emu_list[] = {
-#define X(family) &gradd_cuda_kernels_##family,
-#include "cuda_list.inc"
-#undef X
+const gradd_backend_t gradd_backend_fake = {
+    .abi = GRADD_BACKEND_ABI,
+    .size = sizeof(gradd_backend_t),
+    .name = "fake",
+    .map = fake_map,
+    .unmap = fake_unmap,
+    .queue_create = fake_create,
+    .queue_destroy = fake_queue_destroy,
+    .queue_enter = fake_enter,
+    .wait = fake_queue_wait,
+    .alloc = fake_alloc,
+    .free = fake_free,
+    .copy = fake_copy,
+    .zero = fake_zero,
+    .launch = fake_launch,
+    .scan = fake_scan,
+    .fingerprint = fake_fingerprint,
+    .norm2 = fake_norm2,
+    .adam = fake_adam,
+    .adam_commit = fake_commit,
+    .store = fake_store,
+    .library = fake_library,
+    .multiplies = fake_multiplies,
+    .kernels = family_list,
+    .n_kernels = sizeof family_list / sizeof family_list[0],
+    .touched = fake_touched,
+    .head_rows = 128,
+    .head_block = 1 << 20,
 };
-
-const gradd_backend_t gradd_backend_emu =
-    TABLE("emu", emu_create, emu_list, emu_library, gpu_kept_text);

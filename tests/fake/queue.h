@@ -48,7 +48,6 @@ typedef struct item_s {
 } item_t;
 
 struct gradd_queue_s {
-    const gradd_backend_t *does; /* the work, where the operands are mapped, at once */
     memory_t memory;
     pthread_t thread;
     pthread_mutex_t lock;         /* guards what follows */
@@ -69,8 +68,7 @@ gradd_status_t item_carry_out(gradd_queue_t *queue, item_t *item);
 
 /* Whether this one is the one that fails. */
 bool fake_queue_hits(gradd_queue_t *queue, fake_point_t point);
-/* Its work is done by the functions of another table, which get no queue. */
-gradd_status_t fake_queue_create(const gradd_backend_t *does, gradd_queue_t **out);
+gradd_status_t fake_queue_create(gradd_queue_t **out);
 void fake_queue_destroy(gradd_queue_t *queue);
 void fake_queue_enter(gradd_queue_t *queue);
 /* Copies *item into the list. */

@@ -1,4 +1,4 @@
-/* The fake device's handling of a piece of work: functions of another table, where the bytes are
+/* The fake device's handling of a piece of work: functions of the CPU's table, where the bytes are
  * mapped. See fake.h. */
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static gradd_status_t launch(gradd_queue_t *q, item_t *item) {
     item->launch.in = v;
     item->launch.out = v + item->launch.n_in;
     item->launch.workspace = here(q, item->launch.workspace, 1, name);
-    return q->does->launch(NULL, item->kernel, &item->launch);
+    return gradd_backend_cpu.launch(NULL, item->kernel, &item->launch);
 }
 
 static gradd_status_t adam(gradd_queue_t *q, const item_t *item) {
@@ -52,7 +52,7 @@ static gradd_status_t adam(gradd_queue_t *q, const item_t *item) {
     s.m = here(q, s.m, 1, "adam"), s.v = here(q, s.v, 1, "adam");
     s.out_p = here(q, s.out_p, 1, "adam"), s.out_m = here(q, s.out_m, 1, "adam");
     s.out_v = here(q, s.out_v, 1, "adam");
-    return q->does->adam(NULL, &item->hyper, item->scale, &s);
+    return gradd_backend_cpu.adam(NULL, &item->hyper, item->scale, &s);
 }
 
 static gradd_status_t commit(gradd_queue_t *q, const item_t *item) {
@@ -61,12 +61,12 @@ static gradd_status_t commit(gradd_queue_t *q, const item_t *item) {
     c.v = here(q, c.v, 1, "commit"), c.out_p = here(q, c.out_p, 1, "commit");
     c.out_master = here(q, c.out_master, 1, "commit"), c.out_m = here(q, c.out_m, 1, "commit");
     c.out_v = here(q, c.out_v, 1, "commit");
-    return q->does->adam_commit(NULL, &c);
+    return gradd_backend_cpu.adam_commit(NULL, &c);
 }
 
 static gradd_status_t scan(gradd_queue_t *q, const item_t *item) {
     const gradd_view_t v = {item->view.type, here(q, item->view.data, 0, "scan")};
-    return q->does->scan(NULL, &v, item->scan);
+    return gradd_backend_cpu.scan(NULL, &v, item->scan);
 }
 
 static gradd_status_t fingerprint(gradd_queue_t *q, const item_t *item) {
@@ -76,7 +76,8 @@ static gradd_status_t fingerprint(gradd_queue_t *q, const item_t *item) {
         const gradd_bytes_t *from = &item->bytes_list[i];
         list[i] = (gradd_bytes_t){here(q, from->data, from->bytes, "fingerprint"), from->bytes};
     }
-    gradd_status_t status = q->does->fingerprint(NULL, list, item->n, item->whole, item->print);
+    gradd_status_t status =
+        gradd_backend_cpu.fingerprint(NULL, list, item->n, item->whole, item->print);
     free(list);
     return status;
 }
@@ -88,7 +89,7 @@ static gradd_status_t norm2(gradd_queue_t *q, const item_t *item) {
         list[i] = item->span_list[i];
         list[i].data = here(q, list[i].data, (size_t)list[i].n, "norm2");
     }
-    gradd_status_t status = q->does->norm2(NULL, list, item->n, item->sum);
+    gradd_status_t status = gradd_backend_cpu.norm2(NULL, list, item->n, item->sum);
     free(list);
     return status;
 }
@@ -96,7 +97,7 @@ static gradd_status_t norm2(gradd_queue_t *q, const item_t *item) {
 static gradd_status_t touched(gradd_queue_t *q, const item_t *item) {
     gradd_span_t span = *item->span_list;
     span.data = here(q, span.data, (size_t)span.n, "touched");
-    return q->does->touched(NULL, &span, item->width, item->bits);
+    return gradd_backend_cpu.touched(NULL, &span, item->width, item->bits);
 }
 
 gradd_status_t item_carry_out(gradd_queue_t *q, item_t *item) {
@@ -115,7 +116,7 @@ gradd_status_t item_carry_out(gradd_queue_t *q, item_t *item) {
     case ITEM_COMMIT:
         return commit(q, item);
     case ITEM_STORE:
-        return q->does->store(NULL, here(q, item->to, 8, "store"), item->value);
+        return gradd_backend_cpu.store(NULL, here(q, item->to, 8, "store"), item->value);
     case ITEM_SCAN:
         return scan(q, item);
     case ITEM_FINGERPRINT:

@@ -1,5 +1,6 @@
-/* The engine on a device that works later, in memory of its own (tests/fake): order, constants,
- * zeros, arenas that grow, what is freed, and what fails. Every bit is the CPU's. */
+/* The engine on devices that work later, in memory of their own: order, constants, zeros, arenas
+ * that grow, what is freed, and what fails. The fake device (tests/fake) has the CPU's bits; the
+ * emulated GPU is the CUDA plug-in's device on a stand-in for CUDA (tests/sim). */
 #include "tests/fake/fake.h"
 
 #include <math.h>
@@ -11,6 +12,7 @@
 #include "server/exec/run.h"
 #include "tests/c/ground.h"
 #include "tests/c/onnx_build.h"
+#include "tests/sim/sim.h"
 #include "tests/test.h"
 
 enum { N = 5, ELEMENTS = 1000, SETS = 1 << N };
@@ -80,6 +82,41 @@ static gradd_device_t *open_named(const char *name) {
     CHECK_OK(gradd_device_open(&o, &device));
     return device;
 }
+
+/* How a device tells of its work, and how it is made to fail. */
+typedef struct late_device_s {
+    const char *name, *no_memory, *no_map, *lost;
+    gradd_status_t map_failure;
+    void (*fail)(gradd_queue_t *queue, fake_point_t point, int n);
+    int (*pending)(gradd_queue_t *queue);
+    int64_t (*bytes)(gradd_queue_t *queue); /* that are taken */
+} late_device_t;
+
+static void emu_fail(gradd_queue_t *queue, fake_point_t point, int n) {
+    static const char *const calls[FAKE_POINTS] = {"cudaMallocAsync", "cudaHostRegister", "kernel",
+                                                   "cudaMemcpyAsync"};
+    (void)queue;
+    sim_fail(calls[point], n);
+}
+
+static int emu_pending(gradd_queue_t *queue) {
+    (void)queue;
+    return sim_pending();
+}
+
+static int64_t emu_bytes(gradd_queue_t *queue) {
+    (void)queue;
+    return (int64_t)sim_bytes();
+}
+
+static const late_device_t devices[] = {
+    {"fake", "the device has no memory for", "the device cannot map 8192 bytes",
+     "the device is lost",         GRADD_E_SHM,   fake_fail, fake_pending, fake_bytes},
+    {"emu",  "the GPU has no memory for",    "the GPU cannot map 8192 bytes",
+     "unspecified launch failure", GRADD_E_NOMEM, emu_fail,  emu_pending,  emu_bytes }
+};
+enum { N_DEVICES = sizeof devices / sizeof devices[0] };
+#define FOR_DEVICES(d) for (const late_device_t *d = devices; d < devices + N_DEVICES; d++)
 
 /* A plan, and tensors that both sides see: N vectors each. */
 typedef struct fake_world_s {
@@ -195,9 +232,9 @@ static gradd_plan_t *chain(const char *op, gradd_device_t *device, gradd_model_t
 }
 
 /* A backward that keeps the activations cannot put gradients in their place. */
-TEST(an_arena_moves_with_what_it_holds) {
+static void move_arena(const late_device_t *d) {
     gradd_model_t *model;
-    gradd_device_t *fake = open_named("fake");
+    gradd_device_t *fake = open_named(d->name);
     fake_world_t w = open_world(chain("Sin", fake, &model)); /* the gradient needs cosines */
     gradd_run_t *run;
     vector_t first;
@@ -217,6 +254,10 @@ TEST(an_arena_moves_with_what_it_holds) {
     gradd_model_destroy(model);
 }
 
+TEST(an_arena_moves_with_what_it_holds) {
+    FOR_DEVICES(d) move_arena(d);
+}
+
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 static void cancel_later(void *context, const gradd_plan_t *plan, const plan_launch_t *launch,
@@ -226,19 +267,23 @@ static void cancel_later(void *context, const gradd_plan_t *plan, const plan_lau
 }
 
 /* A caller that is told that a run has ended may reuse its tensors. */
-TEST(nothing_is_under_way_after_a_run_has_failed) {
+static void cancel_run(const late_device_t *d) {
     gradd_model_t *model = load();
-    gradd_device_t *fake = open_named("fake");
+    gradd_device_t *fake = open_named(d->name);
     fake_world_t w = open_world(make_plan(model, fake));
     int cancel = 0;
     gradd_run_t *run;
     device_set_hook(fake, cancel_later, &cancel);
     CHECK_STATUS(GRADD_E_STALE, forward(&w, 0, &cancel, &run));
-    CHECK_EQ_INT(fake_pending(fake->queue), 0);
+    CHECK_EQ_INT(d->pending(fake->queue), 0);
     gradd_run_destroy(run);
     close_world(&w);
     gradd_device_close(fake);
     gradd_model_destroy(model);
+}
+
+TEST(nothing_is_under_way_after_a_run_has_failed) {
+    FOR_DEVICES(d) cancel_run(d);
 }
 
 /* The memory that its constants are copied from is freed with it. */
@@ -254,9 +299,9 @@ TEST(the_end_of_a_plan_waits) {
     gradd_model_destroy(model);
 }
 
-TEST(the_finite_check_waits) {
+static void check_finite(const late_device_t *d) {
     gradd_model_t *model = load();
-    gradd_device_t *fake = open_named("fake");
+    gradd_device_t *fake = open_named(d->name);
     fake_world_t w = open_world(make_plan(model, fake));
     gradd_run_t *run;
     w.x[2][7] = NAN;
@@ -268,8 +313,12 @@ TEST(the_finite_check_waits) {
     gradd_model_destroy(model);
 }
 
-TEST(reading_back_waits) {
-    gradd_device_t *fake = open_named("fake");
+TEST(the_finite_check_waits) {
+    FOR_DEVICES(d) check_finite(d);
+}
+
+static void read_back(const late_device_t *d) {
+    gradd_device_t *fake = open_named(d->name);
     ground_t g = ground_make(sizeof(vector_t));
     vector_t *there = (vector_t *)g.host, mine;
     ground_enter(&g, fake);
@@ -278,6 +327,10 @@ TEST(reading_back_waits) {
     CHECK(mine[9] == 42);
     ground_free(&g);
     gradd_device_close(fake);
+}
+
+TEST(reading_back_waits) {
+    FOR_DEVICES(d) read_back(d);
 }
 
 /* ---- what fails ------------------------------------------------------------------------------ */
@@ -305,9 +358,9 @@ static gradd_plan_t *gather(gradd_device_t *device, gradd_model_t **out_model) {
 }
 
 /* The operator has been given away long ago when its indices are looked at. */
-TEST(a_fault_names_its_node) {
+static void name_fault(const late_device_t *d) {
     gradd_model_t *model;
-    gradd_device_t *fake = open_named("fake");
+    gradd_device_t *fake = open_named(d->name);
     gradd_plan_t *plan = gather(fake, &model);
     ground_t g = ground_make(2 * sizeof(vector_t));
     int64_t *i = (int64_t *)(g.host + 4096);
@@ -322,7 +375,7 @@ TEST(a_fault_names_its_node) {
         CHECK_EQ_INT(status, turn == 1 ? GRADD_E_INDEX : GRADD_OK);
         if (status) CHECK_ERROR_HAS("'pick' (Gather): ");
         if (status) CHECK_ERROR_HAS("1000");
-        CHECK_EQ_INT(fake_pending(fake->queue), 0);
+        CHECK(d->pending(fake->queue) <= (status != GRADD_OK)); /* the record is cleared later */
         gradd_run_destroy(run);
         ground_leave(&g);
     }
@@ -332,13 +385,18 @@ TEST(a_fault_names_its_node) {
     gradd_model_destroy(model);
 }
 
+TEST(a_fault_names_its_node) {
+    FOR_DEVICES(d) name_fault(d);
+}
+
 /* Whichever allocation fails, of plans, arenas, wider arenas or zeros: a named error, nothing lost,
  * and the next try succeeds. */
-TEST_LIMIT(every_allocation_may_fail, 60) {
+static void fail_allocations(const late_device_t *d) {
     gradd_model_t *model = load();
-    gradd_device_t *fake = open_named("fake"), *cpu = open_named("cpu");
-    fake_world_t now = open_world(make_plan(model, cpu));
+    gradd_device_t *fake = open_named(d->name), *other = open_named(d->name);
+    fake_world_t now = open_world(make_plan(model, other));
     train(&now, 6, true);
+    const int64_t before = d->bytes(fake->queue);
     int failed = 0;
     for (int n = 1; failed == n - 1; n++) {
         gradd_plan_t *plan = NULL;
@@ -349,7 +407,7 @@ TEST_LIMIT(every_allocation_may_fail, 60) {
             types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
         const gradd_plan_options_t o = options_of(types, N, all, N, fake);
         gradd_device_trim(fake);
-        fake_fail(fake->queue, FAKE_ALLOC, n);
+        d->fail(fake->queue, FAKE_ALLOC, n);
         gradd_status_t status = gradd_plan_create(model, &o, &plan);
         fake_world_t late = {0};
         if (!status) {
@@ -359,53 +417,61 @@ TEST_LIMIT(every_allocation_may_fail, 60) {
             if (!status) status = backward(&late, run, 6, false);
         }
         if (status) CHECK_EQ_INT(status, GRADD_E_NOMEM);
-        if (status) CHECK_ERROR_HAS("the device has no memory for");
+        if (status) CHECK_ERROR_HAS(d->no_memory);
         if (!status) CHECK(!memcmp(late.dx, now.dx, sizeof(vector_t) * N));
         failed += status != GRADD_OK;
-        fake_fail(fake->queue, FAKE_ALLOC, 0);
+        d->fail(fake->queue, FAKE_ALLOC, 0);
         if (run) gradd_run_destroy(run);
         if (plan) close_world(&late);
     }
     CHECK(failed >= 3);
-    close_world(&now);
     gradd_device_trim(fake);
     CHECK_OK(fake->backend->wait(fake->queue, NULL));
-    CHECK_EQ_INT(fake_bytes(fake->queue), 0);
-    gradd_device_close(fake), gradd_device_close(cpu);
+    CHECK_EQ_INT(d->bytes(fake->queue), before);
+    close_world(&now);
+    gradd_device_close(fake), gradd_device_close(other);
     gradd_model_destroy(model);
 }
 
-TEST(a_segment_may_be_refused) {
-    gradd_device_t *fake = open_named("fake");
+TEST_LIMIT(every_allocation_may_fail, 60) {
+    FOR_DEVICES(d) fail_allocations(d);
+}
+
+static void refuse_segment(const late_device_t *d) {
+    gradd_device_t *fake = open_named(d->name);
     gradd_segment_t mine = GRADD_SEGMENT_INIT, theirs = GRADD_SEGMENT_INIT;
     CHECK_OK(gradd_segment_create("test", 8192, &mine));
-    fake_fail(fake->queue, FAKE_MAP, 1);
+    d->fail(fake->queue, FAKE_MAP, 1);
     int fd = dup(mine.fd);
-    CHECK_STATUS(GRADD_E_SHM, gradd_segment_open(fd, 8192, device_mapper(fake), &theirs));
-    CHECK_ERROR_HAS("the device cannot map 8192 bytes");
+    CHECK_STATUS(d->map_failure, gradd_segment_open(fd, 8192, device_mapper(fake), &theirs));
+    CHECK_ERROR_HAS(d->no_map);
     CHECK_OK(gradd_segment_open(fd, 8192, device_mapper(fake), &theirs));
     CHECK(theirs.base != mine.base);
     gradd_segment_finish(&theirs), gradd_segment_finish(&mine);
     gradd_device_close(fake);
 }
 
+TEST(a_segment_may_be_refused) {
+    FOR_DEVICES(d) refuse_segment(d);
+}
+
 /* Wherever it is lost: the run says so, with the node if the device knows it, and so does
  * everything that is asked afterwards. */
-static void check_lost(fake_point_t point) {
+static void check_lost(const late_device_t *d, fake_point_t point) {
     gradd_model_t *model = load();
     for (int n = 1, lost = 1; lost; n++) {
-        gradd_device_t *fake = open_named("fake");
+        sim_find();
+        gradd_device_t *fake = open_named(d->name);
         fake_world_t w = open_world(make_plan(model, fake));
         gradd_run_t *run;
-        fake_fail(fake->queue, point, n);
+        d->fail(fake->queue, point, n);
         gradd_status_t status = forward(&w, 0, NULL, &run);
         if (!status) status = backward(&w, run, 2, true);
         lost = status == GRADD_E_DEVICE;
         if (status) CHECK_STATUS(GRADD_E_DEVICE, status);
-        if (lost) CHECK_ERROR_HAS("the device is lost");
+        if (lost) CHECK_ERROR_HAS(d->lost);
         if (lost) CHECK((strstr(gradd_error_message(), "one of ") != NULL) == (point == FAKE_ITEM));
-        if (lost && point == FAKE_LAUNCH)
-            CHECK(strcmp(gradd_error_message(), "the device is lost"));
+        if (lost && point == FAKE_LAUNCH) CHECK(strcmp(gradd_error_message(), d->lost));
         gradd_run_destroy(run);
         if (lost) CHECK_STATUS(GRADD_E_DEVICE, forward(&w, 0, NULL, &run));
         if (lost) gradd_run_destroy(run);
@@ -417,11 +483,72 @@ static void check_lost(fake_point_t point) {
 }
 
 TEST_LIMIT(a_lost_device_says_so, 60) {
-    check_lost(FAKE_ITEM);
+    FOR_DEVICES(d) check_lost(d, FAKE_ITEM);
 }
 
 TEST_LIMIT(a_device_that_is_lost_in_a_launch_names_it, 60) {
-    check_lost(FAKE_LAUNCH);
+    check_lost(&devices[0], FAKE_LAUNCH);
+}
+
+/* A plan, a forward and a backward on the emulated GPU, where a call of CUDA fails on the way. */
+static gradd_status_t try_emu(gradd_model_t *model, const char *call, int n, int *out_left) {
+    static const int32_t all[N] = {0, 1, 2, 3, 4};
+    gradd_device_t *device = NULL;
+    gradd_plan_t *plan = NULL;
+    gradd_run_t *run = NULL;
+    fake_world_t w = {0};
+    gradd_type_t types[N];
+    const gradd_device_options_t options = {.name = "emu", .threads = 1};
+    for (int i = 0; i < N; i++)
+        types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
+    sim_find();
+    sim_fail(call, n);
+    gradd_status_t status = gradd_device_open(&options, &device);
+    const gradd_plan_options_t o = options_of(types, N, all, N, device);
+    if (!status) status = gradd_plan_create(model, &o, &plan);
+    if (!status) {
+        w = open_world(plan);
+        status = forward(&w, 0, NULL, &run);
+        if (!status) status = backward(&w, run, 6, false);
+    }
+    *out_left = sim_left();
+    sim_fail("", 0);
+    if (status)
+        CHECK(strstr(gradd_error_message(), "GPU") || strstr(gradd_error_message(), "CUDA"));
+    if (run) gradd_run_destroy(run);
+    if (w.plan) close_world(&w);
+    if (device) gradd_device_close(device);
+    sim_find();
+    CHECK_EQ_INT(sim_bytes(), 0);
+    return status;
+}
+
+/* Whichever call of CUDA fails, and whenever: an error that names CUDA or the GPU, or none; nothing
+ * is left, and the next device works. Segments are left out: the test's own code maps them. */
+TEST_LIMIT(every_call_of_cuda_may_fail, 60) {
+    static const char *const calls[] = {"cudaMalloc",
+                                        "cudaMallocAsync",
+                                        "cudaMemset",
+                                        "cudaMemsetAsync",
+                                        "cudaMemcpyAsync",
+                                        "cudaStreamSynchronize",
+                                        "cudaEventCreate",
+                                        "cudaEventRecord",
+                                        "cudaEventSynchronize",
+                                        "cudaEventElapsedTime",
+                                        "cudaDeviceSynchronize",
+                                        "cudaStreamCreateWithFlags",
+                                        "kernel"};
+    gradd_model_t *model = load();
+    int failed = 0;
+    for (size_t k = 0; k < sizeof calls / sizeof calls[0]; k++)
+        for (int n = 1, left = 0; !left; n += 1 + n / 4) {
+            const gradd_status_t status = try_emu(model, calls[k], n, &left);
+            if (left) CHECK_OK(status); /* it did not come to that */
+            failed += status != GRADD_OK;
+        }
+    CHECK(failed > 20);
+    gradd_model_destroy(model);
 }
 
 /* ---- operands that the host reads -------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
 #include "tests/emu/lt.h"
+#include "tests/sim/sim.h"
 #include "tests/test.h"
 
 #include <dirent.h>
@@ -259,10 +260,10 @@ TEST(a_measured_algorithm_is_kept) {
     use_cache();
     CHECK_EQ_INT(choose(SHAPE, 2), 2);
     CHECK_EQ_INT(choose(SHAPE, 3), 2);
-    CHECK_EQ_INT(emu_lt()->begun, 1);
+    CHECK_EQ_INT(sim_events(), 2);
     CHECK_EQ_INT(choose("f32[5,8] f32[8,17]", 3), 3);
     CHECK_EQ_INT(choose("f32[5,8] f32[8,17]", 1), 3);
-    CHECK_EQ_INT(emu_lt()->begun, 2);
+    CHECK_EQ_INT(sim_events(), 4);
     CHECK_EQ_INT(count_lines(), 3);
     CHECK(!stat(file, &st) && (st.st_mode & 0777) == 0600);
     CHECK(strstr(gpu_kept_text(), "2 measured algorithms in /tmp/gradd-test-"));
@@ -341,11 +342,11 @@ TEST(other_versions_measure_anew) {
     CHECK_EQ_INT(choose(SHAPE, 2), 2);
     emu_lt()->version = 130200;
     CHECK_EQ_INT(choose(SHAPE, 3), 3);
-    emu_lt()->driver = 13010;
+    sim_settings()->driver = 13010;
     CHECK_EQ_INT(choose(SHAPE, 1), 1);
     CHECK_EQ_INT(find_files(), 3);
     emu_lt()->version = 0;
-    emu_lt()->driver = 0;
+    sim_settings()->driver = 0;
     CHECK_EQ_INT(choose(SHAPE, 1), 2);
     drop_cache();
 }
@@ -368,7 +369,7 @@ TEST(without_a_place_to_keep_it_the_first_is_taken) {
     snprintf(at, sizeof at, "%s/gradd", cache);
     CHECK(!close(open(at, O_CREAT | O_WRONLY, 0600))); /* where the folder would be */
     CHECK_EQ_INT(choose(SHAPE, 2), 0);
-    CHECK_EQ_INT(emu_lt()->begun, 0);
+    CHECK_EQ_INT(sim_events(), 0);
     CHECK(strstr(gpu_kept_text(), "no algorithm is measured, for none can be kept: /tmp/gradd-"));
     CHECK(!unlink(at));
     CHECK_EQ_INT(choose(SHAPE, 2), 2);

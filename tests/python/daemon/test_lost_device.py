@@ -1,4 +1,8 @@
-"""A device that fails: named errors, and no step lost. Only where the tests' own device runs."""
+"""A device that fails: named errors, and no step lost.
+
+Only where a device of the tests runs: the fake one (tests/fake), or the CUDA plug-in's on a
+stand-in for CUDA (tests/sim).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import DEVICE
 
 from gradd import ORTModule, errors, optim
 from gradd.session import client
 from helpers.nets import Net, batch, loss_of
 
 pytestmark = [pytest.mark.fake, pytest.mark.fake_only, pytest.mark.usefixtures("daemon")]
+EMULATED = DEVICE == "emu"
+FAIL, ONCE = (f"GRADD_{'SIM' if EMULATED else 'FAKE'}_{name}" for name in ("FAIL", "ONCE"))
+WORK = "kernel" if EMULATED else "item"
+REFUSED = (
+    [
+        ("cudaMallocAsync:2", errors.OutOfMemoryError, "the GPU has no memory for"),
+        ("cudaHostRegister:1", errors.OutOfMemoryError, "the GPU cannot map"),
+    ]
+    if EMULATED
+    else [
+        ("alloc:2", errors.OutOfMemoryError, "the device has no memory for"),
+        ("map:1", errors.SharedMemoryError, "the device cannot map"),
+    ]
+)
 
 
 def _train(steps: int) -> list[torch.Tensor]:
@@ -30,7 +49,7 @@ def _train(steps: int) -> list[torch.Tensor]:
 
 def _next_daemon(daemon: object, monkeypatch: pytest.MonkeyPatch, fail: str) -> None:
     """The one that a client starts instead of this one has a device that fails."""
-    monkeypatch.setenv("GRADD_FAKE_FAIL", fail)
+    monkeypatch.setenv(FAIL, fail)
     daemon.kill()
 
 
@@ -45,8 +64,8 @@ def test_a_lost_device_loses_no_bit(
 ) -> None:
     expected = _train(4)
     client.close_all()
-    monkeypatch.setenv("GRADD_FAKE_ONCE", str(tmp_path / "happened"))
-    _next_daemon(daemon, monkeypatch, f"item:{item}")
+    monkeypatch.setenv(ONCE, str(tmp_path / "happened"))
+    _next_daemon(daemon, monkeypatch, f"{WORK}:{item}")
     got = _train(4)
     _forgive(daemon)
     assert (tmp_path / "happened").exists()
@@ -58,19 +77,13 @@ def test_a_lost_device_loses_no_bit(
 def test_a_device_that_is_lost_again_and_again_is_an_error(
     daemon: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _next_daemon(daemon, monkeypatch, "item:9")
+    _next_daemon(daemon, monkeypatch, f"{WORK}:9")
     with pytest.raises(errors.SessionError, match="the daemon was lost .* times while asked to"):
         _train(4)
     _forgive(daemon)
 
 
-@pytest.mark.parametrize(
-    ("fail", "error", "what"),
-    [
-        ("alloc:2", errors.OutOfMemoryError, "the device has no memory for"),
-        ("map:1", errors.SharedMemoryError, "the device cannot map"),
-    ],
-)
+@pytest.mark.parametrize(("fail", "error", "what"), REFUSED)
 def test_a_refusal_is_named_and_the_session_survives(
     daemon: object, monkeypatch: pytest.MonkeyPatch, fail: str, error: type, what: str
 ) -> None:

@@ -1,7 +1,7 @@
 """Models train on the emulated GPU, by kernels that are written for CUDA: the CPU's losses.
 
 The daemon is the one of the tests, which has that device; every operator of a plan runs in an
-emulated kernel, and each piece of work in memory that nothing else can touch (tests/fake).
+emulated kernel, through the device of the CUDA plug-in, on a stand-in for CUDA (tests/sim).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _train(folder: Path, name: str, dtype: str, *devices: str, **more: str) -> l
         "PYTHONPATH": PYTHONPATH,
         "GRADD_BIN": str(FAKE),
         "GRADD_THREADS": "1",
-        "GRADD_FAKE_DELAY_US": "50",
+        "GRADD_SIM_DELAY_US": "50",
         "GRADD_SELF_CHECK": "0",
         **more,
     }

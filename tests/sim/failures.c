@@ -1,0 +1,131 @@
+/* Failures of the stand-in: which call fails, the thread's last error, and a device that is lost.
+ * See sim.h. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/sim/parts.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char wanted[64]; /* call that fails; "" = none */
+static int left;        /* until it does */
+static cudaError_t lost;
+static _Thread_local cudaError_t last;
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} errors[] = {
+    {cudaSuccess,                          "cudaSuccess",                          "no error"                  },
+    {cudaErrorInvalidValue,                "cudaErrorInvalidValue",                "invalid argument"          },
+    {cudaErrorMemoryAllocation,            "cudaErrorMemoryAllocation",            "out of memory"             },
+    {cudaErrorNoDevice,                    "cudaErrorNoDevice",                    "no CUDA-capable device"    },
+    {cudaErrorInvalidDevice,               "cudaErrorInvalidDevice",               "invalid device ordinal"    },
+    {cudaErrorInvalidResourceHandle,       "cudaErrorInvalidResourceHandle",       "invalid resource handle"   },
+    {cudaErrorNotReady,                    "cudaErrorNotReady",                    "device not ready"          },
+    {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
+     "memory is registered"                                                                                    },
+    {cudaErrorHostMemoryNotRegistered,     "cudaErrorHostMemoryNotRegistered",
+     "memory is not registered"                                                                                },
+    {cudaErrorLaunchFailure,               "cudaErrorLaunchFailure",               "unspecified launch failure"},
+};
+enum { N_ERRORS = sizeof errors / sizeof errors[0] };
+
+const char *cudaGetErrorName(cudaError_t error) {
+    for (int i = 0; i < N_ERRORS; i++)
+        if (errors[i].error == error) return errors[i].name;
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    for (int i = 0; i < N_ERRORS; i++)
+        if (errors[i].error == error) return errors[i].text;
+    return "unrecognized error code";
+}
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = lost ? lost : last;
+    last = cudaSuccess;
+    return error;
+}
+
+sim_settings_t *sim_settings(void) {
+    static sim_settings_t settings;
+    return &settings;
+}
+
+void sim_fail(const char *call, int n) {
+    pthread_mutex_lock(&lock);
+    snprintf(wanted, sizeof wanted, "%s", call);
+    left = n;
+    pthread_mutex_unlock(&lock);
+}
+
+int sim_left(void) {
+    pthread_mutex_lock(&lock);
+    const int n = left;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+static void read_environment(void) {
+    const char *text = getenv("GRADD_SIM_FAIL"), *colon = text ? strchr(text, ':') : NULL;
+    if (!colon) return;
+    snprintf(wanted, sizeof wanted, "%.*s", (int)(colon - text), text);
+    left = atoi(colon + 1);
+}
+
+/* Whether it may happen: not if it has in another life. */
+static bool first_time(void) {
+    const char *file = getenv("GRADD_SIM_ONCE");
+    if (!file) return true;
+    const int fd = open(file, O_CREAT | O_EXCL | O_CLOEXEC | O_WRONLY, 0600);
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+bool sim_hits(const char *call) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_environment);
+    pthread_mutex_lock(&lock);
+    const bool hits = left > 0 && !strcmp(wanted, call) && --left == 0 && first_time();
+    pthread_mutex_unlock(&lock);
+    return hits;
+}
+
+cudaError_t sim_failed(cudaError_t error) {
+    if (error) last = error;
+    return error;
+}
+
+cudaError_t sim_failing(const char *call, cudaError_t otherwise) {
+    if (sim_is_lost()) return lost;
+    return sim_failed(sim_hits(call) ? otherwise : cudaSuccess);
+}
+
+void sim_lose(cudaError_t error) {
+    pthread_mutex_lock(&lock);
+    lost = error;
+    pthread_mutex_unlock(&lock);
+}
+
+void sim_find(void) {
+    pthread_mutex_lock(&lock);
+    lost = cudaSuccess;
+    pthread_mutex_unlock(&lock);
+}
+
+bool sim_kernel_fails(void) {
+    if (!sim_is_lost() && sim_hits("kernel")) sim_lose(cudaErrorLaunchFailure);
+    return sim_is_lost();
+}
+
+bool sim_is_lost(void) {
+    pthread_mutex_lock(&lock);
+    const bool is = lost != cudaSuccess;
+    pthread_mutex_unlock(&lock);
+    return is;
+}

@@ -1,0 +1,136 @@
+/* Devices, memory and copies as calls of the CUDA runtime. See sim.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/parts.h"
+
+enum { UNITS = 2 }; /* few blocks for much work: loops go round */
+
+/* ---- the device ------------------------------------------------------------------------------ */
+
+cudaError_t cudaDriverGetVersion(int *out) {
+    *out = sim_settings()->driver;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *out) {
+    SIM_CALL(cudaErrorNoDevice);
+    *out = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
+    SIM_CALL(cudaErrorInvalidDevice);
+    if (device) return sim_failed(cudaErrorInvalidDevice);
+    *out = (cudaDeviceProp){.major = 9, .multiProcessorCount = UNITS};
+    snprintf(out->name, sizeof out->name, "an emulated GPU");
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    SIM_CALL(cudaErrorInvalidDevice);
+    return sim_failed(device ? cudaErrorInvalidDevice : cudaSuccess);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+cudaError_t cudaMalloc(void **out, size_t bytes) {
+    SIM_CALL(cudaErrorMemoryAllocation);
+    *out = sim_memory_take(bytes);
+    return sim_failed(*out ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream) {
+    (void)stream;
+    SIM_CALL(cudaErrorMemoryAllocation);
+    *out = sim_memory_take(bytes);
+    return sim_failed(*out ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFree(void *memory) {
+    if (!memory) return cudaSuccess;
+    sim_wait_all();
+    return sim_failed(sim_memory_drop(memory) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+static void drop(void *memory) {
+    if (sim_memory_drop(memory)) return;
+    fprintf(stderr, "CUDA's stand-in: %p is freed, but was not allocated\n", memory);
+    abort();
+}
+
+cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
+    if (memory) sim_give(stream, drop, memory);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
+    SIM_CALL(cudaErrorMemoryAllocation);
+    if (flags != cudaHostRegisterMapped) return sim_failed(cudaErrorInvalidValue);
+    const bool added = sim_memory_add(memory, bytes);
+    return sim_failed(added ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **out, void *memory, unsigned flags) {
+    SIM_CALL(cudaErrorInvalidValue);
+    if (flags || !sim_memory_has(memory)) return sim_failed(cudaErrorInvalidValue);
+    *out = memory;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void *memory) {
+    sim_wait_all();
+    return sim_failed(sim_memory_remove(memory) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+typedef struct sim_copy_s {
+    void *to;
+    const void *from; /* NULL = `value`, or the bytes behind this struct */
+    size_t bytes;
+    int value; /* of every byte; -1 = those behind this struct */
+    unsigned char held[];
+} sim_copy_t;
+
+static void copy(void *argument) {
+    sim_copy_t *c = argument;
+    if (sim_is_lost())
+        ;
+    else if (c->from)
+        memcpy(c->to, c->from, c->bytes);
+    else if (c->value < 0)
+        memcpy(c->to, c->held, c->bytes);
+    else
+        memset(c->to, c->value, c->bytes);
+    free(c);
+}
+
+static cudaError_t give(cudaStream_t stream, const sim_copy_t *how, const void *held) {
+    sim_copy_t *c = malloc(sizeof *c + (held ? how->bytes : 0));
+    if (!c) return sim_failed(cudaErrorMemoryAllocation);
+    *c = *how;
+    if (held) memcpy(c->held, held, how->bytes);
+    sim_give(stream, copy, c);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+    SIM_CALL(cudaErrorInvalidValue);
+    if (kind != cudaMemcpyDefault) return sim_failed(cudaErrorInvalidValue);
+    if (!bytes) return cudaSuccess;
+    const bool there = sim_memory_has(from);
+    return give(stream, &(sim_copy_t){to, there ? from : NULL, bytes, -1}, there ? NULL : from);
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+    SIM_CALL(cudaErrorInvalidValue);
+    return give(stream, &(sim_copy_t){to, NULL, bytes, value & 0xff}, NULL);
+}
+
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    SIM_CALL(cudaErrorInvalidValue);
+    return give(NULL, &(sim_copy_t){to, NULL, bytes, value & 0xff}, NULL);
+}

@@ -1,0 +1,62 @@
+/* A stand-in for a CUDA device and its driver, for tests without a GPU.
+ *
+ * A stream is a thread, which begins some random time after it was given work: code that does not
+ * wait sees old bytes. Memory of the device, and pages that were registered, can be touched only
+ * while a stream works: code that takes an address of the device for one of the process is stopped
+ * by SIGSEGV, and so is work on memory that was freed. New memory holds NaN and -1. Kernels run as
+ * functions of the host (tests/emu). A copy from memory of the process takes the bytes at once,
+ * as the driver does; all others happen in their turn.
+ *
+ * Streams run beside each other; while one works, the memory of all is open. That memory was used
+ * on a stream that does not wait for the other's work is found by values alone.
+ *
+ * Environment:
+ *   GRADD_SIM_DELAY_US    longest pause in front of work that finds a stream idle (500)
+ *   GRADD_SIM_FAIL=CALL:N the N-th call of that function fails, from 1 (cudaMallocAsync:2); or
+ *                         `kernel`: the N-th kernel fails, and with it the device is lost, which
+ *                         every later call says
+ *   GRADD_SIM_ONCE=FILE   ... unless FILE exists; it is made when that happens
+ */
+#ifndef GRADD_TESTS_SIM_SIM_H
+#define GRADD_TESTS_SIM_SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "tests/sim/cuda_runtime.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What tests set. */
+typedef struct sim_settings_s {
+    int driver;             /* its version */
+    bool blocking;          /* work is done when it is given, as with CUDA_LAUNCH_BLOCKING */
+    float (*elapsed)(void); /* ms between two events; NULL, or negative: the clock's */
+} sim_settings_t;
+/* Of this process. */
+sim_settings_t *sim_settings(void);
+
+/* As GRADD_SIM_FAIL from now on: the n-th call from now fails, 1 = the next. */
+void sim_fail(const char *call, int n);
+/* Calls until it does; 0 = it has, or none is to. */
+int sim_left(void);
+/* A lost device is whole again. */
+void sim_find(void);
+/* Bytes of memory of the device that are not freed, and work of all streams that is not done. */
+size_t sim_bytes(void);
+int sim_pending(void);
+
+/* Events that were made so far. */
+int sim_events(void);
+
+/* Work of a stream: `run(argument)` in its turn; without a stream at once. */
+void sim_give(cudaStream_t stream, void (*run)(void *), void *argument);
+/* Whether a kernel whose turn it is must be left out: the device is lost, perhaps by this one. */
+bool sim_kernel_fails(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,233 @@
+/* Streams of the stand-in: lists of work with a thread each, and events. See sim.h. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/sim/parts.h"
+
+typedef struct sim_item_s {
+    struct sim_item_s *next;
+    void (*run)(void *);
+    void *argument;
+} sim_item_t;
+
+struct sim_stream_s {
+    struct sim_stream_s *next;
+    pthread_t thread;
+    sim_item_t *first, **end; /* `first` is in progress until it leaves the list */
+    bool ending;
+    unsigned random;
+};
+
+struct sim_event_s {
+    uint64_t recorded, done; /* how often */
+    double ms;               /* when it was done last */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all lists and events */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct sim_stream_s *streams;
+static int events;
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* No test may rely on the time between the request and the work. */
+static void pause_for(cudaStream_t s) {
+    const char *text = getenv("GRADD_SIM_DELAY_US");
+    const long most = text ? atol(text) : 500;
+    if (most > 0) usleep((unsigned)(most / 4 + rand_r(&s->random) % most * 3 / 4));
+}
+
+static sim_item_t *next_item(cudaStream_t s) {
+    pthread_mutex_lock(&lock);
+    while (!s->first && !s->ending)
+        pthread_cond_wait(&changed, &lock);
+    sim_item_t *item = s->first;
+    pthread_mutex_unlock(&lock);
+    return item;
+}
+
+/* Closes the memory behind the last one, before others see that the stream is idle. */
+static bool finish_item(cudaStream_t s, sim_item_t *item) {
+    pthread_mutex_lock(&lock);
+    const bool last = !item->next;
+    if (last) sim_memory_close();
+    s->first = item->next;
+    if (last) s->end = &s->first;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    free(item);
+    return last;
+}
+
+static void *serve(void *argument) {
+    cudaStream_t s = argument;
+    bool idle = true;
+    sim_item_t *item;
+    while ((item = next_item(s))) {
+        if (idle) {
+            pause_for(s);
+            sim_memory_open();
+        }
+        item->run(item->argument);
+        idle = finish_item(s, item);
+    }
+    return NULL;
+}
+
+void sim_give(cudaStream_t s, void (*run)(void *), void *argument) {
+    if (!s || sim_settings()->blocking) {
+        if (s) cudaStreamSynchronize(s);
+        sim_memory_open();
+        run(argument);
+        sim_memory_close();
+        return;
+    }
+    sim_item_t *item = malloc(sizeof *item);
+    if (!item) abort();
+    *item = (sim_item_t){NULL, run, argument};
+    pthread_mutex_lock(&lock);
+    *s->end = item;
+    s->end = &item->next;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+int sim_pending(void) {
+    int n = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct sim_stream_s *s = streams; s; s = s->next)
+        for (const sim_item_t *item = s->first; item; item = item->next)
+            n++;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
+    SIM_CALL(cudaErrorMemoryAllocation);
+    if (flags != cudaStreamNonBlocking) return sim_failed(cudaErrorInvalidValue);
+    cudaStream_t s = calloc(1, sizeof *s);
+    if (!s) return sim_failed(cudaErrorMemoryAllocation);
+    s->end = &s->first;
+    s->random = (unsigned)getpid();
+    pthread_mutex_lock(&lock);
+    s->next = streams;
+    streams = s;
+    pthread_mutex_unlock(&lock);
+    if (pthread_create(&s->thread, NULL, serve, s)) abort();
+    *out = s;
+    return cudaSuccess;
+}
+
+static void settle(cudaStream_t s) {
+    while (s->first)
+        pthread_cond_wait(&changed, &lock);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    pthread_mutex_lock(&lock);
+    s->ending = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    pthread_join(s->thread, NULL);
+    pthread_mutex_lock(&lock);
+    for (struct sim_stream_s **link = &streams; *link; link = &(*link)->next)
+        if (*link == s) {
+            *link = s->next;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    free(s);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    SIM_CALL(cudaErrorLaunchFailure);
+    pthread_mutex_lock(&lock);
+    if (s) settle(s);
+    pthread_mutex_unlock(&lock);
+    return sim_failing("", cudaSuccess);
+}
+
+void sim_wait_all(void) {
+    pthread_mutex_lock(&lock);
+    for (struct sim_stream_s *s = streams; s;) {
+        const bool busy = s->first;
+        settle(s);
+        s = busy ? streams : s->next; /* the list may have changed */
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    SIM_CALL(cudaErrorLaunchFailure);
+    sim_wait_all();
+    return sim_failing("", cudaSuccess);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+cudaError_t cudaEventCreate(cudaEvent_t *out) {
+    SIM_CALL(cudaErrorMemoryAllocation);
+    *out = calloc(1, sizeof **out);
+    pthread_mutex_lock(&lock);
+    events++;
+    pthread_mutex_unlock(&lock);
+    return sim_failed(*out ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    free(event);
+    return cudaSuccess;
+}
+
+int sim_events(void) {
+    pthread_mutex_lock(&lock);
+    const int n = events;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+static void note(void *argument) {
+    cudaEvent_t event = argument;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    pthread_mutex_lock(&lock);
+    event->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+    event->done++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    SIM_CALL(cudaErrorInvalidResourceHandle);
+    pthread_mutex_lock(&lock);
+    event->recorded++;
+    pthread_mutex_unlock(&lock);
+    sim_give(stream, note, event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    SIM_CALL(cudaErrorLaunchFailure);
+    pthread_mutex_lock(&lock);
+    while (event->done < event->recorded)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    return sim_failing("", cudaSuccess);
+}
+
+cudaError_t cudaEventElapsedTime(float *out_ms, cudaEvent_t from, cudaEvent_t to) {
+    SIM_CALL(cudaErrorInvalidResourceHandle);
+    pthread_mutex_lock(&lock);
+    const bool known = from->done && to->done && to->done == to->recorded;
+    *out_ms = (float)(to->ms - from->ms);
+    pthread_mutex_unlock(&lock);
+    const float told = sim_settings()->elapsed ? sim_settings()->elapsed() : -1;
+    if (told >= 0) *out_ms = told;
+    return sim_failed(known ? cudaSuccess : cudaErrorNotReady);
+}
