@@ -80,7 +80,7 @@ NAMES: dict[str, Name] = {
     ),
     "tracing": Name(
         "torch._guards.tracing",
-        "torch.export takes graphs apart in the fake mode of their tensors, not in Dynamo's",
+        "torch.export decomposes graphs in the fake mode of their tensors, not in Dynamo's",
     ),
     "enable_python_dispatcher": Name(
         "torch._dispatch.python.enable_python_dispatcher",

@@ -128,23 +128,23 @@ def test_distances(dtype: torch.dtype) -> None:
     a = torch.arange(5).to(dtype)
     b = a.clone()
     b[3] += 2
-    found = agreement.apart(a, b)
+    found = agreement.distance(a, b)
     whole = dtype is torch.int64
     assert found == agreement.Apart(1.0 if whole else 2.0, 5.0, True)
-    assert agreement.apart(a, b, 16).size == pytest.approx(5 if whole else 46**0.5)
+    assert agreement.distance(a, b, 16).size == pytest.approx(5 if whole else 46**0.5)
 
 
 def test_distances_of_what_is_not_finite() -> None:
     inf, nan = float("inf"), float("nan")
     a = torch.tensor([nan, inf, -inf, 1.0])
-    same = agreement.apart(a, a.clone())
+    same = agreement.distance(a, a.clone())
     assert same.off == 0 and same.size == 1.0 and same.finite
     for i, other in ((0, 1.0), (1, -inf), (1, nan), (3, nan), (3, inf)):
         b = a.clone()
         b[i] = other
-        assert agreement.apart(a, b).off == agreement.apart(b, a).off == inf
-    assert not agreement.apart(torch.full((2,), nan), torch.full((2,), nan)).finite
-    assert agreement.apart(torch.ones(0), torch.ones(0)).off == 0
+        assert agreement.distance(a, b).off == agreement.distance(b, a).off == inf
+    assert not agreement.distance(torch.full((2,), nan), torch.full((2,), nan)).finite
+    assert agreement.distance(torch.ones(0), torch.ones(0)).off == 0
 
 
 @pytest.mark.quick

@@ -63,7 +63,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", every_run(("heads", "three", "hstack", "diagonal"), COMPOSED))
 def test_composed(name: str, dtype: torch.dtype, monkeypatch: Any) -> None:
-    monkeypatch.setattr(translate, "_decomposed", None)  # nothing else is taken apart for it
+    monkeypatch.setattr(translate, "_decomposed", None)  # nothing else is decomposed for it
     torch.manual_seed(0)
     theirs = Scaled(COMPOSED[name], dtype)
     ours = ORTModule(copy.deepcopy(theirs), strict=True)

@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Apart:
+class Distance:
     """What lies between two tensors a and b: size of the difference, and of the finite part of b.
 
     Attributes:
@@ -47,7 +47,7 @@ class Apart:
     finite: bool
 
 
-def apart(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Apart:
+def distance(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Distance:
     """Compares two tensors of one shape, in pieces that need little memory."""
     off = size = 0.0
     finite = False
@@ -61,7 +61,7 @@ def apart(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Apart:
         off, size = (
             join(v, float(t.norm() if half else t.abs().max())) for v, t in ((off, d), (size, y))
         )
-    return Apart(off, size, finite)
+    return Distance(off, size, finite)
 
 
 def is_real(*tensors: torch.Tensor) -> bool:
@@ -103,7 +103,7 @@ class Finding:
     Attributes:
         key: Which.
         text: Its error, in words.
-        apart: By how much; None where one side has no such value, which needs no other data.
+        distance: By how much; None where one side has no such value, which needs no other data.
         at: Positions of the entries that are furthest off.
         share: How far these are off, relative to the larger of both values.
         excused: PyTorch is as far off, on these data.
@@ -111,7 +111,7 @@ class Finding:
 
     key: Key
     text: str
-    apart: Apart | None = None
+    distance: Distance | None = None
     at: torch.Tensor | None = None
     share: torch.Tensor | None = None
     excused: bool = False
@@ -121,7 +121,7 @@ class Tally:
     """Collects how far the values of one run in PyTorch are from ours.
 
     Attributes:
-        apart: Distances.
+        distances: By value.
         kept: PyTorch's values where they differ.
         noise: The effect of roundings to f32 on a value, where it is known.
     """
@@ -136,7 +136,7 @@ class Tally:
         slack: Times all bounds.
         """
         self.ours, self.half = ours, half
-        self.apart: dict[Key, Apart] = {}
+        self.distances: dict[Key, Distance] = {}
         self.kept: dict[Key, torch.Tensor | None] = {}
         self.noise: dict[Key, float] = {}
         self._slack = slack
@@ -162,8 +162,8 @@ class Tally:
         if other is not None and other.shape == theirs.shape:
             if is_real(ours, other, theirs):
                 ours, other, theirs = _in_range(ours, other, theirs)
-            self._own[key] = apart(other, theirs, self.half).off
-        self.apart[key] = found = apart(ours, theirs, self.half)
+            self._own[key] = distance(other, theirs, self.half).off
+        self.distances[key] = found = distance(ours, theirs, self.half)
         if not self._is_good(key, found, 0.0):
             self.kept[key] = theirs
             self._worst[key] = _worst(ours, theirs)
@@ -176,7 +176,7 @@ class Tally:
         """The values that differ by more than their bounds."""
         found = list(self._missing)
         for key in self._worst:
-            one, largest = self.apart[key], self._largest(key)
+            one, largest = self.distances[key], self._largest(key)
             if not self._is_good(key, one, largest):
                 text = f"{key[0]} {key[1]} by {one.off:.3g} (of {one.size:.3g}"
                 own = f", PyTorch's own error {self._own[key]:.3g}" if key in self._own else ""
@@ -186,23 +186,23 @@ class Tally:
 
     def zeros(self) -> set[Key]:
         """Parameters whose gradient PyTorch has and finds to be zero."""
-        return {k for k, a in self.apart.items() if k[0] == GRADIENT and a.finite and not a.size}
+        return {k for k, a in self.distances.items() if k[0] == GRADIENT and a.finite and not a.size}
 
     def says_something(self) -> bool:
         """Whether a finite value was compared, and a gradient that is not zero if there are any."""
-        gradients = [a for k, a in self.apart.items() if k[0] in (GRADIENT, INPUT)]
+        gradients = [a for k, a in self.distances.items() if k[0] in (GRADIENT, INPUT)]
         return any(a.size > 0 for a in gradients) or (
-            not gradients and any(a.finite for a in self.apart.values())
+            not gradients and any(a.finite for a in self.distances.values())
         )
 
     def _largest(self, key: Key) -> float:
         """Size of the largest gradient of its kind."""
         if key[0] not in (GRADIENT, INPUT):
             return 0.0
-        known = {**(self._before.apart if self._before else {}), **self.apart}
+        known = {**(self._before.distances if self._before else {}), **self.distances}
         return max(a.size for k, a in known.items() if k[0] == key[0])
 
-    def _bound(self, key: Key, found: Apart, largest: float) -> float:
+    def _bound(self, key: Key, found: Distance, largest: float) -> float:
         own = self._own.get(key, 0.0)
         excused = _WORSE[self.half] * own if math.isfinite(own) else 0.0
         if not is_real(self.ours[key]):  # type: ignore[arg-type]
@@ -220,20 +220,20 @@ class Tally:
             return max(_OWN * scale, vanishes if found.size <= vanishes else 0.0, excused)
         return max(_VALUE * scale, 1e-12, excused)
 
-    def _is_good(self, key: Key, found: Apart, largest: float) -> bool:
+    def _is_good(self, key: Key, found: Distance, largest: float) -> bool:
         return found.off <= self._slack * self._bound(key, found, largest)
 
     def would_show(self, finding: Finding) -> bool:
         """Whether these data would show an error like that of other data."""
-        ours, now = self.ours.get(finding.key), self.apart.get(finding.key)
-        if ours is None or now is None or not now.finite or finding.apart is None:
+        ours, now = self.ours.get(finding.key), self.distances.get(finding.key)
+        if ours is None or now is None or not now.finite or finding.distance is None:
             return False
         if not is_real(ours) or finding.at is None or finding.share is None:
             return True
         expected = finding.share * ours.detach().reshape(-1)[finding.at].abs().double()
         shows = float(expected.norm() if self.half else expected.max())
         bound = self._bound(finding.key, now, self._largest(finding.key))
-        return now.size >= _INFORMATIVE * finding.apart.size and shows > 2 * bound
+        return now.size >= _INFORMATIVE * finding.distance.size and shows > 2 * bound
 
 
 def _worst(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,7 +23,7 @@ from gradd import errors
 from gradd.calls.run import Run
 from gradd.calls.selection import Selection, selection_of
 from gradd.check import checktimes, other_data
-from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, apart
+from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, distance
 from gradd.check.checktimes import Kind, Times
 from gradd.check.other_data import Data
 from gradd.check.reference import Reference, Take, Task, seed
@@ -189,7 +189,7 @@ class _Check:
         self._note(tally, selection)
         del tally  # a second set of gradients would need a second slot
         for finding in findings:
-            if finding.apart is None:
+            if finding.distance is None:
                 raise SelfCheckError(f"differs from PyTorch: {finding.text}")
         if findings:
             self._judge({f.key: f for f in findings}, data, selection)
@@ -262,14 +262,14 @@ class _Check:
             tally = Tally(ours, self.half)
             self._in_torch(reference, data, tally.add)
         findings = tally.findings()
-        values = [f for f in findings if f.apart is not None]
+        values = [f for f in findings if f.distance is not None]
         exact = Tally(ours, self.half, tally)
         dtype = torch.float32 if self.half else torch.float64
         reference.only = {f.key for f in values}
         if values and self._in_higher(reference, data, exact, dtype):
             still = {f.key: f for f in exact.findings()}
             # A value that is smaller than the difference may be nothing but roundings.
-            small = {k for k in still if 0 <= exact.apart[k].size < exact.apart[k].off}
+            small = {k for k in still if 0 <= exact.distances[k].size < exact.distances[k].off}
             if small and not self.half:
                 exact.noise = self._noise(reference, data, {k: exact.kept[k] for k in small})
                 still = {f.key: f for f in exact.findings()}
@@ -309,7 +309,7 @@ class _Check:
             tally.add(key, value)
             own = kept.get(key)
             if self.half and value is not None and own is not None and own.shape == value.shape:
-                # TorchDynamo takes some operations apart: another step may leave the range.
+                # TorchDynamo decomposes some operations: another step may leave the range.
                 lost = ~(own.isfinite() & value.isfinite())
                 kept[key], value = own.masked_fill(lost, 0), value.detach().masked_fill(lost, 0)
             if key in kept:
@@ -354,7 +354,7 @@ class _Check:
 
         def take(key: Key, shaken: torch.Tensor | None) -> None:
             if key in exact and shaken is not None and shaken.shape == exact[key].shape:
-                noise[key] = max(noise[key], apart(shaken, exact[key]).off)
+                noise[key] = max(noise[key], distance(shaken, exact[key]).off)
 
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
             for draw in range(_DRAWS):

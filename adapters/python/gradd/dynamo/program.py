@@ -114,7 +114,7 @@ class Program:
         return [(name, self.states[name]) for name in names]
 
     def exported(self) -> Any:
-        """The same as torch's own program, which knows how to take operators apart."""
+        """The same as torch's own program, which can decompose operators."""
         graph = _ordered(self.graph, self.graph_signature)
         return torch.export.ExportedProgram(
             self.graph_module,
@@ -221,7 +221,7 @@ def capture(
 
 @contextlib.contextmanager
 def _numbers_of_tensors(done: lower.Lowered) -> Iterator[None]:
-    """Taking operators apart, torch may meet the number of a tensor, which Dynamo has let pass."""
+    """A decomposition of torch may meet the number of a tensor, which Dynamo has let pass."""
     values = (node.meta["val"] for node in done.placeholders())
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:

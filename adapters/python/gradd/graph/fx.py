@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.graph import apart, functional, types, writes
+from gradd.graph import decompose, functional, types, writes
 from gradd.graph.nodes import (
     DETACH,
     OFF,
@@ -43,7 +43,7 @@ def prepare(program: Any) -> None:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             _drop_assertions(module.graph)
-            apart.take_apart(module.graph, program.graph_signature)
+            decompose.decompose(module.graph, program.graph_signature)
             _copy_attention(module.graph)
             _copy_dropout(module.graph)
             writes.make_explicit(module.graph, program.graph_signature)

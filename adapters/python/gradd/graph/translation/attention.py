@@ -42,7 +42,7 @@ def attention(
     operands = query, key, value
     if _has_word(operands, attn_mask, dropout_p, scale, enable_gqa):
         return _whole(operands, attn_mask, dropout_p, is_causal, scale)
-    return _apart(operands, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _composed(operands, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 # --- in one node -------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def _whole(operands: tuple, mask: Any, dropout: float, causal: bool, scale: floa
 # --- as it is defined --------------------------------------------------------------------------
 
 
-def _apart(
+def _composed(
     operands: tuple, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool
 ) -> Any:
     """MatMul, Mul, Where or Add, Softmax, [Dropout], MatMul."""

@@ -18,7 +18,7 @@ import torch
 
 from gradd import private
 from gradd.graph import nodes
-from gradd.graph.apart import take_apart
+from gradd.graph.decompose import decompose
 from gradd.graph.nodes import Operator
 from gradd.graph.places import place_of
 from gradd.graph.translation import doubles, indices, norms, operators, pointwise, quotients, shapes
@@ -35,7 +35,7 @@ _DECOMPOSE = {
     "aten::rnn_tanh.input",
     "aten::rnn_relu.input",
 }
-# Operators that torch takes apart although they have a translation, into parts with other
+# Operators that torch decomposes although they have a translation, into parts with other
 # derivatives at ties and NaN.
 _LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
 
@@ -107,15 +107,15 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     registry = _registry()
     try:
         _inline_untranslated(program, registry)
-        apart = _taken_apart(program, registry)
-        if apart is None:
+        reason = _only_decomposed(program, registry)
+        if reason is None:
             try:
                 return _direct(program, registry)
             except CaptureError:
                 raise
             except Exception:  # a translation that only knows core operators
-                apart = "another operator"
-        return _decomposed(program, registry, apart)
+                reason = "another operator"
+        return _decomposed(program, registry, reason)
     except CaptureError:
         raise
     except Exception as err:
@@ -133,7 +133,7 @@ def _inline_untranslated(program: Any, registry: Any) -> None:
     if any(nodes.is_mutable(f) or f.name() in _DECOMPOSE for f in functions):
         return
     if any(map(wanted, functions)):
-        take_apart(graph, program.graph_signature, wanted, _untranslated(registry))
+        decompose(graph, program.graph_signature, wanted, _untranslated(registry))
         program.graph_module.recompile()
 
 
@@ -149,8 +149,8 @@ def _translated(program: Any, registry: Any) -> Any:
         return private.to_onnx_program(program, registry=registry).model
 
 
-def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
-    _refuse_lost(program, apart)
+def _decomposed(program: Any, registry: Any, reason: str) -> tuple[Any, Any]:
+    _refuse_lost(program, reason)
     traced = _results(program)
     if not isinstance(program, torch.export.ExportedProgram):
         program = program.exported()
@@ -214,7 +214,7 @@ def _results(program: Any) -> list[torch.fx.Node]:
 
 
 def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node]) -> None:
-    """Taking operators apart must not change the trace's types and sizes of the results."""
+    """Decomposition must not change the trace's types and sizes of the results."""
     for node, new in zip(traced, decomposed, strict=True):
         a, b = node.meta.get("val"), new.meta.get("val")
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
@@ -227,13 +227,13 @@ def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node])
             )
 
 
-def _refuse_lost(program: Any, apart: str) -> None:
+def _refuse_lost(program: Any, reason: str) -> None:
     for node in program.graph_module.graph.nodes:
         if isinstance(node.target, Operator) and node.target.name() in _LOST:
             raise CaptureError(
                 "unsupported_operator",
-                f"{place_of(node)}: {node.target} is not translated beside {apart}, for which "
-                "torch takes all operators apart",
+                f"{place_of(node)}: {node.target} is not translated beside {reason}, for which "
+                "torch decomposes all operators",
             )
 
 
@@ -245,8 +245,8 @@ def _name_outputs(program: Any) -> None:
             spec.arg.name = node.name
 
 
-def _taken_apart(program: Any, registry: Any) -> str | None:
-    """Nodes that only torch's decompositions can translate, which take the whole graph apart."""
+def _only_decomposed(program: Any, registry: Any) -> str | None:
+    """Nodes that only torch's decompositions can translate, which decompose the whole graph."""
     for module in program.graph_module.modules():
         if module is not program.graph_module:
             return "control flow"

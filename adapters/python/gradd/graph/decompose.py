@@ -1,4 +1,4 @@
-"""Takes operators that consist of others apart, one by one.
+"""Decomposes operators that consist of others, one by one.
 
 torch decomposes an operator for this one call: the resulting operators take the node's place.
 Otherwise the whole program is decomposed, which takes several times as long as the translation.
@@ -30,7 +30,7 @@ Rules = Mapping[Any, Callable[..., Any]]
 Wanted = Callable[[Any], bool]
 
 
-def take_apart(
+def decompose(
     graph: torch.fx.Graph,
     signature: Any,
     wanted: Wanted | None = None,
@@ -57,8 +57,8 @@ def take_apart(
 
 
 def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
-    """Takes an operator apart; returns whether no wanted operators are left."""
-    take_apart(body, SimpleNamespace(output_specs=[]), wanted, rules)
+    """Decomposes an operator; returns whether no wanted operators are left."""
+    decompose(body, SimpleNamespace(output_specs=[]), wanted, rules)
     return not any(isinstance(n.target, Operator) and wanted(n.target) for n in body.nodes)
 
 
@@ -101,7 +101,7 @@ def _steps(node: torch.fx.Node, rule: Callable[..., Any] | None) -> torch.fx.Gra
 
 
 def _is_same(results: Any, expected: Any) -> bool:
-    """Whether taking apart leaves everything known of the results unchanged."""
+    """Whether decomposition leaves everything known of the results unchanged."""
     found = private.pytree.tree_leaves(torch.fx.map_arg(results, lambda n: n.meta.get("val")))
     wanted = private.pytree.tree_leaves(expected)
     return len(found) == len(wanted) and all(
