@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "tests/sim/parts.h"
+#include "tests/sim/internal.h"
 
 #define PAGE ((size_t)4096)
 

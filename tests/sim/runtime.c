@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/sim/parts.h"
+#include "tests/sim/internal.h"
 
 enum { UNITS = 2 }; /* few blocks for much work: loops go round */
 

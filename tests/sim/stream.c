@@ -5,7 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/sim/parts.h"
+#include "tests/sim/internal.h"
 
 typedef struct sim_item_s {
     struct sim_item_s *next;

@@ -1,6 +1,6 @@
 /* The stand-in's parts for each other: failures, memory, streams. See sim.h. */
-#ifndef GRADD_TESTS_SIM_PARTS_H
-#define GRADD_TESTS_SIM_PARTS_H
+#ifndef GRADD_TESTS_SIM_INTERNAL_H
+#define GRADD_TESTS_SIM_INTERNAL_H
 
 #include "tests/sim/sim.h"
 
