@@ -24,6 +24,7 @@ static const struct {
     {cudaErrorMemoryAllocation,            "cudaErrorMemoryAllocation",            "out of memory"             },
     {cudaErrorNoDevice,                    "cudaErrorNoDevice",                    "no CUDA-capable device"    },
     {cudaErrorInvalidDevice,               "cudaErrorInvalidDevice",               "invalid device ordinal"    },
+    {cudaErrorDeviceUninitialized,         "cudaErrorDeviceUninitialized",         "invalid device context"    },
     {cudaErrorInvalidResourceHandle,       "cudaErrorInvalidResourceHandle",       "invalid resource handle"   },
     {cudaErrorNotReady,                    "cudaErrorNotReady",                    "device not ready"          },
     {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",

@@ -23,17 +23,47 @@ bool sim_is_lost(void);
 
 /* ---- memory (memory.c) ----------------------------------------------------------------------- */
 
-/* NULL: no memory. */
-void *sim_memory_take(size_t bytes);
+#define SIM_PAGE ((size_t)4096)
+
+typedef enum sim_kind_e {
+    SIM_TAKEN,      /* by cudaMalloc, or from the pool of a stream */
+    SIM_REGISTERED, /* pages of the process */
+    SIM_MAPPED,     /* memory of cuMemCreate */
+    SIM_OPENED      /* memory that another process has taken */
+} sim_kind_t;
+
+typedef struct sim_block_s {
+    char *at;
+    size_t bytes, room; /* room: of addresses, whole pages */
+    sim_kind_t kind;
+    int fd; /* of a block that can be opened elsewhere; else -1 */
+} sim_block_t;
+
+size_t sim_pages(size_t bytes);
+/* NULL: no memory. `shared`: others can open it. */
+void *sim_memory_take(size_t bytes, bool shared);
 bool sim_memory_drop(void *at);
-/* Pages of the process become memory of the device, and the process's again. */
-bool sim_memory_add(void *at, size_t bytes);
-bool sim_memory_remove(void *at);
-/* Whether the address lies in memory of the device. */
-bool sim_memory_has(const void *at);
+/* Pages become memory of the device; false: they are. Then the caller's again; false: they are
+ * none of that kind. */
+bool sim_memory_add(const sim_block_t *block);
+bool sim_memory_remove(const void *at, sim_kind_t kind, sim_block_t *out);
+/* The block that holds the address; out may be NULL. */
+bool sim_memory_find(const void *at, sim_block_t *out);
 /* A stream begins to work and has ended; in between, memory can be touched. */
 void sim_memory_open(void);
 void sim_memory_close(void);
+
+/* ---- other processes (sharing.c, physical.c)
+ * ------------------------------------------------------------- */
+
+/* A file in memory, without a name; -1: no memory. */
+int sim_file(const char *name, size_t bytes);
+/* Its name for other processes, 64 bytes, and a descriptor of what has such a name; -1: it is gone.
+ * Nothing is left of it when its owner ends. */
+void sim_name_file(int fd, char *out);
+int sim_open_file(const char *name);
+/* Stops the process if another one has opened the block that is freed. */
+void sim_check_importers(const void *at);
 
 /* ---- streams (stream.c) ---------------------------------------------------------------------- */
 

@@ -4,102 +4,106 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/sim/internal.h"
 
-#define PAGE ((size_t)4096)
-
-typedef struct sim_block_s {
-    struct sim_block_s *next;
-    char *at;
-    size_t bytes, room; /* room: whole pages, of own blocks with a closed one behind the end */
-    bool own;
-} sim_block_t;
+typedef struct sim_entry_s {
+    struct sim_entry_s *next;
+    sim_block_t block;
+} sim_entry_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static sim_block_t *blocks;
+static sim_entry_t *entries;
 static size_t taken;
 static int working; /* streams */
 
-static size_t pages(size_t bytes) {
-    return (bytes + PAGE - 1) / PAGE * PAGE;
+size_t sim_pages(size_t bytes) {
+    return (bytes + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
 }
 
 static void protect(const sim_block_t *b, bool open) {
-    mprotect(b->at, pages(b->bytes), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    mprotect(b->at, sim_pages(b->bytes), open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-static bool add(char *at, size_t bytes, size_t room, bool own) {
-    sim_block_t *b = malloc(sizeof *b);
-    if (!b) return false;
-    *b = (sim_block_t){NULL, at, bytes, room, own};
+static const sim_entry_t *entry_of(const void *at) {
+    const sim_entry_t *e = entries;
+    while (e && ((const char *)at < e->block.at || (const char *)at >= e->block.at + e->block.room))
+        e = e->next;
+    return e;
+}
+
+bool sim_memory_find(const void *at, sim_block_t *out) {
     pthread_mutex_lock(&lock);
-    b->next = blocks;
-    blocks = b;
-    if (own) taken += bytes;
-    protect(b, working > 0);
+    const sim_entry_t *e = entry_of(at);
+    if (e && out) *out = e->block;
     pthread_mutex_unlock(&lock);
-    return true;
+    return e;
 }
 
-/* Takes the block that begins there out of the list. */
-static sim_block_t *take_out(const void *at, bool own) {
-    sim_block_t **link = &blocks;
+bool sim_memory_add(const sim_block_t *block) {
+    sim_entry_t *e = malloc(sizeof *e);
+    if (!e) return false;
     pthread_mutex_lock(&lock);
-    while (*link && ((*link)->at != at || (*link)->own != own))
+    const bool known = entry_of(block->at);
+    *e = (sim_entry_t){entries, *block};
+    if (!known) {
+        entries = e;
+        taken += block->kind == SIM_TAKEN ? block->bytes : 0;
+        protect(block, working > 0);
+    }
+    pthread_mutex_unlock(&lock);
+    if (known) free(e);
+    return !known;
+}
+
+bool sim_memory_remove(const void *at, sim_kind_t kind, sim_block_t *out) {
+    sim_entry_t **link = &entries;
+    pthread_mutex_lock(&lock);
+    while (*link && ((*link)->block.at != at || (*link)->block.kind != kind))
         link = &(*link)->next;
-    sim_block_t *b = *link;
-    if (b) *link = b->next;
-    if (b && own) taken -= b->bytes;
+    sim_entry_t *e = *link;
+    if (e) {
+        *link = e->next;
+        *out = e->block;
+        taken -= kind == SIM_TAKEN ? e->block.bytes : 0;
+    }
     pthread_mutex_unlock(&lock);
-    return b;
+    free(e);
+    return e;
 }
 
-void *sim_memory_take(size_t bytes) {
-    const size_t room = pages(bytes) + PAGE;
-    char *at = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) return NULL;
-    mprotect(at, pages(bytes), PROT_READ | PROT_WRITE);
-    memset(at, 0xff, bytes);
-    if (add(at, bytes, room, true)) return at;
-    munmap(at, room);
+/* With a closed page behind the end, and in a file one for sim_importers_t. */
+void *sim_memory_take(size_t bytes, bool shared) {
+    const size_t size = sim_pages(bytes);
+    const int fd = shared ? sim_file("gradd-sim", size + SIM_PAGE) : -1;
+    if (shared && fd < 0) return NULL;
+    char *at = mmap(NULL, size + SIM_PAGE, PROT_READ | PROT_WRITE,
+                    shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, fd, 0);
+    if (at != MAP_FAILED) {
+        memset(at, 0xff, bytes);
+        mprotect(at + size, SIM_PAGE, PROT_NONE);
+        if (sim_memory_add(&(sim_block_t){at, bytes, size + SIM_PAGE, SIM_TAKEN, fd})) return at;
+        munmap(at, size + SIM_PAGE);
+    }
+    if (fd >= 0) close(fd);
     return NULL;
 }
 
 bool sim_memory_drop(void *at) {
-    sim_block_t *b = take_out(at, true);
-    if (b) munmap(b->at, b->room);
-    free(b);
-    return b;
-}
-
-bool sim_memory_add(void *at, size_t bytes) {
-    if ((uintptr_t)at % PAGE || sim_memory_has(at)) return false;
-    return add(at, bytes, pages(bytes), false);
-}
-
-bool sim_memory_remove(void *at) {
-    sim_block_t *b = take_out(at, false);
-    if (b) protect(b, true);
-    free(b);
-    return b;
-}
-
-bool sim_memory_has(const void *at) {
-    pthread_mutex_lock(&lock);
-    const sim_block_t *b = blocks;
-    while (b && ((const char *)at < b->at || (const char *)at >= b->at + b->room))
-        b = b->next;
-    pthread_mutex_unlock(&lock);
-    return b;
+    sim_block_t b;
+    if (!sim_memory_remove(at, SIM_TAKEN, &b)) return false;
+    munmap(b.at, b.room);
+    if (b.fd >= 0) close(b.fd);
+    return true;
 }
 
 static void change(int by) {
     pthread_mutex_lock(&lock);
     const bool was_open = working > 0;
     working += by;
-    for (const sim_block_t *b = blocks; b && was_open != (working > 0); b = b->next)
-        protect(b, working > 0);
+    for (const sim_entry_t *e = entries; e && was_open != (working > 0); e = e->next)
+        protect(&e->block, working > 0);
     pthread_mutex_unlock(&lock);
 }
 

@@ -1,7 +1,9 @@
 /* Devices, memory and copies as calls of the CUDA runtime. See sim.h. */
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "tests/sim/internal.h"
 
@@ -37,20 +39,21 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
     SIM_CALL(cudaErrorMemoryAllocation);
-    *out = sim_memory_take(bytes);
+    *out = sim_memory_take(bytes, true);
     return sim_failed(*out ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream) {
     (void)stream;
     SIM_CALL(cudaErrorMemoryAllocation);
-    *out = sim_memory_take(bytes);
+    *out = sim_memory_take(bytes, false);
     return sim_failed(*out ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFree(void *memory) {
     if (!memory) return cudaSuccess;
     sim_wait_all();
+    sim_check_importers(memory);
     return sim_failed(sim_memory_drop(memory) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -68,20 +71,26 @@ cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
     SIM_CALL(cudaErrorMemoryAllocation);
     if (flags != cudaHostRegisterMapped) return sim_failed(cudaErrorInvalidValue);
-    const bool added = sim_memory_add(memory, bytes);
+    const bool whole = (uintptr_t)memory % SIM_PAGE == 0;
+    const bool added = whole && sim_memory_add(&(sim_block_t){memory, bytes, sim_pages(bytes),
+                                                              SIM_REGISTERED, -1});
     return sim_failed(added ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
 }
 
 cudaError_t cudaHostGetDevicePointer(void **out, void *memory, unsigned flags) {
     SIM_CALL(cudaErrorInvalidValue);
-    if (flags || !sim_memory_has(memory)) return sim_failed(cudaErrorInvalidValue);
+    if (flags || !sim_memory_find(memory, NULL)) return sim_failed(cudaErrorInvalidValue);
     *out = memory;
     return cudaSuccess;
 }
 
 cudaError_t cudaHostUnregister(void *memory) {
+    sim_block_t b;
     sim_wait_all();
-    return sim_failed(sim_memory_remove(memory) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+    if (!sim_memory_remove(memory, SIM_REGISTERED, &b))
+        return sim_failed(cudaErrorHostMemoryNotRegistered);
+    mprotect(b.at, b.room, PROT_READ | PROT_WRITE);
+    return cudaSuccess;
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -121,7 +130,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     SIM_CALL(cudaErrorInvalidValue);
     if (kind != cudaMemcpyDefault) return sim_failed(cudaErrorInvalidValue);
     if (!bytes) return cudaSuccess;
-    const bool there = sim_memory_has(from);
+    const bool there = sim_memory_find(from, NULL);
     return give(stream, &(sim_copy_t){to, there ? from : NULL, bytes, -1}, there ? NULL : from);
 }
 

@@ -7,6 +7,11 @@
  * functions of the host (tests/emu). A copy from memory of the process takes the bytes at once,
  * as the driver does; all others happen in their turn.
  *
+ * Other processes open memory and events as the driver lets them: by handles of 64 bytes (no
+ * process opens its own, memory of cuMemCreate or of a stream's pool has none, and a process that
+ * frees memory which another one has open is stopped), or by descriptors of cuMemCreate's memory,
+ * which outlive their process. An event of a process that has ended is over.
+ *
  * Streams run beside each other; while one works, the memory of all is open. That memory was used
  * on a stream that does not wait for the other's work is found by values alone.
  *

@@ -1,8 +1,6 @@
-/* Streams of the stand-in: lists of work with a thread each, and events. See sim.h. */
+/* Streams of the stand-in: lists of work with a thread each. See sim.h. */
 #include <pthread.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/sim/internal.h"
@@ -21,15 +19,9 @@ struct sim_stream_s {
     unsigned random;
 };
 
-struct sim_event_s {
-    uint64_t recorded, done; /* how often */
-    double ms;               /* when it was done last */
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all lists and events */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all lists */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct sim_stream_s *streams;
-static int events;
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
@@ -167,67 +159,4 @@ cudaError_t cudaDeviceSynchronize(void) {
     SIM_CALL(cudaErrorLaunchFailure);
     sim_wait_all();
     return sim_failing("", cudaSuccess);
-}
-
-/* ---- events ---------------------------------------------------------------------------------- */
-
-cudaError_t cudaEventCreate(cudaEvent_t *out) {
-    SIM_CALL(cudaErrorMemoryAllocation);
-    *out = calloc(1, sizeof **out);
-    pthread_mutex_lock(&lock);
-    events++;
-    pthread_mutex_unlock(&lock);
-    return sim_failed(*out ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    free(event);
-    return cudaSuccess;
-}
-
-int sim_events(void) {
-    pthread_mutex_lock(&lock);
-    const int n = events;
-    pthread_mutex_unlock(&lock);
-    return n;
-}
-
-static void note(void *argument) {
-    cudaEvent_t event = argument;
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    pthread_mutex_lock(&lock);
-    event->ms = (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
-    event->done++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    SIM_CALL(cudaErrorInvalidResourceHandle);
-    pthread_mutex_lock(&lock);
-    event->recorded++;
-    pthread_mutex_unlock(&lock);
-    sim_give(stream, note, event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    SIM_CALL(cudaErrorLaunchFailure);
-    pthread_mutex_lock(&lock);
-    while (event->done < event->recorded)
-        pthread_cond_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
-    return sim_failing("", cudaSuccess);
-}
-
-cudaError_t cudaEventElapsedTime(float *out_ms, cudaEvent_t from, cudaEvent_t to) {
-    SIM_CALL(cudaErrorInvalidResourceHandle);
-    pthread_mutex_lock(&lock);
-    const bool known = from->done && to->done && to->done == to->recorded;
-    *out_ms = (float)(to->ms - from->ms);
-    pthread_mutex_unlock(&lock);
-    const float told = sim_settings()->elapsed ? sim_settings()->elapsed() : -1;
-    if (told >= 0) *out_ms = told;
-    return sim_failed(known ? cudaSuccess : cudaErrorNotReady);
 }

@@ -1,0 +1,161 @@
+/* Memory that processes share: files without a name, handles of 64 bytes, and memory that is
+ * created apart from its addresses. See sim.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/sim/internal.h"
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+int sim_file(const char *name, size_t bytes) {
+    const int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd >= 0 && !ftruncate(fd, (off_t)bytes)) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+void sim_name_file(int fd, char *out) {
+    struct stat st = {0};
+    fstat(fd, &st);
+    memset(out, 0, sizeof(cudaIpcMemHandle_t));
+    snprintf(out, sizeof(cudaIpcMemHandle_t), "%d %d %llu %lld", (int)getpid(), fd,
+             (unsigned long long)st.st_ino, (long long)st.st_size);
+}
+
+static bool parse(const char *name, int *out_pid, int *out_fd, unsigned long long *out_inode) {
+    return sscanf(name, "%d %d %llu", out_pid, out_fd, out_inode) == 3;
+}
+
+int sim_open_file(const char *name) {
+    char path[64];
+    int pid, number;
+    unsigned long long inode;
+    struct stat st;
+    if (!parse(name, &pid, &number, &inode)) return -1;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, number);
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0 && !fstat(fd, &st) && st.st_ino == inode) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+/* ---- handles of memory ----------------------------------------------------------------------- */
+
+enum { MOST_IMPORTERS = 32 };
+
+/* The last page of a file: processes that have it open. */
+typedef struct sim_importers_s {
+    _Atomic pid_t pid[MOST_IMPORTERS]; /* 0 = none */
+} sim_importers_t;
+
+typedef struct sim_opened_s {
+    struct sim_opened_s *next;
+    cudaIpcMemHandle_t handle;
+    void *at;
+    sim_importers_t *importers;
+    int count;
+} sim_opened_t;
+
+static sim_opened_t *opened; /* by one thread */
+
+static sim_importers_t *importers_of(int fd) {
+    struct stat st;
+    if (fstat(fd, &st)) return NULL;
+    void *page =
+        mmap(NULL, SIM_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, st.st_size - (off_t)SIM_PAGE);
+    return page == MAP_FAILED ? NULL : page;
+}
+
+static void enlist(sim_importers_t *importers, pid_t from, pid_t to) {
+    for (int i = 0; i < MOST_IMPORTERS; i++) {
+        pid_t expected = from;
+        if (atomic_compare_exchange_strong(&importers->pid[i], &expected, to)) return;
+    }
+}
+
+void sim_check_importers(const void *at) {
+    sim_block_t b;
+    if (!sim_memory_find(at, &b) || b.fd < 0) return;
+    sim_importers_t *importers = importers_of(b.fd);
+    for (int i = 0; importers && i < MOST_IMPORTERS; i++) {
+        const pid_t pid = importers->pid[i];
+        if (!pid || (kill(pid, 0) && errno == ESRCH)) continue;
+        fprintf(stderr, "CUDA's stand-in: memory is freed that process %d has open\n", (int)pid);
+        abort();
+    }
+    if (importers) munmap(importers, SIM_PAGE);
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *memory) {
+    sim_block_t b;
+    SIM_CALL(cudaErrorMemoryAllocation);
+    if (!sim_memory_find(memory, &b) || b.kind != SIM_TAKEN || b.fd < 0)
+        return sim_failed(cudaErrorInvalidValue);
+    sim_name_file(b.fd, out->reserved);
+    return cudaSuccess;
+}
+
+static sim_opened_t *known(const cudaIpcMemHandle_t *handle) {
+    sim_opened_t *o = opened;
+    while (o && memcmp(&o->handle, handle, sizeof *handle))
+        o = o->next;
+    return o;
+}
+
+static cudaError_t open_first(const cudaIpcMemHandle_t *handle, void **out) {
+    struct stat st;
+    const int fd = sim_open_file(handle->reserved);
+    if (fd < 0 || fstat(fd, &st)) return sim_failed(cudaErrorInvalidResourceHandle);
+    const size_t bytes = (size_t)st.st_size - SIM_PAGE;
+    sim_opened_t *o = malloc(sizeof *o);
+    void *at = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+    if (!o || at == MAP_FAILED) abort();
+    *o = (sim_opened_t){opened, *handle, at, importers_of(fd), 1};
+    close(fd);
+    if (!o->importers) abort();
+    enlist(o->importers, 0, getpid());
+    sim_memory_add(&(sim_block_t){at, bytes, bytes, SIM_OPENED, -1});
+    opened = o;
+    *out = at;
+    return cudaSuccess;
+}
+
+/* A process cannot open its own handle. The same handle gives the same address, and is counted. */
+cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags) {
+    int pid, fd;
+    unsigned long long inode;
+    SIM_CALL(cudaErrorInvalidResourceHandle);
+    if (flags != cudaIpcMemLazyEnablePeerAccess || !parse(handle.reserved, &pid, &fd, &inode))
+        return sim_failed(cudaErrorInvalidValue);
+    if (pid == getpid()) return sim_failed(cudaErrorDeviceUninitialized);
+    sim_opened_t *o = known(&handle);
+    if (!o) return open_first(&handle, out);
+    o->count++;
+    *out = o->at;
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *memory) {
+    sim_opened_t **link = &opened, *o;
+    sim_block_t b;
+    while (*link && (*link)->at != memory)
+        link = &(*link)->next;
+    if (!(o = *link)) return sim_failed(cudaErrorInvalidValue);
+    if (--o->count) return cudaSuccess;
+    sim_wait_all();
+    *link = o->next;
+    if (sim_memory_remove(memory, SIM_OPENED, &b)) munmap(b.at, b.room);
+    enlist(o->importers, getpid(), 0);
+    munmap(o->importers, SIM_PAGE);
+    free(o);
+    return cudaSuccess;
+}
