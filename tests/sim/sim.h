@@ -10,7 +10,8 @@
  * Other processes open memory and events as the driver lets them: by handles of 64 bytes (no
  * process opens its own, memory of cuMemCreate or of a stream's pool has none, and a process that
  * frees memory which another one has open is stopped), or by descriptors of cuMemCreate's memory,
- * which outlive their process. An event of a process that has ended is over.
+ * which outlive their process. An event of a process that has ended is over. As with CUDA, a child
+ * that was forked while streams exist cannot use the device.
  *
  * Streams run beside each other; while one works, the memory of all is open. That memory was used
  * on a stream that does not wait for the other's work is found by values alone.
@@ -38,6 +39,7 @@ extern "C" {
 typedef struct sim_settings_s {
     int driver;             /* its version */
     bool blocking;          /* work is done when it is given, as with CUDA_LAUNCH_BLOCKING */
+    unsigned pause_us;      /* before the work of an idle stream; 0 = as GRADD_SIM_DELAY_US says */
     float (*elapsed)(void); /* ms between two events; NULL, or negative: the clock's */
 } sim_settings_t;
 /* Of this process. */

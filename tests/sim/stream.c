@@ -29,7 +29,10 @@ static struct sim_stream_s *streams;
 static void pause_for(cudaStream_t s) {
     const char *text = getenv("GRADD_SIM_DELAY_US");
     const long most = text ? atol(text) : 500;
-    if (most > 0) usleep((unsigned)(most / 4 + rand_r(&s->random) % most * 3 / 4));
+    if (sim_settings()->pause_us)
+        usleep(sim_settings()->pause_us);
+    else if (most > 0)
+        usleep((unsigned)(most / 4 + rand_r(&s->random) % most * 3 / 4));
 }
 
 static sim_item_t *next_item(cudaStream_t s) {

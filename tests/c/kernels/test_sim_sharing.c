@@ -39,6 +39,7 @@ static int first_byte(const void *memory, cudaStream_t s) {
     unsigned char byte = 0;
     CHECK(!cudaMemcpyAsync(&byte, memory, 1, cudaMemcpyDefault, s));
     CHECK(!cudaStreamSynchronize(s));
+    sim_settings()->pause_us = 0;
     return byte;
 }
 
@@ -132,7 +133,8 @@ TEST(memory_outlives_the_process_that_created_it) {
 typedef struct sim_offer_s {
     cudaIpcMemHandle_t handle;
     cudaIpcEventHandle_t event;
-    int ready[2]; /* a pipe: the child has opened it */
+    int ready[2];   /* a pipe: the child has opened it */
+    int offered[2]; /* a pipe: the rest of this, for a child that was started before */
     bool waits;
 } sim_offer_t;
 
@@ -203,17 +205,19 @@ TEST(memory_that_is_open_elsewhere_must_not_be_freed) {
     CHECK_EQ_INT(end_of(start(free_memory, memory)), SIGABRT);
     kill(other, SIGKILL);
     CHECK_EQ_INT(end_of(other), SIGKILL);
-    CHECK(!cudaFree(memory)); /* who had it open is gone */
+    CHECK(!cudaFree(memory)); /* the process that had it open is gone */
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static void read_behind_an_event(void *argument) {
-    const sim_offer_t *offer = argument;
+    sim_offer_t *offer = argument;
+    if (read(offer->offered[0], offer, sizeof *offer) != sizeof *offer) _exit(100);
     cudaStream_t s = stream();
     cudaEvent_t event;
     void *at;
     unsigned char byte = 0;
+    sim_settings()->pause_us = 1;
     if (cudaIpcOpenMemHandle(&at, offer->handle, cudaIpcMemLazyEnablePeerAccess)) _exit(101);
     if (cudaIpcOpenEventHandle(&event, offer->event)) _exit(102);
     if (offer->waits && cudaStreamWaitEvent(s, event, 0)) _exit(103);
@@ -225,6 +229,8 @@ static void read_behind_an_event(void *argument) {
 /* What the child reads while a stream here still has to write. */
 static int read_elsewhere(bool waits) {
     sim_offer_t offer = {.waits = waits};
+    CHECK(!pipe(offer.offered));
+    const pid_t child = start(read_behind_an_event, &offer);
     cudaStream_t s = stream();
     cudaEvent_t event;
     void *memory = offer_memory(&offer);
@@ -232,13 +238,13 @@ static int read_elsewhere(bool waits) {
     CHECK(!cudaIpcGetEventHandle(&offer.event, event));
     CHECK(!cudaMemsetAsync(memory, 1, SOME, s));
     CHECK(!cudaStreamSynchronize(s));
-    CHECK(!setenv("GRADD_SIM_DELAY_US", "300000", 1));
+    sim_settings()->pause_us = 400000;
     CHECK(!cudaMemsetAsync(memory, 2, SOME, s));
     CHECK(!cudaEventRecord(event, s));
-    CHECK(!setenv("GRADD_SIM_DELAY_US", "0", 1)); /* of the child */
-    usleep(1000);
-    const int byte = end_of(start(read_behind_an_event, &offer));
-    CHECK(!cudaStreamSynchronize(s));
+    CHECK_EQ_INT(write(offer.offered[1], &offer, sizeof offer), sizeof offer);
+    const int byte = end_of(child);
+    CHECK(!cudaStreamDestroy(s));
+    sim_settings()->pause_us = 0;
     return byte;
 }
 
