@@ -130,7 +130,7 @@ def test_distances(dtype: torch.dtype) -> None:
     b[3] += 2
     found = agreement.distance(a, b)
     whole = dtype is torch.int64
-    assert found == agreement.Apart(1.0 if whole else 2.0, 5.0, True)
+    assert found == agreement.Distance(1.0 if whole else 2.0, 5.0, True)
     assert agreement.distance(a, b, 16).size == pytest.approx(5 if whole else 46**0.5)
 
 
