@@ -186,7 +186,9 @@ class Tally:
 
     def zeros(self) -> set[Key]:
         """Parameters whose gradient PyTorch has and finds to be zero."""
-        return {k for k, a in self.distances.items() if k[0] == GRADIENT and a.finite and not a.size}
+        return {
+            k for k, a in self.distances.items() if k[0] == GRADIENT and a.finite and not a.size
+        }
 
     def says_something(self) -> bool:
         """Whether a finite value was compared, and a gradient that is not zero if there are any."""
