@@ -126,6 +126,7 @@ static gradd_status_t wait_for(gradd_queue_t *q, int *out_launch) {
     if (!fault.kind) return GRADD_OK;
     if (out_launch) *out_launch = fault.launch;
     CU(cudaMemsetAsync(q->fault, 0, sizeof fault, q->stream), "a fault record");
+    CU(cudaStreamSynchronize(q->stream), "a wait");
     return gradd_fault_fail(&fault);
 }
 
