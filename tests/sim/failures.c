@@ -48,7 +48,7 @@ const char *cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaGetLastError(void) {
-    const cudaError_t error = lost ? lost : last;
+    const cudaError_t found = sim_lost(), error = found ? found : last;
     last = cudaSuccess;
     return error;
 }
@@ -103,7 +103,8 @@ cudaError_t sim_failed(cudaError_t error) {
 }
 
 cudaError_t sim_failing(const char *call, cudaError_t otherwise) {
-    if (sim_is_lost()) return lost;
+    const cudaError_t found = sim_lost();
+    if (found) return found;
     return sim_failed(sim_hits(call) ? otherwise : cudaSuccess);
 }
 
@@ -120,13 +121,13 @@ void sim_find(void) {
 }
 
 bool sim_kernel_fails(void) {
-    if (!sim_is_lost() && sim_hits("kernel")) sim_lose(cudaErrorLaunchFailure);
-    return sim_is_lost();
+    if (!sim_lost() && sim_hits("kernel")) sim_lose(cudaErrorLaunchFailure);
+    return sim_lost();
 }
 
-bool sim_is_lost(void) {
+cudaError_t sim_lost(void) {
     pthread_mutex_lock(&lock);
-    const bool is = lost != cudaSuccess;
+    const cudaError_t error = lost;
     pthread_mutex_unlock(&lock);
-    return is;
+    return error;
 }

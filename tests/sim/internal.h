@@ -12,7 +12,8 @@ cudaError_t sim_failing(const char *call, cudaError_t otherwise);
 cudaError_t sim_failed(cudaError_t error);
 bool sim_hits(const char *call);
 void sim_lose(cudaError_t error);
-bool sim_is_lost(void);
+/* The failure of a device that is lost; else cudaSuccess. */
+cudaError_t sim_lost(void);
 
 /* A call that may fail begins with it. */
 #define SIM_CALL(otherwise)                                                                        \

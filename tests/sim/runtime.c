@@ -105,7 +105,7 @@ typedef struct sim_copy_s {
 
 static void copy(void *argument) {
     sim_copy_t *c = argument;
-    if (sim_is_lost())
+    if (sim_lost())
         ;
     else if (c->from)
         memcpy(c->to, c->from, c->bytes);
