@@ -29,9 +29,9 @@ import pytest
 import torch
 import torch._dynamo.guards
 
+from helpers import BUILD, ROOT
 from helpers.selection import SEED, mark_undrawn
 
-ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests/python"
 # For processes that a test starts: the adapters, and the helpers of the tests.
 PYTHONPATH = os.pathsep.join(map(str, (ROOT / "adapters/python", ROOT / "adapters/optimum", TESTS)))
@@ -48,7 +48,7 @@ from gradd.session import control  # noqa: E402
 from gradd.session import daemon as gradd_daemon  # noqa: E402
 
 DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
-BINARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "bin" / "gradd"
+BINARY = BUILD / "bin" / "gradd"
 if DEVICE != "cpu":  # the daemon that has the device of the tests, too
     BINARY = BINARY.with_name("gradd-fake")
 _SECONDS = 60.0  # against a hanging test; a busy machine may need some of them

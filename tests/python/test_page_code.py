@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from helpers.pages import ROOT, Step, blocks, check, run, steps
+from helpers import ROOT
+from helpers.pages import Step, blocks, check, run, steps
 
 PAGES = ("README.md", "docs/tutorial-trainer.md", "docs/tutorial-notebooks.md")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from helpers import ROOT
+
 sys.path.insert(0, str(ROOT / "tools"))
 import header_pages  # noqa: E402
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.pages import BUILD, ROOT, blocks, environment
+from helpers import BUILD, ROOT
+from helpers.pages import blocks, environment
 
 NAME = ROOT / "docs" / "adding-an-operator.md"
 PAGE = NAME.read_text(encoding="utf-8")

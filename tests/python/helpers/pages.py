@@ -7,12 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = Path(os.environ.get("GRADD_BUILD", ROOT / "build")).resolve()
+from helpers import BUILD, ROOT
+
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.]+\.\w+): ")  # a block that begins so is a file
 
@@ -162,9 +162,9 @@ def run(page: Path, made: Sequence[Step], folder: Path) -> list[str]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(page: Path, made: Sequence[Step], outputs: Mapping[int, str]) -> None:
+def check(page: Path, made: Sequence[Step], outputs: Sequence[str]) -> None:
     """Fails where a page shows what was not printed."""
-    for number, step in enumerate(made):
-        line = missing(step.shown, outputs[number])
+    for step, output in zip(made, outputs, strict=True):
+        line = missing(step.shown, output)
         where = f"{page.name}:{step.line}"
-        assert not line, f"{where} shows\n    {line}\nand this was printed:\n{outputs[number]}"
+        assert not line, f"{where} shows\n    {line}\nand this was printed:\n{output}"

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,12 +20,12 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from helpers import BUILD
 from helpers.graphs import engine as E
 
 pytestmark = pytest.mark.quick
 
-ROOT = Path(__file__).resolve().parents[3]
-LIBRARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "lib" / "libgradd.so"
+LIBRARY = BUILD / "lib" / "libgradd.so"
 RANDOM = 1 << 2  # GRADD_OP_RANDOM of kernels/contract/op.h
 
 DTYPES: dict[str, tuple[Any, int]] = {

@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import ctypes as C
 import functools
-import os
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+
+from helpers import BUILD
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64}
@@ -113,8 +113,7 @@ class EngineError(Exception):
 
 
 def _load() -> C.CDLL:
-    build = Path(os.environ.get("GRADD_BUILD", Path(__file__).parents[4] / "build"))
-    lib = C.CDLL(str(build / "lib" / "libgradd.so"))
+    lib = C.CDLL(str(BUILD / "lib" / "libgradd.so"))
     lib.gradd_status_name.restype = C.c_char_p
     lib.gradd_error_message.restype = C.c_char_p
     lib.gradd_model_input_name.restype = C.c_char_p
