@@ -13,7 +13,7 @@ import pytest
 from helpers import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
-import header_pages  # noqa: E402
+import header_pages
 
 HEADER = """/* Lists: one
  * of each.
