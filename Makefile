@@ -60,6 +60,7 @@ PEER_SRC   := tests/c/peer.c
 FAKE_SRC   := $(sort $(wildcard tests/fake/*.c tests/sim/*.c))
 # GPU kernels with their device, and the emulation of both on the host (tests/emu, tests/sim).
 CUDA_SRC   := $(sort $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
+EMU_TORCH  := $(if $(shell command -v $(CXX)),$(B)/lib/emu_torch.so)
 EMU_SRC    := $(sort $(wildcard tests/emu/*.cc))
 TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
 PROTO      := $(wildcard server/graph/onnx.proto)

@@ -1,13 +1,14 @@
 # Running the tests, with and without sanitizers, and linking them.
 
-test: all $(B)/bin/tests $(FAKE) fuzz-bins ## every test: checks, C, mutated input, Python
+TESTED := $(B)/bin/tests $(FAKE) $(EMU_TORCH)
+test: all $(TESTED) fuzz-bins ## every test: checks, C, mutated input, Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 
-nightly: all ## long property tests, parity per switch (ONLY="FILES SWITCHES"), hours
+nightly: all $(TESTED) ## long property tests, parity per switch (ONLY="FILES SWITCHES"), hours
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) \
 	    --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
 
-check: lint all $(B)/bin/tests $(FAKE) ## the inner loop: lint, checks, C, quick Python
+check: lint all $(TESTED) ## the inner loop: lint, checks, C, quick Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B) --quick
 
 versions: all ## quick tests under other torch and Python (ONLY="2.14-3.13"), some GB each
@@ -51,6 +52,18 @@ unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make uni
 
 $(FAKE): $(DAEMON_OBJ) $(FAKE_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
+
+# Devices of tests/sim for torch (tests/sim/torch), and the version of torch they are built for.
+$(B)/lib/libsim.so: $(call obj,$(wildcard tests/sim/*.c))
+	@mkdir -p $(@D); echo "  LD      $@"
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -o $@ $^ -lpthread
+$(EMU_TORCH): tests/sim/torch/device.cc tests/sim/sim.h tests/sim/cuda.h tests/sim/cuda_runtime.h \
+    $(B)/lib/libsim.so
+	@echo "  CXX     $<"; torch=$$($(PY) -c 'import torch; print(*torch.__path__)') && \
+	    $(CXX) -std=c++20 -O0 -fPIC -shared -Wall -I. -isystem $$torch/include \
+	    -isystem $$torch/include/torch/csrc/api/include -o $@ $< -L$$torch/lib -ltorch_cpu -lc10 \
+	    -L$(@D) -lsim -Wl,-rpath,'$$ORIGIN' && \
+	    $(PY) -c 'import torch; print(torch.__version__)' > $(@:.so=.txt)
 
 $(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
 $(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a

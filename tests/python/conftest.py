@@ -51,6 +51,8 @@ DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
 BINARY = BUILD / "bin" / "gradd"
 if DEVICE != "cpu":  # the daemon that has the device of the tests, too
     BINARY = BINARY.with_name("gradd-fake")
+# Marks of tests that make sense on some devices alone, and whether this is one.
+MARKED = (("fake_only", DEVICE != "cpu"), ("emu", DEVICE == "emu"))
 _SECONDS = 60.0  # against a hanging test; a busy machine may need some of them
 _LOG_LINES = 50  # of the daemon, below a failure
 
@@ -285,10 +287,10 @@ def _keep_from_collections() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what only the device of the tests can do, unless it is there."""
     mark_undrawn(items)
-    if DEVICE != "cpu":
-        return
-    config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("fake_only")])
-    items[:] = [i for i in items if not i.get_closest_marker("fake_only")]
+    elsewhere = [mark for mark, here in MARKED if not here]
+    left = [i for i in items if any(map(i.get_closest_marker, elsewhere))]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [i for i in items if i not in left]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,9 +1,10 @@
-/* A stand-in for NVIDIA's header of that name: the calls of the driver that share memory, with the
- * same names, meaning and numbers. sim.h describes the device behind it. */
+/* A stand-in for NVIDIA's header of that name: the calls of the driver that trainers make, and
+ * those for memory apart from addresses, with the same names, meaning and numbers. sim.h describes
+ * the device behind it. */
 #ifndef GRADD_TESTS_SIM_CUDA_H
 #define GRADD_TESTS_SIM_CUDA_H
 
-#include <stddef.h>
+#include "tests/sim/cuda_runtime.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -13,10 +14,16 @@ typedef enum cudaError_enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_SUPPORTED = 801,
 } CUresult;
+typedef int CUdevice;
+typedef cudaUUID_t CUuuid;
+typedef cudaStream_t CUstream;
+typedef cudaEvent_t CUevent;
 typedef unsigned long long CUdeviceptr, CUmemGenericAllocationHandle;
 enum {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
@@ -38,6 +45,24 @@ typedef struct CUmemAccessDesc_st {
     CUmemLocation location;
     int flags;
 } CUmemAccessDesc;
+
+CUresult cuInit(unsigned flags);
+CUresult cuGetErrorName(CUresult error, const char **out);
+CUresult cuDeviceGetCount(int *out);
+CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device);
+CUresult cuMemGetInfo_v2(size_t *out_free, size_t *out_total);
+CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
+CUresult cuMemHostUnregister(void *at);
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+CUresult cuEventCreate(CUevent *out, unsigned flags);
+CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventSynchronize(CUevent event);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuIpcGetMemHandle(cudaIpcMemHandle_t *out, CUdeviceptr at);
+CUresult cuIpcGetEventHandle(cudaIpcEventHandle_t *out, CUevent event);
+CUresult cuIpcOpenEventHandle(CUevent *out, cudaIpcEventHandle_t handle);
 
 CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop, int option);
 CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,

@@ -35,8 +35,12 @@ typedef struct cudaIpcEventHandle_st {
 typedef struct sim_stream_s *cudaStream_t;
 typedef struct sim_event_s *cudaEvent_t;
 
+typedef struct CUuuid_st {
+    char bytes[16];
+} cudaUUID_t;
 typedef struct cudaDeviceProp {
     char name[256];
+    cudaUUID_t uuid;
     int major, minor, multiProcessorCount;
 } cudaDeviceProp;
 
@@ -49,6 +53,8 @@ cudaError_t cudaDriverGetVersion(int *out);
 cudaError_t cudaGetDeviceCount(int *out);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int *out);
+cudaError_t cudaMemGetInfo(size_t *out_free, size_t *out_total);
 cudaError_t cudaDeviceSynchronize(void);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags);

@@ -78,13 +78,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *out, cudaEvent_t e) {
     SIM_CALL(cudaErrorInvalidResourceHandle);
     if (e->fd < 0) return sim_failed(cudaErrorInvalidResourceHandle);
-    sim_name_file(e->fd, out->reserved);
+    sim_name_file(e->fd, 0, out->reserved);
     return cudaSuccess;
 }
 
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *out, cudaIpcEventHandle_t handle) {
     SIM_CALL(cudaErrorInvalidResourceHandle);
-    const int fd = sim_open_file(handle.reserved);
+    int device;
+    const int fd = sim_open_file(handle.reserved, &device);
     if (fd < 0) return sim_failed(cudaErrorInvalidResourceHandle);
     return make(fd, out);
 }
@@ -150,6 +151,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned fla
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     SIM_CALL(cudaErrorLaunchFailure);
+    sim_count_wait();
     wait_for(e->shared, e->shared->recorded);
     return sim_lost();
 }

@@ -121,6 +121,7 @@ void sim_find(void) {
 }
 
 bool sim_kernel_fails(void) {
+    sim_count_kernel();
     if (!sim_lost() && sim_hits("kernel")) sim_lose(cudaErrorLaunchFailure);
     return sim_lost();
 }

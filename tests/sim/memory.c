@@ -15,7 +15,7 @@ typedef struct sim_entry_s {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static sim_entry_t *entries;
-static size_t taken;
+static size_t taken, in_use[SIM_DEVICES];
 static int working; /* streams */
 
 size_t sim_pages(size_t bytes) {
@@ -41,6 +41,13 @@ bool sim_memory_find(const void *at, sim_block_t *out) {
     return e;
 }
 
+/* `by` is 1 or -1. */
+static void account(const sim_block_t *b, int by) {
+    const size_t bytes = by > 0 ? b->bytes : -b->bytes;
+    if (b->kind == SIM_TAKEN) taken += bytes;
+    if (b->kind == SIM_TAKEN || b->kind == SIM_MAPPED) in_use[b->device] += bytes;
+}
+
 bool sim_memory_add(const sim_block_t *block) {
     sim_entry_t *e = malloc(sizeof *e);
     if (!e) return false;
@@ -49,7 +56,7 @@ bool sim_memory_add(const sim_block_t *block) {
     *e = (sim_entry_t){entries, *block};
     if (!known) {
         entries = e;
-        taken += block->kind == SIM_TAKEN ? block->bytes : 0;
+        account(block, 1);
         protect(block, working > 0);
     }
     pthread_mutex_unlock(&lock);
@@ -66,16 +73,23 @@ bool sim_memory_remove(const void *at, sim_kind_t kind, sim_block_t *out) {
     if (e) {
         *link = e->next;
         *out = e->block;
-        taken -= kind == SIM_TAKEN ? e->block.bytes : 0;
+        account(&e->block, -1);
     }
     pthread_mutex_unlock(&lock);
     free(e);
     return e;
 }
 
+size_t sim_memory_limit(void) {
+    const char *text = getenv("GRADD_SIM_MEMORY_MB");
+    return (text ? strtoul(text, NULL, 10) : 4096) << 20;
+}
+
 /* With a closed page behind the end, and in a file one for sim_importers_t. */
 void *sim_memory_take(size_t bytes, bool shared) {
     const size_t size = sim_pages(bytes);
+    const int device = sim_device();
+    if (device < 0 || sim_bytes_of(device) + bytes > sim_memory_limit()) return NULL;
     const int fd = shared ? sim_file("gradd-sim", size + SIM_PAGE) : -1;
     if (shared && fd < 0) return NULL;
     char *at = mmap(NULL, size + SIM_PAGE, PROT_READ | PROT_WRITE,
@@ -83,7 +97,8 @@ void *sim_memory_take(size_t bytes, bool shared) {
     if (at != MAP_FAILED) {
         memset(at, 0xff, bytes);
         mprotect(at + size, SIM_PAGE, PROT_NONE);
-        if (sim_memory_add(&(sim_block_t){at, bytes, size + SIM_PAGE, SIM_TAKEN, fd})) return at;
+        if (sim_memory_add(&(sim_block_t){at, bytes, size + SIM_PAGE, SIM_TAKEN, fd, device}))
+            return at;
         munmap(at, size + SIM_PAGE);
     }
     if (fd >= 0) close(fd);
@@ -113,6 +128,13 @@ void sim_memory_open(void) {
 
 void sim_memory_close(void) {
     change(-1);
+}
+
+size_t sim_bytes_of(int number) {
+    pthread_mutex_lock(&lock);
+    const size_t bytes = number < 0 ? 0 : in_use[number];
+    pthread_mutex_unlock(&lock);
+    return bytes;
 }
 
 size_t sim_bytes(void) {

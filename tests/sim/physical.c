@@ -45,6 +45,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
     if (flags || !bytes || bytes % GRAIN || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
         prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
+    const int device = sim_device_number(prop->location.id);
+    if (device < 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (sim_bytes_of(device) + bytes > sim_memory_limit()) return CUDA_ERROR_OUT_OF_MEMORY;
     return hand_out(sim_file("gradd-sim", bytes), bytes, out);
 }
 
@@ -101,9 +104,10 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAlloc
 CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t n) {
     char *there = (char *)(uintptr_t)at;
     DRIVER_CALL(CUDA_ERROR_INVALID_VALUE);
-    if (n != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    const int device = sim_device_number(access->location.id);
+    if (n != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE || device < 0)
         return CUDA_ERROR_INVALID_VALUE;
-    return sim_memory_add(&(sim_block_t){there, bytes, bytes, SIM_MAPPED, -1})
+    return sim_memory_add(&(sim_block_t){there, bytes, bytes, SIM_MAPPED, -1, device})
                ? CUDA_SUCCESS
                : CUDA_ERROR_INVALID_VALUE;
 }

@@ -1,4 +1,4 @@
-/* Devices, memory and copies as calls of the CUDA runtime. See sim.h. */
+/* Memory and copies as calls of the CUDA runtime. See sim.h. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,34 +6,6 @@
 #include <sys/mman.h>
 
 #include "tests/sim/internal.h"
-
-enum { UNITS = 2 }; /* few blocks for much work: loops go round */
-
-/* ---- the device ------------------------------------------------------------------------------ */
-
-cudaError_t cudaDriverGetVersion(int *out) {
-    *out = sim_settings()->driver;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetDeviceCount(int *out) {
-    SIM_CALL(cudaErrorNoDevice);
-    *out = 1;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
-    SIM_CALL(cudaErrorInvalidDevice);
-    if (device) return sim_failed(cudaErrorInvalidDevice);
-    *out = (cudaDeviceProp){.major = 9, .multiProcessorCount = UNITS};
-    snprintf(out->name, sizeof out->name, "an emulated GPU");
-    return cudaSuccess;
-}
-
-cudaError_t cudaSetDevice(int device) {
-    SIM_CALL(cudaErrorInvalidDevice);
-    return sim_failed(device ? cudaErrorInvalidDevice : cudaSuccess);
-}
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -52,6 +24,7 @@ cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream) {
 
 cudaError_t cudaFree(void *memory) {
     if (!memory) return cudaSuccess;
+    sim_count_wait();
     sim_wait_all();
     sim_check_importers(memory);
     return sim_failed(sim_memory_drop(memory) ? cudaSuccess : cudaErrorInvalidValue);
@@ -73,7 +46,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
     if (flags != cudaHostRegisterMapped) return sim_failed(cudaErrorInvalidValue);
     const bool whole = (uintptr_t)memory % SIM_PAGE == 0;
     const bool added = whole && sim_memory_add(&(sim_block_t){memory, bytes, sim_pages(bytes),
-                                                              SIM_REGISTERED, -1});
+                                                              SIM_REGISTERED, -1, 0});
     return sim_failed(added ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
 }
 
@@ -131,6 +104,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     if (kind != cudaMemcpyDefault) return sim_failed(cudaErrorInvalidValue);
     if (!bytes) return cudaSuccess;
     const bool there = sim_memory_find(from, NULL);
+    if (there && !sim_memory_find(to, NULL)) sim_count_copy(bytes);
     return give(stream, &(sim_copy_t){to, there ? from : NULL, bytes, -1}, there ? NULL : from);
 }
 

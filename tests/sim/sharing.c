@@ -23,27 +23,33 @@ int sim_file(const char *name, size_t bytes) {
     return -1;
 }
 
-void sim_name_file(int fd, char *out) {
+void sim_name_file(int fd, int device, char *out) {
     struct stat st = {0};
     fstat(fd, &st);
     memset(out, 0, sizeof(cudaIpcMemHandle_t));
-    snprintf(out, sizeof(cudaIpcMemHandle_t), "%d %d %llu %lld", (int)getpid(), fd,
-             (unsigned long long)st.st_ino, (long long)st.st_size);
+    snprintf(out, sizeof(cudaIpcMemHandle_t), "%d %d %llu %lld %d", (int)getpid(), fd,
+             (unsigned long long)st.st_ino, (long long)st.st_size, device);
 }
 
-static bool parse(const char *name, int *out_pid, int *out_fd, unsigned long long *out_inode) {
-    return sscanf(name, "%d %d %llu", out_pid, out_fd, out_inode) == 3;
-}
-
-int sim_open_file(const char *name) {
-    char path[64];
-    int pid, number;
+/* What a handle says. */
+typedef struct sim_name_s {
+    int pid, fd, device;
     unsigned long long inode;
+} sim_name_t;
+
+static bool parse(const char *text, sim_name_t *out) {
+    return sscanf(text, "%d %d %llu %*d %d", &out->pid, &out->fd, &out->inode, &out->device) == 4;
+}
+
+int sim_open_file(const char *text, int *out_device) {
+    char path[64];
+    sim_name_t name;
     struct stat st;
-    if (!parse(name, &pid, &number, &inode)) return -1;
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, number);
+    if (!parse(text, &name) || sim_device_of(name.device) < 0) return -1;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", name.pid, name.fd);
     const int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd >= 0 && !fstat(fd, &st) && st.st_ino == inode) return fd;
+    *out_device = name.device;
+    if (fd >= 0 && !fstat(fd, &st) && st.st_ino == name.inode) return fd;
     if (fd >= 0) close(fd);
     return -1;
 }
@@ -100,7 +106,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *memory) {
     SIM_CALL(cudaErrorMemoryAllocation);
     if (!sim_memory_find(memory, &b) || b.kind != SIM_TAKEN || b.fd < 0)
         return sim_failed(cudaErrorInvalidValue);
-    sim_name_file(b.fd, out->reserved);
+    sim_name_file(b.fd, b.device, out->reserved);
     return cudaSuccess;
 }
 
@@ -113,7 +119,8 @@ static sim_opened_t *known(const cudaIpcMemHandle_t *handle) {
 
 static cudaError_t open_first(const cudaIpcMemHandle_t *handle, void **out) {
     struct stat st;
-    const int fd = sim_open_file(handle->reserved);
+    int device;
+    const int fd = sim_open_file(handle->reserved, &device);
     if (fd < 0 || fstat(fd, &st)) return sim_failed(cudaErrorInvalidResourceHandle);
     const size_t bytes = (size_t)st.st_size - SIM_PAGE;
     sim_opened_t *o = malloc(sizeof *o);
@@ -123,7 +130,7 @@ static cudaError_t open_first(const cudaIpcMemHandle_t *handle, void **out) {
     close(fd);
     if (!o->importers) abort();
     enlist(o->importers, 0, getpid());
-    sim_memory_add(&(sim_block_t){at, bytes, bytes, SIM_OPENED, -1});
+    sim_memory_add(&(sim_block_t){at, bytes, bytes, SIM_OPENED, -1, device});
     opened = o;
     *out = at;
     return cudaSuccess;
@@ -131,12 +138,11 @@ static cudaError_t open_first(const cudaIpcMemHandle_t *handle, void **out) {
 
 /* A process cannot open its own handle. The same handle gives the same address, and is counted. */
 cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags) {
-    int pid, fd;
-    unsigned long long inode;
+    sim_name_t name;
     SIM_CALL(cudaErrorInvalidResourceHandle);
-    if (flags != cudaIpcMemLazyEnablePeerAccess || !parse(handle.reserved, &pid, &fd, &inode))
+    if (flags != cudaIpcMemLazyEnablePeerAccess || !parse(handle.reserved, &name))
         return sim_failed(cudaErrorInvalidValue);
-    if (pid == getpid()) return sim_failed(cudaErrorDeviceUninitialized);
+    if (name.pid == getpid()) return sim_failed(cudaErrorDeviceUninitialized);
     sim_opened_t *o = known(&handle);
     if (!o) return open_first(&handle, out);
     o->count++;

@@ -16,8 +16,13 @@
  * Streams run beside each other; while one works, the memory of all is open. That memory was used
  * on a stream that does not wait for the other's work is found by values alone.
  *
+ * There are two devices, as CUDA_VISIBLE_DEVICES lets the process see them, by number or UUID.
+ *
  * Environment:
  *   GRADD_SIM_DELAY_US    longest pause in front of work that finds a stream idle (500)
+ *   GRADD_SIM_MEMORY_MB   memory of each device (4096), of which other processes take nothing
+ *   GRADD_SIM_COUNTS=DIR  a file DIR/PID: how often the host waited and copied to itself, how many
+ *                         bytes, and kernels: four numbers of 64 bits
  *   GRADD_SIM_FAIL=CALL:N the N-th call of that function fails, from 1 (cudaMallocAsync:2); or
  *                         `kernel`: the N-th kernel fails, and with it the device is lost, which
  *                         every later call says
@@ -45,6 +50,9 @@ typedef struct sim_settings_s {
 /* Of this process. */
 sim_settings_t *sim_settings(void);
 
+/* As CUDA_VISIBLE_DEVICES from now on, where no memory is taken. */
+void sim_see(const char *devices);
+
 /* As GRADD_SIM_FAIL from now on: the n-th call from now fails, 1 = the next. */
 void sim_fail(const char *call, int n);
 /* Calls until it does; 0 = it has, or none is to. */
@@ -57,6 +65,9 @@ int sim_pending(void);
 
 /* Events that were made so far. */
 int sim_events(void);
+
+/* Whether what this thread does is counted (GRADD_SIM_COUNTS); it is, until told otherwise. */
+void sim_count(bool counted);
 
 /* Work of a stream: `run(argument)` in its turn; without a stream at once. */
 void sim_give(cudaStream_t stream, void (*run)(void *), void *argument);

@@ -142,6 +142,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     SIM_CALL(cudaErrorLaunchFailure);
+    sim_count_wait();
     pthread_mutex_lock(&lock);
     if (s) settle(s);
     pthread_mutex_unlock(&lock);
@@ -160,6 +161,7 @@ void sim_wait_all(void) {
 
 cudaError_t cudaDeviceSynchronize(void) {
     SIM_CALL(cudaErrorLaunchFailure);
+    sim_count_wait();
     sim_wait_all();
     return sim_lost();
 }

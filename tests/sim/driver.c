@@ -1,0 +1,49 @@
+/* Calls of the driver that are those of the runtime by another name: errors have the same numbers.
+ * See sim.h. */
+#include <string.h>
+
+#include "tests/sim/cuda.h"
+#include "tests/sim/internal.h"
+
+#define SAME(name, call, ...)                                                                      \
+    CUresult name(__VA_ARGS__) {                                                                   \
+        return (CUresult)(call);                                                                   \
+    }
+
+CUresult cuInit(unsigned flags) {
+    int n;
+    return flags ? CUDA_ERROR_INVALID_VALUE : (CUresult)cudaGetDeviceCount(&n);
+}
+
+CUresult cuGetErrorName(CUresult error, const char **out) {
+    *out = cudaGetErrorName((cudaError_t)error);
+    return CUDA_SUCCESS;
+}
+
+SAME(cuDeviceGetCount, cudaGetDeviceCount(out), int *out)
+SAME(cuMemGetInfo_v2, cudaMemGetInfo(out_free, out_total), size_t *out_free, size_t *out_total)
+SAME(cuMemHostRegister_v2, cudaHostRegister(at, bytes, flags), void *at, size_t bytes,
+     unsigned flags)
+SAME(cuMemHostUnregister, cudaHostUnregister(at), void *at)
+SAME(cuMemcpyAsync, cudaMemcpyAsync((void *)to, (void *)from, bytes, cudaMemcpyDefault, stream),
+     CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+SAME(cuStreamSynchronize, cudaStreamSynchronize(stream), CUstream stream)
+SAME(cuStreamWaitEvent, cudaStreamWaitEvent(stream, event, flags), CUstream stream, CUevent event,
+     unsigned flags)
+SAME(cuEventCreate, cudaEventCreateWithFlags(out, flags), CUevent *out, unsigned flags)
+SAME(cuEventRecord, cudaEventRecord(event, stream), CUevent event, CUstream stream)
+SAME(cuEventSynchronize, cudaEventSynchronize(event), CUevent event)
+SAME(cuEventDestroy_v2, cudaEventDestroy(event), CUevent event)
+SAME(cuIpcGetMemHandle, cudaIpcGetMemHandle(out, (void *)at), cudaIpcMemHandle_t *out,
+     CUdeviceptr at)
+SAME(cuIpcGetEventHandle, cudaIpcGetEventHandle(out, event), cudaIpcEventHandle_t *out,
+     CUevent event)
+SAME(cuIpcOpenEventHandle, cudaIpcOpenEventHandle(out, handle), CUevent *out,
+     cudaIpcEventHandle_t handle)
+
+CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
+    cudaDeviceProp found;
+    const cudaError_t error = cudaGetDeviceProperties(&found, device);
+    if (!error) memcpy(out, &found.uuid, sizeof *out);
+    return (CUresult)error;
+}
