@@ -5,10 +5,10 @@
  * before the handler sees them, as request->args in the order of the row. A handler appends its own
  * keys to request->reply, which has `ok` and `q` already; on failure all of it is replaced.
  *
- * A new verb is one row in a file cmd_<family>.c, of server/verbs if the engine thread
- * runs it, of server/daemon if the I/O thread answers it:
+ * A new verb is one row in a file cmd_<theme>.c, of server/verbs if the engine thread runs it, of
+ * server/daemon if the I/O thread answers it:
  *
- *     GRADD_COMMANDS(family, {.name = "verb", .handle = verb_handle, .needs_session = true,
+ *     GRADD_COMMANDS(theme, {.name = "verb", .handle = verb_handle, .needs_session = true,
  *                             .fields = {{.name = "plan", .kind = WIRE_U64}}});
  */
 #ifndef GRADD_SERVER_VERBS_COMMANDS_H

@@ -2,7 +2,7 @@
 
 The wrapper is transparent: parameters, buffers, state_dict keys, attributes and methods are those
 of the wrapped module, and it shares that module's tables of parameters, buffers and submodules.
-Only `forward` differs: it goes through a Bridge.
+Only `forward` differs (forwarding.py): its calls go through dynamo.frontend.Compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* Reductions over axes, running sums, and positions of extrema.
+/* Reductions over axes.
  *
  * Math: z[kept] = fold over reduced of f(x). Shapes: adjacent dimensions of one kind are merged, so
  * every reduction is an alternation of kept (K) and reduced (R) dimensions; it ends either in R

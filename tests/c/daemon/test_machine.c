@@ -1,4 +1,5 @@
-/* Tests of server/machine and of the admission of memory, on made-up files of /proc and /sys. */
+/* Tests of server/host/machine and of the admission of memory, on made-up files of /proc and
+ * /sys. */
 #include "server/host/machine.h"
 
 #include <limits.h>

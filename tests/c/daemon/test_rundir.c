@@ -1,4 +1,4 @@
-/* Tests of server/rundir: which process holds the lock, and whose sockets are removed. */
+/* Tests of server/host/rundir: which process holds the lock, and whose sockets are removed. */
 #include "server/host/rundir.h"
 
 #include <fcntl.h>

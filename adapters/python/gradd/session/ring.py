@@ -5,8 +5,9 @@ busy while its owner holds it (`hold`/`drop`) or any tensor made from it is aliv
 watched by a weak reference whose callback only appends to a queue (it may run in any thread and in
 the middle of anything); the pool empties the queue at its next operation.
 
-Three pools per client: parameters, gradients, and the ring of inputs and outputs. The caller holds
-the client's lock around every method except the weak reference's callback.
+A client has a pool for each kind of memory: parameters, gradients, the state of optimizers, and the
+ring of inputs and outputs. The caller holds the client's lock around every method except the weak
+reference's callback.
 """
 
 from __future__ import annotations
