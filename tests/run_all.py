@@ -1,11 +1,12 @@
 """Runs every kind of test and ends with one line: "N passed, N failed".
 
-Order: the checks (layers, sizes, pages), the site, the C runner, then pytest with a real daemon
-(`--quick`: only what is marked quick), then the tests of a device's own once more on the device of
-tests/fake. A check script counts as one test. Everything that was skipped is listed with its
-reason by the part that skipped it. At the end: the slowest tests and files of all parts, and for
-each failure the command that repeats it alone. `--python` runs pytest alone, with the interpreter
-that runs this file.
+Order: the checks (layers, sizes, pages), the site, the C runner, then pytest with a real daemon,
+then the tests of a device's own once more on the device of tests/fake. `--quick` leaves out that
+device, the site, the checks of `make lint`, C tests with a longer time limit, and Python tests that
+are not marked quick. A check script counts as one test. Everything that was skipped is listed with
+its reason by the part that skipped it. At the end: the slowest tests and files of all parts, and
+for each failure the command that repeats it alone. `--python` runs pytest alone, with the
+interpreter that runs this file; `--quick --python` runs the tests marked slow, too.
 `--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and every parity
 test once more under each of SWITCHES; FILE keeps what the last run of each said. Called by `make
 test`, `make check`, `make nightly`.
@@ -51,10 +52,9 @@ def run_script(title: str, command: list[str]) -> Outcome:
     return outcome.of_script(command, subprocess.run(command, cwd=ROOT).returncode)
 
 
-def run_c(build: Path, device: str = "", filters: Sequence[str] = ()) -> Outcome:
+def run_c(build: Path, device: str = "", chosen: Sequence[str] = ()) -> Outcome:
     """Runs the C tests in equal parts beside each other and prints what each part said."""
     print("== C tests", f"({device})" if device else "", flush=True)
-    chosen = [word for name in filters for word in ("--filter", name)]
     n = workers()
     with concurrent.futures.ThreadPoolExecutor() as threads:
         parts = threads.map(
@@ -77,7 +77,8 @@ def run_c_part(build: Path, options: list[str]) -> Outcome:
 def run_fake(build: Path) -> Outcome:
     """What depends on the device once more on that of tests/fake; failures on the emulated GPU."""
     os.environ["GRADD_TEST_DEVICE"] = "fake"
-    both = run_c(build, "fake", FAKE_C) + run_python(build, "fake and not nightly")
+    chosen = [word for name in FAKE_C for word in ("--filter", name)]
+    both = run_c(build, "fake", chosen) + run_python(build, "fake and not nightly")
     os.environ["GRADD_TEST_DEVICE"] = "emu"
     both += run_python(build, "(fake_only or emu) and not nightly")
     del os.environ["GRADD_TEST_DEVICE"]
@@ -146,7 +147,7 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     for part in chosen or known:
         start = time.monotonic()
         if part == EMULATED:
-            count = run_c(build, "", [EMULATED])
+            count = run_c(build, "", ["--filter", EMULATED])
         elif part in SWITCHES:
             count = run_switched(build, part)
         else:
@@ -176,17 +177,31 @@ def nightly_page(results: dict[str, str]) -> str:
     return "\n".join([*head, *(f"{name}: {text}" for name, text in results.items()), ""])
 
 
+def run_quick(build: Path) -> Outcome:
+    """What belongs to the inner loop; `make check` has run the checks before."""
+    return run_c(build, "", ["--quick"]) + run_python(build, "quick and not slow")
+
+
+def run_full(build: Path) -> Outcome:
+    """Everything but the tests of `make nightly`."""
+    site = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(build / "site")]
+    checks = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("check_*.py"))
+    total = sum((run_script(name, [sys.executable, name]) for name in checks), Outcome())
+    total += run_script("site", site) + run_c(build) + run_fuzz(build / "bin")
+    return total + run_python(build, "not nightly") + run_fake(build)
+
+
 def main() -> int:
     """Runs all parts, whatever fails, and prints the sum."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
-    parser.add_argument("--quick", action="store_true", help="only Python tests marked quick")
+    parser.add_argument("--quick", action="store_true", help="what takes no long time")
     parser.add_argument("--python", action="store_true", help="nothing but Python tests")
     parser.add_argument("--nightly", type=Path, help="the long property tests; keep the result")
     parser.add_argument("--only", nargs="*", default=[], help="of these: some files of tests")
     args = parser.parse_args()
     if not args.nightly:  # of the cases of emulated kernels
-        os.environ.setdefault("GRADD_TEST_EVERY", "9" if args.quick else "3")
+        os.environ.setdefault("GRADD_TEST_EVERY", "3")
     build = (ROOT / args.build).resolve()
     if build != ROOT / "build":
         os.environ["GRADD_BUILD"] = str(build)
@@ -194,24 +209,10 @@ def main() -> int:
         return run_nightly(build, args.nightly, args.only)
     start = time.monotonic()
     if args.python:
-        return finish(run_python(build, "quick" if args.quick else "not nightly"))
+        return finish(run_python(build, "quick or slow" if args.quick else "not nightly"))
     made = ["tools/docs.py", str(build / "bin" / "gradd"), "--check"]
-    site = [sys.executable, "-m", "mkdocs", "build", "--strict"]
-    counts = [
-        run_script("layers", [sys.executable, "tests/check_layers.py"]),
-        run_script("operands", [sys.executable, "tests/check_operands.py"]),
-        run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
-        run_script("imports", [sys.executable, "tests/check_imports.py"]),
-        run_script("pages", [sys.executable, "tests/check_pages.py"]),
-        run_script("words", [sys.executable, "tests/check_words.py"]),
-        run_script("made pages", [sys.executable, *made]),
-        Outcome() if args.quick else run_script("site", [*site, "-d", str(build / "site")]),
-        run_c(build),
-        Outcome() if args.quick else run_fuzz(build / "bin"),
-        run_python(build, "quick" if args.quick else "not nightly"),
-        Outcome() if args.quick else run_fake(build),
-    ]
-    total = sum(counts, Outcome())
+    total = run_script("made pages", [sys.executable, *made])
+    total += run_quick(build) if args.quick else run_full(build)
     print(outcome.slowest(total.times))
     print(f"== {time.monotonic() - start:.0f} s")
     return finish(total)

@@ -1,14 +1,15 @@
 /* Runs the C tests, each in its own process with a time limit.
  *
- * Usage: tests [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--limit SECONDS]
- *              [--times FILE] [--verbose]
+ * Usage: tests [--list] [--filter TEXT]... [--quick] [--part I/N] [--limit-scale N]
+ *              [--limit SECONDS] [--times FILE] [--verbose]
  * The list comes from the makefile (test_list.inc: module, name, seconds). The output of a test is
  * shown when it fails. The last line is "N passed, N failed"; skipped tests are listed before it
  * with their reasons. Each test leads its own process group, which is killed afterwards, so nothing
  * that a test forked outlives it. Single-threaded: of N runners beside each other, the one with
  * --part I/N (I from 1) runs every N-th of the chosen tests. FILE gets a line "seconds module.test"
- * of each. With --limit no test gets more than that. On SIGTERM and SIGINT the running test's name
- * and output so far are shown, and what was counted.
+ * of each. With --limit no test gets more than that. --quick leaves out tests with a TEST_LIMIT
+ * above QUICK_S. On SIGTERM and SIGINT the running test's name and output so far are shown, and
+ * what was counted.
  */
 #include "tests/test.h"
 
@@ -27,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EXIT_SKIPPED = 77, MAX_FILTERS = 32, MAX_SKIPS = 256, STOP_S = 2 };
+enum { EXIT_SKIPPED = 77, MAX_FILTERS = 32, MAX_SKIPS = 256, STOP_S = 2, QUICK_S = 10 };
 
 typedef struct test_case_s {
     const char *name; /* "module.test" */
@@ -53,7 +54,7 @@ typedef struct run_s {
     int n_filters;
     int part, n_parts;
     int limit_scale, limit_most; /* 0 = no such limit */
-    bool verbose;
+    bool quick, verbose;
     FILE *times; /* Owned; NULL: not asked for */
     int n_passed, n_failed, n_skipped;
 } run_t;
@@ -140,10 +141,11 @@ static void stop(int signal_number) {
     if (current > 0) kill(-current, SIGKILL);
 }
 
-static bool selected(const run_t *run, const char *name) {
+static bool selected(const run_t *run, const test_case_t *test) {
+    if (run->quick && test->limit_s > QUICK_S) return false;
     if (run->n_filters == 0) return true;
     for (int i = 0; i < run->n_filters; i++)
-        if (strstr(name, run->filters[i])) return true;
+        if (strstr(test->name, run->filters[i])) return true;
     return false;
 }
 
@@ -250,7 +252,7 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
 
 static int usage(const char *program) {
     fprintf(stderr,
-            "usage: %s [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] "
+            "usage: %s [--list] [--filter TEXT]... [--quick] [--part I/N] [--limit-scale N] "
             "[--limit SECONDS] [--times FILE] [--verbose]\n",
             program);
     return 2;
@@ -268,6 +270,8 @@ int main(int argc, char **argv) {
             list = true;
         else if (strcmp(argv[i], "--verbose") == 0)
             run.verbose = true;
+        else if (strcmp(argv[i], "--quick") == 0)
+            run.quick = true;
         else if (strcmp(argv[i], "--filter") == 0 && more && run.n_filters < MAX_FILTERS)
             run.filters[run.n_filters++] = argv[++i];
         else if (strcmp(argv[i], "--part") == 0 && more && parse_part(&run, argv[i + 1]))
@@ -284,7 +288,7 @@ int main(int argc, char **argv) {
     signal(SIGINT, stop);
     signal(SIGTERM, stop);
     for (const test_case_t *test = cases; test->name; test++) {
-        if (!selected(&run, test->name)) continue;
+        if (!selected(&run, test)) continue;
         if (n_selected++ % run.n_parts != run.part - 1) continue;
         if (list) {
             puts(test->name);

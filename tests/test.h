@@ -11,8 +11,8 @@
  * in a file tests/c/<room>/test_<module>.c and is known to the runner from then on as
  * "<module>.truncation_is_refused": the makefile reads the TEST(...) lines (which therefore start
  * in column 0). Every test runs in its own process with a time limit (10 s, or TEST_LIMIT's
- * seconds), so it may fork, leak, crash or hang without disturbing another. A failed CHECK ends the
- * test.
+ * seconds), so it may fork, leak, crash or hang without disturbing another. `make check` leaves out
+ * the tests with a longer limit. A failed CHECK ends the test.
  */
 #ifndef GRADD_TESTS_TEST_H
 #define GRADD_TESTS_TEST_H

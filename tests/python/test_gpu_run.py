@@ -113,6 +113,7 @@ def test_products_that_nobody_measured_fail(clone: Path) -> None:
     assert _failed(clone) == ["measured products"]
 
 
+@pytest.mark.slow
 def test_a_limit_keeps_what_was_said(clone: Path) -> None:
     """What there is no time left for is not started, and a half line is no JSON."""
     slow = "echo '{\"probe\": 1}'; printf '{\"probe\": 2'; exec sleep 60"

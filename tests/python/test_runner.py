@@ -75,6 +75,11 @@ def test_a_filter_that_matches_nothing_fails(runner: Path) -> None:
     assert _said(runner, "--filter", "good") == (0, "1 passed, 0 failed\n")
 
 
+def test_quick_leaves_out_tests_with_a_longer_limit(runner: Path) -> None:
+    status, said = _said(runner, "--quick", "--list")
+    assert status == 0 and said.split() == ["it.good", "it.bad", "it.never"]
+
+
 def test_an_operator_that_is_none_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     tests = BINARY.with_name("tests")
     if not tests.exists():

@@ -85,6 +85,7 @@ def test_a_budget_is_met_with_the_same_bits() -> None:
     assert explained(plain).arena_bytes == whole and explained(plain).whole_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_budget_that_cannot_be_met_names_one_that_can() -> None:
     net = Deep()
     _, least = peaks(net)
@@ -105,6 +106,7 @@ def test_the_environment_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explained(own).arena_bytes == whole  # what is given to the wrapper comes first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "again"), [("0", False), ("1", True), ("2", True)])
 def test_levels_of_ortmodule(monkeypatch: pytest.MonkeyPatch, level: str, again: bool) -> None:
     monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", level)
@@ -130,6 +132,7 @@ def test_levels_that_there_are_none_of(monkeypatch: pytest.MonkeyPatch) -> None:
         ORTModule(Deep())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "reentrant", "not reentrant"])
 def test_checkpoints_are_the_first_level(kind: str) -> None:
     net = Deep(kind=kind)
@@ -145,6 +148,7 @@ def test_checkpoints_are_the_first_level(kind: str) -> None:
     assert explained(budget).recomputed_bytes == 0  # it decides
 
 
+@pytest.mark.slow
 def test_checkpoints_of_transformers() -> None:
     module, make_batch = families.build("llama", num_hidden_layers=6)
     data = make_batch(2, 16, 0)
@@ -161,6 +165,7 @@ def test_checkpoints_of_transformers() -> None:
         assert torch.equal(parameter.grad, grad)
 
 
+@pytest.mark.slow
 def test_rows_that_are_left_out_are_computed_again_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,6 +205,7 @@ def test_copies_and_pickles_keep_the_budget() -> None:
         assert explained(other).arena_bytes <= 512 << 10 < explained(other).whole_bytes
 
 
+@pytest.mark.slow
 def test_estimates_of_a_budget() -> None:
     net = Deep()
     whole, least = peaks(net)

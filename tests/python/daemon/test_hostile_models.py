@@ -100,7 +100,7 @@ def test_folding_many_products_is_bounded():
     np.testing.assert_array_equal(E.Run(plan).forward(feed)["y"], want)
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_nodes_that_differ_in_an_attribute_only():
     n = 60000  # equal but for alpha: one bucket, if attributes are not hashed
     nodes = [
@@ -129,7 +129,7 @@ def test_a_long_chain_of_views():
     np.testing.assert_array_equal(got, (feed["x"] > 0).astype(np.float32))
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_very_many_live_values():
     n = 60000
     nodes = [helper.make_node("Mul", ["x", f"c{i}"], [f"v{i}"]) for i in range(n)]

@@ -88,6 +88,7 @@ def test_each_switch_runs_every_parity_test(
     assert run_all.run_nightly(BUILD, kept, ["GRADD_LIVE_ROWS=2"]) == 2
 
 
+@pytest.mark.slow
 def test_files_with_long_tests_are_found() -> None:
     found = run_all.nightly_files("tests/python/training")
     assert "tests/python/training/test_courses.py" in found

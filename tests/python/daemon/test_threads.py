@@ -62,7 +62,7 @@ def test_the_plan_decides_how_many_threads_attention_takes() -> None:
         assert _run(THREADS, OMP_NUM_THREADS=inherited) == free
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_scratch_grows_with_the_plans_threads_and_bits_stay() -> None:
     one, two, four = (_run(n, OMP_NUM_THREADS="2") for n in (1, 2, 4))
     assert [one[2], two[2], four[2]] == [0, 1, 3]

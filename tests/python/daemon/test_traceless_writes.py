@@ -21,6 +21,7 @@ from gradd.memory import watch
 from gradd.session import client
 from helpers.hostile import raw_client
 from helpers.nets import Net, batch, loss_of
+from helpers.selection import quick_or_slow
 
 Write = Callable[[nn.Parameter], Any]
 WIDTH = 512  # of 256 lines of the first weight 16 are drawn
@@ -253,8 +254,7 @@ def test_an_ordinary_training_is_summed_in_its_first_forwards_only(
     assert not watch.accesses.given or not watch.accesses.settle(list(model.parameters()))
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("name", watch.NAMES)
+@pytest.mark.parametrize("name", quick_or_slow({"data"}, watch.NAMES))
 def test_an_attribute_that_was_replaced_and_put_back(shared_daemon: Daemon, name: str) -> None:
     """Restoring `before = torch.Tensor.numpy` takes the watch off unintentionally."""
     model, (x, y) = ORTModule(Net(), strict=True), batch()

@@ -15,6 +15,7 @@ from torch import nn
 from gradd import ORTModule
 from gradd.dynamo import frontend
 from gradd.dynamo.traces import Frames
+from helpers.selection import quick_or_slow
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -120,8 +121,7 @@ def _late() -> tuple[type[Block], type[Helper]]:
     return LateBlock, LateHelper
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("how", ["a class", "a child", "a helper"])
+@pytest.mark.parametrize("how", quick_or_slow({"a child"}, ["a class", "a child", "a helper"]))
 def test_a_class_that_comes_later_is_watched(how: str) -> None:
     late, helper = _late()
     ours = ORTModule(Top())

@@ -16,6 +16,7 @@ from conftest import ROOT, TESTS
 
 from gradd.spec import CaptureError
 from helpers.graphs.captures import capture
+from helpers.selection import quick_or_slow
 
 NAMES = ("gradd", "torch", "sympy", "server")
 SOURCE = """
@@ -49,8 +50,7 @@ def load(file: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick_or_slow({"gradd"}, NAMES))
 def test_nodes_and_errors_keep_their_lines(tmp_path: Path, name: str) -> None:
     file = write(tmp_path / name / "models")
     net = load(file).Net()

@@ -12,7 +12,7 @@ from torch import nn
 from gradd import ORTModule
 from helpers.graphs.captures import Lambda, assert_same
 from helpers.models import families
-from helpers.selection import every_run
+from helpers.selection import every_run, quick_or_slow
 
 pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 
@@ -242,8 +242,7 @@ EMPTIED = {
 }
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("name", EMPTIED)
+@pytest.mark.parametrize("name", quick_or_slow({"flatten"}, EMPTIED))
 def test_an_axis_without_elements_stays_one(name):
     """What is left of sequences of one position: a size of zero copies no axis."""
     change = EMPTIED[name]

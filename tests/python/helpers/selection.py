@@ -36,6 +36,12 @@ def by_mark(quick: Collection[Any], kept: Collection[Any], cases: Iterable[Any])
     return [mark(case) for case in cases]
 
 
+def quick_or_slow(quick: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases as parameters of a test: marked quick, all others slow."""
+    marks = pytest.mark
+    return [pytest.param(c, marks=marks.quick if c in quick else marks.slow) for c in cases]
+
+
 def every_run(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     """The cases as parameters of a test, of which all but the kept ones are marked nightly."""
     return [c if c in kept else pytest.param(c, marks=pytest.mark.nightly) for c in cases]
@@ -51,7 +57,8 @@ def one_in(part: int, cases: Iterable[Any], always: Collection[Any] = ()) -> lis
 def mark_undrawn(items: Iterable[pytest.Item]) -> None:
     """Marks nightly what its mark `one_in(n)` does not draw: n numbers give every test its turn.
 
-    Where each case captures a graph, a sixth of a test's cases is drawn, but two at least.
+    Where each case captures a graph, a sixth of a test's cases is drawn, but two at least; of the
+    quick and the slow ones all.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -63,7 +70,7 @@ def mark_undrawn(items: Iterable[pytest.Item]) -> None:
         elif item.path.parent.name in _FOLDERS and item.get_closest_marker("nightly") is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
-        left_out = [i for i in found if i.get_closest_marker("quick") is None]
+        left_out = [i for i in found if not any(map(i.get_closest_marker, ("quick", "slow")))]
         left_out.sort(key=lambda item: zlib.crc32(f"{SEED}{item.nodeid}".encode()))
         for item in left_out[max(_LEAST, -(-len(found) // _PART)) :]:
             item.add_marker(pytest.mark.nightly)

@@ -137,7 +137,7 @@ def test_starts_are_collected_and_who_fails_is_left_out() -> None:
     ]
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     machine: dict[str, Any] = {"cpu": "Some CPU 9", "threads": 2, "torch": "x", "commit": "c"}
     machine |= {"cores": 2, "date": "2026-01-01", "stolen": 0.061}

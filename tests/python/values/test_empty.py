@@ -14,7 +14,7 @@ from test_vs_onnx import DTYPES, Case, cases
 
 from helpers.graphs import engine as E
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.slow
 
 
 def emptied(case: Case, size: int) -> tuple[bytes, dict[str, np.ndarray]]:

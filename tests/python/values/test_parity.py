@@ -32,7 +32,7 @@ def _train(name: str, sizes: tuple[tuple[int, int], ...] = SIZES) -> steps.Pair:
 
 
 @pytest.mark.fake
-@pytest.mark.quick
+@pytest.mark.slow
 def test_llama() -> None:
     _train("llama")
 

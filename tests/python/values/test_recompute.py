@@ -100,7 +100,7 @@ def assert_same_bits(got: dict[str, Any], want: dict[str, Any]) -> None:
         assert got[name].tobytes() == value.tobytes(), name
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True], ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", one_in(2, FAMILIES))
 def test_gradients_have_the_same_bits(name: str, half: bool):

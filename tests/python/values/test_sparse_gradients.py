@@ -10,6 +10,7 @@ from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.optim import FusedAdam
+from helpers.selection import quick_or_slow
 
 WORDS, D = 50, 6
 
@@ -63,8 +64,9 @@ def assert_same_gradient(got, want, tol=1e-5):
     torch.testing.assert_close(got.float(), want.float(), rtol=tol, atol=tol)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("how", ["plain", "twice", "functional", "buffers"])
+@pytest.mark.parametrize(
+    "how", quick_or_slow({"plain"}, ["plain", "twice", "functional", "buffers"])
+)
 @pytest.mark.parametrize("padding", [None, 3])
 def test_indices_and_values_are_torchs(daemon, how, padding):
     ref, net, model = pair(how, padding=padding)

@@ -224,6 +224,7 @@ def check_all(outputs: Callable[[Case], list[np.ndarray] | None]) -> dict[str, i
     return compared
 
 
+@pytest.mark.slow
 def test_every_case_means_what_onnx_says() -> None:
     """Compares all cases and lists every disagreement."""
     compared = check_all(lambda case: case.outputs if case.kernel else case.planned(False))
@@ -231,6 +232,7 @@ def test_every_case_means_what_onnx_says() -> None:
     assert {"Attention", "RotaryEmbedding", "RMSNormalization"} <= compared.keys()
 
 
+@pytest.mark.slow
 def test_every_expansion_means_what_onnx_says() -> None:
     """The same with the plain plan, of all that has an expansion."""
     compared = check_all(lambda case: case.planned(True) if case.meta["expands"] else None)
