@@ -102,17 +102,17 @@ demo: all ## train a small Llama through the daemon, next to plain Trainer
 bench: all ## measure against torch eager and torch.compile
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) benchmarks/run.py $(ARGS)
 
-CHECKS  := layers operands imports sizes pages words
 C_FILES = $(shell find shm kernels server tests benchmarks \( -name '*.[ch]' -o -name '*.cu' \
                        -o -name '*.cuh' \) 2>/dev/null | sort)
 format: ## rewrite all sources in the house format
 	$(Q)$(VENV)/bin/clang-format -i $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q . && $(VENV)/bin/ruff check -q --fix .
 
+BESIDE  := xargs -P $(shell nproc) # each line, or so many lines, a process
 lint: ## formatting and static checks, changes nothing
-	$(Q)$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
+	$(Q)printf '%s\n' $(C_FILES) | $(BESIDE) -n 64 $(VENV)/bin/clang-format --dry-run -Werror
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
-	$(Q)for check in $(CHECKS); do $(PY) tests/check_$$check.py || exit 1; done
+	$(Q)printf '%s\n' tests/check_*.py | $(BESIDE) -n 1 $(PY)
 
 pages: $(BIN) ## rewrite the pages that are made from lists: operators, options, messages, ...
 	@$(PY) tools/docs.py $(BIN)

@@ -29,6 +29,7 @@ MAX_OPERATORS = 20  # families of one kind
 MAX_PARAMETERS = 6
 MAX_MADE_PARAMETERS = 10  # of functions that a macro or template makes for each element type
 KEYWORDS = {"if", "for", "while", "switch"}
+BODY = re.compile(r"\s*\{")
 # Where others have said what the parameters are.
 GIVEN = {
     "adapters/python/gradd/graph/translation/": "translations take what torch's operator takes",
@@ -78,21 +79,31 @@ def c_parameters(text: str) -> list[tuple[str, int, int]]:
             depth += (text[end] == "(") - (text[end] == ")")
             commas += depth == 1 and text[end] == ","
             end += 1
-        before = re.search(r"\w*$", text[: m.start(1)].rstrip(" *\n"))
-        is_call = before and before[0] in {"return", "else", "do", "case", "sizeof"}
-        if text[end:].lstrip().startswith("{") and m[1] not in KEYWORDS and not is_call:
+        if m[1] not in KEYWORDS and BODY.match(text, end) and not is_call(text, m.start(1)):
             words = text[m.end() : end - 1].strip()
             count = 0 if words in {"", "void"} else commas + 1
             out.append((m[1], text.count("\n", 0, m.start(1)) + 1, count))
     return out
 
 
-def py_parameters(text: str) -> list[tuple[str, int, int]]:
+def is_call(text: str, start: int) -> bool:
+    """Whether the name that starts there follows a word that no declaration has before it."""
+    before = re.search(r"\w*$", text[max(0, start - 80) : start].rstrip(" *\n"))
+    return before is not None and before[0] in {"return", "else", "do", "case", "sizeof"}
+
+
+PyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def py_nodes(text: str) -> list[PyFunction]:
+    """Every function of a Python file."""
+    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, PyFunction)]
+
+
+def py_parameters(functions: list[PyFunction]) -> list[tuple[str, int, int]]:
     """Name, line and number of parameters of each function: none of `self`, *args as one."""
     out = []
-    for n in ast.walk(ast.parse(text)):
-        if not isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
+    for n in functions:
         a = n.args
         names = [x.arg for x in a.posonlyargs + a.args]
         count = len(names) - (names[:1] in (["self"], ["cls"]))
@@ -103,11 +114,9 @@ def py_parameters(text: str) -> list[tuple[str, int, int]]:
     return out
 
 
-def py_functions(text: str) -> list[tuple[str, int, int]]:
+def py_functions(functions: list[PyFunction]) -> list[tuple[str, int, int]]:
     """Name, first line and length of each function in a Python file."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, kinds)]
-    return [(n.name, n.lineno, (n.end_lineno or n.lineno) - n.lineno + 1) for n in nodes]
+    return [(n.name, n.lineno, (n.end_lineno or n.lineno) - n.lineno + 1) for n in functions]
 
 
 def problems(path: Path) -> list[str]:
@@ -120,15 +129,13 @@ def problems(path: Path) -> list[str]:
         out.append(f"{name}: {len(lines)} lines, the limit is {MAX_FILE}")
     if lines and not re.match(r'/\*|//|#|r?"""', lines[0]):
         out.append(f"{name}: does not open with a comment that says what it is for")
-    functions = py_functions(text) if path.suffix == ".py" else []
+    nodes = py_nodes(text) if path.suffix == ".py" else []
+    functions, counted = py_functions(nodes), py_parameters(nodes)
     if path.suffix in {".c", ".h", ".cu", ".cuh"}:
-        functions = c_functions(lines)
+        functions, counted = c_functions(lines), c_parameters(text)
     for function, line, length in functions:
         if length > MAX_FUNCTION:
             out.append(f"{name}:{line}: {function}() has {length} lines, limit {MAX_FUNCTION}")
-    counted = py_parameters(text) if path.suffix == ".py" else []
-    if path.suffix in {".c", ".h", ".cu", ".cuh"}:
-        counted = c_parameters(text)
     for function, line, count in counted:
         made = "#" in function or function.startswith("NAME(")
         limit = MAX_MADE_PARAMETERS if made else MAX_PARAMETERS

@@ -31,10 +31,11 @@ REPLACED = (
     ("fast path, slow path", r"\b(?:short|long)(?:er)?(?: |_)way\b"),
 )
 PEOPLE = ("user", "users", "people", "person", "reader", "readers", "developer", "newcomer")
-_BEHIND_PEOPLE = "".join(rf"(?<!{word}\x20)" for word in PEOPLE)
+# Behind the word: what comes before it is looked at where it was found alone.
+_NOT_OF_PEOPLE = "".join(rf"(?<!{word}\x20who)" for word in PEOPLE)
 THINGS = (
     "it with the thing as the subject",
-    rf"{_BEHIND_PEOPLE}\bwho\b|\b(?:whoever|whom|somebody|nobody)\b",
+    rf"\bwho\b{_NOT_OF_PEOPLE}|\b(?:whoever|whom|somebody|nobody)\b",
 )
 
 
