@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+from helpers import ROOT
 
 pytestmark = pytest.mark.quick
 TESTS = """

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "tests"))
 
 import check_layers
 import check_operands

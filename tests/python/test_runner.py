@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BINARY, ROOT
+from conftest import BINARY
+
+from helpers import ROOT
 
 pytestmark = pytest.mark.quick
 LIST = "X(it, good, 10)\nX(it, bad, 10)\nX(it, endless, 60)\nX(it, never, 10)\n"

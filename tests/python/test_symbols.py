@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BINARY, ROOT
+from conftest import BINARY
+
+from helpers import ROOT
 
 sys.path.insert(0, str(ROOT / "tools/gpu"))
 import symbols

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import versions  # noqa: E402
+from helpers import ROOT
 
-from gradd import tried  # noqa: E402
+sys.path.insert(0, str(ROOT / "tools"))
+import versions
+
+from gradd import tried
 
 pytestmark = pytest.mark.quick
 PAGE = f"before\n{versions.BEGIN}\nold\n{versions.END}\nafter\n"

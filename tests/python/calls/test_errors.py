@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from pathlib import Path
 
 import onnx
 import pytest
@@ -14,9 +13,10 @@ from accelerate.utils import find_executable_batch_size
 from gradd import ORTModule, errors, options
 from gradd.session import protocol
 from gradd.session.client import get_client
+from helpers import ROOT
 from helpers.nets import Net, batch
 
-STATUS = Path(__file__).resolve().parents[3] / "shm" / "status.h"
+STATUS = ROOT / "shm" / "status.h"
 
 
 def _codes_in_c() -> list[str]:

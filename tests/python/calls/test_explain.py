@@ -23,6 +23,7 @@ from gradd import ORTModule, errors
 from gradd.explain import Explanation, Row, explain_plan, with_sources
 from gradd.session import protocol
 from gradd.session.client import get_client
+from helpers import ROOT
 from helpers.graphs import captures
 from helpers.graphs import engine as E
 from helpers.graphs.onnx_writer import Writer
@@ -512,7 +513,7 @@ def test_pieces_of_a_text_join(daemon: Any) -> None:
 def test_help_and_docs_name_every_column(layer: Path) -> None:
     (row, *_) = explained(layer, "x=2x5x6")["rows"]
     said = command("explain", "--help").partition("of each row")[2]
-    page = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text()
+    page = (ROOT / "docs" / "protocol.md").read_text()
     assert [n.split()[0].strip(",") for n in said.splitlines()[1:]] == [
         n for n in row if n != "shape"
     ]

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import ROOT
+
 pytestmark = pytest.mark.one_in(3)
 
-ROOT = Path(__file__).resolve().parents[3]
 OPTIMUM = ROOT / "adapters" / "optimum"
 NAMES = ["ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqTrainingArguments"]
 

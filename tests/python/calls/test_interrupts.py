@@ -32,8 +32,6 @@ from helpers.selection import drawn, every_run
 
 pytestmark = pytest.mark.one_in(3)
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 class MeanSquare(nn.Module):
     """A scalar output beside a large input: their blocks have very different sizes."""

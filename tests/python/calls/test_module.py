@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradd import DebugOptions, LogLevel, ORTModule
+from helpers import ROOT
 from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 
 pytestmark = pytest.mark.usefixtures("daemon")
@@ -341,7 +342,7 @@ def test_import_of_the_package_loads_no_torch() -> None:
     import subprocess
     import sys
 
-    root = Path(__file__).resolve().parents[3] / "adapters" / "python"
+    root = ROOT / "adapters" / "python"
     code = "import sys, gradd; print('torch' in sys.modules, gradd.__version__)"
     output = subprocess.check_output(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, text=True

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from helpers import BUILD, ROOT
+
 pytestmark = pytest.mark.quick
 
 
@@ -31,7 +32,7 @@ def test_one_version_everywhere() -> None:
     assert project_version("adapters/optimum/pyproject.toml") == version
     assert f'"gradd=={version}"' in read("adapters/optimum/pyproject.toml")
     assert re.search(rf"^## {re.escape(version)}\b", read("CHANGELOG.md"), re.M)
-    binary = os.environ.get("GRADD_BIN", str(ROOT / "build" / "bin" / "gradd"))
+    binary = os.environ.get("GRADD_BIN", str(BUILD / "bin" / "gradd"))
     said = subprocess.run([binary, "version"], capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stderr
     assert version in said.stdout

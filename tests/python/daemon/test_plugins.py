@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import BINARY
 
+from helpers import ROOT
+
 ENTRY = """
 #include "kernels/contract/plugin.h"
 gradd_status_t gradd_plugin(uint32_t abi, const gradd_backend_t **out);
@@ -23,7 +25,6 @@ gradd_status_t gradd_plugin(uint32_t abi, const gradd_backend_t **out) {
 REFUSES = 'return GRADD_FAIL(DEVICE, "there is no such thing here");'
 OLD = "table.abi = 1; table.size = sizeof table; *out = &table; return GRADD_OK;"
 CPU = 'table = gradd_backend_cpu; table.name = "cuda"; *out = &table; return GRADD_OK;'
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.quick
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from helpers import ROOT
+
 sys.path.insert(0, str(ROOT / "tests"))
-import machine  # noqa: E402
-import outcome  # noqa: E402
-import run_all  # noqa: E402
+import machine
+import outcome
+import run_all
 
 pytestmark = pytest.mark.quick
 BUILD = ROOT / "build"

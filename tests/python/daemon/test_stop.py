@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from helpers.nets import Net, batch, loss_of
 
 pytestmark = pytest.mark.one_in(3)
 
-ROOT = Path(__file__).resolve().parents[3]
 SLOW = """
 import json, os, sys, torch
 from gradd import ORTModule

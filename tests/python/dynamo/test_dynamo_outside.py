@@ -12,7 +12,6 @@ import random
 import re
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ import torch
 from torch import nn
 
 from gradd import ORTModule
+from helpers import ROOT
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
@@ -424,6 +424,6 @@ def test_torch_compile_does_not_see_it_either(kind: str, make: Callable[[], Pair
 
 
 def test_the_kinds_are_in_the_documentation() -> None:
-    text = (Path(__file__).parents[3] / "docs/dynamo.md").read_text()
+    text = (ROOT / "docs/dynamo.md").read_text()
     assert len(KNOWN) <= 10
     assert [kind for kind in KNOWN if f"* {kind}" not in text] == []

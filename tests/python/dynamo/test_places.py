@@ -12,9 +12,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from conftest import ROOT, TESTS
+from conftest import TESTS
 
 from gradd.spec import CaptureError
+from helpers import ROOT
 from helpers.graphs.captures import capture
 from helpers.selection import quick_or_slow
 

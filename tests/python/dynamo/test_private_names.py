@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,9 +16,9 @@ import torch
 
 from gradd import ORTModule, errors, private
 from gradd.dynamo import guards, own_forward, settings, traces
+from helpers import ROOT
 from helpers.nets import Net, assert_close
 
-ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [p for p in sorted((ROOT / "adapters").rglob("*.py")) if not p.match("gradd/private.py")]
 # Of Python, and of libraries that are no torch.
 OTHERS = {

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import ROOT
 from helpers.counts import decoders, encoders, experts, seq2seq
 from helpers.counts.plans import check, explained
 from helpers.selection import drawn, every_run
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import families_sizes
 from families_sizes import Family
 
-ROOT = Path(__file__).resolve().parents[3]
 PARTS = (encoders, decoders, experts, seq2seq)
 ROWS = {key: row for part in PARTS for key, row in part.ROWS.items()}
 LEFT = {key: left for part in PARTS for key, left in part.LEFT.items()}

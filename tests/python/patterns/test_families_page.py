@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
+from helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
 import families_page
 
 pytestmark = pytest.mark.quick

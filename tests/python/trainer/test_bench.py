@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from conftest import PYTHONPATH
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from helpers import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import report  # noqa: E402
 import stats  # noqa: E402

@@ -14,8 +14,9 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import PYTHONPATH, ROOT, Daemon
+from conftest import PYTHONPATH, Daemon
 
+from helpers import BUILD, ROOT
 from helpers.trainers.other_packages import TRAINERS
 
 pytestmark = pytest.mark.nightly
@@ -34,7 +35,7 @@ def _install(folder: Path, interpreter: Path) -> None:
 @pytest.fixture(scope="session")
 def python() -> str:
     """The interpreter of an environment that has the packages, and sees those of this one."""
-    folder = ROOT / "build" / "trainers"
+    folder = BUILD / "trainers"
     interpreter, done = folder / "bin" / "python", folder / "done"
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that test makes it
