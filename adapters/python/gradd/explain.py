@@ -4,7 +4,7 @@
     print(model.gradd_explain(**batch))      # the plan of such a call; nothing is run
     model.gradd_explain().save_onnx("annotated.onnx")
 
-`python -m gradd.explain` is the command line: live plans of the daemon, or a model file.
+`python -m gradd.explain` is the command line: plans of the daemon, or a model file.
 """
 
 from __future__ import annotations

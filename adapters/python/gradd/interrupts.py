@@ -1,17 +1,17 @@
-"""Ctrl-C while the daemon works: held back until the two sides agree again.
+"""Ctrl-C while the daemon works: deferred until the two sides agree again.
 
 A KeyboardInterrupt may be raised between any two instructions. In the middle of a request that
 would be harmful: the daemon continues to write into memory that the client believes to be free, or
-a reply and its records get lost. So requests run inside `with held`: the first Ctrl-C is noted and
-delivered when the request is over, usually milliseconds later. A daemon that takes longer than
+a reply and its records get lost. So requests run inside `with deferred`: the first Ctrl-C is noted
+and delivered when the request is over, usually milliseconds later. A daemon that takes longer than
 GRACE_SECONDS, or a second Ctrl-C, makes `deliver_if_due()` deliver it in the middle of the wait;
 the waiting request then gives up the connection.
 
-A capture also holds it back, in held_for(): C++ code below it ends the process when Python raises
+A capture also defers it, in deferred_for(): C++ code below it ends the process when Python raises
 an exception, and imports must not stop halfway. It is delivered between two parts of a capture, by
 deliver(), and the third Ctrl-C is delivered at once in any case.
 
-A call through Dynamo holds it back, with Traced, while Dynamo or gradd itself is at work: C++
+A call through Dynamo defers it, with Traced, while Dynamo or gradd itself is at work: C++
 clears an exception in a guard, and takes the guard for a failed one. It is delivered at the next
 graph, or when the call is over; the second one interrupts the user's code below it at once.
 
@@ -40,12 +40,12 @@ _DYNAMO = os.sep + os.path.join("torch", "_dynamo", "")
 _COMPILER = os.path.join(_DYNAMO, "convert_frame.py")
 _SIGINT = int(signal.SIGINT)
 
-_depth = 0  # of held in the main thread
-_handler: Callable[[int, Any], Any] | None = None  # whose call is held back
+_depth = 0  # of deferred in the main thread
+_handler: Callable[[int, Any], Any] | None = None  # whose call is deferred
 noted = 0  # Ctrl-C that wait
 _first = 0.0
 _work = ""  # the work in progress; "" within a request
-_work_depth = 0  # of held, where it has begun
+_work_depth = 0  # of deferred, where it has begun
 _traced = ""  # work that a call of Dynamo may have to do first
 
 
@@ -83,8 +83,8 @@ def _is_ours(frame: types.FrameType) -> bool:
     return name == "<string>" or name.startswith(_OWN) or _DYNAMO in name
 
 
-class _Held:
-    """Ctrl-C is delivered at the end of the outermost `with held:` of the main thread."""
+class _Deferred:
+    """Ctrl-C is delivered at the end of the outermost `with deferred:` of the main thread."""
 
     def __enter__(self) -> None:
         global _depth, _handler
@@ -110,7 +110,7 @@ class _Held:
                 _deliver(handler)
 
 
-held = _Held()
+deferred = _Deferred()
 
 
 def _is_main() -> bool:
@@ -128,10 +128,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
-def held_for(work: str) -> Iterator[None]:
-    """held, around work that takes seconds; `work` names it in a message."""
+def deferred_for(work: str) -> Iterator[None]:
+    """deferred, around work that takes seconds; `work` names it in a message."""
     global _work, _work_depth
-    with held:
+    with deferred:
         before = _work, _work_depth
         _work, _work_depth = work, _depth
         try:
@@ -140,8 +140,8 @@ def held_for(work: str) -> Iterator[None]:
             _work, _work_depth = before
 
 
-class Traced(_Held):
-    """held, where Dynamo or gradd is at work in a call; one object for all calls of a function."""
+class Traced(_Deferred):
+    """deferred, where Dynamo or gradd works in a call; one object for all calls of a function."""
 
     def __init__(self, work: str) -> None:
         """Args:

@@ -45,9 +45,9 @@ def holding(module: torch.nn.Module, key: str) -> dict[str, torch.Tensor]:
     return next(table for table in tables if isinstance(table.get(key), torch.Tensor))
 
 
-def replaced_steps(kind: type[torch.nn.Module]) -> list[str]:
+def replaced_steps(cls: type[torch.nn.Module]) -> list[str]:
     """What a class does in another way of its own when the module around it is moved or loaded.
 
     nn.Module's methods for that call the ones of the submodules.
     """
-    return [name for name, function in _STEPS.items() if getattr(kind, name) is not function]
+    return [name for name, function in _STEPS.items() if getattr(cls, name) is not function]

@@ -227,7 +227,7 @@ class FusedAdam(torch.optim.Optimizer):
         copied_grads: How many gradients had to be copied into shared memory so far, because
             `.grad` was not the daemon's own (hooks, DDP with bucket views).
         copied_params: How many parameters had to be copied so far, because their memory has other
-            holders (a live state dict, a NumPy array): they stay there, and a copy is updated.
+            holders (a state dict, a NumPy array): they stay there, and a copy is updated.
     """
 
     # GradScaler leaves `grad_scale` and `found_inf` here and calls step() in any case.
@@ -379,7 +379,7 @@ class FusedAdam(torch.optim.Optimizer):
         elif entries:
             self._check(entries)
             client = self._session([p for _, p in entries])
-            with client.lock, interrupts.held:
+            with client.lock, interrupts.deferred:
                 if self._doubtful is not None:
                     self._settle_doubt(client, self._doubtful)
                 self._send(client, entries, scale)

@@ -17,7 +17,7 @@ class CaptureError(Exception):
 
     Attributes:
         reason: Name of a row of the list of reasons.
-        message: The problem, its place, and a remedy.
+        message: The problem, its location, and a remedy.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -147,7 +147,7 @@ def test_a_fault_of_some_sizes(
     few: bool, now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few rows: the whole batch is right and decides. Of whole batches: the first call shows."""
-    fault(monkeypatch, lambda run: (run.call.kinds[0][1][0] < 6) is few)
+    fault(monkeypatch, lambda run: (run.call.in_types[0][1][0] < 6) is few)
     model = ORTModule(Net(), strict=True)
     if not few:
         with pytest.raises(SelfCheckError, match=r"second\.bias"):

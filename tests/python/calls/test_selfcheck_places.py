@@ -234,7 +234,7 @@ def test_a_failure_counts_for_its_sizes(
 
     def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
-        if self.call.kinds[0][1][0] == 6:
+        if self.call.in_types[0][1][0] == 6:
             grads[0].mul_(1.01)
         return grads
 

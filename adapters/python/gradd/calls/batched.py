@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from gradd import errors, private
-from gradd.memory.tensor_kinds import is_dense
+from gradd.memory.tensor_classes import is_dense
 from gradd.memory.watch import data_ptr
 
 _Grads = tuple[torch.Tensor | None, ...]

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from gradd.session.client import Client
     from gradd.session.ring import Block
 
-Kind = tuple[torch.dtype, tuple[int, ...]]  # element type and sizes
+TensorType = tuple[torch.dtype, tuple[int, ...]]  # element type and sizes
 
 
 class Call:
     """A plan with its binding, and the order and places of tensors.
 
     Attributes:
-        kinds: Element types and sizes of the free inputs.
+        in_types: Element types and sizes of the free inputs.
         in_rows: Per free input its type, sizes, bytes, and place in the run's block of inputs.
         in_bytes: Of that block.
         out_rows: Per output of the plan its type, sizes and bytes.
@@ -47,7 +47,7 @@ class Call:
         graph: Graph,
         plan: Plan,
         binding: Binding,
-        kinds: Sequence[Kind],
+        in_types: Sequence[TensorType],
         *,
         selection: Selection,
         lists: Sequence[int] = (),
@@ -56,9 +56,9 @@ class Call:
         client: The session.
         slots: Gradient slots of the compiled function.
         graph: The graph.
-        plan: Its plan for these kinds.
+        plan: Its plan for these types.
         binding: The bound inputs as the daemon knows them.
-        kinds: Of the free inputs.
+        in_types: Of the free inputs.
         selection: The wishes of the call.
         lists: Sizes of the lists of live rows, which come behind the free inputs.
         """
@@ -67,15 +67,15 @@ class Call:
         self.graph = graph
         self.plan = plan
         self.binding = binding
-        self.kinds = list(kinds)
+        self.in_types = list(in_types)
         self.selection = selection
         self.last = (weakref.ref(graph), weakref.ref(plan))
         self.trains = bool(plan.params or plan.input_grads)
-        all_kinds = [*self.kinds, *((torch.int64, (n,)) for n in lists)]
-        self.in_rows, self.in_bytes = _side_by_side(all_kinds)
+        all_types = [*self.in_types, *((torch.int64, (n,)) for n in lists)]
+        self.in_rows, self.in_bytes = _side_by_side(all_types)
         self._in_offsets = [offset for *_, offset in self.in_rows]
-        self._in_codes = [DTYPE_CODES[dtype] for dtype, _ in all_kinds]
-        self._in_dims = [dims for _, dims in all_kinds]
+        self._in_codes = [DTYPE_CODES[dtype] for dtype, _ in all_types]
+        self._in_dims = [dims for _, dims in all_types]
         self.out_rows = [
             (DTYPES[code], dims, nbytes(DTYPES[code], dims)) for code, dims in plan.info.outputs
         ]
@@ -85,7 +85,7 @@ class Call:
         self.grad_inputs = [at[name] for name in plan.input_grads]
         user = range(len(graph.user))
         self.plain = not graph.hidden and selection.real == list(user)
-        self.left_out: dict[str, Kind] = {}
+        self.left_out: dict[str, TensorType] = {}
         self.all_differentiable = all(selection.differentiable)
         self.watches_readers = bool(graph.cap.depends)
         self.prints_memory = bool(options.get("ORTMODULE_PRINT_MEMORY_STATS"))
@@ -101,10 +101,10 @@ class Call:
         selection: Selection,
     ) -> Call:
         """The common part of runs with such free inputs; compiles the plan if need be."""
-        kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
-        types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in kinds)
+        in_types = [(t.dtype, tuple(t.shape)) for t in inputs]
+        types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in in_types)
         plan = graph.plan(client, types, *selection.of_plan(), budget=selection.budget)
-        return cls(client, slots, graph, plan, binding, kinds, selection=selection)
+        return cls(client, slots, graph, plan, binding, in_types, selection=selection)
 
     def for_plan(self, plan: Plan) -> Call:
         """The same call by another plan."""
@@ -113,7 +113,7 @@ class Call:
     def with_lists(self, plan: Plan, lists: Sequence[int]) -> Call:
         """The same call by a plan that takes lists of live rows of these sizes."""
         return Call(
-            *(self.client, self.slots, self.graph, plan, self.binding, self.kinds),
+            *(self.client, self.slots, self.graph, plan, self.binding, self.in_types),
             selection=self.selection,
             lists=lists,
         )
@@ -131,7 +131,7 @@ class Call:
         return live.choose(self, inputs, self._compile_for, quiet)
 
     def _compile_for(self, sizes: Sizes) -> Plan:
-        types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.kinds)
+        types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.in_types)
         selection = self.selection
         return self.graph.plan(
             self.client, types, *selection.of_plan(), budget=selection.budget, live=sizes
@@ -172,10 +172,10 @@ class Call:
         }
 
 
-def _side_by_side(kinds: Sequence[Kind]) -> tuple[list[tuple], int]:
+def _side_by_side(in_types: Sequence[TensorType]) -> tuple[list[tuple], int]:
     """Rows of (type, sizes, bytes, offset) of tensors that lie in one block, and its bytes."""
     rows, end = [], 0
-    for dtype, dims in kinds:
+    for dtype, dims in in_types:
         size = nbytes(dtype, dims)
         rows.append((dtype, dims, size, end))
         end += round_up(size)

@@ -18,7 +18,7 @@ import torch
 
 from gradd import errors, interrupts, options
 from gradd.calls.liverows import LiveRows, Sizes
-from gradd.calls.parameters import Binding, Home, Place, State
+from gradd.calls.parameters import Binding, Entry, Home, State
 from gradd.calls.slots import Layout
 from gradd.memory.budget import Memory
 from gradd.memory.shm import DTYPE_CODES, DTYPES
@@ -41,7 +41,7 @@ class Plan:
         params: Names of the parameters whose gradient is wanted: the first of the gradients.
         input_grads: Names of the inputs whose gradient is wanted: the rest.
         grad_outputs: Positions in `outputs` whose gradient may arrive.
-        kinds: Types and sizes of `params`.
+        param_types: Types and sizes of `params`.
         early: Positions in `params` of those whose gradient a forward forms.
         early_layout: Slot for these, which a run has from its forward on.
         layout: Slot for the others.
@@ -56,7 +56,7 @@ class Plan:
     params: tuple[str, ...]
     input_grads: tuple[str, ...]
     grad_outputs: tuple[int, ...]
-    kinds: list[tuple[torch.dtype, tuple[int, ...]]]
+    param_types: list[tuple[torch.dtype, tuple[int, ...]]]
     early: tuple[int, ...]
     early_layout: Layout
     layout: Layout
@@ -91,9 +91,9 @@ def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
     sources = dict(cap.sources)
     texts = []
     for op, nodes in kinds.items():
-        place = ", ".join(filter(None, (f"node {nodes[0]}", sources.get(nodes[0]))))
+        location = ", ".join(filter(None, (f"node {nodes[0]}", sources.get(nodes[0]))))
         count = f"; {len(nodes)} of them" if len(nodes) > 1 else ""
-        texts.append(f"{op} ({place}{count})")
+        texts.append(f"{op} ({location}{count})")
     what, verb = ("operators", "are") if len(texts) > 1 else ("operator", "is")
     raise errors.UnsupportedError(f"{what} {', '.join(texts)} {verb} not in the daemon")
 
@@ -107,7 +107,7 @@ class Graph:
         cap: Capture,
         info: protocol.GraphInfo,
         memory: Memory,
-        place: Callable[[str], Place],
+        entry: Callable[[str], Entry],
         passes: Passes,
     ) -> None:
         """Args:
@@ -115,7 +115,7 @@ class Graph:
         cap: The capture.
         info: The daemon's description of it.
         memory: The most that its plans may take.
-        place: Where a name is to be found.
+        entry: Where a name is to be found.
         passes: The passes that the daemon leaves out.
         """
         self.cap = cap
@@ -135,14 +135,14 @@ class Graph:
         self.bound = [n for n in order if n in states and n not in changed]
         self.free = [n for n in order if n not in states or n in changed]
         self.specs = {s.name: s for s in cap.inputs}
-        self.places = [place(n) for n in self.bound]
+        self.entries = [entry(n) for n in self.bound]
         is_param = set(cap.params)
         self.param_inputs = [i for i, n in enumerate(order) if n in is_param]
         self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
-        self.changed_places = [place(o.fqn) for o in self.changed]
+        self.changed_entries = [entry(o.fqn) for o in self.changed]
         self.homes: list[Home] = []
         self.pointers: list[tuple] = []
-        self.kinds_bound: list[tuple[torch.dtype, tuple[int, ...]]] = []  # when they were bound
+        self.bound_types: list[tuple[torch.dtype, tuple[int, ...]]] = []  # when they were bound
         self.binding: Binding | None = None
         self.generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()  # the last one was used last
@@ -176,11 +176,11 @@ class Graph:
 
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
         """Compares addresses, re-homes moved tensors; returns the binding and the bound tensors."""
-        tensors = [p.table[p.key] for p in self.places]
+        tensors = [p.table[p.key] for p in self.entries]
         pointers = [_where(t) for t in tensors]
         if state.generation != self.generation or pointers != self.pointers:
             self._settle(state)
-            tensors = [p.get() for p in self.places]
+            tensors = [p.get() for p in self.entries]
         if state.mirrored:
             pairs = [
                 (t, h) for t, h in zip(tensors, self.homes, strict=True) if h.mirror is not None
@@ -192,14 +192,14 @@ class Graph:
         return self.binding, tensors  # type: ignore[return-value]
 
     def _settle(self, state: State) -> None:
-        with interrupts.held:
-            homes = state.settle(self.places)
+        with interrupts.deferred:
+            homes = state.settle(self.entries)
             if self.binding is None or homes != self.homes:
                 self.binding = Binding(state.client, homes)
             self.homes = homes
-            tensors = [p.get() for p in self.places]
+            tensors = [p.get() for p in self.entries]
             self.pointers = list(map(_where, tensors))
-            self.kinds_bound = list(map(_kind, tensors))
+            self.bound_types = list(map(_tensor_type, tensors))
             self.generation = state.generation
 
     def plan(
@@ -233,7 +233,7 @@ class Graph:
             self.keep(plan)
             return plan
         types = dict(zip(self.free, free_types, strict=True))
-        known = self.kinds_bound or [_kind(place.get()) for place in self.places]
+        known = self.bound_types or [_tensor_type(e.get()) for e in self.entries]
         for name, (dtype, shape) in zip(self.bound, known, strict=True):
             types[name] = (DTYPE_CODES[dtype], shape)
         names = tuple(self.bound[i] for i in params)
@@ -252,8 +252,8 @@ class Graph:
         if grad_outputs:
             fields |= {"memory_budget": budget} if budget else self._memory[budget is None]
         info, over = self._planned(client, fields, any(live))
-        kinds = [known[i] for i in params]
-        early = tuple(i for i in range(len(kinds)) if i < len(info.early) and info.early[i])
+        param_types = [known[i] for i in params]
+        early = tuple(i for i in range(len(param_types)) if i < len(info.early) and info.early[i])
         plan = Plan(
             client,
             key,
@@ -263,10 +263,10 @@ class Graph:
             names,
             input_grads,
             grad_outputs,
-            kinds,
+            param_types,
             early,
-            Layout.of([kinds[i] for i in early]),
-            Layout.of([kind for i, kind in enumerate(kinds) if i not in early]),
+            Layout.of([param_types[i] for i in early]),
+            Layout.of([one for i, one in enumerate(param_types) if i not in early]),
             LiveRows.of(info.live, self.free, self.info, self.live_rows),
             over,
         )
@@ -322,7 +322,7 @@ def _where(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     return data_ptr(tensor), tensor.stride()
 
 
-def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+def _tensor_type(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     return tensor.dtype, tuple(tensor.shape)
 
 

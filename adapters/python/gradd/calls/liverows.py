@@ -55,11 +55,11 @@ def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
     return out
 
 
-def _shown(inputs: list[torch.Tensor], place: int | None, rows: int) -> torch.Tensor | None:
+def _shown(inputs: list[torch.Tensor], position: int | None, rows: int) -> torch.Tensor | None:
     """Whether each row is real, by a mask of zeros and ones; None = it is no such mask."""
-    if place is None:
+    if position is None:
         return None
-    mask = inputs[place].detach().reshape(-1)
+    mask = inputs[position].detach().reshape(-1)
     real = mask.eq(1)
     return real if mask.numel() == rows and bool((real | mask.eq(0)).all()) else None
 
@@ -98,13 +98,13 @@ class LiveRows:
     def __init__(
         self,
         live: Live,
-        places: tuple[int, int | None, int | None],
+        positions: tuple[int, int | None, int | None],
         switches: Switches,
         seen: Counter[str],
     ) -> None:
         """Args:
         live: The daemon's description.
-        places: Of the labels, the mask and the encoder's mask among the free inputs.
+        positions: Of the labels, the mask and the encoder's mask among the free inputs.
         switches: The rows that may be left out.
         seen: Where it is counted.
         """
@@ -113,7 +113,7 @@ class LiveRows:
         self.rows = live.batch * live.positions
         self.source_rows = live.batch * live.source_positions
         self.seen = seen
-        self._labels, self._mask, self._source = places
+        self._labels, self._mask, self._source = positions
         # The graph keeps those that were used last; an evicted one is compiled again.
         self._plans: weakref.WeakValueDictionary[Sizes, Plan] = weakref.WeakValueDictionary()
         self._asked: set[Sizes] = set()

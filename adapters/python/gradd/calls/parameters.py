@@ -30,7 +30,7 @@ from gradd import errors, module_tables
 from gradd.memory import unused
 from gradd.memory.holders import others
 from gradd.memory.shm import DTYPE_CODES, nbytes
-from gradd.memory.tensor_kinds import is_dense, is_plain
+from gradd.memory.tensor_classes import is_dense, is_plain
 from gradd.memory.watch import accesses, data_ptr, untyped_storage
 from gradd.session.ring import Block, packed
 
@@ -85,8 +85,8 @@ def _unbind(client: Client, bind: int, blocks: Sequence[Block]) -> None:
         block.drop()
 
 
-class Place:
-    """A name in the module: the table that holds the tensor now."""
+class Entry:
+    """A name in the module, and the table that holds the tensor now."""
 
     __slots__ = ("key", "name", "table")
 
@@ -209,18 +209,18 @@ class State:
         """The home of a tensor at its present address, if it has one of the right type."""
         return self._homes.get(identity(tensor))
 
-    def settle(self, places: Sequence[Place]) -> list[Home]:
-        """Homes of the tensors at `places`; moves those that have none.
+    def settle(self, entries: Sequence[Entry]) -> list[Home]:
+        """Homes of the tensors of `entries`; moves those that have none.
 
         Raises:
             TensorError: A tensor cannot live in shared memory (device, type).
         """
-        tensors = [p.get() for p in places]
+        tensors = [e.get() for e in entries]
         missing = [t for t in tensors if t.numel() and self.home_of(t) is None]
-        for tensor, place in zip(tensors, places, strict=True):
+        for tensor, entry in zip(tensors, entries, strict=True):
             if not self._can_move(tensor):
                 raise errors.TensorError(
-                    f"{place.name} is a {tensor.dtype} {type(tensor).__name__} on "
+                    f"{entry.name} is a {tensor.dtype} {type(tensor).__name__} on "
                     f"{tensor.device}: only plain tensors on the CPU can be shared"
                 )
         if missing:

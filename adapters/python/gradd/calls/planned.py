@@ -63,7 +63,7 @@ class Planned:
         """
         selection = selection_of(graph, list(bound), list(inputs), lazy)
         if graph.binding is None:
-            graph.kinds_bound = [(t.dtype, tuple(t.shape)) for t in bound]
+            graph.bound_types = [(t.dtype, tuple(t.shape)) for t in bound]
         asked = (client, tuple(map(type_of, inputs)), *selection.of_plan())
         plan = graph.plan(*asked, budget=0)
         rows = plan.live.sizes(list(inputs)) if values and plan.live is not None else _ALL

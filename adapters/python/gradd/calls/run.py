@@ -32,7 +32,7 @@ from gradd.session.finalizers import Tie
 from gradd.session.protocol import DROPOUT_OFF, ONCE, Type
 
 if TYPE_CHECKING:
-    from gradd.calls.call import Call, Kind
+    from gradd.calls.call import Call, TensorType
     from gradd.calls.slots import Layout, Slot
     from gradd.session.client import Client
     from gradd.session.ring import Block
@@ -135,7 +135,7 @@ class Run:
     def start(self) -> list[torch.Tensor]:
         """Copies the inputs and runs the forward; returns the wanted outputs in order."""
         call, client, held = self.call, self.client, self._held
-        with client.lock, interrupts.held:
+        with client.lock, interrupts.deferred:
             ring = client.ring
             if self._sources:
                 held.inputs = ring.allocate(call.in_bytes)
@@ -186,8 +186,8 @@ class Run:
         if graph.changed:
             values = tensors[len(selection.real) :]
             with torch.no_grad():
-                for place, value in zip(graph.changed_places, values, strict=False):
-                    place.get().copy_(value)
+                for entry, value in zip(graph.changed_entries, values, strict=False):
+                    entry.get().copy_(value)
         if graph.rows:
             self.rows = tensors[-len(graph.rows) :]
         return [
@@ -256,7 +256,7 @@ class Run:
             keep: The activations stay for another backward.
         """
         client, call, plan = self.client, self.call, self.plan
-        with client.lock, interrupts.held:
+        with client.lock, interrupts.deferred:
             if self._held.done:
                 raise errors.StaleError(
                     "backward through a run that was released: pass retain_graph=True to the "
@@ -346,9 +346,9 @@ class Run:
         if not any(name in plan.graph.reach[plan.outputs[k]] for k in arriving):
             return None
         if index < len(plan.params):
-            dtype, shape = plan.kinds[index]
+            dtype, shape = plan.param_types[index]
         else:
-            dtype, shape = self.call.kinds[self.graph.free.index(name)]
+            dtype, shape = self.call.in_types[self.graph.free.index(name)]
         return torch.zeros(shape, dtype=dtype)
 
     # ---- values that were not computed ----
@@ -416,9 +416,9 @@ class Run:
         return other
 
     def _wire_types(self) -> tuple[Type, ...]:
-        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.call.kinds)
+        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.call.in_types)
 
-    def type_of_output(self, name: str) -> Kind:
+    def type_of_output(self, name: str) -> TensorType:
         """dtype and shape of an output that the plan leaves out."""
         known = self.call.left_out
         if name not in known:

@@ -80,13 +80,13 @@ class Reference:
         parameters, versions = [], {}
         with torch.inference_mode(False), torch.no_grad():
             for given in self.piece.inputs_:
-                tensor = args[given.place]
+                tensor = args[given.position]
                 shared = given.bound and isinstance(tensor, torch.nn.Parameter)
-                own = args[given.place] = self.stand_in(tensor, tensor, shared, dtype)
+                own = args[given.position] = self.stand_in(tensor, tensor, shared, dtype)
                 if shared:
                     parameters.append(own)
                 else:
-                    versions[given.place] = own._version
+                    versions[given.position] = own._version
                 key = GRADIENT if given.bound else INPUT, given.name
                 if own.requires_grad and (self.only is None or key in self.only):
                     wanted[id(own)] = own, key
@@ -97,10 +97,10 @@ class Reference:
             del results
             for i in self.task.outputs:
                 take((OUTPUT, str(i)), outputs[i])
-            changed = {place.name for place in self.piece.graph.changed_places}
+            changed = {entry.name for entry in self.piece.graph.changed_entries}
             for given in self.piece.inputs_:
-                own = args[given.place]
-                version = versions.get(given.place)
+                own = args[given.position]
+                version = versions.get(given.position)
                 if given.name in changed or version not in (None, own._version):
                     take((BUFFER, given.name), own)
             self._backward(outputs, wanted, take)
@@ -116,9 +116,9 @@ class Reference:
         wanted = Wanted()
         args = self.piece.arguments(None)
         for given in self.piece.inputs_:
-            stand = stands.get(id(args[given.place]))
+            stand = stands.get(id(args[given.position]))
             if stand is None and (
-                args[given.place].requires_grad or data.parts and not given.bound
+                args[given.position].requires_grad or data.parts and not given.bound
             ):
                 return False
             if stand is not None and stand.requires_grad:

@@ -95,7 +95,7 @@ def compiled(
         return _refused(owner, graph, owner.failed)
     graph = _copied(graph)
     start = time.perf_counter()
-    with interrupts.held_for(f"the capture of {owner.title}"), unused.unkept():
+    with interrupts.deferred_for(f"the capture of {owner.title}"), unused.unkept():
         try:
             made = CompiledGraph(owner, graph, examples, alone=not does_more(code))
         except Exception as error:  # raised here, it would leave Dynamo's state as it is

@@ -17,8 +17,8 @@ import torch
 import torch.fx
 
 from gradd.dynamo import lower
+from gradd.graph.locations import location_of
 from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable
-from gradd.graph.places import place_of
 from gradd.spec import Capture
 
 _KEPT = 256
@@ -59,7 +59,7 @@ def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], mor
 
     Args:
         done: The graph, before anything is rewritten.
-        inputs: Of its placeholders: names, places, and what they are.
+        inputs: Of its placeholders: names, positions, and what they are.
         names: Of its outputs.
         more: Everything else that the capture depends on.
     """
@@ -69,8 +69,8 @@ def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], mor
     for node in done.graph.nodes:
         digest.update(describe.node(node).encode())
     for given, source in zip(inputs, done.inputs, strict=True):
-        kind = isinstance(given.tensor, torch.nn.Parameter)
-        digest.update(repr((given.name, given.place, given.bound, kind)).encode())
+        is_parameter = isinstance(given.tensor, torch.nn.Parameter)
+        digest.update(repr((given.name, given.position, given.bound, is_parameter)).encode())
         if isinstance(source, torch.Tensor):
             digest.update(source.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     digest.update(repr((list(names), done.written, more)).encode())
@@ -91,8 +91,8 @@ class _Describe:
         operands = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{self._numbers[n]}")
         marks = [m for m in _MARKS if node.meta.get(m)]
         value = self._value(node.meta.get("val"))
-        place = place_of(node) if node.op == "call_function" else node.name
-        return f"{node.op}|{node.target}|{operands!r}|{marks}|{value}|{place}\n"
+        location = location_of(node) if node.op == "call_function" else node.name
+        return f"{node.op}|{node.target}|{operands!r}|{marks}|{value}|{location}\n"
 
     def _value(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):

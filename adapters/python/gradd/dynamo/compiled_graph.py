@@ -33,8 +33,8 @@ from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
 from gradd.dynamo.steps import InTorch, Reader, Values
 from gradd.fallback import classify
+from gradd.graph.locations import location_of
 from gradd.graph.nodes import fake_mode, storages
-from gradd.graph.places import place_of
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
@@ -223,7 +223,7 @@ class CompiledGraph:
                 continue
             found[node] = error = CaptureError(
                 "func_transform",
-                f"{place_of(node)}: forward() transforms a function (torch.func, vmap)",
+                f"{location_of(node)}: forward() transforms a function (torch.func, vmap)",
             )
             if own and "increment" in name:
                 if not depth and "vmap" not in name:
@@ -238,7 +238,7 @@ class CompiledGraph:
             if partition.is_write(node) and node not in part.same:
                 error = CaptureError(
                     "input_mutation",
-                    f"{place_of(node)}: writes in place, and returns another view of the tensor",
+                    f"{location_of(node)}: writes in place, and returns another view of the tensor",
                 )
                 error.node = node  # type: ignore[attr-defined]
                 raise error
@@ -317,7 +317,7 @@ class CompiledGraph:
             odd = next(n for n in part.inputs if n not in given)
             if sizes_of.is_read(odd):
                 raise refused.read(odd)
-            raise CaptureError("export_failed", f"{place_of(odd)}: a list of tensors goes in")
+            raise CaptureError("export_failed", f"{location_of(odd)}: a list of tensors goes in")
         done = lower.lower(nodes, given, part.outputs, self.module)
         if not trial:  # of a node alone even what a graph makes is an argument
             self._check_written(done, given)
@@ -391,7 +391,7 @@ class CompiledGraph:
                 if constant:
                     what = "a constant of its graph"
                 error = CaptureError(
-                    "input_mutation", f"{place_of(writer)}: forward() writes in place to {what}"
+                    "input_mutation", f"{location_of(writer)}: forward() writes in place to {what}"
                 )
                 error.node = writer  # type: ignore[attr-defined]
                 raise error
@@ -483,12 +483,12 @@ class CompiledGraph:
             return None
         if not all(isinstance(lower.value_of(n), torch.Tensor) for n in part.inputs):
             return None  # a number
-        places = [self.placeholders.index(n) for n in part.inputs]
-        if not places:
+        positions = [self.placeholders.index(n) for n in part.inputs]
+        if not positions:
             return self.steps[0].piece, lambda args: ()
-        if len(places) == 1:
-            return self.steps[0].piece, lambda args, at=places[0]: (args[at],)
-        return self.steps[0].piece, itemgetter(*places)
+        if len(positions) == 1:
+            return self.steps[0].piece, lambda args, at=positions[0]: (args[at],)
+        return self.steps[0].piece, itemgetter(*positions)
 
     def __call__(self, *args: Any) -> Any:
         self.owner.now.graphs += 1

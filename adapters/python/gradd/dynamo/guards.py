@@ -78,8 +78,8 @@ class Supplement:
         self._holders = found.holders if found.asks else []
         self._classes = (*found.classes, *_OF_TORCH)
         self._tables = [
-            *((_dictionary(kind), self._of_class) for kind in found.classes),
-            *((_dictionary(kind), self._of_torch) for kind in _OF_TORCH),
+            *((_dictionary(cls), self._of_class) for cls in found.classes),
+            *((_dictionary(cls), self._of_torch) for cls in _OF_TORCH),
             (vars(functional), self._of_class),
             (vars(torch), _of_called),
             (vars(builtins), self._of_builtins),
@@ -189,9 +189,9 @@ def _holds_others(function: types.FunctionType) -> bool:
     return not {*function.__code__.co_freevars} <= {"__class__"}
 
 
-def _dictionary(kind: type) -> dict[str, Any]:
+def _dictionary(cls: type) -> dict[str, Any]:
     """The dictionary of a class, behind Python's read-only view of it."""
-    return next(d for d in gc.get_referents(_TABLE(kind)) if isinstance(d, dict))
+    return next(d for d in gc.get_referents(_TABLE(cls)) if isinstance(d, dict))
 
 
 def _is_function(value: Any) -> bool:
@@ -265,25 +265,25 @@ class _Reached:
 
     def _next(self, value: Any) -> Iterator[Any]:
         """Objects that one leads to, by its type: a proxy may warn if isinstance() is used."""
-        kind = type(value)
-        if issubclass(kind, types.FunctionType):
+        cls = type(value)
+        if issubclass(cls, types.FunctionType):
             if is_users(value) and not _is_installed(value):
                 yield from self._of_function(value)
-        elif issubclass(kind, type):
+        elif issubclass(cls, type):
             yield from self._of_class(value)
-        elif issubclass(kind, types.MethodType):
+        elif issubclass(cls, types.MethodType):
             yield from (value.__func__, value.__self__)
-        elif issubclass(kind, (classmethod, staticmethod)):
+        elif issubclass(cls, (classmethod, staticmethod)):
             yield value.__func__
-        elif issubclass(kind, property):
+        elif issubclass(cls, property):
             yield from (value.fget, value.fset)
-        elif issubclass(kind, dict):
+        elif issubclass(cls, dict):
             yield from islice(dict.values(value), _ELEMENTS)
-        elif issubclass(kind, (list, tuple, set, frozenset, deque)):
+        elif issubclass(cls, (list, tuple, set, frozenset, deque)):
             yield from islice(iter(value), _ELEMENTS)
-        if not issubclass(kind, (type, types.FunctionType)):
+        if not issubclass(cls, (type, types.FunctionType)):
             self._note(value)
-            yield kind
+            yield cls
             yield from _attributes(value)
 
     def _note(self, value: Any) -> None:
@@ -324,17 +324,17 @@ class _Reached:
             yield type(value)
             yield from (vars(value)[n] for n in names & vars(value).keys())
 
-    def _of_class(self, kind: type) -> Iterator[Any]:
-        if kind in self.classes or kind in _OF_TORCH:
+    def _of_class(self, cls: type) -> Iterator[Any]:
+        if cls in self.classes or cls in _OF_TORCH:
             return
-        if is_users(kind) or issubclass(kind, torch.nn.Module):
-            self.classes[kind] = None
-        if not is_users(kind):
+        if is_users(cls) or issubclass(cls, torch.nn.Module):
+            self.classes[cls] = None
+        if not is_users(cls):
             return
-        yield from _MRO(kind)
-        yield type(kind)
-        if not _is_installed(kind):
-            yield from _TABLE(kind).values()
+        yield from _MRO(cls)
+        yield type(cls)
+        if not _is_installed(cls):
+            yield from _TABLE(cls).values()
 
 
 _NUMBERS = (type(None), bool, int, float, str, bytes)
@@ -374,9 +374,9 @@ def _part_of(this: Callable[[], Any], name: str) -> dict[str, Any]:
 def _attributes(value: Any) -> Iterator[Any]:
     """The values that an object holds."""
     yield from list(_names_of(value).values())
-    for kind in type(value).__mro__:
-        for name in _slots(kind):
-            member = vars(kind).get(name)
+    for cls in type(value).__mro__:
+        for name in _slots(cls):
+            member = vars(cls).get(name)
             if isinstance(member, types.MemberDescriptorType):
                 try:
                     yield member.__get__(value)
@@ -384,8 +384,8 @@ def _attributes(value: Any) -> Iterator[Any]:
                     pass
 
 
-def _slots(kind: type) -> Collection[str]:
-    found = vars(kind).get("__slots__", ())
+def _slots(cls: type) -> Collection[str]:
+    found = vars(cls).get("__slots__", ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 

@@ -28,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from gradd import private
 from gradd.dynamo import arithmetic, modes
 from gradd.graph import autocast
+from gradd.graph.locations import location_of
 from gradd.graph.nodes import (
     DATA,
     INFERENCE,
@@ -38,7 +39,6 @@ from gradd.graph.nodes import (
     takes_graphs,
     targets,
 )
-from gradd.graph.places import place_of
 from gradd.memory.watch import address
 from gradd.spec import CaptureError
 
@@ -590,7 +590,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             raise self._refusal("unsupported_operator", text)
 
     def _refusal(self, reason: str, text: str) -> CaptureError:
-        where = "forward()" if self.origin is None else place_of(self.origin)
+        where = "forward()" if self.origin is None else location_of(self.origin)
         error = CaptureError(reason, f"{where}: {text}")
         error.node = self.origin  # type: ignore[attr-defined]
         return error

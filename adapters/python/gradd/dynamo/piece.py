@@ -31,7 +31,7 @@ from gradd.check.other_data import Data
 from gradd.dynamo import locks
 from gradd.fallback import DeviceError
 from gradd.memory import watch
-from gradd.memory.tensor_kinds import is_plain, refusal
+from gradd.memory.tensor_classes import is_plain, refusal
 from gradd.memory.watch import data_ptr
 from gradd.spec import Capture, CaptureError
 
@@ -111,13 +111,13 @@ class Piece:
         self.owner = owner
         self.client, self.state, self.slots = owner.client, owner.state, owner.slots
         # Without their tensors: Dynamo may keep a graph longer than its parameters live.
-        self.inputs_ = [replace(i, tensor=None) for i in inputs if i.place >= 0]
+        self.inputs_ = [replace(i, tensor=None) for i in inputs if i.position >= 0]
         self.in_torch = in_torch
         self.lazy = lazy and owner.lazy
         self._fits = fits
         self._tensors: list[Any] = []
         self.counts, self.fallback = owner.counts, owner.fallback
-        at = {i.name: i.place for i in self.inputs_}
+        at = {i.name: i.position for i in self.inputs_}
         info = self.client.put_graph(cap.onnx, cap.sources)
         check_supported(info, cap)
         self.graph = Graph(
@@ -125,14 +125,14 @@ class Piece:
             cap,
             info,
             owner.memory,
-            place=lambda name: _Argument(self._tensors, at[name], name),  # type: ignore[arg-type]
+            entry=lambda name: _Argument(self._tensors, at[name], name),  # type: ignore[arg-type]
             passes=owner.passes,
         )
         owner.alive.add(self.graph)
         owner.pieces.add(self)
-        self._bound_at = [p.key for p in self.graph.places]
+        self._bound_at = [p.key for p in self.graph.entries]
         self._free_at = [at[n] if n in at else self.graph.specs[n].leaf for n in self.graph.free]
-        varying = {i.place for i in self.inputs_ if i.varies}
+        varying = {i.position for i in self.inputs_ if i.varies}
         fixed = (k for k, i in enumerate(self._free_at) if varying and i not in varying)
         self._fixed = frozenset(fixed)
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
@@ -192,13 +192,13 @@ class Piece:
         """Whether a tensor that the graph writes shares its memory with another argument."""
         if not self.graph.changed:
             return False
-        storages = [watch.untyped_storage(args[i.place]) for i in self.inputs_]
+        storages = [watch.untyped_storage(args[i.position]) for i in self.inputs_]
         spans = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]  # arrays have parts
-        written = {p.key for p in self.graph.changed_places}
+        written = {p.key for p in self.graph.changed_entries}
         return any(
             spans[n][0] < end and start < spans[n][1]
             for n, i in enumerate(self.inputs_)
-            if i.place in written
+            if i.position in written
             for m, (start, end) in enumerate(spans)
             if m != n
         )
@@ -376,7 +376,7 @@ class Piece:
 
     def _check_devices(self, args: Sequence[Any]) -> None:
         for i in self.inputs_:
-            tensor = args[i.place]
+            tensor = args[i.position]
             if not is_plain(type(tensor)):
                 raise refusal(i.name if i.bound else repr(i.name), type(tensor))
             if tensor.device.type != "cpu":
@@ -396,7 +396,7 @@ class Piece:
 
     def buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Those that a call may change."""
-        return [(p.name, p.get()) for p in self.graph.changed_places]
+        return [(p.name, p.get()) for p in self.graph.changed_entries]
 
     def fits(self, data: Data) -> bool:
         """Whether the graph may take data of other sizes."""

@@ -22,7 +22,7 @@ from torch.export import graph_signature as signatures
 from gradd import private
 from gradd.dynamo import lower
 from gradd.graph import fx, outputs, sources
-from gradd.graph.places import place_of
+from gradd.graph.locations import location_of
 from gradd.graph.silence import silence
 from gradd.graph.translation import decompositions, model_bytes, translate
 from gradd.memory.shm import DTYPE_CODES
@@ -35,14 +35,14 @@ class Input:
 
     Attributes:
         name: For messages, and in the ONNX graph.
-        place: Position among the arguments of the graph; -1: it is a constant.
+        position: Index among the arguments of the graph; -1: it is a constant.
         bound: A parameter or a buffer, which lives in shared memory.
         tensor: The tensor of the first call (or the constant).
         varies: It has other sizes in other calls.
     """
 
     name: str
-    place: int
+    position: int
     bound: bool
     tensor: torch.Tensor | None
     varies: bool = False
@@ -90,7 +90,7 @@ class Program:
 
     @staticmethod
     def _kind(given: Input, written: bool) -> tuple[Any, str | None]:
-        if given.place < 0:
+        if given.position < 0:
             return signatures.InputKind.CONSTANT_TENSOR, given.name
         if given.bound and isinstance(given.tensor, torch.nn.Parameter):
             return signatures.InputKind.PARAMETER, given.name
@@ -239,7 +239,7 @@ def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
         if not isinstance(node.meta["val"], torch.Tensor):
             continue
         if node.users and node.meta["val"].dtype not in DTYPE_CODES:
-            reader = place_of(next(iter(node.users)))
+            reader = location_of(next(iter(node.users)))
             raise CaptureError(
                 "unsupported_parameter" if given.bound else "unsupported_input_type",
                 f"{reader}: forward() reads {given.name!r}, of {node.meta['val'].dtype}, which the "
@@ -249,7 +249,8 @@ def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
         if node.meta["val"].dtype not in DTYPE_CODES:  # type: ignore[union-attr]
             error = CaptureError(
                 "unsupported_operator",
-                f"{place_of(node)}: gives {node.meta['val'].dtype}, which the daemon does not have",
+                f"{location_of(node)}: gives {node.meta['val'].dtype}, which the daemon does not "
+                "have",
             )
             error.node = node.meta.get(lower.ORIGIN)  # type: ignore[attr-defined]
             raise error
@@ -260,7 +261,7 @@ class _Named:
 
     Attributes:
         fixed: Of all of them.
-        inputs: Those that come with each call; a spec's leaf is a place among the arguments.
+        inputs: Those that come with each call; a spec's leaf is a position among the arguments.
         parameters: Names of parameters in use.
         buffers: Names of buffers in use, and of inputs that are written.
         outputs: In the order of the graph.
@@ -285,7 +286,7 @@ class _Named:
         for one, value in values:
             if value is not None and value in read:
                 self.fixed[value] = one.name
-                self.inputs.append(InputSpec(one.name, one.place, _dtype(value)))
+                self.inputs.append(InputSpec(one.name, one.position, _dtype(value)))
         states = {name: value for name, value in cleaned.states.items() if value in read}
         self.fixed.update({value: name for name, value in states.items()})
         own = set(program.graph_signature.parameters)

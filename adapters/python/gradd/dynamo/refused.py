@@ -9,7 +9,7 @@ import torch.fx
 from torch.nn import functional
 
 from gradd.dynamo import lower, sizes
-from gradd.graph.places import place_of
+from gradd.graph.locations import location_of
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
@@ -42,7 +42,7 @@ def read(node: Node) -> CaptureError:
     """For a node that returns the value of a tensor as a number."""
     return CaptureError(
         "data_dependent_control_flow",
-        f"{place_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
+        f"{location_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
     )
 
 
@@ -54,8 +54,8 @@ def _complex(node: Node) -> CaptureError | None:
         return None
     return CaptureError(
         "unsupported_operator",
-        f"{place_of(node)}: {lower.name_of(node)} computes with {found[0]}, which the daemon does "
-        "not have",
+        f"{location_of(node)}: {lower.name_of(node)} computes with {found[0]}, which the daemon "
+        "does not have",
     )
 
 
@@ -68,5 +68,5 @@ def _remembers(node: Node) -> CaptureError | None:
     if given.get("running_mean") is None or not given.get("use_input_stats", True):
         return None
     return CaptureError(
-        "unsupported_operator", f"{place_of(node)}: instance_norm writes its running statistics"
+        "unsupported_operator", f"{location_of(node)}: instance_norm writes its running statistics"
     )

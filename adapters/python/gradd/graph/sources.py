@@ -11,14 +11,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradd.graph import places
+from gradd.graph import locations
 
 
 def sources_of(graph: ir.Graph) -> tuple[tuple[str, str], ...]:
     """(node name, "module.path @ file:line") of every node that has a known neighbour."""
     known: dict[ir.Node, str] = {}
     for node in graph:
-        text = places.source_of(node) or _first(known, _producers(node))
+        text = locations.source_of(node) or _first(known, _producers(node))
         if text:
             known[node] = text
     for node in reversed(graph):

@@ -29,7 +29,7 @@ import torch
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gradd.graph import places
+from gradd.graph import locations
 from gradd.graph.nodes import (
     DATA,
     INFERENCE,
@@ -340,7 +340,7 @@ class _Pass:
 
 
 def _refusal(node: torch.fx.Node, what: str, advice: str) -> CaptureError:
-    where = places.place_of(node)
+    where = locations.location_of(node)
     return CaptureError(
         "unsupported_operator",
         f"{where}: {node.target} writes {what}, which a graph cannot hold; {advice}",

@@ -24,7 +24,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradd import private
-from gradd.memory.tensor_kinds import is_plain
+from gradd.memory.tensor_classes import is_plain
 
 NAMES = ("data", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
 _original: dict[str, Any] = {name: getattr(torch.Tensor, name) for name in NAMES}

@@ -92,7 +92,7 @@ class Client:
             SessionError: No daemon, or this process is a fork of the one that connected.
             GraddError: The daemon's error, as the class of its code.
         """
-        with self.lock, interrupts.held:
+        with self.lock, interrupts.deferred:
             return self.ask(verb, fields, frames)
 
     def ask(
@@ -168,7 +168,7 @@ class Client:
 
         A restarted daemon gets the graph again as long as the result is referenced.
         """
-        with self.lock, interrupts.held:
+        with self.lock, interrupts.deferred:
             fields: dict[str, Any] = {}
             frames = [onnx]
             block = None
@@ -192,7 +192,7 @@ class Client:
 
     def plan(self, fields: dict[str, Any]) -> protocol.PlanInfo:
         """Compiles a graph for concrete types; `fields` from protocol.plan_fields()."""
-        with self.lock, interrupts.held:
+        with self.lock, interrupts.deferred:
             fields = {"plan": self.next_id(), **fields}
             reply = self.ledger.send_plan(self.request, fields)
             self.ledger.plans[fields["plan"]] = fields
@@ -200,7 +200,7 @@ class Client:
 
     def bind(self, bind: int, tensors: Sequence[protocol.Tensor]) -> None:
         """Names a list of tensors, which must stay where they are until `unbind`."""
-        with self.lock, interrupts.held:
+        with self.lock, interrupts.deferred:
             fields = {"bind": bind, "tensors": protocol.tensors(tensors)}
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
@@ -356,14 +356,14 @@ class Client:
 
     def create_segment(self, size: int, kind: str) -> Segment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
-        with interrupts.held:
+        with interrupts.deferred:
             segment = Segment(self.next_id(), size, self.header(kind))
             self.pass_segment(segment)
             return segment
 
     def pass_segment(self, segment: Segment) -> None:
         """Gives a segment to the daemon; one that it does not take is closed."""
-        with interrupts.held:
+        with interrupts.deferred:
             try:
                 if segment.reserved < segment.size:
                     segment.reserve(segment.size)

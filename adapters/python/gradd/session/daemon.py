@@ -81,7 +81,7 @@ def find_binary() -> str:
     """Path of the daemon's binary: GRADD_BIN, the package, the checkout's build, then PATH.
 
     Raises:
-        SessionError: There is none; the message lists the places.
+        SessionError: There is none; the message lists the paths.
     """
     named = options.get("GRADD_BIN")
     package = Path(gradd.__file__).resolve().parent
@@ -95,9 +95,9 @@ def find_binary() -> str:
     on_path = None if named else shutil.which("gradd")
     if on_path:
         return on_path
-    places = ", ".join(str(p) for p in candidates)
+    paths = ", ".join(str(p) for p in candidates)
     raise errors.SessionError(
-        f"no daemon listens in {directory()} and its binary was not found ({places}): build it "
+        f"no daemon listens in {directory()} and its binary was not found ({paths}): build it "
         "with `make`, or set GRADD_BIN"
     )
 

@@ -92,12 +92,12 @@ def own(name: str, value: Any, *others: Any, **attributes: Any) -> Any:
 
 
 def own_order(name: str, value: Any, *others: Any, **attributes: Any) -> tuple[Any, Any]:
-    """com.gradd::TorchTopK and TorchSort: values and places, as torch chooses on the CPU."""
-    values, places = _node("com.gradd", name, [value, *others], attributes, 2).outputs
+    """com.gradd::TorchTopK and TorchSort: values and indices, as torch chooses on the CPU."""
+    values, indices = _node("com.gradd", name, [value, *others], attributes, 2).outputs
     if value.dtype is not None:
         values.dtype = value.dtype
-    places.dtype = ir.DataType.INT64
-    return values, places
+    indices.dtype = ir.DataType.INT64
+    return values, indices
 
 
 def first_of(domain: str, name: str, *operands: Any, **attributes: Any) -> Any:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 import torch
 
 from gradd import private
-from gradd.graph import places
+from gradd.graph import locations
 from gradd.spec import CaptureError
 
 DOUBLE, FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -153,7 +153,7 @@ def check(graph: ir.Graph) -> None:
     """Refuses attributes that are no floats of operators on doubles.
 
     Raises:
-        CaptureError: With the operator, its place and the number.
+        CaptureError: With the operator, its location and the number.
     """
     for node in graph:
         if node.op_type in _DRAWS or node.op_type == "Constant":
@@ -172,7 +172,7 @@ def check(graph: ir.Graph) -> None:
 
 
 def _refusal(node: ir.Node, name: str, number: float) -> CaptureError:
-    where, what = places.translated(node)
+    where, what = locations.translated(node)
     return CaptureError(
         "unsupported_operator",
         f"{where}: {what} of doubles with {number!r}, which ONNX holds as a float only ({name} of "

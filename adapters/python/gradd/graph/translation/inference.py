@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.optimizer import _constant_folding
 
-from gradd.graph import places
+from gradd.graph import locations
 from gradd.graph.translation import doubles
 from gradd.graph.translation.translate import OPSET
 from gradd.spec import CaptureError
@@ -115,7 +115,7 @@ def _compare(node: ir.Node, said: tuple[Any, Any], found: tuple[Any, Any]) -> No
 
 
 def _difference(node: ir.Node, expected: str, found: str) -> CaptureError:
-    where, name = places.translated(node)
+    where, name = locations.translated(node)
     return CaptureError(
         "unsupported_operator",
         f"{where}: the result of {name} has {expected} in PyTorch, its translation to ONNX has "

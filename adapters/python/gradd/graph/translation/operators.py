@@ -185,8 +185,8 @@ def _window(make: Callable) -> Callable:
         wide = torch.float64 if kind == ir.DataType.DOUBLE else torch.float32
         values = make(_static(size, "the size of a window"), *shape, dtype=wide)
         constant = op.Constant(value=ir.tensor(values.numpy()))
-        held = kind in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-        return constant if held else op.Cast(constant, to=int(kind))
+        is_wide = kind in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        return constant if is_wide else op.Cast(constant, to=int(kind))
 
     return translate
 

@@ -85,8 +85,8 @@ def hardshrink(x: Any, lambd: float = 0.5) -> Any:
 
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """elu(); the operator knows the side by the sign of its result, a negative alpha hides it."""
-    held = x.dtype != DOUBLE or is_exact(alpha)
-    if alpha >= 0 and scale == 1 and input_scale == 1 and held:
+    is_exact_here = x.dtype != DOUBLE or is_exact(alpha)
+    if alpha >= 0 and scale == 1 and input_scale == 1 and is_exact_here:
         return op.Elu(x, alpha=float(alpha))
     z = wide(x)
     zero, low = scalar(0.0, z.dtype), alpha * scale

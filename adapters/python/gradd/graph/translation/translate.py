@@ -19,8 +19,8 @@ import torch
 from gradd import private
 from gradd.graph import nodes
 from gradd.graph.decompose import decompose
+from gradd.graph.locations import location_of
 from gradd.graph.nodes import Operator
-from gradd.graph.places import place_of
 from gradd.graph.translation import doubles, indices, norms, operators, pointwise, quotients, shapes
 from gradd.spec import CaptureError
 
@@ -199,7 +199,7 @@ def _refuse_untranslated(program: Any, registry: Any) -> None:
             kinds.setdefault(str(node.target), []).append(node)
     if kinds:
         texts = [
-            f"{place_of(nodes[0])}: {kind}" + (f" ({len(nodes)} of them)" if nodes[1:] else "")
+            f"{location_of(nodes[0])}: {kind}" + (f" ({len(nodes)} of them)" if nodes[1:] else "")
             for kind, nodes in kinds.items()
         ]
         raise CaptureError("unsupported_operator", f"no translation to ONNX for {'; '.join(texts)}")
@@ -222,7 +222,7 @@ def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node])
         if a.dim() != b.dim() or a.dtype != b.dtype:
             raise CaptureError(
                 "unsupported_operator",
-                f"{place_of(node)}: {node.target} gives {a.dtype} of rank {a.dim()}; torch's "
+                f"{location_of(node)}: {node.target} gives {a.dtype} of rank {a.dim()}; torch's "
                 f"decomposition makes it {b.dtype} of rank {b.dim()}",
             )
 
@@ -232,7 +232,7 @@ def _refuse_lost(program: Any, reason: str) -> None:
         if isinstance(node.target, Operator) and node.target.name() in _LOST:
             raise CaptureError(
                 "unsupported_operator",
-                f"{place_of(node)}: {node.target} is not translated beside {reason}, for which "
+                f"{location_of(node)}: {node.target} is not translated beside {reason}, for which "
                 "torch decomposes all operators",
             )
 
@@ -252,7 +252,7 @@ def _only_decomposed(program: Any, registry: Any) -> str | None:
             return "control flow"
         for node in module.graph.nodes:
             if node.op == "call_function" and not _is_direct(node.target, registry):
-                return f"{getattr(node.target, '__name__', node.target)} ({place_of(node)})"
+                return f"{getattr(node.target, '__name__', node.target)} ({location_of(node)})"
     return None
 
 
@@ -385,7 +385,7 @@ def _explain(err: BaseException) -> CaptureError:
 
 
 def _named(err: BaseException, text: str) -> str:
-    """The text, and in front of it the operator that was being worked on, with its place."""
+    """The text, and in front of it the operator that was being worked on, with its location."""
     found, seen = None, [err]
     while (cause := seen[-1].__cause__ or seen[-1].__context__) is not None:
         seen.append(cause)
@@ -394,4 +394,4 @@ def _named(err: BaseException, text: str) -> str:
             for value in frame.f_locals.values():
                 if isinstance(value, torch.fx.Node) and value.op == "call_function":
                     found = value
-    return text if found is None else f"{place_of(found)}: {found.target} ({text})"
+    return text if found is None else f"{location_of(found)}: {found.target} ({text})"

@@ -1,4 +1,4 @@
-"""Places in the user's code: the Python line that made a node of a graph, or raised an error.
+"""Locations in the user's code: the Python line that made a node of a graph, or raised an error.
 
 Files in the packages of torch, sympy and gradd itself are not the user's. Files are compared with
 the real folders of those packages, so a project may live in a folder of any name.
@@ -37,11 +37,11 @@ def is_users(filename: str) -> bool:
 def source_of(node: Any) -> str | None:
     """ "module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
     fx_node = node.meta.get("node")
-    return None if fx_node is None else place_of(fx_node)
+    return None if fx_node is None else location_of(fx_node)
 
 
 def translated(node: Any) -> tuple[str, str]:
-    """The place in the user's code of a translated node, and the operator that it is made of."""
+    """The location in the user's code of a translated node, and the operator that it is made of."""
     made_by = node.meta.get("node")
     name = node.op_type if made_by is None else str(made_by.target)
     return source_of(node) or f"node {node.name}", name
@@ -54,7 +54,7 @@ def _plain(path: str) -> str:
     return _TABLE.sub(r".\1", path).replace(".__dict__", "").strip(".")
 
 
-def place_of(fx_node: torch.fx.Node) -> str:
+def location_of(fx_node: torch.fx.Node) -> str:
     """ "module.path @ file:line" of the Python line that made an FX node."""
     stack = fx_node.meta.get("nn_module_stack") or {}
     path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""

@@ -16,14 +16,14 @@ _NO_FUNCTION = torch.nn.Parameter.__torch_function__
 _NO_DISPATCH = (None, torch.Tensor.__torch_dispatch__)
 
 
-def is_plain(kind: type) -> bool:
+def is_plain(cls: type) -> bool:
     """True for classes of tensors that torch's functions treat as Tensor itself."""
-    if kind in _PLAIN:
+    if cls in _PLAIN:
         return True
     return (
-        kind.__torch_function__ is _NO_FUNCTION
-        and getattr(kind, "__torch_dispatch__", None) in _NO_DISPATCH
-        and not issubclass(kind, UninitializedTensorMixin)
+        cls.__torch_function__ is _NO_FUNCTION
+        and getattr(cls, "__torch_dispatch__", None) in _NO_DISPATCH
+        and not issubclass(cls, UninitializedTensorMixin)
     )
 
 
@@ -32,17 +32,17 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
-def refusal(what: str, kind: type) -> Exception:
+def refusal(what: str, cls: type) -> Exception:
     """The message about a tensor whose class is not plain.
 
     Args:
-        what: Its place.
-        kind: Its class.
+        what: Its name and role.
+        cls: Its class.
     """
     from gradd.spec import CaptureError  # that package imports users of this module
 
     return CaptureError(
         "tensor_subclass",
-        f"{what} is a {kind.__module__}.{kind.__qualname__}, a subclass of Tensor that takes part "
+        f"{what} is a {cls.__module__}.{cls.__qualname__}, a subclass of Tensor that takes part "
         "in torch's functions; use a plain tensor (x.as_subclass(torch.Tensor))",
     )

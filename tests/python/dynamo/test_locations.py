@@ -55,9 +55,9 @@ def load(file: Path) -> ModuleType:
 def test_nodes_and_errors_keep_their_lines(tmp_path: Path, name: str) -> None:
     file = write(tmp_path / name / "models")
     net = load(file).Net()
-    places = capture(net, (torch.randn(2, 4),)).cap.sources
-    assert any(place.endswith(f"@ {file}:{LINE}") for _, place in places)
-    assert all(str(file) in place for _, place in places)
+    locations = capture(net, (torch.randn(2, 4),)).cap.sources
+    assert any(location.endswith(f"@ {file}:{LINE}") for _, location in locations)
+    assert all(str(file) in location for _, location in locations)
     with pytest.raises(CaptureError) as error:
         capture(net, (torch.randn(2, 4), 1))
     assert f"{file}:{LINE + 1}" in str(error.value)
@@ -66,8 +66,8 @@ def test_nodes_and_errors_keep_their_lines(tmp_path: Path, name: str) -> None:
 PROGRAM = """
 import net, torch
 from helpers.graphs.captures import capture
-for _, place in capture(net.Net(), (torch.randn(2, 4),)).cap.sources:
-    print(place)
+for _, location in capture(net.Net(), (torch.randn(2, 4),)).cap.sources:
+    print(location)
 """
 
 
@@ -78,7 +78,7 @@ def test_gradd_itself_may_lie_in_such_a_folder(tmp_path: Path, name: str) -> Non
     shutil.copytree(ROOT / "adapters" / "python" / "gradd", packages / "gradd")
     file = write(tmp_path / name / "models")
     paths = os.pathsep.join((str(packages), str(file.parent), str(TESTS)))
-    places = subprocess.run(
+    locations = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": paths},
         cwd=tmp_path,
@@ -87,4 +87,4 @@ def test_gradd_itself_may_lie_in_such_a_folder(tmp_path: Path, name: str) -> Non
         timeout=120,
         check=True,
     ).stdout.splitlines()
-    assert places and all(str(file) in place for place in places)
+    assert locations and all(str(file) in location for location in locations)
