@@ -62,7 +62,7 @@ const char *gradd_status_name(gradd_status_t status);
 const gradd_failure_t *gradd_failure(void);
 /* Makes a failure that was copied from there the last one again. */
 void gradd_failure_restore(const gradd_failure_t *failure);
-/* Its text and its place. */
+/* Its text and its location. */
 const char *gradd_error_message(void);
 const char *gradd_error_where(void);
 /* Replaces this thread's message, which is about no node then. */

@@ -28,6 +28,9 @@ REPLACED = (
     ("plan", r"map_plan_t|reduce_plan_t|plan_work_t|work_plan_t"),
     ("run", r"gradd_run_handle_t|work_run_t"),
     ("session objects", r"\bwork_t\b"),
+    ("location", r"\bplace_of\b|\btest_places\b|place in the source"),
+    ("interval", r"match_spans"),
+    ("open session, open run, plan of the daemon", r"\blive (?:session|run|plan)s?\b"),
     ("fast path, slow path", r"\b(?:short|long)(?:er)?(?: |_)way\b"),
 )
 PEOPLE = ("user", "users", "people", "person", "reader", "readers", "developer", "newcomer")

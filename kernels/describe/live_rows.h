@@ -59,13 +59,13 @@ GRADD_HD gradd_fault_t gradd_live_place(const int64_t *others, int64_t n, int64_
     return f;
 }
 
-/* The range of live rows of the sequence of entry i that it may look at by its span; the entry
- * itself where there is none. A span without it: LIVE_RANGE. */
+/* The range of live rows of the sequence of entry i that it may look at by its interval; the entry
+ * itself where there is none. An interval without it: LIVE_RANGE. */
 GRADD_HD gradd_fault_t gradd_live_range(const int64_t *list, int64_t n, int64_t i,
-                                        const volatile int32_t *spans, int64_t positions,
+                                        const volatile int32_t *intervals, int64_t positions,
                                         int32_t *out) {
     const int64_t entry = ((const volatile int64_t *)list)[i], row = gradd_live_row(entry);
-    const int64_t s = row % positions, from = spans[2 * s], to = spans[2 * s + 1];
+    const int64_t s = row % positions, from = intervals[2 * s], to = intervals[2 * s + 1];
     gradd_fault_t f = {GRADD_FAULT_NONE, 0, from, to, s, 0, 0};
     if (from < 0 || from > s || to <= s || to > positions) {
         f.kind = GRADD_FAULT_LIVE_RANGE;

@@ -57,7 +57,7 @@ int explain_main(int argc, char **argv) {
         explain_args_usage(stdout);
         return DONE;
     }
-    gradd_status_t status = args.model ? explain_model(&args) : explain_live(&args, &running);
+    gradd_status_t status = args.model ? explain_model(&args) : explain_running(&args, &running);
     if (status != GRADD_OK) return failed("explain", status);
     if (running) return DONE;
     fputs("gradd: no daemon runs; to explain a file: gradd explain MODEL.onnx NAME=SIZES...\n",

@@ -1,5 +1,5 @@
-/* Bytes of one training step, added up from a plan: of a file (estimate.c) or of a live one (verb
- * plan.estimate). The parts are listed in columns.inc.
+/* Bytes of one training step, added up from a plan: of a file (estimate.c) or of one in the daemon
+ * (verb plan.estimate). The parts are listed in columns.inc.
  */
 #ifndef GRADD_SERVER_EXPLAIN_ESTIMATE_H
 #define GRADD_SERVER_EXPLAIN_ESTIMATE_H

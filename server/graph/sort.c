@@ -9,8 +9,8 @@
 
 typedef struct sort_s {
     graph_t *g;
-    int32_t *place; /* per old node: its new place, -1 = not yet */
-    int32_t *order; /* per new place: the old node */
+    int32_t *position; /* per old node: its new position, -1 = not yet */
+    int32_t *order;    /* per new position: the old node */
     int32_t *stack;
     int n; /* placed so far */
 } sort_t;
@@ -28,20 +28,20 @@ static bool is_sorted(const graph_t *g) {
     return true;
 }
 
-/* An operand's producer that has no place yet, or -1. */
+/* An operand's producer that has no position yet, or -1. */
 static int32_t unplaced(const sort_t *s, int32_t id) {
     const graph_node_t *n = &s->g->nodes[id];
     for (int i = 0; i < n->n_in; i++) {
         int32_t from = source(s->g, n, i);
-        if (from >= 0 && s->place[from] < 0) return from;
+        if (from >= 0 && s->position[from] < 0) return from;
     }
     return -1;
 }
 
 /* Fails if a node needs itself, which only a faulty pass can bring about. */
-static gradd_status_t place(sort_t *s, int32_t id) {
+static gradd_status_t append(sort_t *s, int32_t id) {
     int depth = 0;
-    if (s->place[id] >= 0) return GRADD_OK;
+    if (s->position[id] >= 0) return GRADD_OK;
     s->stack[depth++] = id;
     while (depth) {
         int32_t next = unplaced(s, s->stack[depth - 1]);
@@ -51,7 +51,7 @@ static gradd_status_t place(sort_t *s, int32_t id) {
             continue;
         }
         int32_t done = s->stack[--depth];
-        s->place[done] = s->n;
+        s->position[done] = s->n;
         s->order[s->n++] = done;
     }
     return GRADD_OK;
@@ -66,7 +66,7 @@ static gradd_status_t permute(sort_t *s) {
         g->nodes[i] = nodes[s->order[i]];
     free(nodes);
     for (int v = 0; v < g->n_values; v++)
-        if (g->values[v]->kind == VALUE_NODE) g->values[v]->node = s->place[g->values[v]->node];
+        if (g->values[v]->kind == VALUE_NODE) g->values[v]->node = s->position[g->values[v]->node];
     return graph_rehash(g);
 }
 
@@ -87,9 +87,9 @@ static gradd_status_t sort_nodes(graph_t *g) {
     sort_t s = {g, memory, memory + g->n_nodes, memory + 2 * (size_t)g->n_nodes, 0};
     gradd_status_t status = GRADD_OK;
     for (int i = 0; i < g->n_nodes; i++)
-        s.place[i] = -1;
+        s.position[i] = -1;
     for (int i = 0; i < g->n_nodes && !status; i++)
-        status = place(&s, i);
+        status = append(&s, i);
     if (!status) status = permute(&s);
     free(memory);
     return status;

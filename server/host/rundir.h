@@ -3,7 +3,7 @@
  * One flock on `lock` decides which process is the daemon of a directory; the kernel drops it
  * whenever that process ends, so a stale socket is one whose directory can be locked. Sockets are
  * replaced only under the lock. We bind and listen ourselves, because zmq_bind would silently take
- * over the path of a live server.
+ * over the path of a listening server.
  *
  * A path may come to mean another directory while a daemon runs (the end of a login removes
  * /run/user/UID, a cleaner /tmp/gradd-UID), and another daemon may have locked that one. So what is

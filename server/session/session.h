@@ -100,7 +100,7 @@ typedef struct session_caller_s {
  * session to the caller's route. Fails with SESSION, IO. */
 gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size_t nonce_bytes,
                               const session_caller_t *caller, session_t **out_session);
-/* The live session of the caller whose token this is. Fails with SESSION, without a hint why. */
+/* The open session of the caller whose token this is. Fails with SESSION, without a hint why. */
 gradd_status_t session_authorize(session_table_t *table, const uint8_t *token, size_t token_bytes,
                                  const session_caller_t *caller, session_t **out_session);
 session_t *session_by_number(session_table_t *table, uint32_t number);

@@ -1,4 +1,4 @@
-/* Verb explain: the plans that live in the daemon, and what one of them does: its rows, or a
+/* Verb explain: the plans of the daemon, and what one of them does: its rows, or a
  * finished text. Engine thread; needs no session, only the uid, like ps.
  *
  * Rows come in pages and texts in pieces, so that a reply stays small and the engine free for

@@ -171,9 +171,9 @@ static void add_source(const session_objects_t *objects, const gradd_failure_t *
             const msgpack_object_str *name = &wire_at(nodes, i)->via.str;
             const msgpack_object_str *source = &wire_at(from, i)->via.str;
             if (name->size != n || memcmp(name->ptr, failure->node, n) != 0) continue;
-            char text[GRADD_ERROR_BYTES], place[256];
-            format_source(source, place, sizeof place);
-            snprintf(text, sizeof text, "%.700s (from %s)", failure->text, place);
+            char text[GRADD_ERROR_BYTES], location[256];
+            format_source(source, location, sizeof location);
+            snprintf(text, sizeof text, "%.700s (from %s)", failure->text, location);
             gradd_error_set(text);
             return;
         }

@@ -131,67 +131,67 @@ static bool has_kind(const msgpack_object *o, wire_kind_t kind) {
 }
 
 /* Where a field is, for messages: in the verb's own map, or in the map of one of its fields. */
-typedef struct match_place_s {
+typedef struct match_scope_s {
     const char *verb, *outer; /* NULL: the verb's */
-} match_place_t;
+} match_scope_t;
 
 /* "in.offsets" */
-static const char *path(const match_place_t *place, const char *name, char buffer[PATH]) {
-    snprintf(buffer, PATH, "%s%s%s", place->outer ? place->outer : "", place->outer ? "." : "",
+static const char *path(const match_scope_t *scope, const char *name, char buffer[PATH]) {
+    snprintf(buffer, PATH, "%s%s%s", scope->outer ? scope->outer : "", scope->outer ? "." : "",
              name);
     return buffer;
 }
 
-static gradd_status_t check_list(const msgpack_object *o, const match_place_t *place,
+static gradd_status_t check_list(const msgpack_object *o, const match_scope_t *scope,
                                  const wire_field_t *field) {
     char name[PATH];
     if (field->max && o->via.array.size > field->max)
-        return GRADD_FAIL(LIMIT, "%s: field '%s' has %u entries, more than %u", place->verb,
-                          path(place, field->name, name), o->via.array.size, field->max);
+        return GRADD_FAIL(LIMIT, "%s: field '%s' has %u entries, more than %u", scope->verb,
+                          path(scope, field->name, name), o->via.array.size, field->max);
     if (field->item == WIRE_NONE) return GRADD_OK;
     for (uint32_t i = 0; i < o->via.array.size; i++)
         if (!has_kind(&o->via.array.ptr[i], field->item))
-            return GRADD_FAIL(TENSOR, "%s: field '%s[%u]': expected %s, got %s", place->verb,
-                              path(place, field->name, name), i, kind_text(field->item),
+            return GRADD_FAIL(TENSOR, "%s: field '%s[%u]': expected %s, got %s", scope->verb,
+                              path(scope, field->name, name), i, kind_text(field->item),
                               found_text(&o->via.array.ptr[i]));
     return GRADD_OK;
 }
 
-static gradd_status_t check_sized(const msgpack_object *o, const match_place_t *place,
+static gradd_status_t check_sized(const msgpack_object *o, const match_scope_t *scope,
                                   const wire_field_t *field) {
     char name[PATH];
     uint32_t size = field->kind == WIRE_TEXT ? o->via.str.size : o->via.bin.size;
     if (!field->max || size <= field->max) return GRADD_OK;
-    return GRADD_FAIL(LIMIT, "%s: field '%s' has %u bytes, more than %u", place->verb,
-                      path(place, field->name, name), size, field->max);
+    return GRADD_FAIL(LIMIT, "%s: field '%s' has %u bytes, more than %u", scope->verb,
+                      path(scope, field->name, name), size, field->max);
 }
 
-static gradd_status_t check_map(const msgpack_object *o, const match_place_t *place,
+static gradd_status_t check_map(const msgpack_object *o, const match_scope_t *scope,
                                 const wire_field_t *field);
 
-static gradd_status_t check_field(const msgpack_object *o, const match_place_t *place,
+static gradd_status_t check_field(const msgpack_object *o, const match_scope_t *scope,
                                   const wire_field_t *field) {
     char name[PATH];
     if (!has_kind(o, field->kind))
-        return GRADD_FAIL(TENSOR, "%s: field '%s': expected %s, got %s", place->verb,
-                          path(place, field->name, name), kind_text(field->kind), found_text(o));
-    if (field->kind == WIRE_LIST) return check_list(o, place, field);
-    if (field->kind == WIRE_TEXT || field->kind == WIRE_BYTES) return check_sized(o, place, field);
-    if (field->kind == WIRE_MAP || field->kind == WIRE_TABLE) return check_map(o, place, field);
+        return GRADD_FAIL(TENSOR, "%s: field '%s': expected %s, got %s", scope->verb,
+                          path(scope, field->name, name), kind_text(field->kind), found_text(o));
+    if (field->kind == WIRE_LIST) return check_list(o, scope, field);
+    if (field->kind == WIRE_TEXT || field->kind == WIRE_BYTES) return check_sized(o, scope, field);
+    if (field->kind == WIRE_MAP || field->kind == WIRE_TABLE) return check_map(o, scope, field);
     return GRADD_OK;
 }
 
 /* A value of the map, or NULL for an optional one that is not there. */
-static gradd_status_t match_one(const msgpack_object *o, const match_place_t *place,
+static gradd_status_t match_one(const msgpack_object *o, const match_scope_t *scope,
                                 const wire_field_t *field, const msgpack_object **out_value) {
     char name[PATH];
     *out_value = NULL;
     if (o && o->type == MSGPACK_OBJECT_NIL && field->optional) o = NULL;
     if (!o && field->optional) return GRADD_OK;
     if (!o)
-        return GRADD_FAIL(TENSOR, "%s: field '%s' is missing, expected %s", place->verb,
-                          path(place, field->name, name), kind_text(field->kind));
-    GRADD_TRY(check_field(o, place, field));
+        return GRADD_FAIL(TENSOR, "%s: field '%s' is missing, expected %s", scope->verb,
+                          path(scope, field->name, name), kind_text(field->kind));
+    GRADD_TRY(check_field(o, scope, field));
     *out_value = o;
     return GRADD_OK;
 }
@@ -202,19 +202,19 @@ static bool is_named(const msgpack_object *key, const char *name) {
 }
 
 /* Always fails. The known ones end at n, or at the first without a name. */
-static gradd_status_t unknown(const match_place_t *place, const msgpack_object_str *key,
+static gradd_status_t unknown(const match_scope_t *scope, const msgpack_object_str *key,
                               const wire_field_t *known, int n) {
     char name[PATH], text[64], all[512] = "";
     size_t at = 0;
     snprintf(text, sizeof text, "%.*s", key->size < 60 ? (int)key->size : 60, key->ptr);
     for (int k = 0; k < n && known[k].name && at < sizeof all; k++)
         at += (size_t)snprintf(all + at, sizeof all - at, "%s%s", k ? ", " : "", known[k].name);
-    return GRADD_FAIL(UNSUPPORTED, "%s: unknown field '%s' (known: %s)", place->verb,
-                      path(place, text, name), all[0] ? all : "none");
+    return GRADD_FAIL(UNSUPPORTED, "%s: unknown field '%s' (known: %s)", scope->verb,
+                      path(scope, text, name), all[0] ? all : "none");
 }
 
 /* Every key of a map is one of the field's, and comes once. */
-static gradd_status_t check_keys(const msgpack_object *map, const match_place_t *inside,
+static gradd_status_t check_keys(const msgpack_object *map, const match_scope_t *inside,
                                  const wire_field_t *keys) {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < map->via.map.size; i++) {
@@ -235,9 +235,9 @@ static gradd_status_t check_keys(const msgpack_object *map, const match_place_t 
     return GRADD_OK;
 }
 
-static gradd_status_t check_map(const msgpack_object *o, const match_place_t *place,
+static gradd_status_t check_map(const msgpack_object *o, const match_scope_t *scope,
                                 const wire_field_t *field) {
-    const match_place_t inside = {place->verb, field->name};
+    const match_scope_t inside = {scope->verb, field->name};
     const msgpack_object *value;
     const char *first = NULL;
     uint32_t rows = 0;
@@ -248,7 +248,7 @@ static gradd_status_t check_map(const msgpack_object *o, const match_place_t *pl
         GRADD_TRY(match_one(found, &inside, key, &value));
         if (!value || field->kind != WIRE_TABLE) continue;
         if (first && value->via.array.size != rows)
-            return GRADD_FAIL(TENSOR, "%s: field '%s': %u %s, but %u %s", place->verb, field->name,
+            return GRADD_FAIL(TENSOR, "%s: field '%s': %u %s, but %u %s", scope->verb, field->name,
                               rows, first, value->via.array.size, key->name);
         first = key->name;
         rows = value->via.array.size;
@@ -267,20 +267,20 @@ static bool is_known(const msgpack_object *key, const wire_field_t *fields, int 
 
 gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
                                 int n_fields, const char *const *envelope) {
-    const match_place_t place = {verb, NULL};
+    const match_scope_t scope = {verb, NULL};
     const msgpack_object_map *map = &doc->root.via.map;
     for (uint32_t i = 0; i < map->size; i++)
         if (!is_known(&map->ptr[i].key, fields, n_fields, envelope))
-            return unknown(&place, &map->ptr[i].key.via.str, fields, n_fields);
+            return unknown(&scope, &map->ptr[i].key.via.str, fields, n_fields);
     return GRADD_OK;
 }
 
 gradd_status_t wire_match_map(const msgpack_object *map, const char *verb,
                               const wire_field_t *fields, int n_fields,
                               const msgpack_object **out_values) {
-    const match_place_t place = {verb, NULL};
+    const match_scope_t scope = {verb, NULL};
     for (int i = 0; i < n_fields; i++)
-        GRADD_TRY(match_one(wire_find(map, fields[i].name), &place, &fields[i], &out_values[i]));
+        GRADD_TRY(match_one(wire_find(map, fields[i].name), &scope, &fields[i], &out_values[i]));
     return GRADD_OK;
 }
 
@@ -291,6 +291,6 @@ gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_fi
 
 gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
                                 const wire_field_t *keys) {
-    const match_place_t place = {verb, NULL};
-    return check_field(o, &place, &(wire_field_t){.name = name, .kind = WIRE_TABLE, .keys = keys});
+    const match_scope_t scope = {verb, NULL};
+    return check_field(o, &scope, &(wire_field_t){.name = name, .kind = WIRE_TABLE, .keys = keys});
 }

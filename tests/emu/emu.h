@@ -48,7 +48,7 @@ struct emu_place_t {
 };
 extern emu_place_t here;
 
-/* Waits for all threads of the block, or of the warp. `at` is the place in the source. */
+/* Waits for all threads of the block, or of the warp. `at` is the location in the source. */
 void wait_block(const char *at);
 void wait_warp(const char *at);
 /* Puts 8 bytes where the other lanes see them, waits, and takes those of `lane`. */

@@ -181,11 +181,11 @@ static gradd_status_t compute_within(const gradd_launch_t *r) {
 struct live_range {
     const int64_t *list;
     int64_t n, positions;
-    const int32_t *spans;
+    const int32_t *intervals;
     int32_t *y;
 
     __device__ void operator()(int64_t i, gpu_faults_t faults) const {
-        report(faults, gradd_live_range(list, n, i, spans, positions, y + 3 * i), ENTRIES + i);
+        report(faults, gradd_live_range(list, n, i, intervals, positions, y + 3 * i), ENTRIES + i);
     }
 };
 
@@ -235,7 +235,7 @@ GPU_FN int highest(uint32_t bits) {
 /* A block per sequence, tile by tile: where the segment of each position begins, from the front,
  * and where it ends, from the back. */
 __global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    live_segments(gpu_index segments, const int32_t *spans, int64_t n, int32_t *y) {
+    live_segments(gpu_index segments, const int32_t *intervals, int64_t n, int32_t *y) {
     GPU_SHARED(int, found, WARPS);
     const int64_t start = blockIdx.x * n;
     const int lane = (int)threadIdx.x % GPU_WARP, warp = (int)threadIdx.x / GPU_WARP;
@@ -257,7 +257,7 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
         if (lanes & to_own) from = tile + warp * GPU_WARP + highest(lanes & to_own);
         if (s < n) {
             int32_t *out = y + 3 * (start + s);
-            out[0] = (int32_t)(from > spans[2 * s] ? from : spans[2 * s]);
+            out[0] = (int32_t)(from > intervals[2 * s] ? from : intervals[2 * s]);
             out[2] = GRADD_ATTN_SOLID;
         }
         __syncthreads();
@@ -279,7 +279,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
         }
         if (from_own) to = tile + warp * GPU_WARP + __ffs((int)from_own);
         if (s < n)
-            y[3 * (start + s) + 1] = (int32_t)(to < spans[2 * s + 1] ? to : spans[2 * s + 1]);
+            y[3 * (start + s) + 1] =
+                (int32_t)(to < intervals[2 * s + 1] ? to : intervals[2 * s + 1]);
         __syncthreads();
     }
 }

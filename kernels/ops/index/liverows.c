@@ -11,15 +11,16 @@
  * -> [`dims`, ...], zeros where there is no live row. Each is the gradient of the other.
  *
  * RowsWithin(rows, others): the places of `rows` in the list `others`, which holds all of them.
- * RowRanges(rows, spans) -> i32[1, 1, k, 3], for attention over live rows alone: rows are positions
- * of sequences of `positions`; position s may look at positions [spans[s, 0], spans[s, 1]) of its
- * own sequence, of which it is one itself. A range is where the live ones of these are in the list.
+ * RowRanges(rows, intervals) -> i32[1, 1, k, 3], for attention over live rows alone: rows are
+ * positions of sequences of `positions`; position s may look at positions [intervals[s, 0],
+ * intervals[s, 1]) of its own sequence, of which it is one itself. A range is where the live ones
+ * of these are in the list.
  *
  * CrossRanges(rows, others) -> i32[1, 1, k, 3], for attention to other sequences: rows are those of
  * sequences of `positions`, others of as many of `other_positions`. A range is where those of the
  * row's sequence are in the list of the others.
  *
- * SegmentRanges(segments, spans) -> i32[b, 1, n, 3], the same over all positions [b, n], whose
+ * SegmentRanges(segments, intervals) -> i32[b, 1, n, 3], the same over all positions [b, n], whose
  * segments are told by integers that never fall, or never rise, along a sequence.
  *
  * Lists may lie in the memory of a client, which may change them while we run: they are copied
@@ -265,24 +266,25 @@ static gradd_status_t compute_cross(const gradd_launch_t *r) {
     return GRADD_OK;
 }
 
-/* Ranges of one sequence, whose first position is `start`: within the spans, and the segment. */
+/* Ranges of one sequence, whose first position is `start`: within the intervals, and the segment.
+ */
 static void find_segments(const gradd_launch_t *r, int64_t start) {
     const gradd_view_t *segments = &r->in[0];
     const int64_t n = r->in[1].type.dims[0];
-    const int32_t *spans = r->in[1].data;
+    const int32_t *intervals = r->in[1].data;
     int32_t *y = (int32_t *)r->out[0].data + 3 * start;
     int64_t from = 0, to = n, last = 0;
     for (int64_t s = 0; s < n; s++) {
         const int64_t own = gradd_pick_index(segments, start + s);
         if (s && own != last) from = s;
-        y[3 * s] = (int32_t)(from > spans[2 * s] ? from : spans[2 * s]);
+        y[3 * s] = (int32_t)(from > intervals[2 * s] ? from : intervals[2 * s]);
         y[3 * s + 2] = GRADD_ATTN_SOLID;
         last = own;
     }
     for (int64_t s = n - 1; s >= 0; s--) {
         const int64_t own = gradd_pick_index(segments, start + s);
         if (s < n - 1 && own != last) to = s + 1;
-        y[3 * s + 1] = (int32_t)(to < spans[2 * s + 1] ? to : spans[2 * s + 1]);
+        y[3 * s + 1] = (int32_t)(to < intervals[2 * s + 1] ? to : intervals[2 * s + 1]);
         last = own;
     }
 }
@@ -296,20 +298,22 @@ static gradd_status_t compute_segments(const gradd_launch_t *r) {
 }
 
 static gradd_status_t infer_segments(gradd_infer_t *c) {
-    const gradd_type_t *segments = &c->in[0].type, *spans = &c->in[1].type;
-    if (spans->rank != 2 || spans->dims[1] != 2 || !spans->dims[0] ||
-        gradd_type_count(segments) % spans->dims[0])
-        return GRADD_FAIL(GRAPH, "ranges need a span for each position of a segment");
+    const gradd_type_t *segments = &c->in[0].type, *intervals = &c->in[1].type;
+    if (intervals->rank != 2 || intervals->dims[1] != 2 || !intervals->dims[0] ||
+        gradd_type_count(segments) % intervals->dims[0])
+        return GRADD_FAIL(GRAPH, "ranges need an interval for each position of a segment");
     c->out[0] = (gradd_type_t){
-        GRADD_DT_I32, 4, {gradd_type_count(segments) / spans->dims[0], 1, spans->dims[0], 3}
+        GRADD_DT_I32,
+        4,
+        {gradd_type_count(segments) / intervals->dims[0], 1, intervals->dims[0], 3}
     };
     return GRADD_OK;
 }
 
 static gradd_status_t infer_ranges(gradd_infer_t *c) {
-    const gradd_type_t *rows = &c->in[0].type, *spans = &c->in[1].type;
-    if (rows->rank != 1 || spans->rank != 2 || spans->dims[1] != 2 || !spans->dims[0])
-        return GRADD_FAIL(GRAPH, "ranges need a list of live rows and a span per position");
+    const gradd_type_t *rows = &c->in[0].type, *intervals = &c->in[1].type;
+    if (rows->rank != 1 || intervals->rank != 2 || intervals->dims[1] != 2 || !intervals->dims[0])
+        return GRADD_FAIL(GRAPH, "ranges need a list of live rows and an interval per position");
     c->out[0] = (gradd_type_t){
         GRADD_DT_I32, 4, {1, 1, rows->dims[0], 3}
     };

@@ -234,7 +234,7 @@ static size_t workspace_like_torch(const gradd_infer_t *c) {
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
-static void infer_places(gradd_infer_t *c) {
+static void infer_indices(gradd_infer_t *c) {
     if (c->n_out < 2) return;
     c->out[1] = c->out[0];
     c->out[1].dtype = GRADD_DT_I64;
@@ -250,7 +250,7 @@ static gradd_status_t infer_topk(gradd_infer_t *c) {
         return GRADD_FAIL(GRAPH, "K does not fit an axis of %lld", (long long)x->dims[axis]);
     c->out[0] = *x;
     c->out[0].dims[axis] = k;
-    infer_places(c);
+    infer_indices(c);
     return GRADD_OK;
 }
 
@@ -258,7 +258,7 @@ static gradd_status_t infer_sort(gradd_infer_t *c) {
     int axis;
     c->out[0] = c->in[0].type;
     GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", -1), c->out[0].rank, false, &axis));
-    infer_places(c);
+    infer_indices(c);
     return GRADD_OK;
 }
 

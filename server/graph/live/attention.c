@@ -1,15 +1,15 @@
 /* Whether an attention may run over real rows alone. See live.h.
  *
- * Its mask must hide padding, and otherwise be an interval for each position (match_spans.h). Then
- * real rows look at real rows of their sequence within the interval, which lie side by side in the
- * list of real rows. */
+ * Its mask must hide padding, and otherwise be an interval for each position (match_intervals.h).
+ * Then real rows look at real rows of their sequence within the interval, which lie side by side in
+ * the list of real rows. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/describe/attention.h"
 #include "server/graph/live/live.h"
+#include "server/graph/match/match_intervals.h"
 #include "server/graph/match/match_modest.h"
-#include "server/graph/match/match_spans.h"
 
 static bool given(const graph_node_t *n, int i) {
     return i < n->n_in && n->in[i] != GRADD_NONE;
@@ -42,14 +42,14 @@ static bool fits(live_t *l, const graph_node_t *n, live_set_t set) {
 static gradd_status_t find_spans(live_t *l, const graph_node_t *n, gradd_val_t *mask,
                                  gradd_val_t *out) {
     const gradd_type_t *q = graph_type(l->g, n->in[GRADD_ATTN_Q]);
-    match_spans_t s;
+    match_intervals_t s;
     bool known;
     *out = GRADD_NONE;
-    GRADD_TRY(match_spans(l->g, n->in[GRADD_ATTN_MASK], q->dims[0], q->dims[1], &s, &known));
+    GRADD_TRY(match_intervals(l->g, n->in[GRADD_ATTN_MASK], q->dims[0], q->dims[1], &s, &known));
     if (!known || s.keys == GRADD_NONE || s.segments != GRADD_NONE) return GRADD_OK;
     if (*mask != GRADD_NONE && *mask != s.keys) return GRADD_OK;
     *mask = s.keys;
-    return match_spans_value(l->g, &s, out);
+    return match_intervals_value(l->g, &s, out);
 }
 
 gradd_status_t live_attention(live_t *l, int32_t node, live_set_t set, bool *out_can) {
@@ -59,10 +59,10 @@ gradd_status_t live_attention(live_t *l, int32_t node, live_set_t set, bool *out
     if (l->last_mask != mask || l->last_set != set) {
         l->last_mask = mask, l->last_set = set;
         GRADD_TRY(find_spans(l, &l->g->nodes[node], set == LIVE_SOURCE ? &l->source_mask : &l->mask,
-                             &l->last_spans));
+                             &l->last_intervals));
     }
-    l->spans[node] = l->last_spans;
-    *out_can = l->last_spans != GRADD_NONE;
+    l->intervals[node] = l->last_intervals;
+    *out_can = l->last_intervals != GRADD_NONE;
     return GRADD_OK;
 }
 
@@ -102,9 +102,9 @@ static bool are_others(const graph_t *g, gradd_val_t q, gradd_val_t k) {
 }
 
 /* All queries of a sequence may look at its real keys. */
-static bool is_open(const match_spans_t *s) {
+static bool is_open(const match_intervals_t *s) {
     for (int64_t i = 0; i < s->positions; i++)
-        if (s->spans[2 * i] != 0 || s->spans[2 * i + 1] != s->positions) return false;
+        if (s->intervals[2 * i] != 0 || s->intervals[2 * i + 1] != s->positions) return false;
     return s->segments == GRADD_NONE && s->order == GRADD_NONE;
 }
 
@@ -112,7 +112,7 @@ gradd_status_t live_cross(live_t *l, int32_t node, bool *out_can) {
     const graph_node_t *n = &l->g->nodes[node];
     const gradd_type_t *q = graph_type(l->g, n->in[GRADD_ATTN_Q]);
     const gradd_type_t *k = graph_type(l->g, n->in[GRADD_ATTN_K]);
-    match_spans_t s;
+    match_intervals_t s;
     bool known;
     *out_can = false;
     if (!may_have_lists(l, n) || q->dims[0] * q->dims[1] != l->loss.rows ||
@@ -124,7 +124,7 @@ gradd_status_t live_cross(live_t *l, int32_t node, bool *out_can) {
     if (q->dims[1] == k->dims[1] && !are_others(l->g, n->in[GRADD_ATTN_Q], n->in[GRADD_ATTN_K]))
         return GRADD_OK;
     const int64_t positions = k->dims[1];
-    GRADD_TRY(match_spans(l->g, n->in[GRADD_ATTN_MASK], q->dims[0], positions, &s, &known));
+    GRADD_TRY(match_intervals(l->g, n->in[GRADD_ATTN_MASK], q->dims[0], positions, &s, &known));
     if (!known || s.keys == GRADD_NONE || !is_open(&s)) return GRADD_OK;
     if (l->source_mask != GRADD_NONE && l->source_mask != s.keys) return GRADD_OK;
     l->source_mask = s.keys, l->source_positions = positions;

@@ -213,9 +213,9 @@ gradd_status_t live_find(graph_t *g, const bool *sets, live_t *out) {
     out->need = calloc(values, sizeof out->need[0]);
     out->lead = calloc(values, sizeof out->lead[0]);
     out->at = calloc(nodes, sizeof out->at[0]);
-    out->spans = calloc(nodes, sizeof out->spans[0]);
+    out->intervals = calloc(nodes, sizeof out->intervals[0]);
     out->cross = calloc(nodes, sizeof out->cross[0]);
-    if (!out->need || !out->lead || !out->at || !out->spans || !out->cross)
+    if (!out->need || !out->lead || !out->at || !out->intervals || !out->cross)
         return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     return sweep(out);
 }
@@ -224,6 +224,6 @@ void live_finish(live_t *live) {
     free(live->need);
     free(live->lead);
     free(live->at);
-    free(live->spans);
+    free(live->intervals);
     free(live->cross);
 }

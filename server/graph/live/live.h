@@ -48,10 +48,10 @@ typedef struct live_s {
     uint8_t *need;            /* Owned: per value a live_set_t */
     uint8_t *lead;            /* Owned: per value that is not needed in full, its leading axes */
     uint8_t *at;              /* Owned: per node the live_set_t that it is computed in */
-    gradd_val_t *spans;       /* Owned: per node: of an attention over real rows */
+    gradd_val_t *intervals;   /* Owned: per node: of an attention over real rows */
     live_set_t last_set;
-    gradd_val_t last_mask, last_spans; /* of an attention that was looked at; layers are alike */
-    gradd_val_t last_bias;             /* a modest one */
+    gradd_val_t last_mask, last_intervals; /* of the last attention; layers are alike */
+    gradd_val_t last_bias;                 /* a modest one */
 } live_t;
 
 /* Finds the loss, and what is needed with the sets that there are, by live_set_t. Finish it in any
@@ -71,7 +71,7 @@ bool live_rowwise(const live_t *l, const graph_node_t *n, live_set_t set, int le
                   graph_operands_t *o, gradd_rowwise_t *out);
 
 /* Looks at an attention: whether it may run over real rows alone, or over source rows. Then
- * l->mask, or l->source_mask, is the input of the model that hides padding, and l->spans of the
+ * l->mask, or l->source_mask, is the input of the model that hides padding, and l->intervals of the
  * node a constant, i32[positions, 2]: what each position may look at beside that. All attentions
  * over such rows have one mask for padding. */
 gradd_status_t live_attention(live_t *l, int32_t node, live_set_t set, bool *out_can);

@@ -165,11 +165,11 @@ static gradd_status_t shrink_rowwise(rewrite_t *w, const graph_node_t *n, int le
 /* Ranges of real rows take the place of the mask; dropout and a bias have to know which rows they
  * are. */
 static gradd_status_t shrink_attention(rewrite_t *w, const graph_node_t *n, live_set_t set,
-                                       gradd_val_t spans) {
+                                       gradd_val_t intervals) {
     enum { MOST_ATTRS = GRADD_ATTN_ATTRS + 2 };
     gradd_val_t in[GRADD_ATTN_ROWS + 1], out[GRADD_OP_MAX_OUT];
     gradd_attr_t attrs[MOST_ATTRS];
-    const gradd_val_t ranges[2] = {w->lists[set], spans};
+    const gradd_val_t ranges[2] = {w->lists[set], intervals};
     const bool biased = n->n_in > GRADD_ATTN_BIAS && n->in[GRADD_ATTN_BIAS] != GRADD_NONE;
     int n_attrs = 0, n_in = GRADD_ATTN_RANGES + 1;
     for (int i = 0; i <= GRADD_ATTN_ROWS; i++)
@@ -317,7 +317,8 @@ static gradd_status_t shrink(rewrite_t *w, int32_t id) {
     w->g->rows = set == LIVE_ALL ? LIVE_NONE : (uint8_t)set;
     if (w->l->cross[id]) return shrink_cross(w, &n, set);
     if (set == LIVE_NONE || set == LIVE_ALL) return GRADD_OK;
-    if (!strcmp(n.op->name, "FusedAttention")) return shrink_attention(w, &n, set, w->l->spans[id]);
+    if (!strcmp(n.op->name, "FusedAttention"))
+        return shrink_attention(w, &n, set, w->l->intervals[id]);
     return shrink_rowwise(w, &n, lead_of(w->l, &n), set);
 }
 

@@ -12,7 +12,7 @@
 #include "kernels/describe/attention.h"
 #include "server/graph/budget.h"
 #include "server/graph/match/match.h"
-#include "server/graph/match/match_spans.h"
+#include "server/graph/match/match_intervals.h"
 
 /* Positions, if queries and keys have the same; else 0. */
 static int64_t positions_of(const graph_t *g, const graph_node_t *n) {
@@ -33,33 +33,34 @@ static bool may_be_ranges(const graph_t *g, const graph_node_t *n) {
     return positions_of(g, n) > 0 && positions_of(g, n) < INT32_MAX;
 }
 
-/* Ranges that are known: the spans themselves, [1, 1, positions, 3]. */
-static gradd_status_t known_ranges(graph_t *g, const match_spans_t *s, gradd_val_t *out) {
+/* Ranges that are known: the intervals themselves, [1, 1, positions, 3]. */
+static gradd_status_t known_ranges(graph_t *g, const match_intervals_t *s, gradd_val_t *out) {
     const gradd_type_t type = {
         GRADD_DT_I32, 4, {1, 1, s->positions, 3}
     };
     int32_t *at = arena_array(g->arena, (size_t)s->positions, 3 * sizeof at[0]);
     if (!at) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     for (int64_t i = 0; i < s->positions; i++) {
-        at[3 * i] = s->spans[2 * i], at[3 * i + 1] = s->spans[2 * i + 1];
+        at[3 * i] = s->intervals[2 * i], at[3 * i + 1] = s->intervals[2 * i + 1];
         at[3 * i + 2] = GRADD_ATTN_SOLID;
     }
     return graph_constant(g, &type, at, out);
 }
 
-static gradd_status_t segment_ranges(graph_t *g, const graph_node_t *n, const match_spans_t *s,
+static gradd_status_t segment_ranges(graph_t *g, const graph_node_t *n, const match_intervals_t *s,
                                      gradd_val_t *out) {
     gradd_val_t in[2] = {s->segments, GRADD_NONE};
-    GRADD_TRY(match_spans_value(g, s, &in[1]));
+    GRADD_TRY(match_intervals_value(g, s, &in[1]));
     return match_emit(g, n, &(match_fused_t){.op = "SegmentRanges", .in = in, .n_in = 2}, out, 1);
 }
 
 static gradd_status_t find_ranges(graph_t *g, const graph_node_t *n, gradd_val_t *out) {
-    match_spans_t s;
+    match_intervals_t s;
     bool known;
     *out = GRADD_NONE;
-    GRADD_TRY(match_spans(g, n->in[GRADD_ATTN_MASK], graph_type(g, n->in[GRADD_ATTN_Q])->dims[0],
-                          positions_of(g, n), &s, &known));
+    GRADD_TRY(match_intervals(g, n->in[GRADD_ATTN_MASK],
+                              graph_type(g, n->in[GRADD_ATTN_Q])->dims[0], positions_of(g, n), &s,
+                              &known));
     if (!known || s.keys != GRADD_NONE) return GRADD_OK;
     return s.segments == GRADD_NONE ? known_ranges(g, &s, out) : segment_ranges(g, n, &s, out);
 }

@@ -12,8 +12,8 @@
 typedef struct late_s {
     const graph_t *g;
     const sequence_t *s;
-    int32_t *place; /* per node: its position in the backward while it waits, else -1 */
-    int32_t *order; /* new positions of the backward, from s->n_forward: the old ones */
+    int32_t *position; /* per node: its position in the backward while it waits, else -1 */
+    int32_t *order;    /* new positions of the backward, from s->n_forward: the old ones */
     int32_t *stack;
     int n;
 } late_t;
@@ -28,13 +28,13 @@ static int32_t waiting(const late_t *l, int32_t position) {
     const graph_node_t *n = &l->g->nodes[l->s->nodes[position]];
     for (int i = 0, reads = plan_reads(n); i < reads; i++) {
         if (n->in[i] == GRADD_NONE || l->g->values[n->in[i]]->kind != VALUE_NODE) continue;
-        const int32_t at = l->place[l->g->values[n->in[i]]->node];
+        const int32_t at = l->position[l->g->values[n->in[i]]->node];
         if (at >= 0) return at;
     }
     return -1;
 }
 
-static void place(late_t *l, int32_t position) {
+static void append(late_t *l, int32_t position) {
     int depth = 0;
     l->stack[depth++] = position;
     while (depth) {
@@ -43,7 +43,7 @@ static void place(late_t *l, int32_t position) {
             l->stack[depth++] = next; /* waiting nodes are read later: depth <= nodes */
             continue;
         }
-        l->place[l->s->nodes[top]] = -1;
+        l->position[l->s->nodes[top]] = -1;
         l->order[l->n++] = top;
         depth--;
     }
@@ -52,25 +52,25 @@ static void place(late_t *l, int32_t position) {
 static void place_all(late_t *l) {
     const sequence_t *s = l->s;
     for (int i = 0; i < l->g->n_nodes; i++)
-        l->place[i] = -1;
+        l->position[i] = -1;
     for (int k = s->n_forward; k < s->n; k++)
-        if (is_late(l, s->nodes[k])) l->place[s->nodes[k]] = k;
+        if (is_late(l, s->nodes[k])) l->position[s->nodes[k]] = k;
     for (int k = s->n_forward; k < s->n; k++)
-        if (!is_late(l, s->nodes[k])) place(l, k);
+        if (!is_late(l, s->nodes[k])) append(l, k);
     for (int k = s->n_forward; k < s->n; k++) /* gradients without other readers */
-        if (l->place[s->nodes[k]] == k) place(l, k);
+        if (l->position[s->nodes[k]] == k) append(l, k);
 }
 
 static gradd_status_t late_recomputation(gradd_plan_t *p, sequence_t *s) {
     if (!p->graph->n_clones) return GRADD_OK;
     const size_t n = (size_t)s->n + 1;
     late_t l = {.g = p->graph, .s = s};
-    l.place = malloc(sizeof l.place[0] * ((size_t)l.g->n_nodes + 1));
+    l.position = malloc(sizeof l.position[0] * ((size_t)l.g->n_nodes + 1));
     l.order = malloc(sizeof l.order[0] * n);
     l.stack = malloc(sizeof l.stack[0] * n);
     int32_t *nodes = malloc(sizeof nodes[0] * n);
     choice_t *choices = malloc(sizeof choices[0] * n);
-    const bool got = l.place && l.order && l.stack && nodes && choices;
+    const bool got = l.position && l.order && l.stack && nodes && choices;
     if (got) {
         place_all(&l);
         for (int i = 0; i < l.n; i++) {
@@ -82,7 +82,7 @@ static gradd_status_t late_recomputation(gradd_plan_t *p, sequence_t *s) {
             memcpy(s->choices + s->n_forward, choices, sizeof choices[0] * (size_t)l.n);
         }
     }
-    free(l.place);
+    free(l.position);
     free(l.order);
     free(l.stack);
     free(nodes);

@@ -1,4 +1,4 @@
-"""gradd explain: of files, of live plans, and from Python; the three say the same."""
+"""gradd explain: of files, of plans in the daemon, and from Python; the three say the same."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_nothing_is_lost_between_text_and_json(layer: Path) -> None:
     assert shown[: len(e["rows"])] == [r["op"] for r in e["rows"]]
 
 
-# ---- live plans and Python ----
+# ---- plans of the daemon and Python ----
 
 
 def test_model_and_command_line_agree(

@@ -130,7 +130,7 @@ def attached_again(s: Raw) -> dict[str, Any]:
 
 
 def other_token(s: Raw) -> dict[str, Any]:
-    """The token of another live session of the same user."""
+    """The token of another open session of the same user."""
     with Raw(s.path) as other:
         other.attach()
         return s.call({"v": "release", "runs": [], "t": other.token})

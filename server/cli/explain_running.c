@@ -212,7 +212,7 @@ static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir, 
     return GRADD_OK;
 }
 
-gradd_status_t explain_live(const explain_args_t *args, bool *out_running) {
+gradd_status_t explain_running(const explain_args_t *args, bool *out_running) {
     rundir_t dir;
     arena_t *arena = NULL;
     GRADD_TRY(rundir_init(&dir, args->dir));

@@ -1,5 +1,5 @@
-/* See match_spans.h. */
-#include "server/graph/match/match_spans.h"
+/* See match_intervals.h. */
+#include "server/graph/match/match_intervals.h"
 
 #include <string.h>
 
@@ -49,7 +49,7 @@ static gradd_val_t plain_mask(const graph_t *g, gradd_val_t v) {
 
 /* Whether the sizes beside those of one are [batch, positions], or only one of both where the other
  * is one. */
-static bool holds_rows(const match_spans_t *f, const gradd_type_t *t) {
+static bool holds_rows(const match_intervals_t *f, const gradd_type_t *t) {
     int64_t want[2] = {f->batch, f->positions};
     int at = 0;
     for (int d = 0; d < t->rank; d++) {
@@ -64,7 +64,7 @@ static bool holds_rows(const match_spans_t *f, const gradd_type_t *t) {
 }
 
 /* Whether the known indices name element (b, s) at place (b, s). */
-static bool names_all(const match_spans_t *f, const graph_value_t *indices) {
+static bool names_all(const match_intervals_t *f, const graph_value_t *indices) {
     const int64_t *at = indices->data;
     const int64_t n = f->batch * f->positions;
     if (!at || indices->type.dtype != GRADD_DT_I64 || gradd_type_count(&indices->type) != 2 * n)
@@ -90,7 +90,7 @@ static int compares_with(const graph_t *g, const graph_node_t *n, gradd_val_t *o
 }
 
 /* Whether v has, in this order, what tells each row real: nonzero, or zero if *negated. */
-static gradd_val_t source_of_rows(const graph_t *g, const match_spans_t *f, gradd_val_t v) {
+static gradd_val_t source_of_rows(const graph_t *g, const match_intervals_t *f, gradd_val_t v) {
     bool negated = false;
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         if (!holds_rows(f, graph_type(g, v))) return GRADD_NONE;
@@ -117,7 +117,7 @@ static gradd_val_t source_of_rows(const graph_t *g, const match_spans_t *f, grad
 }
 
 /* v[b, h, q, k] says whether key k of sequence b is real. */
-static bool tells_keys(const graph_t *g, match_spans_t *f, gradd_val_t v) {
+static bool tells_keys(const graph_t *g, match_intervals_t *f, gradd_val_t v) {
     const graph_node_t *n = maker(g, v);
     for (int step = 0; n && step < MATCH_MAX_WALK && !strcmp(n->op->name, "Expand"); step++) {
         v = n->in[0];
@@ -137,7 +137,7 @@ static bool tells_keys(const graph_t *g, match_spans_t *f, gradd_val_t v) {
 /* ---- segments -------------------------------------------------------------------------------- */
 
 /* The value whose elements v has, in this order. */
-static gradd_val_t source_of_elements(const graph_t *g, const match_spans_t *f, gradd_val_t v) {
+static gradd_val_t source_of_elements(const graph_t *g, const match_intervals_t *f, gradd_val_t v) {
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         const graph_node_t *n = maker(g, v);
         if (!n) return v;
@@ -154,7 +154,7 @@ static gradd_val_t source_of_elements(const graph_t *g, const match_spans_t *f, 
 }
 
 /* Counts along the positions never fall: what they are equal for lies side by side. */
-static bool is_count(const graph_t *g, const match_spans_t *f, gradd_val_t v) {
+static bool is_count(const graph_t *g, const match_intervals_t *f, gradd_val_t v) {
     const graph_node_t *n = maker(g, v);
     const gradd_type_t *t = graph_type(g, v);
     if (!n || strcmp(n->op->name, "CumSum") || t->rank < 1) return false;
@@ -171,7 +171,7 @@ static bool is_count(const graph_t *g, const match_spans_t *f, gradd_val_t v) {
 }
 
 /* Sizes [batch, 1, n, 1] or [batch, 1, 1, n], from the right. */
-static bool lies_along(const match_spans_t *f, const gradd_type_t *t, bool keys) {
+static bool lies_along(const match_intervals_t *f, const gradd_type_t *t, bool keys) {
     const int64_t want[4] = {keys ? f->positions : 1, keys ? 1 : f->positions, 1, f->batch};
     if (t->rank < 2 || t->rank > 4) return false;
     for (int back = 0; back < 4; back++)
@@ -180,7 +180,7 @@ static bool lies_along(const match_spans_t *f, const gradd_type_t *t, bool keys)
 }
 
 /* v[b, h, q, k] says whether q and k are of one segment. */
-static bool tells_segments(const graph_t *g, match_spans_t *f, gradd_val_t v) {
+static bool tells_segments(const graph_t *g, match_intervals_t *f, gradd_val_t v) {
     const graph_node_t *n = maker(g, v);
     if (!n || strcmp(n->op->name, "Equal")) return false;
     const bool turned = lies_along(f, graph_type(g, n->in[0]), true);
@@ -228,7 +228,8 @@ static bool starts_where_not_rising(const graph_t *g, gradd_val_t segments, grad
 }
 
 /* Whether two operands are the same numbers, of keys and of queries; takes note of these. */
-static bool are_numbers(const graph_t *g, match_spans_t *f, gradd_val_t keys, gradd_val_t queries) {
+static bool are_numbers(const graph_t *g, match_intervals_t *f, gradd_val_t keys,
+                        gradd_val_t queries) {
     if (!lies_along(f, graph_type(g, keys), true) || !lies_along(f, graph_type(g, queries), false))
         return false;
     const gradd_val_t a = source_of_elements(g, f, keys);
@@ -240,7 +241,7 @@ static bool are_numbers(const graph_t *g, match_spans_t *f, gradd_val_t keys, gr
 
 /* v[b, h, q, k] says whether the number of k is not above that of q. Where segments are runs of
  * rising numbers, that is: k does not come after q. */
-static bool tells_order(const graph_t *g, match_spans_t *f, gradd_val_t v) {
+static bool tells_order(const graph_t *g, match_intervals_t *f, gradd_val_t v) {
     const graph_node_t *n = maker(g, v);
     if (!n || strcmp(n->op->name, "LessOrEqual") || !are_numbers(g, f, n->in[0], n->in[1]))
         return false;
@@ -249,7 +250,7 @@ static bool tells_order(const graph_t *g, match_spans_t *f, gradd_val_t v) {
 }
 
 /* The same, whether the number of k is above that of q less a window. */
-static bool tells_window(const graph_t *g, match_spans_t *f, gradd_val_t v) {
+static bool tells_window(const graph_t *g, match_intervals_t *f, gradd_val_t v) {
     const graph_node_t *n = maker(g, v), *less;
     if (!n || strcmp(n->op->name, "Greater")) return false;
     less = maker(g, n->in[1]);
@@ -264,15 +265,15 @@ static bool tells_window(const graph_t *g, match_spans_t *f, gradd_val_t v) {
 }
 
 /* No position looks ahead, or further back than the window. */
-static bool settle_order(const graph_t *g, match_spans_t *f) {
+static bool settle_order(const graph_t *g, match_intervals_t *f) {
     if (f->order == GRADD_NONE) return true;
     if (f->segments == GRADD_NONE || !starts_where_not_rising(g, f->segments, f->order))
         return false;
     for (int64_t s = 0; s < f->positions; s++) {
         const int64_t from = f->before <= s ? s - f->before + 1 : 0;
         const int64_t to = f->behind < f->positions - s ? s + f->behind + 1 : f->positions;
-        if (f->spans[2 * s] < from) f->spans[2 * s] = (int32_t)from;
-        if (f->spans[2 * s + 1] > to) f->spans[2 * s + 1] = (int32_t)to;
+        if (f->intervals[2 * s] < from) f->intervals[2 * s] = (int32_t)from;
+        if (f->intervals[2 * s + 1] > to) f->intervals[2 * s + 1] = (int32_t)to;
     }
     return true;
 }
@@ -280,7 +281,7 @@ static bool settle_order(const graph_t *g, match_spans_t *f) {
 /* ---- intervals of positions ------------------------------------------------------------------ */
 
 /* Narrows the interval of a position to what a row of n booleans says; false if that has holes. */
-static bool narrow(const uint8_t *row, int64_t n, int64_t own, int32_t *span) {
+static bool narrow(const uint8_t *row, int64_t n, int64_t own, int32_t *interval) {
     int64_t from = own, to = own + 1;
     if (!row[own]) return false;
     while (from > 0 && row[from - 1])
@@ -289,8 +290,8 @@ static bool narrow(const uint8_t *row, int64_t n, int64_t own, int32_t *span) {
         to++;
     for (int64_t k = 0; k < n; k++)
         if (row[k] && (k < from || k >= to)) return false;
-    if (from > span[0]) span[0] = (int32_t)from;
-    if (to < span[1]) span[1] = (int32_t)to;
+    if (from > interval[0]) interval[0] = (int32_t)from;
+    if (to < interval[1]) interval[1] = (int32_t)to;
     return true;
 }
 
@@ -300,7 +301,7 @@ static bool all_true(const graph_value_t *v) {
 }
 
 /* Known numbers that say for each position what it may look at, whatever the sequence. */
-static gradd_status_t tells_positions(const graph_t *g, match_spans_t *f, gradd_val_t v,
+static gradd_status_t tells_positions(const graph_t *g, match_intervals_t *f, gradd_val_t v,
                                       bool *out_does) {
     const graph_value_t *value = g->values[v];
     const gradd_type_t *t = &value->type;
@@ -313,7 +314,8 @@ static gradd_status_t tells_positions(const graph_t *g, match_spans_t *f, gradd_
     if (gradd_type_count(t) != n * n || t->dims[t->rank - 1] != n || t->dims[t->rank - 2] != n)
         return GRADD_OK;
     for (int64_t s = 0; s < n; s++)
-        if (!narrow((const uint8_t *)value->data + s * n, n, s, f->spans + 2 * s)) return GRADD_OK;
+        if (!narrow((const uint8_t *)value->data + s * n, n, s, f->intervals + 2 * s))
+            return GRADD_OK;
     *out_does = true;
     return GRADD_OK;
 }
@@ -321,7 +323,7 @@ static gradd_status_t tells_positions(const graph_t *g, match_spans_t *f, gradd_
 /* ---- the mask -------------------------------------------------------------------------------- */
 
 /* Takes a mask apart at its Ands; there are at most as many parts as a mask has reasons. */
-static gradd_status_t take_apart(const graph_t *g, match_spans_t *f, gradd_val_t mask,
+static gradd_status_t take_apart(const graph_t *g, match_intervals_t *f, gradd_val_t mask,
                                  bool *out_known) {
     gradd_val_t parts[16] = {mask};
     int n_parts = 1;
@@ -341,27 +343,27 @@ static gradd_status_t take_apart(const graph_t *g, match_spans_t *f, gradd_val_t
     return GRADD_OK;
 }
 
-gradd_status_t match_spans(graph_t *g, gradd_val_t mask, int64_t batch, int64_t positions,
-                           match_spans_t *out, bool *out_known) {
-    *out = (match_spans_t){.batch = batch,
-                           .positions = positions,
-                           .keys = GRADD_NONE,
-                           .segments = GRADD_NONE,
-                           .order = GRADD_NONE,
-                           .before = positions,
-                           .behind = positions};
-    out->spans = arena_array(g->arena, (size_t)positions, 2 * sizeof out->spans[0]);
-    if (!out->spans) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+gradd_status_t match_intervals(graph_t *g, gradd_val_t mask, int64_t batch, int64_t positions,
+                               match_intervals_t *out, bool *out_known) {
+    *out = (match_intervals_t){.batch = batch,
+                               .positions = positions,
+                               .keys = GRADD_NONE,
+                               .segments = GRADD_NONE,
+                               .order = GRADD_NONE,
+                               .before = positions,
+                               .behind = positions};
+    out->intervals = arena_array(g->arena, (size_t)positions, 2 * sizeof out->intervals[0]);
+    if (!out->intervals) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     for (int64_t s = 0; s < positions; s++)
-        out->spans[2 * s] = 0, out->spans[2 * s + 1] = (int32_t)positions;
+        out->intervals[2 * s] = 0, out->intervals[2 * s + 1] = (int32_t)positions;
     GRADD_TRY(take_apart(g, out, mask, out_known));
     *out_known = *out_known && settle_order(g, out);
     return GRADD_OK;
 }
 
-gradd_status_t match_spans_value(graph_t *g, const match_spans_t *s, gradd_val_t *out) {
+gradd_status_t match_intervals_value(graph_t *g, const match_intervals_t *s, gradd_val_t *out) {
     const gradd_type_t type = {
         GRADD_DT_I32, 2, {s->positions, 2}
     };
-    return graph_constant(g, &type, s->spans, out);
+    return graph_constant(g, &type, s->intervals, out);
 }
