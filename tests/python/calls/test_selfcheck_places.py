@@ -110,7 +110,7 @@ def test_a_buffer_that_only_pytorch_changes(monkeypatch: pytest.MonkeyPatch) -> 
 
     def blind(self: graph.Graph, *args: Any, **more: Any) -> None:
         made(self, *args, **more)
-        self.changed, self.changed_places = [], []
+        self.changed, self.changed_entries = [], []
 
     monkeypatch.setattr(graph.Graph, "__init__", blind)
     with pytest.raises(SelfCheckError, match=r"(buffer|for) mean\b"):
