@@ -299,7 +299,8 @@ static void step_all(bench_t *b, int repeat) {
                               .groups = &adam,
                               .n_groups = 1,
                               .max_norm = 1,
-                              .journal = zeros(b->device, STEP_JOURNAL_BYTES)};
+                              .journal = zeros(b->device, STEP_JOURNAL_BYTES),
+                              .journal_bytes = STEP_JOURNAL_BYTES};
     double best = 1e9, norm;
     for (int i = 0; i < repeat; i++) {
         bool skipped;

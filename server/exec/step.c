@@ -19,6 +19,7 @@ typedef struct stepping_s {
     gradd_queue_t *queue;
     step_journal_t *journal; /* the device's */
     step_journal_t head;     /* what its words will say when the queue is here */
+    int64_t chunk;           /* elements, as its magic said when it was read */
     uint64_t *touched;       /* Owned: bit per row of `scanned`; or NULL */
     const step_tensor_t *scanned;
 } stepping_t;
@@ -31,7 +32,7 @@ static gradd_status_t put(stepping_t *s, uint64_t *head_word, uint64_t value) {
 }
 
 static float *buffer(const stepping_t *s, int which) {
-    return (float *)(s->journal + 1) + which * STEP_CHUNK;
+    return (float *)(s->journal + 1) + which * s->chunk;
 }
 
 /* Shapes, groups, hyper-parameters and the client's mark; not addresses, which differ after a
@@ -142,9 +143,9 @@ static gradd_status_t commit_piece(const stepping_t *s, const piece_t *p) {
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-static int64_t chunk_elements(const step_tensor_t *t) {
-    if (!t->width) return STEP_CHUNK;
-    const int64_t rows = STEP_CHUNK / t->width;
+static int64_t chunk_elements(const stepping_t *s, const step_tensor_t *t) {
+    if (!t->width) return s->chunk;
+    const int64_t rows = s->chunk / t->width;
     return (rows < STEP_ROW_WORDS * 64 ? rows : STEP_ROW_WORDS * 64) * t->width;
 }
 
@@ -236,7 +237,7 @@ static gradd_status_t update_chunks(stepping_t *s, float scale) {
     uint64_t done = s->head.progress & ((1u << CHUNK_BITS) - 1), at = 0;
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
-        const int64_t most = chunk_elements(t);
+        const int64_t most = chunk_elements(s, t);
         for (int64_t from = 0; t->g && from < t->n; from += most) {
             const int64_t left = t->n - from;
             const piece_t chunk = {t, from, left < most ? left : most, 0};
@@ -247,17 +248,20 @@ static gradd_status_t update_chunks(stepping_t *s, float scale) {
     return GRADD_OK;
 }
 
-static gradd_status_t check_width(const step_tensor_t *t, int i) {
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static gradd_status_t check_width(const stepping_t *s, const step_tensor_t *t, int i) {
     if (t->width < 0 || (t->width && t->n % t->width))
         return GRADD_FAIL(TENSOR, "parameter %d: %lld elements in rows of %lld", i, (long long)t->n,
                           (long long)t->width);
-    if (t->width > STEP_CHUNK)
+    if (t->width > s->chunk)
         return GRADD_FAIL(LIMIT, "parameter %d: rows of %lld elements, expected at most %lld", i,
-                          (long long)t->width, (long long)STEP_CHUNK);
+                          (long long)t->width, (long long)s->chunk);
     return GRADD_OK;
 }
 
-static gradd_status_t check_request(const step_request_t *r) {
+static gradd_status_t check_request(const stepping_t *s) {
+    const step_request_t *r = s->r;
     int64_t chunks = 0;
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
@@ -268,8 +272,8 @@ static gradd_status_t check_request(const step_request_t *r) {
             return GRADD_FAIL(TENSOR, "parameter %d: neither f32 nor bf16 nor f16", i);
         if (t->master && t->dtype == GRADD_DT_F32)
             return GRADD_FAIL(TENSOR, "parameter %d: f32 has no master weights", i);
-        GRADD_TRY(check_width(t, i));
-        chunks += (t->n + chunk_elements(t) - 1) / chunk_elements(t);
+        GRADD_TRY(check_width(s, t, i));
+        chunks += (t->n + chunk_elements(s, t) - 1) / chunk_elements(s, t);
     }
     if (chunks >= 1 << CHUNK_BITS) return GRADD_FAIL(LIMIT, "too many parameters for one step");
     if (r->step >= STEP_MAX)
@@ -282,12 +286,34 @@ static gradd_status_t check_request(const step_request_t *r) {
     return GRADD_OK;
 }
 
+/* The client may write into the journal at any time: its length counts as it was read here. */
+static gradd_status_t check_chunk(stepping_t *s) {
+    const uint64_t magic = s->head.magic;
+    const int64_t bytes = s->r->journal_bytes;
+    s->chunk = magic >> 32 == STEP_JOURNAL_LONG ? (int64_t)(uint32_t)magic : STEP_CHUNK;
+    if (s->chunk < STEP_CHUNK || s->chunk > STEP_CHUNK_MAX || s->chunk % STEP_CHUNK)
+        return GRADD_FAIL(SHM,
+                          "journal: expected chunks of a multiple of %lld elements, at most %lld, "
+                          "got %lld",
+                          (long long)STEP_CHUNK, (long long)STEP_CHUNK_MAX, (long long)s->chunk);
+    if (bytes < (int64_t)STEP_JOURNAL_BYTES_OF(s->chunk))
+        return GRADD_FAIL(TENSOR,
+                          "journal: expected %zu bytes for chunks of %lld elements, got %lld",
+                          STEP_JOURNAL_BYTES_OF(s->chunk), (long long)s->chunk, (long long)bytes);
+    return GRADD_OK;
+}
+
 static gradd_status_t read_journal(stepping_t *s) {
     GRADD_TRY(s->b->copy(s->queue, &s->head, s->journal, offsetof(step_journal_t, rows)));
     GRADD_TRY(s->b->wait(s->queue, NULL));
     GRADD_TRY(s->b->queue_enter(s->queue, 0));
-    if (s->head.magic && s->head.magic != STEP_JOURNAL_MAGIC)
+    const uint64_t magic = s->head.magic;
+    if (magic && magic != STEP_JOURNAL_MAGIC && magic >> 32 != STEP_JOURNAL_LONG)
         return GRADD_FAIL(SHM, "the region given as journal is not one");
+    return check_chunk(s);
+}
+
+static gradd_status_t begin_journal(stepping_t *s) {
     if (s->head.magic) return GRADD_OK;
     GRADD_TRY(put(s, &s->head.sealed, ~UINT64_C(0)));
     return put(s, &s->head.magic, STEP_JOURNAL_MAGIC);
@@ -296,7 +322,7 @@ static gradd_status_t read_journal(stepping_t *s) {
 /* Opens the journal for this step; *out_done if it is finished already. */
 static gradd_status_t open_journal(stepping_t *s, bool *out_done) {
     const step_request_t *r = s->r;
-    GRADD_TRY(read_journal(s));
+    GRADD_TRY(begin_journal(s));
     const uint64_t mark = fingerprint(r), progress = s->head.progress;
     const uint64_t chunk = progress & ((1u << CHUNK_BITS) - 1);
     uint64_t current = progress >> CHUNK_BITS; /* step in progress, or the next one if chunk is 0 */
@@ -322,6 +348,8 @@ static gradd_status_t update(stepping_t *s) {
     double norm = 0;
     uint64_t bits;
     GRADD_TRY(s->b->queue_enter(s->queue, 0));
+    GRADD_TRY(read_journal(s));
+    GRADD_TRY(check_request(s));
     GRADD_TRY(open_journal(s, &done));
     if (done) return GRADD_OK;
     if (clips(s->r) || s->r->finite) GRADD_TRY(global_norm(s, &norm));
@@ -338,7 +366,6 @@ static gradd_status_t update(stepping_t *s) {
 gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, double *out_norm,
                           bool *out_skipped) {
     stepping_t s = {.r = r, .b = device->backend, .queue = device->queue, .journal = r->journal};
-    GRADD_TRY(check_request(r));
     gradd_status_t status = update(&s);
     gradd_status_t waited = s.b->wait(s.queue, NULL);
     if (!status) status = waited;

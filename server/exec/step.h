@@ -31,10 +31,15 @@
 
 #define STEP_CHUNK         ((int64_t)128 << 10) /* elements; the journal holds three chunks */
 #define STEP_JOURNAL_MAGIC 0x4c4e524a44524731ull
+/* In the upper half of the magic: the lower half is the length of the journal's chunks in elements,
+ * a multiple of STEP_CHUNK. Fewer chunks are fewer launches, in more memory. */
+#define STEP_JOURNAL_LONG 0x324e524aull
+#define STEP_CHUNK_MAX    ((int64_t)16 << 20)
 
 #define STEP_ROW_WORDS 507 /* 64 rows each; a chunk has no more */
 
-/* Lies at the start of the journal region; zeroed memory is a valid, new journal. */
+/* Lies at the start of the journal region; zeroed memory is a valid, new journal of chunks of
+ * STEP_CHUNK. One of longer chunks begins with its magic, and `sealed` of ones. */
 typedef struct step_journal_s {
     uint64_t magic;
     uint64_t progress; /* step << 24 | chunks finished of it */
@@ -48,7 +53,9 @@ typedef struct step_journal_s {
     uint64_t rows[STEP_ROW_WORDS];
 } step_journal_t;
 
-#define STEP_JOURNAL_BYTES (sizeof(step_journal_t) + 3 * sizeof(float) * (size_t)STEP_CHUNK)
+/* With chunks of so many elements. */
+#define STEP_JOURNAL_BYTES_OF(chunk) (sizeof(step_journal_t) + 3 * sizeof(float) * (size_t)(chunk))
+#define STEP_JOURNAL_BYTES           STEP_JOURNAL_BYTES_OF(STEP_CHUNK)
 
 /* One parameter of n elements. Moments and master weights are always f32. */
 typedef struct step_tensor_s {
@@ -69,8 +76,9 @@ typedef struct step_request_s {
     int n_groups;
     double max_norm; /* clip the global gradient norm to this; <= 0 or inf: do not clip */
     uint64_t step;   /* 0 for a new journal, then last finished + 1 (or the last finished again) */
-    void *journal;   /* STEP_JOURNAL_BYTES, shared, aligned to 64 */
-    uint64_t once;   /* the same in every repetition of this request and in no other; 0 = none */
+    void *journal;   /* shared, aligned to 64 */
+    int64_t journal_bytes; /* at least STEP_JOURNAL_BYTES */
+    uint64_t once;     /* the same in every repetition of this request and in no other; 0 = none */
     double grad_scale; /* of all gradients, before anything else looks at them; 0 = 1 */
     bool finite;       /* skip the step where an element of a gradient is no finite number */
 } step_request_t;
@@ -79,7 +87,8 @@ typedef struct step_request_s {
  * out_skipped: nothing has changed but the journal, whose number is the next one all the same.
  * Repeating the last finished step does nothing and returns its norm; another request of the same
  * number is refused, for its gradients would be lost without a word.
- * Errors: STALE (journal is at another step or holds another request), SHM (not a journal), LIMIT,
+ * Errors: STALE (journal is at another step or holds another request), SHM (not a journal, or of
+ * chunks of another length than there may be), TENSOR (journal too small for its chunks), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
 gradd_status_t step_apply(gradd_device_t *device, const step_request_t *request, double *out_norm,
                           bool *out_skipped);

@@ -229,6 +229,7 @@ static gradd_status_t fill_journal(update_t *u, const msgpack_object *journal,
         return GRADD_FAIL(TENSOR, "step: journal: expected %zu bytes, got %lld", STEP_JOURNAL_BYTES,
                           (long long)gradd_type_bytes(&u->journal.types[0]));
     u->request.journal = u->journal.address[0];
+    u->request.journal_bytes = gradd_type_bytes(&u->journal.types[0]);
     return GRADD_OK;
 }
 

@@ -30,13 +30,15 @@
 typedef enum storage_e { F32, HALF, MASTERS, ROWS = 4 } storage_t;
 static gradd_dtype_t half = GRADD_DT_BF16; /* of HALF and MASTERS */
 static const gradd_dtype_t halves[] = {GRADD_DT_BF16, GRADD_DT_F16};
-static bool skipped; /* the last step */
+static int64_t chunk = STEP_CHUNK; /* of the journals of worlds that are opened from here on */
+static bool skipped;               /* the last step */
 
 /* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
 typedef struct world_s {
     step_tensor_t tensors[2];
     gradd_adam_t group;
     void *journal;
+    size_t journal_bytes;
     ground_t ground;
 } world_t;
 
@@ -129,19 +131,28 @@ static inline void make_rows(step_tensor_t *t, int tensor) {
     }
 }
 
+/* As a client makes it in memory of zeros. */
+static inline void make_journal(step_journal_t *journal) {
+    if (chunk == STEP_CHUNK) return;
+    journal->magic = STEP_JOURNAL_LONG << 32 | (uint64_t)chunk;
+    journal->sealed = ~UINT64_C(0);
+}
+
 static inline void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage) {
     int64_t sizes[2] = {N_SMALL, N_LARGE};
     const bool by_rows = storage & ROWS;
     storage &= ~(unsigned)ROWS;
     gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : half;
-    w->ground = ground_make(STEP_JOURNAL_BYTES + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
+    w->journal_bytes = STEP_JOURNAL_BYTES_OF(chunk);
+    w->ground = ground_make(w->journal_bytes + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
     w->journal = w->ground.host;
+    make_journal(w->journal);
     int free_place = 0;
     while (worlds[free_place])
         free_place++;
     worlds[free_place] = w;
     w->group = (gradd_adam_t){1e-2, 0.9, 0.999, 1e-6, 0.1, mode, true, 1};
-    float *at = (float *)(w->ground.host + STEP_JOURNAL_BYTES);
+    float *at = (float *)(w->ground.host + w->journal_bytes);
     for (int t = 0; t < 2; t++) {
         int64_t n = sizes[t];
         float *p = at, *m = p + n, *v = m + n, *g = v + n, *master = g + n;
@@ -196,6 +207,7 @@ static inline step_request_t request(world_t *w, uint64_t step, double max_norm)
                             .max_norm = max_norm,
                             .step = step,
                             .journal = w->journal,
+                            .journal_bytes = (int64_t)w->journal_bytes,
                             .once = 77 + step};
 }
 

@@ -402,6 +402,12 @@ TEST_LIMIT(a_device_that_is_lost_loses_no_row, 60) {
     lose_at_every_point(F32 | ROWS, true);
 }
 
+TEST_LIMIT(a_device_that_is_lost_loses_no_long_chunk, 60) {
+    chunk = 2 * STEP_CHUNK;
+    lose_at_every_point(HALF, true);
+    lose_at_every_point(MASTERS | ROWS, true);
+}
+
 /* ---- kills ----------------------------------------------------------------------------------- */
 
 static int points_left;
@@ -546,6 +552,13 @@ TEST_LIMIT(kill_at_every_point_loses_no_bit_of_rows, 60) {
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_masters, 60) {
     kill_at_every_point(MASTERS, false);
+}
+
+TEST_LIMIT(kill_at_every_point_loses_no_bit_of_long_chunks, 60) {
+    chunk = 2 * STEP_CHUNK;
+    for (int settled = 0; settled <= !ground_backend()->host; settled++)
+        kill_at_every_point(F32, settled);
+    kill_at_every_point(MASTERS | ROWS, false);
 }
 
 static void kill_at_random_times(storage_t storage) {

@@ -266,6 +266,7 @@ def with_journal(head: bytes, **changes: Any) -> Callable[[Raw], dict[str, Any]]
 
 
 MAGIC = 0x4C4E524A44524731
+LONG = 0x324E524A << 32  # plus the elements of a chunk
 
 
 def foreign(s: Raw) -> dict[str, Any]:
@@ -285,6 +286,15 @@ JOURNALS = [
         with_journal(struct.pack("<2Q", MAGIC, 1000 << 24))),
     Row("journal: chunk beyond the parameters", "STALE", ("step 0 was begun with other",),
         with_journal(struct.pack("<4Q", MAGIC, 77, 0, 1))),
+    Row("journal: chunks of no elements", "SHM", ("step: journal: expected chunks of a multiple of "
+        "131072 elements, at most 16777216, got 0",), with_journal(struct.pack("<Q", LONG))),
+    Row("journal: chunks of 131073 elements", "SHM", ("step: journal: expected chunks", "131073"),
+        with_journal(struct.pack("<Q", LONG | 131073))),
+    Row("journal: chunks of 4 Gi elements", "SHM", ("step: journal: expected chunks", "4294836224"),
+        with_journal(struct.pack("<Q", LONG | (1 << 32) - (128 << 10)))),
+    Row("journal: chunks that it has no room for", "TENSOR", ("step: journal: expected 201330688 "
+        "bytes for chunks of 16777216 elements, got 1576960",),
+        with_journal(struct.pack("<Q", LONG | 16 << 20))),
 ]  # fmt: skip
 
 TABLES = {
