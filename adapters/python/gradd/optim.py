@@ -22,7 +22,7 @@ from gradd.calls import tables
 from gradd.calls.parameters import identity, overlapping
 from gradd.memory.holders import others
 from gradd.memory.parameter_changes import Snapshot
-from gradd.memory.shm import DTYPE_CODES, nbytes
+from gradd.memory.shm import DTYPE_CODES, nbytes, round_up
 from gradd.memory.watch import data_ptr
 from gradd.session import client as clients
 from gradd.session import protocol
@@ -32,8 +32,10 @@ from gradd.session.ring import Block
 
 logger = logging.getLogger("gradd")
 
-# Header page and three chunks of 128 Ki floats; the daemon refuses a smaller region by name.
-JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
+# Elements of a journal's chunks; the daemon refuses other lengths than multiples of the first.
+_CHUNK = 128 << 10
+_LONG_CHUNK = 16 << 20  # of a GPU, where every chunk costs launches
+_LONG_MAGIC = 0x324E524A << 32  # plus the length of the chunks; see docs/protocol.md
 _CHUNK_BITS = 24  # of the journal's progress: step << 24 | chunks done of it
 _SKIPPED = (1 << _CHUNK_BITS) - 1  # in place of a chunk, in the word behind: nothing was changed
 
@@ -53,6 +55,13 @@ class AdamWMode(enum.IntEnum):
     ADAM_L2_REGULARIZATION = 0
     ADAMW_TRANSFORMERS = 1
     ADAMW_TORCH = 2
+
+
+def _chunk_elements(device: str, largest: int) -> int:
+    """Length of the chunks of a journal for parameters of up to `largest` elements."""
+    if device in ("", "cpu"):
+        return _CHUNK
+    return max(_CHUNK, min(round_up(largest, _CHUNK), _LONG_CHUNK))
 
 
 class _Bound:
@@ -509,11 +518,19 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _journal_wire(self, client: Client) -> dict[str, Any]:
         if self._journal is None:
-            self._journal = client.state.allocate(JOURNAL_BYTES)
-            self._journal_words = self._journal.tensor(torch.int64, (JOURNAL_BYTES // 8,)).zero_()
+            client.connect()  # the device that the daemon has decides
+            every = (p.numel() for group in self.param_groups for p in group["params"])
+            chunk = _chunk_elements(client.device, max(every))
+            size = 4096 + 3 * 4 * chunk  # a page and three chunks of floats
+            self._journal = client.state.allocate(size)
+            self._journal_words = self._journal.tensor(torch.int64, (size // 8,)).zero_()
+            if chunk != _CHUNK:
+                self._journal_words[0] = _LONG_MAGIC | chunk
+                self._journal_words[2] = -1  # no chunk is sealed
             self._journal.drop()  # the tensor alone keeps it
             self._journal_step = 0
-        return protocol.tensor(self._journal.wire(torch.uint8, (JOURNAL_BYTES,)))
+        size = nbytes(torch.int64, self._journal_words.shape)  # type: ignore[union-attr]
+        return protocol.tensor(self._journal.wire(torch.uint8, (size,)))
 
     # ---- the request ----
 

@@ -12,8 +12,9 @@ import subprocess
 import pytest
 import torch
 
-from gradd import ORTModule, errors
+from gradd import ORTModule, errors, optim
 from gradd.optim import AdamWMode, FusedAdam
+from gradd.session import client
 from helpers.nets import Net, batch
 
 TORCH = {"adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8}
@@ -303,3 +304,55 @@ def test_a_step_without_gradients_has_no_norm(daemon):
     p.grad = None
     optimizer.step()
     assert optimizer.grad_norm == 0.0
+
+
+# ---- the length of the journal's chunks ----
+
+CHUNK = 128 << 10
+
+
+@pytest.mark.parametrize(
+    ("device", "largest", "elements"),
+    [
+        ("cpu", 1 << 30, CHUNK),
+        ("", 1 << 30, CHUNK),  # of a daemon that does not say it
+        ("cuda", 1 << 30, 16 << 20),
+        ("emu", CHUNK + 1, 2 * CHUNK),
+        ("cuda", 3 * CHUNK, 3 * CHUNK),
+        ("fake", 5, CHUNK),
+    ],
+)
+def test_the_device_decides_the_length_of_chunks(device, largest, elements):
+    assert optim._chunk_elements(device, largest) == elements
+
+
+def _steps(length=None):
+    """The optimizer and the parameters after three steps."""
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, n)) for n in (2 * CHUNK + 5, 7)]
+    optimizer = FusedAdam(params, max_grad_norm=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        if length:
+            patch.setattr(optim, "_chunk_elements", lambda device, largest: length)
+        for seed in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+    return optimizer, params
+
+
+@pytest.mark.fake
+def test_a_journal_fits_the_device_of_the_daemon(daemon):
+    optimizer, _ = _steps()
+    words = optimizer._journal_words
+    on_cpu = client.get_client().device == "cpu"
+    chunk = CHUNK if on_cpu else 3 * CHUNK
+    assert words.numel() * 8 == 4096 + 3 * 4 * chunk
+    assert int(words[0]) == (0x4C4E524A44524731 if on_cpu else 0x324E524A << 32 | chunk)
+    assert int(words[1]) == 3 << 24
+
+
+@pytest.mark.fake
+def test_every_length_of_chunks_leaves_the_same_bits(daemon):
+    (_, want), *others = (_steps(n * CHUNK) for n in (1, 2, 3))
+    for _, got in others:
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

@@ -24,6 +24,12 @@ pytestmark = pytest.mark.fake
 LARGE = 8_000_000  # a step of it takes long enough to be interrupted
 
 
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step has many of them on any device."""
+    monkeypatch.setattr("gradd.optim._LONG_CHUNK", 128 << 10)
+
+
 def _pair(size: int = 1000, **options: Any) -> list[tuple[torch.nn.Parameter, FusedAdam]]:
     """Two equal parameters with an optimizer each: one to disturb, one to compare with."""
     found = []

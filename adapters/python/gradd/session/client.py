@@ -61,6 +61,7 @@ class Client:
         self.requests = 0
         self.session = 0
         self.daemon_pid = 0
+        self.device = ""  # that the daemon computes on: "cpu", "cuda"; known once connected
         self.closed = False
         self._wire: control.Wire | None = None
         self._ids = itertools.count(1)
@@ -277,6 +278,7 @@ class Client:
                 _warn_of_old_build(wire)
                 _warn_of_other_device(wire)
             self.daemon_pid = wire.daemon_pid
+            self.device = wire.device
             self._wire = wire
             self.flusher.start()
             # A new session knows none of the runs and objects that these would end.
