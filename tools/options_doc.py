@@ -56,7 +56,7 @@ those that are set, and every unknown `ORTMODULE_` name.
 ROW = re.compile(
     r"^OPTION\((\w+), (\w+), \"([^\"]*)\", \"([^\"]*)\", ([^,]+),\s*((?:\"[^\"]*\"\s*)+)\)", re.M
 )
-TYPES = {"BOOL": "flag", "INT": "number", "SWITCH": "bool", "TEXT": "text"}
+TYPES = {"FLAG": "flag", "INT": "number", "BOOL": "bool", "TEXT": "text"}
 
 
 def default_of(root: Path, text: str) -> str:

@@ -9,7 +9,7 @@
 
 #include "server/api/gradd.h"
 
-typedef enum option_type_e { BOOL, INT, SWITCH, TEXT } option_type_t;
+typedef enum option_type_e { FLAG, INT, BOOL, TEXT } option_type_t;
 
 typedef struct option_row_s {
     const char *flag, *env, *help;
@@ -25,7 +25,7 @@ static const option_row_t rows[] = {
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
 
-static gradd_status_t set_switch(const char *name, const char *text, bool *out) {
+static gradd_status_t set_bool(const char *name, const char *text, bool *out) {
     static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         if (strcasecmp(text, words[i]) != 0) continue;
@@ -44,7 +44,7 @@ static gradd_status_t set_value(const option_row_t *row, const char *name, const
         memcpy(field, &text, sizeof text);
         return GRADD_OK;
     }
-    if (row->type == SWITCH) return set_switch(name, text, (bool *)field);
+    if (row->type == BOOL) return set_bool(name, text, (bool *)field);
     char *end = NULL;
     errno = 0;
     long long value = strtoll(text, &end, 10);
@@ -95,7 +95,7 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
         const option_row_t *row = find_row(word, n);
         if (!row)
             return GRADD_FAIL(UNSUPPORTED, "unknown option '%s' (gradd --help lists them)", word);
-        if (row->type == BOOL) {
+        if (row->type == FLAG) {
             *((bool *)((char *)&options + row->offset)) = true;
             continue;
         }

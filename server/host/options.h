@@ -11,10 +11,10 @@
 
 #include "shm/status.h"
 
-#define OPTION_TYPE_BOOL   bool
-#define OPTION_TYPE_INT    int64_t
-#define OPTION_TYPE_TEXT   const char *
-#define OPTION_TYPE_SWITCH bool
+#define OPTION_TYPE_FLAG bool
+#define OPTION_TYPE_INT  int64_t
+#define OPTION_TYPE_TEXT const char *
+#define OPTION_TYPE_BOOL bool
 
 typedef struct options_s {
     const char *command; /* Borrowed from argv; "" when none was given */
