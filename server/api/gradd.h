@@ -35,7 +35,8 @@ typedef struct device_s gradd_device_t;
  * OK ends the call with that status. */
 typedef gradd_status_t (*gradd_admit_t)(void *context, int64_t bytes);
 
-#define GRADD_COMPILE_MS 10000 /* what the daemon gives by default */
+#define GRADD_COMPILE_MS  10000 /* what the daemon gives by default */
+#define GRADD_MAX_THREADS 1024  /* of a daemon, and of a plan that the command line makes */
 
 typedef struct gradd_device_options_s {
     const char *name;     /* NULL = "cpu" */

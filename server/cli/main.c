@@ -73,10 +73,6 @@ static int handle_serve(const options_t *options) {
                 options->log);
         return EXIT_USAGE;
     }
-    if (machine_check_threads("--threads (GRADD_THREADS)", options->threads) != GRADD_OK) {
-        fprintf(stderr, "gradd: %s\n", gradd_error_message());
-        return EXIT_USAGE;
-    }
     gradd_status_t st = daemon_serve(options, &other);
     if (st == GRADD_E_UNSUPPORTED) return failed(st), EXIT_USAGE; /* a device: no other try helps */
     if (st != GRADD_OK) return failed(st);

@@ -9,7 +9,17 @@
 #include "server/explain/estimate.h"
 #include "server/explain/explain_report.h"
 
-typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, SHARE, BYTES, BATCHES, SYMBOL } flag_type_t;
+typedef enum flag_type_e {
+    FLAG,
+    NUMBER,
+    THREADS,
+    TEXT,
+    GIB,
+    SHARE,
+    BYTES,
+    BATCHES,
+    SYMBOL
+} flag_type_t;
 
 typedef struct flag_s {
     const char *name;
@@ -18,6 +28,7 @@ typedef struct flag_s {
     size_t offset; /* of the field in explain_args_t */
 } flag_t;
 
+#define MOST      (1LL << 40)
 #define OF_A_FILE (EXPLAIN_FILE | EXPLAIN_ESTIMATE)
 #define ALWAYS    (OF_A_FILE | EXPLAIN_LIVE)
 
@@ -28,7 +39,7 @@ static const flag_t flags[] = {
     {"--onnx", TEXT, EXPLAIN_FILE, offsetof(explain_args_t, onnx)},
     {"--dir", TEXT, EXPLAIN_LIVE, offsetof(explain_args_t, dir)},
     {"--optimizer", TEXT, EXPLAIN_ESTIMATE, offsetof(explain_args_t, optimizer)},
-    {"--threads", NUMBER, OF_A_FILE, offsetof(explain_args_t, threads)},
+    {"--threads", THREADS, OF_A_FILE, offsetof(explain_args_t, threads)},
     {"--session", NUMBER, EXPLAIN_LIVE, offsetof(explain_args_t, session)},
     {"--plan", NUMBER, EXPLAIN_LIVE, offsetof(explain_args_t, plan)},
     {"--fits", GIB, EXPLAIN_ESTIMATE, offsetof(explain_args_t, fits_gib)},
@@ -46,15 +57,15 @@ static const flag_t flags[] = {
     {"--help", FLAG, ALWAYS, offsetof(explain_args_t, help)},
 };
 
-/* A number from `least` to 2^40; *text moves behind it. */
-static gradd_status_t read_number(const char *what, int least, const char **text, int64_t *out) {
+/* A number from `least` to `most`; *text moves behind it. */
+static gradd_status_t read_number(const char *what, int least, int64_t most, const char **text,
+                                  int64_t *out) {
     char *end = NULL;
     errno = 0;
     long long value = strtoll(*text, &end, 10);
-    if (errno || end == *text || **text == '-' || **text == '+' || value < least ||
-        value > (1LL << 40))
-        return GRADD_FAIL(LIMIT, "%s: expected a number from %d to 2^40, got '%.60s'", what, least,
-                          *text);
+    if (errno || end == *text || **text == '-' || **text == '+' || value < least || value > most)
+        return GRADD_FAIL(LIMIT, "%s: expected a number from %d to %lld, got '%.60s'", what, least,
+                          (long long)most, *text);
     *text = end;
     *out = value;
     return GRADD_OK;
@@ -70,7 +81,7 @@ static gradd_status_t read_shape(const char *word, explain_shape_t *out) {
     for (const char *at = equals + 1; *at;) { /* nothing behind = means rank 0 */
         if (shape.rank == GRADD_MAX_RANK)
             return GRADD_FAIL(LIMIT, "'%.120s': more than %d dimensions", word, GRADD_MAX_RANK);
-        GRADD_TRY(read_number(word, 0, &at, &shape.dims[shape.rank++]));
+        GRADD_TRY(read_number(word, 0, MOST, &at, &shape.dims[shape.rank++]));
         if (*at && (*at != 'x' || !at[1]))
             return GRADD_FAIL(UNSUPPORTED, "'%.120s': expected sizes with x between them", word);
         if (*at) at++;
@@ -93,7 +104,7 @@ static gradd_status_t read_batches(const char *text, explain_args_t *args) {
         int64_t batch = 0;
         if (args->n_batches == EXPLAIN_MAX_BATCHES)
             return GRADD_FAIL(LIMIT, "--batch: more than %d sizes", EXPLAIN_MAX_BATCHES);
-        GRADD_TRY(read_number("--batch", 1, &text, &batch));
+        GRADD_TRY(read_number("--batch", 1, MOST, &text, &batch));
         if (*text && *text != ',')
             return GRADD_FAIL(UNSUPPORTED, "--batch: expected sizes from 1, such as 1,2,4");
         args->batches[args->n_batches++] = batch;
@@ -132,7 +143,9 @@ static gradd_status_t set_flag(const flag_t *flag, const char *value, explain_ar
         memcpy(field, &value, sizeof value);
         return GRADD_OK;
     case NUMBER:
-        GRADD_TRY(read_number(flag->name, 0, &value, (int64_t *)field));
+    case THREADS:
+        GRADD_TRY(read_number(flag->name, 0, flag->type == THREADS ? GRADD_MAX_THREADS : MOST,
+                              &value, (int64_t *)field));
         return *value ? GRADD_FAIL(LIMIT, "%s: expected a number", flag->name) : GRADD_OK;
     case GIB: {
         char *end;

@@ -12,8 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/gradd.h"
+
 #define MAX_PROCESSORS 8192 /* the most that Linux is built for */
-#define MAX_THREADS    1024
 #define PATH_BYTES     4096
 
 /* ---- files ---- */
@@ -174,13 +175,7 @@ void machine_unpin(void) {
     CPU_FREE(set);
 }
 
-gradd_status_t machine_check_threads(const char *option, int64_t wanted) {
-    if (wanted <= MAX_THREADS) return GRADD_OK;
-    return GRADD_FAIL(LIMIT, "%s: expected a number from 0 to %d, got %lld", option, MAX_THREADS,
-                      (long long)wanted);
-}
-
 int machine_threads(int64_t wanted) {
     int64_t threads = wanted > 0 ? wanted : machine_processors();
-    return threads < MAX_THREADS ? (int)threads : MAX_THREADS;
+    return threads < GRADD_MAX_THREADS ? (int)threads : GRADD_MAX_THREADS;
 }

@@ -22,8 +22,6 @@ int64_t machine_memory_left(const char *root);
 int machine_processors(void);
 /* Lets it use all that the control group allows, whatever mask it has inherited. */
 void machine_unpin(void);
-/* Fails with LIMIT and a sentence for the user when `wanted` is more than a daemon can have. */
-gradd_status_t machine_check_threads(const char *option, int64_t wanted);
 /* Threads of a daemon that was asked for `wanted`; 0 = one per processor. At least 1. */
 int machine_threads(int64_t wanted);
 

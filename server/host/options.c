@@ -12,14 +12,14 @@
 typedef enum option_type_e { FLAG, INT, BOOL, TEXT } option_type_t;
 
 typedef struct option_row_s {
-    const char *flag, *env, *help;
     option_type_t type;
     size_t offset; /* of the field in options_t */
+    int64_t most;  /* of an INT */
+    const char *flag, *env, *help;
 } option_row_t;
 
 static const option_row_t rows[] = {
-#define OPTION(field, type, flag, env, start, help)                                                \
-    {flag, env, help, type, offsetof(options_t, field)},
+#define OPTION(field, type, start, ...) {type, offsetof(options_t, field), __VA_ARGS__},
 #include "server/host/options.inc"
 #undef OPTION
 };
@@ -48,9 +48,9 @@ static gradd_status_t set_value(const option_row_t *row, const char *name, const
     char *end = NULL;
     errno = 0;
     long long value = strtoll(text, &end, 10);
-    if (errno || end == text || *end || value < 0 || value > 1000000000)
-        return GRADD_FAIL(LIMIT, "%s: expected a number from 0 to 1000000000, got '%s'", name,
-                          text);
+    if (errno || end == text || *end || value < 0 || value > row->most)
+        return GRADD_FAIL(LIMIT, "%s: expected a number from 0 to %lld, got '%s'", name,
+                          (long long)row->most, text);
     int64_t number = value;
     memcpy(field, &number, sizeof number);
     return GRADD_OK;
@@ -65,7 +65,7 @@ static const option_row_t *find_row(const char *word, size_t n) {
 gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
     options_t options = {
         .command = "",
-#define OPTION(field, type, flag, env, start, help) .field = start,
+#define OPTION(field, type, start, ...) .field = start,
 #include "server/host/options.inc"
 #undef OPTION
     };

@@ -18,7 +18,7 @@
 
 typedef struct options_s {
     const char *command; /* Borrowed from argv; "" when none was given */
-#define OPTION(field, type, flag, env, start, help) OPTION_TYPE_##type field;
+#define OPTION(field, type, ...) OPTION_TYPE_##type field;
 #include "server/host/options.inc"
 #undef OPTION
 } options_t;

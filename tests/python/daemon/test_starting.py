@@ -141,8 +141,9 @@ def test_the_last_words_are_the_daemons_own(
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("GRADD_THREADS", "abc", "GRADD_THREADS: expected a number from 0 to 1000000000, got 'abc"),
-        ("GRADD_THREADS", "99999", "(GRADD_THREADS): expected a number from 0 to 1024, got 99999"),
+        ("GRADD_THREADS", "abc", "GRADD_THREADS: expected a number from 0 to 1024, got 'abc'"),
+        ("GRADD_THREADS", "1025", "GRADD_THREADS: expected a number from 0 to 1024, got '1025'"),
+        ("GRADD_IDLE_EXIT", "-1", "GRADD_IDLE_EXIT: expected a number from 0 to 1000000000, got"),
         ("GRADD_LOG", "loud", "--log: expected error, warn, info or debug, got 'loud'"),
     ],
 )
@@ -171,7 +172,7 @@ def _gradd(*args: str, **env: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--threads", "99999"), "expected a number from 0 to 1024, got 99999"),
+        (("--threads", "1025"), "--threads: expected a number from 0 to 1024, got '1025'"),
         (("--fuse", "maybe"), "--fuse: expected one of 1, 0, true, false, yes, no, on, off, got"),
         (("--wrong",), "unknown option '--wrong' (gradd --help lists them)"),
     ],
