@@ -23,9 +23,9 @@ yes, on or 0, false, no, off; *text* is any. An option of the command line wins 
 ## The daemon and the command line
 
 `gradd {commands} [options]`.
-A help text that begins with a command belongs to that command; `gradd explain --help` and
-`gradd estimate --help` list their own options. A daemon that a trainer starts reads the trainer's
-environment, without `GRADD_FUSE`.
+Each help text begins with the commands that read the option; the others refuse it.
+`gradd explain --help` and `gradd estimate --help` list their own options. A daemon that a trainer
+starts reads the trainer's environment, without `GRADD_FUSE`.
 
 """
 COMMAND = re.compile(r'^ +"  (-?-?[a-z-]+)  +\w', re.M)  # of the usage in server/host/options.c
@@ -83,12 +83,12 @@ def option_rows(root: Path) -> Iterator[list[str]]:
 def daemon_items(root: Path) -> str:
     """The list of the daemon's options."""
     texts = []
-    for _, kind, default, most, flag, variable, told in option_rows(root):
+    for _, kind, default, most, flag, variable, readers, told in option_rows(root):
         names = f"`{flag}`, `{variable}`" if variable else f"`{flag}`"
         value = TYPES[kind]
         if kind == "INT":
             value += f" to {default_of(root, most)}"
-        texts.append(f"{names} ({value}, default {default_of(root, default)}): {told}")
+        texts.append(f"{names} ({value}, default {default_of(root, default)}): {readers}: {told}")
     return page_text.items(texts)
 
 

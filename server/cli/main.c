@@ -122,6 +122,12 @@ static int handle_help(const options_t *options) {
     return EXIT_DONE;
 }
 
+/* Alone: the last line of a log must say what is wrong. */
+static int wrong_usage(void) {
+    fprintf(stderr, "gradd: %s\n", gradd_error_message());
+    return EXIT_USAGE;
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -140,17 +146,16 @@ int main(int argc, char **argv) {
     options_t options;
     if (argc > 1 && !strcmp(argv[1], "explain")) return explain_main(argc - 2, argv + 2);
     if (argc > 1 && !strcmp(argv[1], "estimate")) return estimate_main(argc - 2, argv + 2);
-    if (options_parse(argc, argv, &options) != GRADD_OK) {
-        /* alone: the last line of a log must say what is wrong */
-        fprintf(stderr, "gradd: %s\n", gradd_error_message());
-        return EXIT_USAGE;
+    if (options_parse(argc, argv, &options) != GRADD_OK) return wrong_usage();
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strcmp(options.command, commands[i].name) != 0) continue;
+        if (options_check(&options) != GRADD_OK) return wrong_usage();
+        if (commands[i].handle == handle_serve) {
+            leave_inherited_mask(&options);
+            settle_openmp(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
+        }
+        return commands[i].handle(&options);
     }
-    if (strcmp(options.command, "serve") == 0) {
-        leave_inherited_mask(&options);
-        settle_openmp(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
-    }
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (strcmp(options.command, commands[i].name) == 0) return commands[i].handle(&options);
     fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",
             options.command);
     options_usage(stderr);

@@ -15,7 +15,7 @@ typedef struct option_row_s {
     option_type_t type;
     size_t offset; /* of the field in options_t */
     int64_t most;  /* of an INT */
-    const char *flag, *env, *help;
+    const char *flag, *env, *commands, *help;
 } option_row_t;
 
 static const option_row_t rows[] = {
@@ -95,6 +95,7 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
         const option_row_t *row = find_row(word, n);
         if (!row)
             return GRADD_FAIL(UNSUPPORTED, "unknown option '%s' (gradd --help lists them)", word);
+        options.given |= 1u << (row - rows);
         if (row->type == FLAG) {
             *((bool *)((char *)&options + row->offset)) = true;
             continue;
@@ -105,6 +106,26 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
     }
     if (strcmp(options.command, "serve") == 0) GRADD_TRY(environment);
     *out_options = options;
+    return GRADD_OK;
+}
+
+/* --version is another word for version. */
+static bool is_read_by(const option_row_t *row, const char *command) {
+    const char *name = strcmp(command, "--version") ? command : "version";
+    const size_t n = strlen(name);
+    for (const char *at = row->commands; *at; at += strspn(at, ", ")) {
+        const size_t length = strcspn(at, ",");
+        if (length == n && memcmp(at, name, n) == 0) return true;
+        at += length;
+    }
+    return false;
+}
+
+gradd_status_t options_check(const options_t *options) {
+    for (size_t i = 0; i < N_ROWS; i++)
+        if (options->given & 1u << i && !is_read_by(&rows[i], options->command))
+            return GRADD_FAIL(UNSUPPORTED, "%s is for %s; it has no effect on %s", rows[i].flag,
+                              rows[i].commands, options->command);
     return GRADD_OK;
 }
 
@@ -120,7 +141,7 @@ void options_usage(FILE *out) {
           "  --list-ops  operators of the engine\n\noptions\n",
           out);
     for (size_t i = 0; i < N_ROWS; i++) {
-        fprintf(out, "  %-14s %s", rows[i].flag, rows[i].help);
+        fprintf(out, "  %-14s %s: %s", rows[i].flag, rows[i].commands, rows[i].help);
         if (rows[i].env[0]) fprintf(out, " [%s]", rows[i].env);
         fputc('\n', out);
     }

@@ -18,6 +18,7 @@
 
 typedef struct options_s {
     const char *command; /* Borrowed from argv; "" when none was given */
+    unsigned given;      /* Which rows the command line gives, a bit for each */
 #define OPTION(field, type, ...) OPTION_TYPE_##type field;
 #include "server/host/options.inc"
 #undef OPTION
@@ -28,6 +29,8 @@ typedef struct options_s {
  * be read fails only `serve`, which uses it. A request for help anywhere gives the command
  * "--help", whatever else is wrong. */
 gradd_status_t options_parse(int argc, char **argv, options_t *out_options);
+/* Fails with UNSUPPORTED where the command line gives an option that `command` does not read. */
+gradd_status_t options_check(const options_t *options);
 void options_usage(FILE *out);
 
 #endif

@@ -183,6 +183,30 @@ def test_a_wrong_option_is_one_line(place: Path, args: tuple[str, ...], said: st
     assert error.startswith("gradd: ") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "readers"),
+    [
+        ("ps", "--fuse=0", "serve"),
+        ("ps", "--now", "stop"),
+        ("stop", "--device=cpu", "serve, doctor"),
+        ("serve", "--json", "ps, stop, version, doctor, --list-ops"),
+        ("version", "--dir=/", "serve, ps, stop"),
+        ("--list-ops", "--threads=1", "serve"),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(command: str, option: str, readers: str) -> None:
+    for words in ((command, option), (option, command)):
+        name = option.split("=", 1)[0]
+        said = f"gradd: {name} is for {readers}; it has no effect on {command}\n"
+        assert _gradd(*words) == (2, "", said)
+
+
+def test_each_spelling_of_a_command_reads_the_same_options() -> None:
+    assert _gradd("--version", "--json") == _gradd("version", "--json")
+    assert _gradd("version", "--json")[0] == 0
+    assert "unknown command 'sync'" in _gradd("sync", "--json")[2]
+
+
 def test_help_is_given_to_whoever_asks() -> None:
     for args in (["--help"], ["help"], ["ps", "--help"], ["stop", "--wrong", "--help"]):
         code, out, _ = _gradd(*args, GRADD_THREADS="abc" if "--help" in args else "")
