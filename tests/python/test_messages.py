@@ -436,6 +436,7 @@ def test_every_reason_is_counted_and_said(
     assert _in_torch(model) == {reason}
     said = [r.getMessage().lower() for r in caplog.records if "in PyTorch" in r.getMessage()]
     assert any(reason in text for text in said), said
+    assert not any(f"({reason}): {reason}" in text for text in said), "it is said twice"
 
 
 @pytest.mark.parametrize("reason", REASONS)

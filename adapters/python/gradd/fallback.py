@@ -100,7 +100,7 @@ class Fallback:
             "(docs/messages.md)",
             f"a part of {self.module_name}" if in_part else self.module_name,
             reason,
-            str(error).rstrip("."),
+            getattr(error, "message", str(error)).rstrip("."),  # without the reason
             f" cost {seconds * 1e3:.1f} ms of forward here and" if seconds else "",
             f" (this one took {tried:.1f} s before that was known)" if tried > 0.1 else "",
         )
