@@ -144,7 +144,7 @@ def _tell(owner: Owner, made: CompiledGraph) -> None:
     text = made.cuts()
     if owner.is_new(text):
         logger.warning(
-            "%s: parts of a graph run in PyTorch, between parts in the daemon: %s; strict=True or "
+            "%s: parts of a graph run in PyTorch: %s; strict=True or "
             "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead (docs/messages.md)",
             owner.title,
             text,
