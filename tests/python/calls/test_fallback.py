@@ -71,6 +71,7 @@ def test_fallback_gives_torchs_result_warns_once_and_counts(
             model(x).backward()
     (message,) = _messages(caplog)
     assert "Custom" in message and "autograd_function" in message
+    assert "calls a custom autograd.Function" in message and "_apply" not in message
     assert _in_torch(model) == {"autograd_function": 3}
     assert_close(model.first.bias.grad, torch.full((16,), 5.0 * len(x)))
 

@@ -404,8 +404,9 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         target = node.target
         if takes_graphs(target):
             custom = target.name() == "autograd_function_apply"
-            reason = "autograd_function" if custom else "unsupported_operator"
-            raise self._refusal(reason, f"calls {target.name()}")
+            if custom:
+                raise self._refusal("autograd_function", "calls a custom autograd.Function")
+            raise self._refusal("unsupported_operator", f"calls {target.name()}")
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name in _RESHAPING:
             raise self._refusal(
