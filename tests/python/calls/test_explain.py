@@ -543,8 +543,15 @@ def test_every_node_of_a_capture_has_a_source() -> None:
     names = {n.name for n in onnx.load_model_from_string(cap.onnx).graph.node}
     known = dict(cap.sources)
     assert set(known) == names
-    unknown = [n for n, s in known.items() if s.endswith("@ ?")]
+    unknown = [n for n, s in known.items() if " @ " not in s]
     assert not unknown
+
+
+def test_a_bare_layer_has_no_line(daemon: Any) -> None:
+    wrapped = ORTModule(nn.Embedding(4, 2), strict=True)
+    wrapped(torch.zeros(3, dtype=torch.long))
+    with pytest.raises(errors.IndexOutOfRangeError, match=r"\(from module\)$"):
+        wrapped(torch.full((3,), 4))
 
 
 def test_wrapped_module_prints(daemon: Any) -> None:

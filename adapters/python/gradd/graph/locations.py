@@ -55,7 +55,10 @@ def _plain(path: str) -> str:
 
 
 def location_of(fx_node: torch.fx.Node) -> str:
-    """ "module.path @ file:line" of the Python line that made an FX node."""
+    """ "module.path @ file:line" of the Python line that made an FX node.
+
+    The root is `module`. Without a line of the user's (a bare layer of torch), the module alone.
+    """
     stack = fx_node.meta.get("nn_module_stack") or {}
     path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""
     path = _plain(path)
@@ -64,4 +67,4 @@ def location_of(fx_node: torch.fx.Node) -> str:
         match = _FRAME.match(text)
         if match and is_users(match[1]):
             line = f"{match[1]}:{match[2]}"
-    return f"{path or 'module'} @ {line or '?'}"
+    return f"{path or 'module'} @ {line}" if line else path or "module"
