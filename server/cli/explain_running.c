@@ -59,6 +59,8 @@ static gradd_status_t refused(const wire_doc_t *doc) {
                  !memcmp(code->via.str.ptr, "STALE", 5);
     int n = known ? (int)what->via.str.size : 15;
     const char *text = known ? what->via.str.ptr : "no reason given";
+    const int verb = (int)strlen("explain: "); /* our own error begins with it already */
+    if (n > verb && !memcmp(text, "explain: ", (size_t)verb)) text += verb, n -= verb;
     if (stale) return GRADD_FAIL(STALE, "%.*s", n, text);
     return GRADD_FAIL(IO, "the daemon refused: %.*s", n, text);
 }

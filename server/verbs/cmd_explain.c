@@ -325,6 +325,18 @@ static gradd_status_t check_protocol(const msgpack_object *proto) {
                       GRADD_VERSION);
 }
 
+/* "session 3 has no plan 7 (any more): ..." */
+static gradd_status_t gone(const request_t *request) {
+    const msgpack_object *session = request->args[ASK_SESSION], *id = request->args[ASK_PLAN];
+    char owner[48] = "the daemon", plan[32] = "plan";
+    if (session) snprintf(owner, sizeof owner, "session %" PRIu64, wire_u64(session));
+    if (id) snprintf(plan, sizeof plan, "plan %" PRIu64, wire_u64(id));
+    return GRADD_FAIL(STALE,
+                      "explain: %s has no %s (any more): `gradd explain --list` has those "
+                      "that there are",
+                      owner, plan);
+}
+
 static uint64_t at_most(const msgpack_object *wish, uint64_t most) {
     uint64_t count = wish ? wire_u64(wish) : most;
     return count < most ? count : most;
@@ -339,7 +351,7 @@ static gradd_status_t explain(worker_t *worker, request_t *request) {
     const msgpack_object *from = request->args[ASK_FROM];
     uint64_t first = from ? wire_u64(from) : 0;
     bool wished = request->args[ASK_SESSION] || request->args[ASK_PLAN];
-    if (!plan && wished) return GRADD_FAIL(STALE, "explain: there is no such plan (any more)");
+    if (!plan && wished) return gone(request);
     wire_key(&request->reply, "proto");
     wire_put_u64(&request->reply, PROTOCOL_HIGHEST);
     if (first == 0) put_plans(&request->reply, worker);

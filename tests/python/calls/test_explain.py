@@ -434,9 +434,12 @@ def test_plans_of_all_sessions_are_listed(daemon: Any) -> None:
     one = command("explain", "--session", chosen["session"], "--plan", chosen["plan"], **here)
     assert f"session {chosen['session']}, plan {chosen['plan']}" in one
     assert "f32[6,4]" in one
-    assert "STALE" in command("explain", "--plan", 10**6, code=1, **here)
+    said = command("explain", "--plan", 10**6, code=1, **here)
+    assert said.startswith("gradd explain: STALE: the daemon has no plan 1000000 (any more): ")
+    assert "`gradd explain --list`" in said
     assert "save_onnx" in command("explain", "--onnx", "x.onnx", code=2, **here)
-    assert "STALE" in command("explain", "--list", "--session", 10**6, code=1, **here)
+    said = command("explain", "--list", "--session", 10**6, code=1, **here)
+    assert "STALE: session 1000000 has no plan (any more)" in said
 
 
 _OTHER = """
