@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "server/host/rundir.h"
 #include "server/wire/wire.h"
 
 #define ANSWER_MS    5000
@@ -181,20 +180,16 @@ static void print_json(FILE *out, const msgpack_object *o) {
     }
 }
 
-gradd_status_t admin_ps(const options_t *options, bool *out_running) {
-    rundir_t dir;
+gradd_status_t admin_ps(const rundir_t *dir, const options_t *options) {
     zmq_msg_t reply;
     wire_doc_t doc = {0};
-    GRADD_TRY(rundir_init(&dir, options->dir));
-    *out_running = rundir_is_locked(&dir);
-    if (!*out_running) return GRADD_OK;
     zmq_msg_init(&reply);
-    gradd_status_t st = ask(dir.cmd, "ps", false, &reply, &doc);
+    gradd_status_t st = ask(dir->cmd, "ps", false, &reply, &doc);
     const msgpack_object *sessions = st == GRADD_OK ? wire_get(&doc, "sessions") : NULL;
     if (st == GRADD_OK && (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY))
         st = GRADD_FAIL(
             IO, "the process that answers at %s is not a gradd daemon: it lists no sessions",
-            dir.cmd);
+            dir->cmd);
     if (st == GRADD_OK && options->json) {
         print_json(stdout, &doc.root);
         putchar('\n');
@@ -206,23 +201,19 @@ gradd_status_t admin_ps(const options_t *options, bool *out_running) {
     return st;
 }
 
-gradd_status_t admin_stop(const options_t *options, bool *out_running) {
-    rundir_t dir;
+gradd_status_t admin_stop(const rundir_t *dir, const options_t *options) {
     zmq_msg_t reply;
     wire_doc_t doc = {0};
-    GRADD_TRY(rundir_init(&dir, options->dir));
-    *out_running = rundir_is_locked(&dir);
-    if (!*out_running) return GRADD_OK;
     zmq_msg_init(&reply);
-    gradd_status_t st = ask(dir.cmd, "stop", options->now, &reply, &doc);
+    gradd_status_t st = ask(dir->cmd, "stop", options->now, &reply, &doc);
     pid_t pid = st == GRADD_OK ? (pid_t)number(&doc.root, "pid") : 0;
     if (st == GRADD_OK && pid <= 0)
-        st = GRADD_FAIL(IO, "the daemon at %s does not tell its pid", dir.cmd);
+        st = GRADD_FAIL(IO, "the daemon at %s does not tell its pid", dir->cmd);
     wire_doc_finish(&doc);
     zmq_msg_close(&reply);
     GRADD_TRY(st);
     /* Trainers start the next one at once, which is none of our business. */
-    for (int waited = 0; rundir_owner(&dir) == pid; waited += 10) {
+    for (int waited = 0; rundir_owner(dir) == pid; waited += 10) {
         if (waited >= STOP_MS)
             return GRADD_FAIL(IO, "the daemon still finishes a request (gradd stop --now cancels)");
         usleep(10000);

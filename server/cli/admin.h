@@ -3,15 +3,15 @@
 #ifndef GRADD_SERVER_CLI_ADMIN_H
 #define GRADD_SERVER_CLI_ADMIN_H
 
-#include <stdbool.h>
 #include <zmq.h>
 
 #include "server/host/options.h"
+#include "server/host/rundir.h"
 #include "server/wire/wire.h"
 
-/* Both print to stdout. *out_running is false when no daemon runs in the directory; that is not a
- * failure. Fails with IO or the daemon's own code. */
-gradd_status_t admin_ps(const options_t *options, bool *out_running);
+/* Both print to stdout, about the daemon that holds the lock of a directory. Fails with IO or the
+ * daemon's own code. */
+gradd_status_t admin_ps(const rundir_t *dir, const options_t *options);
 /* Sends one envelope to the command socket at `path` and waits for the answer, which may say that
  * it failed. The caller closes `reply` (initialised before) and finishes the doc, in any case. */
 gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
@@ -21,6 +21,6 @@ gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeou
 #define ADMIN_VERSION_BYTES 32
 void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]);
 /* Waits until the daemon has ended. */
-gradd_status_t admin_stop(const options_t *options, bool *out_running);
+gradd_status_t admin_stop(const rundir_t *dir, const options_t *options);
 
 #endif

@@ -7,10 +7,10 @@
 #define GRADD_SERVER_CLI_EXPLAIN_COMMAND_H
 
 #include "server/explain/explain.h"
+#include "server/host/rundir.h"
 
-/* Prints a plan of the daemon, or the list of its plans. *out_running is false when no daemon runs.
- */
-gradd_status_t explain_running(const explain_args_t *args, bool *out_running);
+/* Prints a plan, or the list of plans, of the daemon that holds the lock of a directory. */
+gradd_status_t explain_running(const explain_args_t *args, const rundir_t *dir);
 
 /* Arguments behind the command; the process's exit code, as in main.c. */
 int explain_main(int argc, char **argv);

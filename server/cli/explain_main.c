@@ -48,20 +48,30 @@ static int parse(const char *command, int argc, char **argv, explain_args_t *arg
     return USAGE;
 }
 
+static int explain_daemon(const explain_args_t *args) {
+    rundir_t dir;
+    gradd_status_t status = rundir_init(&dir, args->dir);
+    if (status == GRADD_OK && !rundir_is_locked(&dir)) {
+        fprintf(stderr,
+                "gradd: no daemon runs in %s; to explain a file: gradd explain MODEL.onnx "
+                "NAME=SIZES...\n",
+                dir.path);
+        return NONE;
+    }
+    if (status == GRADD_OK) status = explain_running(args, &dir);
+    return status == GRADD_OK ? DONE : failed("explain", status);
+}
+
 int explain_main(int argc, char **argv) {
     explain_args_t args;
-    bool running = true;
     if (parse("explain", argc, argv, &args, explain_args_usage) != DONE) return USAGE;
     if (args.help) {
         explain_args_usage(stdout);
         return DONE;
     }
-    gradd_status_t status = args.model ? explain_model(&args) : explain_running(&args, &running);
-    if (status != GRADD_OK) return failed("explain", status);
-    if (running) return DONE;
-    fputs("gradd: no daemon runs; to explain a file: gradd explain MODEL.onnx NAME=SIZES...\n",
-          stderr);
-    return NONE;
+    if (!args.model) return explain_daemon(&args);
+    gradd_status_t status = explain_model(&args);
+    return status == GRADD_OK ? DONE : failed("explain", status);
 }
 
 int estimate_main(int argc, char **argv) {

@@ -6,7 +6,6 @@
 
 #include "server/cli/admin.h"
 #include "server/cli/explain_command.h"
-#include "server/host/rundir.h"
 #include "server/wire/version.h"
 
 #define ANSWER_MS 60000 /* the engine may be in the middle of a long run */
@@ -214,14 +213,10 @@ static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir, 
     return GRADD_OK;
 }
 
-gradd_status_t explain_running(const explain_args_t *args, bool *out_running) {
-    rundir_t dir;
+gradd_status_t explain_running(const explain_args_t *args, const rundir_t *dir) {
     arena_t *arena = NULL;
-    GRADD_TRY(rundir_init(&dir, args->dir));
-    *out_running = rundir_is_locked(&dir);
-    if (!*out_running) return GRADD_OK;
     gradd_status_t st = arena_create(0, &arena);
-    if (st == GRADD_OK) st = take_all(args, &dir, arena);
+    if (st == GRADD_OK) st = take_all(args, dir, arena);
     arena_destroy(arena);
     return st;
 }

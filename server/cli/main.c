@@ -82,13 +82,15 @@ static int handle_serve(const options_t *options) {
 }
 
 static int handle_admin(const options_t *options,
-                        gradd_status_t (*handle)(const options_t *options, bool *out_running)) {
-    bool running;
-    gradd_status_t st = handle(options, &running);
-    if (st != GRADD_OK) return failed(st);
-    if (running) return EXIT_DONE;
-    fputs("gradd: no daemon runs\n", stderr);
-    return EXIT_NONE;
+                        gradd_status_t (*handle)(const rundir_t *, const options_t *)) {
+    rundir_t dir;
+    gradd_status_t st = rundir_init(&dir, options->dir);
+    if (st == GRADD_OK && !rundir_is_locked(&dir)) {
+        fprintf(stderr, "gradd: no daemon runs in %s\n", dir.path);
+        return EXIT_NONE;
+    }
+    if (st == GRADD_OK) st = handle(&dir, options);
+    return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
 static int handle_ps(const options_t *options) {

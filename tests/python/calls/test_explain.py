@@ -528,7 +528,8 @@ def test_help_and_docs_name_every_column(layer: Path) -> None:
 
 @pytest.mark.quick
 def test_no_daemon(tmp_path: Path) -> None:
-    assert "no daemon runs" in command("explain", "--dir", tmp_path / "none", code=3)
+    place = tmp_path / "none"
+    assert f"no daemon runs in {place}; " in command("explain", "--dir", place, code=3)
 
 
 def test_errors_name_module_and_line(daemon: Any) -> None:

@@ -215,7 +215,7 @@ def test_help_is_given_to_whoever_asks() -> None:
 
 def test_a_wrong_variable_is_the_daemons_alone(place: Path) -> None:
     code, _, error = _gradd("ps", GRADD_THREADS="abc", GRADD_FUSE="maybe", GRADD_DIR=str(place))
-    assert (code, error) == (3, "gradd: no daemon runs\n")
+    assert (code, error) == (3, f"gradd: no daemon runs in {place}\n")
 
 
 def test_the_time_that_is_told_is_the_one_that_went(
