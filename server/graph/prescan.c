@@ -74,6 +74,14 @@ static gradd_status_t scan_fail(const prescan_t *s, gradd_status_t status) {
     return gradd_wrap(status, "at %s", path_of(s, path, sizeof path));
 }
 
+/* A tag that no message of ONNX has. In the outermost one, the bytes are something else. */
+static gradd_status_t not_a_field(const prescan_t *s, gradd_status_t status) {
+    status = scan_fail(s, status);
+    return s->depth ? status : gradd_wrap(status, "this is not an ONNX model");
+}
+
+#define NOT_A_FIELD(s, ...) not_a_field(s, GRADD_FAIL(MODEL, __VA_ARGS__))
+
 static gradd_status_t add_heap(prescan_t *s, size_t bytes) {
     if (bytes > s->max_heap - s->heap)
         return SCAN_FAIL(s, LIMIT, "the decoded model would need more than %zu bytes", s->max_heap);
@@ -214,7 +222,7 @@ static gradd_status_t note_field(prescan_t *s, const ProtobufCFieldDescriptor *f
     bool repeated = field->label == PROTOBUF_C_LABEL_REPEATED;
     int want = wire_type_of(field->type);
     if (wire != want && !(repeated && wire == WIRE_BYTES))
-        return SCAN_FAIL(s, MODEL, "wire type %d, expected %d", wire, want);
+        return NOT_A_FIELD(s, "wire type %d, expected %d", wire, want);
     if (repeated) return GRADD_OK;
     uint64_t bit = 1ull << (field - level->message->fields);
     if (level->seen & bit) return SCAN_FAIL(s, MODEL, "the field occurs twice");
@@ -226,7 +234,7 @@ static gradd_status_t scan_field(prescan_t *s) {
     const level_t *level = &s->levels[s->depth];
     uint64_t tag;
     if (!read_varint(&s->at, level->end, 5, &tag) || tag > UINT32_MAX || tag < 8)
-        return SCAN_FAIL(s, MODEL, "a field's tag is broken (not ONNX, or truncated?)");
+        return NOT_A_FIELD(s, "a field's tag is broken (truncated?)");
     int wire = (int)(tag & 7);
     const ProtobufCFieldDescriptor *field =
         protobuf_c_message_descriptor_get_field(level->message, (unsigned)(tag >> 3));
@@ -240,8 +248,7 @@ static gradd_status_t scan_field(prescan_t *s) {
     case WIRE_BYTES:
         return scan_bytes(s, field);
     default:
-        return SCAN_FAIL(s, MODEL, "wire type %d of field %u is not in use", wire,
-                         (unsigned)(tag >> 3));
+        return NOT_A_FIELD(s, "wire type %d of field %u is not in use", wire, (unsigned)(tag >> 3));
     }
 }
 

@@ -110,11 +110,12 @@ TEST(truncation_names_the_place) {
 }
 
 TEST(garbage_is_refused) {
-    REFUSED(MODEL, BYTES("GIF89a is not a model"), "wire type");
-    REFUSED(MODEL, BYTES("\x80\x80\x80\x80\x80\x80"), "tag is broken");
+    REFUSED(MODEL, BYTES("GIF89a is not a model"),
+            "this is not an ONNX model: at opset_import[0]: wire type 7");
+    REFUSED(MODEL, BYTES("\x80\x80\x80\x80\x80\x80"), "this is not an ONNX model: ");
     REFUSED(MODEL, BYTES("\xff\xff\xff\xff\xff\x01"), "tag is broken");
     REFUSED(MODEL, BYTES("\x02"), "tag is broken"); /* field number 0 */
-    REFUSED(MODEL, BYTES("\x0b\x01"), "at ir_version: wire type 3, expected 0");
+    REFUSED(MODEL, BYTES("\x0b\x01"), "not an ONNX model: at ir_version: wire type 3, expected 0");
     REFUSED(MODEL, BYTES("\xfb\x01"), "wire type 3 of field 31");
 }
 
