@@ -5,6 +5,7 @@
  * first that fits is the cheapest that does, and a smaller budget never takes more memory: what
  * fits it would have been found for the larger one, too. The bytes that live at once, which the
  * search knows, are a bound that leaves most sets without a layout. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,21 +108,29 @@ gradd_status_t gradd_recompute_find(const char *name, size_t n, const char *what
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
-static double mib(int64_t bytes) {
-    return (double)bytes / (1 << 20);
+#define AMOUNT_BYTES 64
+
+/* "3145728 bytes (3.0 MiB)" */
+static const char *amount(int64_t bytes, char text[AMOUNT_BYTES]) {
+    const double kib = (double)bytes / 1024;
+    const int n = snprintf(text, AMOUNT_BYTES, "%lld bytes", (long long)bytes);
+    if (kib >= 1)
+        snprintf(text + n, AMOUNT_BYTES - (size_t)n, " (%.1f %s)", kib < 1024 ? kib : kib / 1024,
+                 kib < 1024 ? "KiB" : "MiB");
+    return text;
 }
 
 static gradd_status_t too_small(chooser_t *c, int64_t budget) {
     point_t least;
     GRADD_TRY(find_least(c, &least));
     const double percent = c->r.total_us > 0 ? 100 * least.extra_us / c->r.total_us : 0;
+    char asked[AMOUNT_BYTES], smallest[AMOUNT_BYTES], whole[AMOUNT_BYTES];
     return GRADD_FAIL(NOMEM,
-                      "no plan fits the memory budget of %lld bytes (%.1f MiB): the smallest that "
-                      "can be met is %lld bytes (%.1f MiB), for %.1f %% more time by the model; a "
-                      "plan that computes nothing again takes %lld bytes (%.1f MiB)",
-                      (long long)budget, mib(budget), (long long)least.arena_bytes,
-                      mib(least.arena_bytes), percent, (long long)c->whole.arena_bytes,
-                      mib(c->whole.arena_bytes));
+                      "no plan fits the memory budget of %s: the smallest that can be met is %s, "
+                      "for %.1f %% more time by the model; a plan that computes nothing again "
+                      "takes %s",
+                      amount(budget, asked), amount(least.arena_bytes, smallest), percent,
+                      amount(c->whole.arena_bytes, whole));
 }
 
 static gradd_status_t choose_by_budget(chooser_t *c, int64_t budget, point_t *out) {

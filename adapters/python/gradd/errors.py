@@ -144,7 +144,7 @@ class OutOfMemoryError(GraddError, MemoryError):
     def __init__(self, what: str, session: str = "alive") -> None:
         super().__init__(what, session)
         if " out of memory." not in self.args[0]:
-            short = "with this budget the call" if "memory budget" in what else "the daemon"
+            short = "the call" if "memory budget" in what else "the daemon"
             self.args = (f"{self.args[0]}; {short} is out of memory.",)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from gradd.memory.budget import UNITS, amount
+
 if TYPE_CHECKING:
     from gradd.estimating import Estimate
 
@@ -19,16 +21,6 @@ _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 34, 48  # margins around the axes
 _LINE, _LIMIT = "#3f83d6", "#d9722e"  # of the curve, of the machine's memory
 _NEAR = 1.6  # the machine's memory is drawn up to so many times the largest peak
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def amount(size: float) -> str:
-    """Bytes as the tables have them: "1.5 GiB"."""
-    unit = 0
-    while size >= 1024 and unit + 1 < len(_UNITS):
-        size /= 1024
-        unit += 1
-    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{size:.0f} B"
 
 
 def _steps(low: float, high: float, unit: float = 1) -> list[float]:
@@ -52,7 +44,7 @@ class _Axes:
         self.right = max(times) * 1.05 or 1
         room = max((max(peaks) - min(peaks)) * 0.12, max(peaks) * 1e-3) or 1
         self.low, self.high = max(min(peaks) - room, 0), max(peaks) + room
-        self.unit = 1024.0 ** min(int(math.log(self.high, 1024)), len(_UNITS) - 1)
+        self.unit = 1024.0 ** min(int(math.log(self.high, 1024)), len(UNITS) - 1)
 
     def x(self, time: float) -> float:
         """Of a time in percent."""

@@ -95,7 +95,8 @@ def test_bad_texts_are_refused(deep: Path, text: str) -> None:
 
 
 def test_what_cannot_be_met_says_so(deep: Path) -> None:
-    said = command("explain", deep, SHAPE, "--train", "all", "--memory-budget", "1KiB", code=1)
-    assert "NOMEM: no plan fits the memory budget of 1024 bytes (0.0 MiB): the smallest" in said
+    for budget, shown in ("10", "10 bytes"), ("1KiB", "1024 bytes (1.0 KiB)"):
+        said = command("explain", deep, SHAPE, "--train", "all", "--memory-budget", budget, code=1)
+        assert f"NOMEM: no plan fits the memory budget of {shown}: the smallest" in said
     said = command("explain", deep, SHAPE, "--train", "all", "--recompute", "all", code=1)
     assert "--recompute 'all': expected none, layers or compromise" in said

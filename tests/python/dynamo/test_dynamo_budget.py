@@ -57,7 +57,9 @@ def test_a_budget_bounds_the_sum(daemon: Any, kind: Any) -> None:
     expected = gradients(free, x)
     whole = free.gradd_explain().arena_bytes
     assert len(free.gradd_explain().as_dict()["graphs"]) == 2
-    with pytest.raises(errors.OutOfMemoryError, match="memory budget of 262144"):
+    with pytest.raises(
+        errors.OutOfMemoryError, match=r"memory budget of 262144 bytes \(256.0 KiB\): "
+    ):
         ORTModule(kind(), memory_budget=1 << 18)(x)
     with pytest.raises(errors.OutOfMemoryError, match="the 2 graphs of a call") as raised:
         gradd.estimate(kind(), [x], memory_budget=1)

@@ -18,9 +18,9 @@ from typing import Any
 
 from gradd import errors
 from gradd.calls.planned import Planned
+from gradd.memory.budget import amount
 from gradd.session.client import Client
 
-_MIB = 1 << 20
 _SEQUENCES = 64  # of graphs, that are remembered
 _SIZES = 1024  # of graphs, whose curves are
 
@@ -85,15 +85,19 @@ def shares(budget: int, curves: Sequence[Curve]) -> list[int]:
     return found
 
 
+def _amount(size: int) -> str:
+    """ "3145728 bytes (3.0 MiB)"."""
+    return f"{size} bytes" + (f" ({amount(size)})" if size >= 1024 else "")
+
+
 def _too_small(budget: int, least: int, curves: Sequence[Curve]) -> str:
     extra, model = sum(c.points[-1][1] for c in curves), sum(c.model_us for c in curves)
     whole = sum(c.points[0][0] + c.pinned for c in curves)
     graphs = f"{len(curves)} graphs of a call" if len(curves) > 1 else "graph"
     return (
-        f"no plans of the {graphs} fit the memory budget of {budget} bytes "
-        f"({budget / _MIB:.1f} MiB): the smallest that can be met is {least} bytes "
-        f"({least / _MIB:.1f} MiB), for {100 * extra / max(model, 1e-9):.1f} % more time by the "
-        f"model; plans that compute nothing again take {whole} bytes ({whole / _MIB:.1f} MiB)"
+        f"no plans of the {graphs} fit the memory budget of {_amount(budget)}: the smallest that "
+        f"can be met is {_amount(least)}, for {100 * extra / max(model, 1e-9):.1f} % more time by "
+        f"the model; plans that compute nothing again take {_amount(whole)}"
     )
 
 

@@ -17,7 +17,7 @@ from gradd import options
 
 # By level. The daemon knows the names.
 POLICIES = ("none", "layers", "compromise")
-_UNITS = {"": 0, "B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TEXT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)", re.ASCII)
 _MOST = 2**63 - 1
 
@@ -61,6 +61,15 @@ class Memory:
         return {"recompute": POLICIES[level]} if level else {}
 
 
+def amount(size: float) -> str:
+    """Bytes as the tables have them: "1.5 GiB"."""
+    unit = 0
+    while size >= 1024 and unit + 1 < len(UNITS):
+        size /= 1024
+        unit += 1
+    return f"{size:.1f} {UNITS[unit]}" if unit else f"{size:.0f} B"
+
+
 def parse_bytes(value: Any, name: str) -> int:
     """Bytes of "2GiB", "1.5 GiB", "512MiB", "65536", or of a number.
 
@@ -79,8 +88,8 @@ def parse_bytes(value: Any, name: str) -> int:
     number: float = 0
     if isinstance(value, str):
         match = _TEXT.fullmatch(value.strip())
-        if match is not None and match[2] in _UNITS:
-            digits, scale = match[1], 1024 ** _UNITS[match[2]]
+        if match is not None and (unit := match[2] or "B") in UNITS:
+            digits, scale = match[1], 1024 ** UNITS.index(unit)
             number = int(digits) * scale if digits.isdigit() else float(digits) * scale
     elif math.isfinite(value) and value == int(value):  # 1.5 was meant in another unit
         number = value
