@@ -15,12 +15,15 @@ gradd_status_t gradd_fault_fail(const gradd_fault_t *f) {
     case GRADD_FAULT_NONE:
         return GRADD_OK;
     case GRADD_FAULT_INDEX:
-        return GRADD_FAIL(INDEX, "index %lld of %lld, position %lld", value, limit, at);
+        return GRADD_FAIL(INDEX, "index %lld is out of range for size %lld, at position %lld",
+                          value, limit, at);
     case GRADD_FAULT_TABLE_INDEX:
-        return GRADD_FAIL(INDEX, "table %lld: index %lld of %lld, position %lld",
+        return GRADD_FAIL(INDEX,
+                          "table %lld: index %lld is out of range for size %lld, at position %lld",
                           (long long)f->table, value, limit, at);
     case GRADD_FAULT_LABEL:
-        return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", value, limit, at);
+        return GRADD_FAIL(INDEX, "label %lld is out of range for %lld classes, at row %lld", value,
+                          limit, at);
     case GRADD_FAULT_ZERO_DIVISOR:
         return GRADD_FAIL(INDEX, "integer division by zero, element %lld", at);
     case GRADD_FAULT_PROBABILITY:

@@ -337,10 +337,14 @@ static void check_refused(const char *name, const char *text, const char *messag
 }
 
 TEST(bad_values_at_run_time_are_refused) {
-    check_refused("SoftmaxCrossEntropyLoss", "f32[2,3] i64[2]={0,3}", "label 3 of 3, row 1");
-    check_refused("SoftmaxCrossEntropyLoss", "f32[2,3] i64[2]={-100,0}", "label -100 of 3, row 0");
-    check_refused("SoftmaxCrossEntropyLossGrad", "f32[] f32[2,3] i32[2]={0,-1}", "label -1 of 3");
-    check_refused("NegativeLogLikelihoodLoss", "f32[1,3] i64[1]={9}", "label 9 of 3, row 0");
+    check_refused("SoftmaxCrossEntropyLoss", "f32[2,3] i64[2]={0,3}",
+                  "label 3 is out of range for 3 classes, at row 1");
+    check_refused("SoftmaxCrossEntropyLoss", "f32[2,3] i64[2]={-100,0}",
+                  "label -100 is out of range for 3 classes, at row 0");
+    check_refused("SoftmaxCrossEntropyLossGrad", "f32[] f32[2,3] i32[2]={0,-1}",
+                  "label -1 is out of range for 3 classes");
+    check_refused("NegativeLogLikelihoodLoss", "f32[1,3] i64[1]={9}",
+                  "label 9 is out of range for 3 classes, at row 0");
     check_refused("Div", "i64[3] i64[3]={1,2,0}", "division by zero, element 2");
     check_refused("Mod", "i32[2] i32[]={0}", "division by zero, element 0");
 }

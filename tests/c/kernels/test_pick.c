@@ -20,10 +20,10 @@ TEST(axis_index_out_of_range_is_named) {
         index
     };
     CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, row));
-    CHECK_ERROR_HAS("index 50 of 50, position 3");
+    CHECK_ERROR_HAS("index 50 is out of range for size 50, at position 3");
     index[3] = -51;
     CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, row));
-    CHECK_ERROR_HAS("index -51 of 50, position 3");
+    CHECK_ERROR_HAS("index -51 is out of range for size 50, at position 3");
     index[3] = -1;
     CHECK_OK(gradd_pick_axis(&data, 0, &view, row));
     CHECK_EQ_INT(row[1], 0);
@@ -38,7 +38,7 @@ TEST(coordinates_out_of_range_are_named) {
         index
     };
     CHECK_STATUS(GRADD_E_INDEX, gradd_pick_nd(&data, 0, &view, row));
-    CHECK_ERROR_HAS("index 3 of 3, position 5");
+    CHECK_ERROR_HAS("index 3 is out of range for size 3, at position 5");
     index[5] = 0;
     CHECK_OK(gradd_pick_nd(&data, 0, &view, row));
     CHECK_EQ_INT(row[1], 49 * 3);
@@ -51,7 +51,7 @@ TEST(element_index_out_of_range_is_named) {
         index
     };
     CHECK_STATUS(GRADD_E_INDEX, gradd_pick_elements(&data, 0, &view, row));
-    CHECK_ERROR_HAS("index 50 of 50, position 4");
+    CHECK_ERROR_HAS("index 50 is out of range for size 50, at position 4");
     index[4] = index[5] = -50;
     CHECK_OK(gradd_pick_elements(&data, 0, &view, row));
     CHECK_EQ_INT(row[2], 2 * 3 + 2);

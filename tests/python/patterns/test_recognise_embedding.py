@@ -500,7 +500,9 @@ def test_an_index_out_of_range_is_named(table, bad, scaled):
     shapes = {n: v.shape for n, v in feed.items()}
     feed["ik"[table]][1, 2] = bad
     plan = E.Plan(w.model(shapes, [y], ints=["i", "k"]), feed, ["w"], [y], [y])
-    with pytest.raises(E.EngineError, match=f"table {table}: index {bad} of 7, position 7"):
+    with pytest.raises(
+        E.EngineError, match=f"table {table}: index {bad} is out of range for size 7, at position 7"
+    ):
         E.Run(plan).forward(feed)
 
 

@@ -218,7 +218,9 @@ def test_a_label_out_of_range_is_named(how):
     feed["y"][0, 3] = V
     run = E.Run(E.Plan(model, feed, ["x"], [loss], [loss]))
     row = 3 if how == "none" else 2
-    with pytest.raises(E.EngineError, match=f"label {V} of {V}, row {row}"):
+    with pytest.raises(
+        E.EngineError, match=f"label {V} is out of range for {V} classes, at row {row}"
+    ):
         run.forward(feed)
 
 
