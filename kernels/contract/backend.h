@@ -24,10 +24,10 @@ typedef struct gradd_bytes_s {
 } gradd_bytes_t;
 
 /* Positions of the first NaN and of the first infinity, each -1 if there is none. */
-typedef struct gradd_scan_s {
+typedef struct gradd_nonfinite_s {
     int64_t nan, inf;
     bool negative; /* that infinity */
-} gradd_scan_t;
+} gradd_nonfinite_t;
 
 typedef struct gradd_backend_s {
     uint32_t abi;  /* GRADD_BACKEND_ABI of the table's author */
@@ -63,9 +63,11 @@ typedef struct gradd_backend_s {
     gradd_status_t (*launch)(gradd_queue_t *queue, const gradd_kernel_t *kernel,
                              const gradd_launch_t *launch);
 
-    /* Scans the contents of a tensor of floats. Waits; a failure of earlier work is its failure,
-     * too, but only wait() reports it for good. The same holds for all waiting functions below. */
-    gradd_status_t (*scan)(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out);
+    /* Looks for NaN and infinity in a tensor of floats. Waits; a failure of earlier work is its
+     * failure, too, but only wait() reports it for good. The same holds for all waiting functions
+     * below. */
+    gradd_status_t (*find_nonfinite)(gradd_queue_t *queue, const gradd_view_t *view,
+                                     gradd_nonfinite_t *out);
     /* One number for the contents of a list of tensors: of all bytes, so that a single changed
      * element always changes it, or of drawn ones, so that a write of all elements does. A function
      * of the bytes, their sizes and their order alone, the same on every device. Waits. */

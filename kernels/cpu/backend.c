@@ -10,9 +10,9 @@
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/fingerprint.h"
+#include "kernels/cpu/finite.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/linear_loss.h"
-#include "kernels/cpu/scan.h"
 
 /* From here on memory comes straight from the kernel with huge pages, so that a large arena costs
  * few page faults and goes back when it is freed. */
@@ -122,9 +122,10 @@ static gradd_status_t cpu_wait(gradd_queue_t *queue, int *out_launch) {
 /* ---- looking ----------------------------------------------------------------------------------
  */
 
-static gradd_status_t cpu_scan(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out) {
+static gradd_status_t cpu_find_nonfinite(gradd_queue_t *queue, const gradd_view_t *view,
+                                         gradd_nonfinite_t *out) {
     (void)queue;
-    *out = gradd_cpu_scan(view);
+    *out = gradd_cpu_find_nonfinite(view);
     return GRADD_OK;
 }
 
@@ -202,7 +203,7 @@ const gradd_backend_t gradd_backend_cpu = {
     .copy = cpu_copy,
     .zero = cpu_zero,
     .launch = cpu_launch,
-    .scan = cpu_scan,
+    .find_nonfinite = cpu_find_nonfinite,
     .fingerprint = cpu_fingerprint,
     .norm2 = cpu_norm2,
     .adam = cpu_adam,

@@ -31,20 +31,20 @@ template <class T> __global__ void GPU_BLOCK(1) look_at_first(const T *x, first_
     if (first->inf != ~0ull) first->negative = gpu_get(x[first->inf]) < 0;
 }
 
-gradd_status_t gpu_scan(const gradd_view_t *view, gradd_scan_t *out) {
+gradd_status_t gpu_find_nonfinite(const gradd_view_t *view, gradd_nonfinite_t *out) {
     const int64_t n = gradd_type_count(&view->type);
     first_t found = {~0ull, ~0ull, 0}, *there = (first_t *)gpu_call.scratch;
-    *out = gradd_scan_t{-1, -1, false};
+    *out = gradd_nonfinite_t{-1, -1, false};
     if (!n || !gradd_dtype_is_float(view->type.dtype)) return GRADD_OK;
     GRADD_TRY(gpu_write(there, &found, sizeof found));
     GRADD_TRY(gpu_switch(gpu_floats(), view->type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         GPU_LAUNCH((find_first<T>), blocks_of(n), THREADS, n, (const T *)view->data, there);
         GPU_LAUNCH((look_at_first<T>), 1, 1, (const T *)view->data, there);
-        return gpu_launched("a scan");
+        return gpu_launched("the finite check");
     }));
     GRADD_TRY(gpu_read(&found, there, sizeof found));
-    *out = gradd_scan_t{(int64_t)found.nan, (int64_t)found.inf, found.negative != 0};
+    *out = gradd_nonfinite_t{(int64_t)found.nan, (int64_t)found.inf, found.negative != 0};
     return GRADD_OK;
 }
 

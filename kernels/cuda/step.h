@@ -15,7 +15,7 @@ enum { GPU_SCRATCH = 1 << 20 };
 gradd_status_t gpu_write(void *to, const void *from, size_t bytes);
 gradd_status_t gpu_read(void *to, const void *from, size_t bytes);
 
-gradd_status_t gpu_scan(const gradd_view_t *view, gradd_scan_t *out);
+gradd_status_t gpu_find_nonfinite(const gradd_view_t *view, gradd_nonfinite_t *out);
 gradd_status_t gpu_fingerprint(const gradd_bytes_t *list, int n, bool whole, uint64_t *out);
 gradd_status_t gpu_touched(const gradd_span_t *span, int64_t width, uint64_t *bits);
 

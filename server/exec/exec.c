@@ -73,12 +73,12 @@ static gradd_status_t at_some_launch(gradd_status_t status, const gradd_run_t *r
 static gradd_status_t check_output(const gradd_run_t *run, const plan_launch_t *launch, int j,
                                    const plan_launch_t **first_inf) {
     char text[GRAPH_NODE_TEXT + 16];
-    gradd_scan_t found;
+    gradd_nonfinite_t found;
     const gradd_device_t *d = run->device;
     const gradd_view_t *v = &launch->args.out[j];
     const loc_kind_t to = launch->loc[launch->args.n_in + j].kind;
     if (!v->data || !gradd_dtype_is_float(v->type.dtype)) return GRADD_OK;
-    GRADD_TRY(d->backend->scan(d->queue, v, &found));
+    GRADD_TRY(d->backend->find_nonfinite(d->queue, v, &found));
     if (found.inf >= 0 && !*first_inf) *first_inf = launch;
     bool leaves = found.inf >= 0 && (to == LOC_OUTPUT || to == LOC_GRAD || to == LOC_EARLY);
     bool inf = leaves && (found.nan < 0 || found.inf < found.nan);

@@ -54,8 +54,9 @@ gradd_status_t emu_compute(const gradd_kernel_t *kernel, const gradd_launch_t *l
     return done(gradd_backend_emu.launch(here(), kernel, launch));
 }
 
-static gradd_status_t scan(gradd_queue_t *, const gradd_view_t *view, gradd_scan_t *out) {
-    return gradd_backend_emu.scan(late(), view, out);
+static gradd_status_t find_nonfinite(gradd_queue_t *, const gradd_view_t *view,
+                                     gradd_nonfinite_t *out) {
+    return gradd_backend_emu.find_nonfinite(late(), view, out);
 }
 
 static gradd_status_t fingerprint(gradd_queue_t *, const gradd_bytes_t *list, int n, bool whole,
@@ -89,7 +90,7 @@ const gradd_backend_t emu_here = {
     .abi = GRADD_BACKEND_ABI,
     .size = sizeof(gradd_backend_t),
     .name = "emu",
-    .scan = scan,
+    .find_nonfinite = find_nonfinite,
     .fingerprint = fingerprint,
     .norm2 = norm2,
     .adam = adam,

@@ -143,7 +143,7 @@ ENDS = "gradd_status_t waited = d->backend->wait(d->queue, &failed);"
 STEPPED = "gradd_status_t waited = s.b->wait(s.queue, NULL);"
 WAITS = [
     no_wait_for("a norm", STEP, "gpu_read(out, &there->all, sizeof *out)"),
-    no_wait_for("a scan", STEP, "gpu_read(&found, there, sizeof found)"),
+    no_wait_for("the finite check", STEP, "gpu_read(&found, there, sizeof found)"),
     no_wait_for("a fingerprint", PRINT, "gpu_read(found, there->found, "),
     no_wait_for("touched rows", PRINT, "gpu_read(bits + from / 64, gpu_call.scratch, bytes)"),
     late(

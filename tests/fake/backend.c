@@ -67,8 +67,9 @@ static gradd_status_t fake_launch(gradd_queue_t *q, const gradd_kernel_t *kernel
 
 /* ---- looking --------------------------------------------------------------------------------- */
 
-static gradd_status_t fake_scan(gradd_queue_t *q, const gradd_view_t *view, gradd_scan_t *out) {
-    return fake_queue_ask(q, &(item_t){.kind = ITEM_SCAN, .view = *view, .scan = out});
+static gradd_status_t fake_find_nonfinite(gradd_queue_t *q, const gradd_view_t *view,
+                                          gradd_nonfinite_t *out) {
+    return fake_queue_ask(q, &(item_t){.kind = ITEM_NONFINITE, .view = *view, .nonfinite = out});
 }
 
 static gradd_status_t fake_fingerprint(gradd_queue_t *q, const gradd_bytes_t *list, int n,
@@ -176,7 +177,7 @@ const gradd_backend_t gradd_backend_fake = {
     .copy = fake_copy,
     .zero = fake_zero,
     .launch = fake_launch,
-    .scan = fake_scan,
+    .find_nonfinite = fake_find_nonfinite,
     .fingerprint = fake_fingerprint,
     .norm2 = fake_norm2,
     .adam = fake_adam,

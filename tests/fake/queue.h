@@ -14,7 +14,7 @@ typedef enum item_kind_e {
     ITEM_ADAM,
     ITEM_COMMIT,
     ITEM_STORE,
-    ITEM_SCAN,
+    ITEM_NONFINITE,
     ITEM_FINGERPRINT,
     ITEM_NORM2,
     ITEM_TOUCHED
@@ -35,8 +35,8 @@ typedef struct item_s {
     float scale;
     gradd_adam_span_t span;
     gradd_adam_commit_t commit;
-    gradd_view_t view; /* of a scan; the waiting caller owns what follows */
-    gradd_scan_t *scan;
+    gradd_view_t view; /* of a finite check; the waiting caller owns what follows */
+    gradd_nonfinite_t *nonfinite;
     const gradd_bytes_t *bytes_list;
     const gradd_span_t *span_list;
     int n;

@@ -64,9 +64,9 @@ static gradd_status_t commit(gradd_queue_t *q, const item_t *item) {
     return gradd_backend_cpu.adam_commit(NULL, &c);
 }
 
-static gradd_status_t scan(gradd_queue_t *q, const item_t *item) {
-    const gradd_view_t v = {item->view.type, here(q, item->view.data, 0, "scan")};
-    return gradd_backend_cpu.scan(NULL, &v, item->scan);
+static gradd_status_t find_nonfinite(gradd_queue_t *q, const item_t *item) {
+    const gradd_view_t v = {item->view.type, here(q, item->view.data, 0, "the finite check")};
+    return gradd_backend_cpu.find_nonfinite(NULL, &v, item->nonfinite);
 }
 
 static gradd_status_t fingerprint(gradd_queue_t *q, const item_t *item) {
@@ -117,8 +117,8 @@ gradd_status_t item_carry_out(gradd_queue_t *q, item_t *item) {
         return commit(q, item);
     case ITEM_STORE:
         return gradd_backend_cpu.store(NULL, here(q, item->to, 8, "store"), item->value);
-    case ITEM_SCAN:
-        return scan(q, item);
+    case ITEM_NONFINITE:
+        return find_nonfinite(q, item);
     case ITEM_FINGERPRINT:
         return fingerprint(q, item);
     case ITEM_NORM2:

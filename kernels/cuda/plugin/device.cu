@@ -199,9 +199,10 @@ static gradd_status_t device_launch(gradd_queue_t *q, const gradd_kernel_t *kern
     return noted(q, kernel->compute(launch));
 }
 
-static gradd_status_t device_scan(gradd_queue_t *q, const gradd_view_t *view, gradd_scan_t *out) {
+static gradd_status_t device_find_nonfinite(gradd_queue_t *q, const gradd_view_t *view,
+                                            gradd_nonfinite_t *out) {
     enter(q, -1);
-    return noted(q, gpu_scan(view, out));
+    return noted(q, gpu_find_nonfinite(view, out));
 }
 
 static gradd_status_t device_fingerprint(gradd_queue_t *q, const gradd_bytes_t *list, int n,
@@ -328,7 +329,7 @@ static const gradd_backend_t table = {
     .copy = device_copy,
     .zero = device_zero,
     .launch = device_launch,
-    .scan = device_scan,
+    .find_nonfinite = device_find_nonfinite,
     .fingerprint = device_fingerprint,
     .norm2 = device_norm2,
     .adam = device_adam,

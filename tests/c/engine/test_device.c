@@ -203,14 +203,14 @@ TEST(an_unknown_device_is_named) {
 
 /* ---- looking ---- */
 
-static gradd_scan_t scan(gradd_dtype_t dtype, void *data, int64_t n) {
+static gradd_nonfinite_t find_nonfinite(gradd_dtype_t dtype, void *data, int64_t n) {
     const gradd_view_t view = {
         {dtype, 1, {n}},
         data
     };
     gradd_device_t *d = open_device(1, 0);
-    gradd_scan_t found;
-    CHECK_OK(d->backend->scan(d->queue, &view, &found));
+    gradd_nonfinite_t found;
+    CHECK_OK(d->backend->find_nonfinite(d->queue, &view, &found));
     gradd_device_close(d);
     return found;
 }
@@ -220,14 +220,14 @@ TEST(a_scan_finds_the_first_of_each) {
     double f64[] = {0, 0, INFINITY};
     gradd_bf16_t bf16[] = {gradd_f32_bf16(NAN), gradd_f32_bf16(1)};
     int32_t i32[] = {INT32_MAX};
-    gradd_scan_t found = scan(GRADD_DT_F32, f32, 6);
+    gradd_nonfinite_t found = find_nonfinite(GRADD_DT_F32, f32, 6);
     CHECK(found.nan == 3 && found.inf == 1 && found.negative);
-    found = scan(GRADD_DT_F32, good, 2);
+    found = find_nonfinite(GRADD_DT_F32, good, 2);
     CHECK(found.nan == -1 && found.inf == -1);
-    found = scan(GRADD_DT_F64, f64, 3);
+    found = find_nonfinite(GRADD_DT_F64, f64, 3);
     CHECK(found.nan == -1 && found.inf == 2 && !found.negative);
-    found = scan(GRADD_DT_BF16, bf16, 2);
+    found = find_nonfinite(GRADD_DT_BF16, bf16, 2);
     CHECK(found.nan == 0 && found.inf == -1);
-    found = scan(GRADD_DT_I32, i32, 1);
+    found = find_nonfinite(GRADD_DT_I32, i32, 1);
     CHECK(found.nan == -1 && found.inf == -1);
 }

@@ -51,7 +51,7 @@ TEST(a_scan_finds_the_first_of_each) {
         {-1,       4097,     false}
     };
     EACH(o, orders) EACH(k, cases) {
-        gradd_scan_t found;
+        gradd_nonfinite_t found;
         float *y = memcpy(malloc(sizeof *y * MOST), x, sizeof *y * MOST);
         if (cases[k].nan >= 0) y[cases[k].nan] = y[MOST - 1] = NAN;
         if (cases[k].inf >= 0) y[cases[k].inf] = cases[k].negative ? -INFINITY : INFINITY;
@@ -60,7 +60,7 @@ TEST(a_scan_finds_the_first_of_each) {
             y
         };
         emu_set_order(orders[o]);
-        CHECK_OK(emu_here.scan(NULL, &v, &found));
+        CHECK_OK(emu_here.find_nonfinite(NULL, &v, &found));
         CHECK_EQ_INT(found.nan, cases[k].nan);
         CHECK_EQ_INT(found.inf, cases[k].inf);
         if (cases[k].inf >= 0) CHECK(found.negative == cases[k].negative);

@@ -1,5 +1,5 @@
-/* See scan.h. */
-#include "kernels/cpu/scan.h"
+/* See finite.h. */
+#include "kernels/cpu/finite.h"
 
 #include <math.h>
 
@@ -22,8 +22,8 @@ static double float_at(const gradd_view_t *v, int64_t i) {
     }
 }
 
-gradd_scan_t gradd_cpu_scan(const gradd_view_t *v) {
-    gradd_scan_t found = {.nan = -1, .inf = -1};
+gradd_nonfinite_t gradd_cpu_find_nonfinite(const gradd_view_t *v) {
+    gradd_nonfinite_t found = {.nan = -1, .inf = -1};
     const int64_t n = gradd_type_count(&v->type);
     for (int64_t i = 0; i < n && (found.nan < 0 || found.inf < 0); i++) {
         const double x = float_at(v, i);
