@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/graph.h"
 
 static gradd_status_t no_memory(void) {
@@ -58,7 +58,7 @@ static void move_up(graph_t *g, int n) {
 gradd_status_t graph_clone_forward(graph_t *g) {
     const int n = g->n_forward, n_nodes = g->n_nodes + n;
     if (g->n_clones) return GRADD_OK;
-    GRADD_TRY(budget_spend(n));
+    GRADD_TRY(compile_time_spend(n));
     graph_node_t *nodes = malloc(sizeof nodes[0] * ((size_t)n_nodes + 1));
     int32_t *chain = malloc(sizeof chain[0] * ((size_t)n_nodes + 1));
     gradd_status_t status = nodes && chain ? GRADD_OK : no_memory();

@@ -2,7 +2,7 @@
  * from the files. */
 #include <stdlib.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/graph.h"
 
 #define X(name) extern const graph_pass_t graph_pass_##name;
@@ -20,7 +20,7 @@ static int by_order(const void *a, const void *b) {
 }
 
 static gradd_status_t apply_pass(graph_t *g, const graph_pass_t *pass) {
-    gradd_status_t status = budget_spend(g->n_nodes);
+    gradd_status_t status = compile_time_spend(g->n_nodes);
     if (!status) status = pass->apply(g);
     return status ? gradd_wrap(status, "pass %s", pass->name) : GRADD_OK;
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "kernels/describe/cost.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/plan/plan.h"
 #include "shm/hash.h"
 
@@ -76,7 +76,7 @@ static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, ch
             out->prepared = r->prepared;
             return GRADD_OK;
         }
-    GRADD_TRY(budget_spend(PREPARE_UNITS));
+    GRADD_TRY(compile_time_spend(PREPARE_UNITS));
     if (p->ready_bytes > (int64_t)GRAPH_MAX_BYTES)
         return GRADD_FAIL(LIMIT, "the plan's kernels hold %lld bytes, more than %zu",
                           (long long)p->ready_bytes, GRAPH_MAX_BYTES);

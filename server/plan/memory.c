@@ -6,7 +6,7 @@
  * a looser arena, but planning takes n log n, so that a hostile graph cannot hold the engine. */
 #include <stdlib.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/plan/plan.h"
 
 static int by_size(const void *a, const void *b) {
@@ -55,7 +55,7 @@ static gradd_status_t place_by_size(memory_item_t **order, int n, memory_item_t 
     placed_t placed = {scratch, 0};
     qsort(order, (size_t)n, sizeof order[0], by_size);
     for (int i = 0; i < n; i++) {
-        GRADD_TRY(budget_spend(1 + i / 256));
+        GRADD_TRY(compile_time_spend(1 + i / 256));
         if (order[i]->offset < 0) order[i]->offset = lowest_gap(&placed, order[i]);
         insert(&placed, order[i]);
     }

@@ -2,7 +2,7 @@
  * from the files. See plan.h. */
 #include <stdlib.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/plan/plan.h"
 
 #define X(name) extern const placed_pass_t placed_pass_##name;
@@ -30,7 +30,7 @@ gradd_status_t plan_apply_passes(gradd_plan_t *p, sequence_t *sequence) {
     }
     qsort(sorted, n, sizeof sorted[0], by_order);
     for (size_t i = 0; i < n; i++) {
-        gradd_status_t status = budget_spend(sequence->n);
+        gradd_status_t status = compile_time_spend(sequence->n);
         if (!status) status = sorted[i]->apply(p, sequence);
         if (status) return gradd_wrap(status, "pass %s", sorted[i]->name);
     }

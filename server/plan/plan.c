@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/plan/recompute.h"
 
 static double now_ms(void) {
@@ -273,10 +273,10 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
     gradd_plan_t *p = calloc(1, sizeof *p);
     if (!p) return no_memory();
     p->device = options->device;
-    budget_start(p->device->compile_ms);
+    compile_time_start(p->device->compile_ms);
     gradd_cpu_enter(p->device->info.threads); /* to fold */
     gradd_status_t status = build(p, model, options);
-    budget_end();
+    compile_time_end();
     if (status) {
         gradd_plan_destroy(p);
         return status;
@@ -314,11 +314,11 @@ gradd_status_t gradd_plan_curve(const gradd_plan_t *plan, gradd_curve_t *out_cur
     gradd_plan_t *p = calloc(1, sizeof *p);
     if (!p) return no_memory();
     p->device = plan->device;
-    budget_start(p->device->compile_ms);
+    compile_time_start(p->device->compile_ms);
     gradd_cpu_enter(p->device->info.threads); /* to fold */
     gradd_status_t status = begin(p, plan->graph->model, &plan->options, &ends);
     if (!status) status = recompute_curve(p, &ends, out_curve);
-    budget_end();
+    compile_time_end();
     variant_destroy(ends.all);
     variant_destroy(ends.primary);
     gradd_plan_destroy(p);

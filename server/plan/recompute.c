@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 
 static gradd_status_t no_memory(void) {
     return GRADD_FAIL(NOMEM, "no memory to plan the graph");
@@ -98,7 +98,7 @@ static gradd_status_t find_live(recompute_t *r) {
 }
 
 gradd_status_t recompute_measure(recompute_t *r) {
-    GRADD_TRY(budget_spend(1 + r->plan->graph->n_nodes / 8));
+    GRADD_TRY(compile_time_spend(1 + r->plan->graph->n_nodes / 8));
     GRADD_TRY(recompute_apply(r->plan, r->keep, r->n_values, r->ends.primary));
     if (r->ends.all) GRADD_TRY(recompute_apply(r->plan, r->keep, r->n_values, r->ends.all));
     GRADD_TRY(mark_saved(r));

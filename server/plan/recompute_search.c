@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/plan/recompute.h"
 
 /* Measurements of one search, about: a batch is so many nodes that this is enough. */
@@ -224,7 +224,7 @@ static gradd_status_t find_candidates(search_t *s) {
         const int64_t bytes = bytes_at_peak(s, &s->g->nodes[id]);
         if (!bytes) continue;
         s->found[s->n_found++] = (candidate_t){id, NULL, (double)bytes / (chain_us(s, id) + 0.1)};
-        GRADD_TRY(budget_spend(s->steps / WALK_UNIT));
+        GRADD_TRY(compile_time_spend(s->steps / WALK_UNIT));
         s->steps %= WALK_UNIT;
     }
     find_shorter_chunks(s);

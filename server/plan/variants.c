@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/plan/recompute.h"
 
 static gradd_status_t no_memory(void) {
@@ -161,7 +161,7 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
                             const variant_t **out) {
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
-    budget_start(p->device->compile_ms);
+    compile_time_start(p->device->compile_ms);
     gradd_cpu_enter(p->device->info.threads); /* to fold */
     gradd_status_t status = check_arrivals(p, arrives, full);
     if (!status && !(*out = find_variant(p, arrives, keep))) {
@@ -173,7 +173,7 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
         else if (status == GRADD_E_UNSUPPORTED)
             status = new_variant(p, full, full, true, keep, out);
     }
-    budget_end();
+    compile_time_end();
     free(full);
     return status;
 }

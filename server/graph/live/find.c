@@ -4,7 +4,7 @@
 
 #include "kernels/describe/attention.h"
 #include "kernels/describe/cross_entropy.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/live/live.h"
 #include "server/graph/match/match.h"
 
@@ -164,7 +164,7 @@ static gradd_status_t sweep(live_t *l) {
     for (int j = 0; j < g->n_outputs; j++)
         need(l, g->outputs[j], LIVE_ALL, 0);
     for (int32_t id = l->n_nodes - 1; id >= 0; id--) {
-        GRADD_TRY(budget_spend(1));
+        GRADD_TRY(compile_time_spend(1));
         if (id != l->loss.node) {
             GRADD_TRY(visit(l, id));
             continue;

@@ -6,7 +6,7 @@
 #include "kernels/describe/attention.h"
 #include "kernels/describe/cross_entropy.h"
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/live/live.h"
 #include "server/graph/redirect.h"
 
@@ -313,7 +313,7 @@ static int lead_of(const live_t *l, const graph_node_t *n) {
 static gradd_status_t shrink(rewrite_t *w, int32_t id) {
     const graph_node_t n = w->g->nodes[id]; /* a copy: the list moves */
     const live_set_t set = w->l->at[id];
-    GRADD_TRY(budget_spend(1));
+    GRADD_TRY(compile_time_spend(1));
     w->g->rows = set == LIVE_ALL ? LIVE_NONE : (uint8_t)set;
     if (w->l->cross[id]) return shrink_cross(w, &n, set);
     if (set == LIVE_NONE || set == LIVE_ALL) return GRADD_OK;

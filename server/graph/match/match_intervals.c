@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match.h"
 
 static const graph_node_t *maker(const graph_t *g, gradd_val_t v) {
@@ -308,7 +308,7 @@ static gradd_status_t tells_positions(const graph_t *g, match_intervals_t *f, gr
     const int64_t n = f->positions;
     *out_does = false;
     if (!value->data || t->dtype != GRADD_DT_BOOL) return GRADD_OK;
-    GRADD_TRY(budget_spend(1 + gradd_type_count(t) / 1024));
+    GRADD_TRY(compile_time_spend(1 + gradd_type_count(t) / 1024));
     *out_does = all_true(value);
     if (*out_does || t->rank < 2) return GRADD_OK;
     if (gradd_type_count(t) != n * n || t->dims[t->rank - 1] != n || t->dims[t->rank - 2] != n)

@@ -2,7 +2,7 @@
 #include "server/graph/match/match_mask.h"
 
 #include "kernels/describe/attention.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match_cast.h"
 
 /* The highest fill that is taken for a mask where it takes the place of the product. */
@@ -52,7 +52,7 @@ static bool fills_known(const graph_t *g, gradd_val_t filled, gradd_val_t m, dou
     if (!c || !gate || type->dtype != GRADD_DT_F32 ||
         !gradd_type_equal(type, graph_type(g, filled)))
         return false;
-    if (budget_spend(1 + gradd_type_count(type) / 1024)) return false; /* fails again soon */
+    if (compile_time_spend(1 + gradd_type_count(type) / 1024)) return false; /* fails again soon */
     *fill = 0;
     for (int64_t i = 0, n = gradd_type_count(type); i < n; i++) {
         if (gate[i] == 1 ? c[i] != 0 : gate[i] != 0 || (*fill != 0 && c[i] != *fill)) return false;
@@ -110,7 +110,7 @@ static bool take_known_mask(const graph_t *g, gradd_val_t v, match_attention_t *
     double fill = 0;
     const gradd_type_t *type = graph_type(g, v);
     if (f->mask != GRADD_NONE || !data || type->dtype != GRADD_DT_F32 || !type->rank) return false;
-    if (budget_spend(1 + gradd_type_count(type) / 1024)) return false;
+    if (compile_time_spend(1 + gradd_type_count(type) / 1024)) return false;
     for (int64_t i = 0, n = gradd_type_count(type); i < n; i++) {
         if (data[i] == 0) continue;
         if (data[i] > GRADD_ATTN_MASKED || (fill != 0 && data[i] != fill)) return false;

@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 
 gradd_status_t match_find_trained(graph_t *g, bool **out) {
     bool *trained = arena_array(g->arena, (size_t)g->n_values + 1, sizeof trained[0]);
     if (!trained) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
-    GRADD_TRY(budget_spend(1 + g->n_nodes / 8));
+    GRADD_TRY(compile_time_spend(1 + g->n_nodes / 8));
     for (int v = 0; v < g->n_values; v++)
         trained[v] = g->values[v]->kind == VALUE_INPUT && graph_is_trained(g, v);
     for (int32_t id = 0; id < g->n_nodes; id++) {

@@ -12,12 +12,12 @@
 
 #include "kernels/describe/attention.h"
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match_attention.h"
 #include "server/graph/readers.h"
 
 enum { N_IN = GRADD_ATTN_SINKS + 1 };
-enum { BUDGET_OF_MATCH = 32 }; /* a match walks up several chains */
+enum { COST_OF_MATCH = 32 }; /* a match walks up several chains */
 
 typedef struct state_s {
     graph_t *g;
@@ -228,7 +228,7 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
 
 static gradd_status_t fuse_matmul(state_t *s, int32_t id) {
     match_attention_t f;
-    GRADD_TRY(budget_spend(BUDGET_OF_MATCH));
+    GRADD_TRY(compile_time_spend(COST_OF_MATCH));
     if (!match_attention(s->g, &s->g->nodes[id], &s->readers, &f)) return GRADD_OK;
     return fuse_product(s, id, &f);
 }

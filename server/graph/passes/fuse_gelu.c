@@ -11,12 +11,12 @@
 #include <string.h>
 
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_cast.h"
 
 enum { MAX_NODES = 20, POINTS = 14 };
-enum { BUDGET_OF_CURVE = 16 }; /* evaluating one */
+enum { COST_OF_CURVE = 16 }; /* evaluating one */
 
 static const double points[POINTS] = {-3.7, -2.9, -2.1, -1.3, -0.6, -0.2, 0.1,
                                       0.35, 0.8,  1.1,  1.7,  2.3,  3.1,  3.9};
@@ -245,7 +245,7 @@ static bool has_bend(const curve_t *c) {
 static gradd_status_t try_node(graph_t *g, graph_node_t *n) {
     curve_t around = {.g = g, .x = GRADD_NONE}, c = {.g = g};
     double scalar;
-    GRADD_TRY(budget_spend(1));
+    GRADD_TRY(compile_time_spend(1));
     collect(&around, n);
     if (!has_bend(&around)) return GRADD_OK;
     for (int at = 0; at < around.n; at++) {
@@ -256,7 +256,7 @@ static gradd_status_t try_node(graph_t *g, graph_node_t *n) {
             if (match_scalar(g, x, &scalar) ||
                 !gradd_type_equal(graph_type(g, x), graph_type(g, n->out[0])))
                 continue;
-            GRADD_TRY(budget_spend(BUDGET_OF_CURVE));
+            GRADD_TRY(compile_time_spend(COST_OF_CURVE));
             if (evaluate(&c, n, x)) GRADD_TRY(replace_if_known(g, n, &c, &replaced));
             if (replaced) return GRADD_OK;
         }

@@ -25,7 +25,7 @@
 #include "kernels/describe/cross_entropy.h"
 #include "kernels/describe/head.h"
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match_mean.h"
 #include "server/graph/match/match_rows.h"
 #include "server/graph/readers.h"
@@ -394,7 +394,7 @@ static gradd_status_t fuse_linear_loss(graph_t *g) {
     if (!g->trains || g->dense_loss) return GRADD_OK;
     GRADD_TRY(find_readers(&p));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++) {
-        GRADD_TRY(budget_spend(1));
+        GRADD_TRY(compile_time_spend(1));
         if (!g->nodes[i].backward && !strcmp(g->nodes[i].op->name, "CrossEntropy"))
             GRADD_TRY(fuse_loss_of(&p, i));
     }

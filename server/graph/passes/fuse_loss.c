@@ -15,7 +15,7 @@
 
 #include "kernels/describe/cross_entropy.h"
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_mean.h"
 #include "server/graph/readers.h"
@@ -241,7 +241,7 @@ static gradd_status_t fuse_loss(graph_t *g) {
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
         if (n->backward) continue;
-        GRADD_TRY(budget_spend(1));
+        GRADD_TRY(compile_time_spend(1));
         if (!strcmp(n->op->name, "SoftmaxCrossEntropyLoss"))
             GRADD_TRY(fuse_softmax_loss(g, n, readers));
         else if (!strcmp(n->op->name, "NegativeLogLikelihoodLoss"))

@@ -11,7 +11,7 @@
 
 #include "kernels/describe/norm.h"
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/match/match_mean.h"
 
@@ -194,7 +194,7 @@ static gradd_status_t fuse_rms_norm(graph_t *g) {
             graph_node_t *n = &g->nodes[i];
             bool mul = !strcmp(n->op->name, "Mul"), div = !strcmp(n->op->name, "Div");
             if (n->backward || (!mul && !div)) continue;
-            GRADD_TRY(budget_spend(1));
+            GRADD_TRY(compile_time_spend(1));
             if (scaled) GRADD_TRY(fuse_weighed(g, n, &readers));
             if (scaled && mul) GRADD_TRY(fuse_scaled(g, n, &readers));
             if (!scaled) GRADD_TRY(fuse_plain(g, n));

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match_cast.h"
 #include "server/graph/readers.h"
 #include "server/graph/redirect.h"
@@ -179,7 +179,7 @@ static gradd_status_t lift(lift_t *s, gradd_val_t v, place_t place, int depth, g
     const bool old = v < s->redirect.n;
     *out = old ? s->lifted[v] : GRADD_NONE;
     if (*out != GRADD_NONE) return GRADD_OK;
-    GRADD_TRY(budget_spend(1));
+    GRADD_TRY(compile_time_spend(1));
     GRADD_TRY(find_lifted(s, v, place, depth, out));
     if (old) s->lifted[v] = *out;
     return GRADD_OK;
@@ -219,7 +219,7 @@ static gradd_status_t set_split(lift_t *s, int64_t batch, int64_t heads) {
     s->batch = batch, s->heads = heads;
     for (int v = 0; v < s->redirect.n; v++)
         s->lifted[v] = GRADD_NONE;
-    return budget_spend(s->redirect.n / 1024);
+    return compile_time_spend(s->redirect.n / 1024);
 }
 
 /* Splits N as a value of four dimensions does, if there is one. */
@@ -249,7 +249,7 @@ static gradd_status_t lift_product(lift_t *s, int32_t id) {
     GRADD_TRY(choose_split(s, softmax, &n));
     if (!is_lifted(s, &n, IN_SCORES) || !has_product(s, softmax->in[0], 0, &budget))
         return GRADD_OK;
-    GRADD_TRY(budget_spend(MOST_NODES - budget));
+    GRADD_TRY(compile_time_spend(MOST_NODES - budget));
     GRADD_TRY(lift_operand(s, n.in[0], y.rank, IN_SCORES, 0, &in[0]));
     GRADD_TRY(lift_operand(s, n.in[1], y.rank, IN_OPERAND, 0, &in[1]));
     const match_fused_t again = {"MatMul", in, 2, n.attrs.v, n.attrs.n, NULL};

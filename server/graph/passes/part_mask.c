@@ -10,7 +10,7 @@
 
 #include "kernels/describe/attention.h"
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_modest.h"
 
@@ -98,7 +98,7 @@ static gradd_status_t replace(graph_t *g, int32_t id, const mask_parts_t *p) {
 static gradd_status_t part_mask(graph_t *g) {
     mask_parts_t parts;
     for (int32_t id = 0, n = g->n_nodes; id < n; id++) {
-        GRADD_TRY(budget_spend(1));
+        GRADD_TRY(compile_time_spend(1));
         if (take_apart(g, &g->nodes[id], &parts)) GRADD_TRY(replace(g, id, &parts));
     }
     return GRADD_OK;

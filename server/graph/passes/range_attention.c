@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "kernels/describe/attention.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match.h"
 #include "server/graph/match/match_intervals.h"
 
@@ -85,7 +85,7 @@ static gradd_status_t replace(graph_t *g, int32_t id, gradd_val_t ranges) {
 static gradd_status_t range_attention(graph_t *g) {
     gradd_val_t last = GRADD_NONE, ranges = GRADD_NONE; /* layers have the same mask */
     for (int32_t id = 0, n = g->n_nodes; id < n; id++) {
-        GRADD_TRY(budget_spend(1));
+        GRADD_TRY(compile_time_spend(1));
         if (!may_be_ranges(g, &g->nodes[id])) continue;
         const graph_node_t node = g->nodes[id];
         if (node.in[GRADD_ATTN_MASK] != last) GRADD_TRY(find_ranges(g, &node, &ranges));

@@ -10,7 +10,7 @@
 
 #include "kernels/describe/attention.h"
 #include "kernels/rules/rules.h"
-#include "server/graph/budget.h"
+#include "server/graph/compile_time.h"
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 #include "server/graph/redirect.h"
@@ -182,7 +182,7 @@ static gradd_status_t share_attention(graph_t *g) {
     GRADD_TRY(find_concats(&s));
     for (int i = 0; i < s.n; i++) {
         if (s.attentions[i] < 0) continue;
-        GRADD_TRY(budget_spend(1 + (s.n - i) / 64));
+        GRADD_TRY(compile_time_spend(1 + (s.n - i) / 64));
         const int n = take_shared(&s, i, nodes);
         if (n > 1) GRADD_TRY(merge(&s, nodes, n));
     }

@@ -5,19 +5,20 @@
  * the thread and fails once the limit is passed. Processor time rather than wall-clock time: a
  * loaded machine must not refuse what an idle one accepts.
  *
- * The state belongs to the thread. Outside of budget_start and budget_end nothing is counted.
+ * The state belongs to the thread. Outside of compile_time_start and compile_time_end nothing is
+ * counted.
  */
-#ifndef GRADD_SERVER_GRAPH_BUDGET_H
-#define GRADD_SERVER_GRAPH_BUDGET_H
+#ifndef GRADD_SERVER_GRAPH_COMPILE_TIME_H
+#define GRADD_SERVER_GRAPH_COMPILE_TIME_H
 
 #include <stdint.h>
 
 #include "shm/status.h"
 
 /* limit_ms of processor time from now on; 0 = no limit. */
-void budget_start(int64_t limit_ms);
-void budget_end(void);
+void compile_time_start(int64_t limit_ms);
+void compile_time_end(void);
 /* `units` of work of about a microsecond went by. Fails with LIMIT; the caller names the node. */
-gradd_status_t budget_spend(int64_t units);
+gradd_status_t compile_time_spend(int64_t units);
 
 #endif

@@ -1,0 +1,40 @@
+/* See compile_time.h. Reading the clock is a system call, so it happens once in a while only. */
+#include "server/graph/compile_time.h"
+
+#include <stdbool.h>
+#include <time.h>
+
+#define UNITS_PER_LOOK 256
+
+static _Thread_local struct {
+    bool running;
+    int64_t units; /* since the last look */
+    int64_t start_us, limit_us;
+} spent;
+
+static int64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+void compile_time_start(int64_t limit_ms) {
+    spent.running = true;
+    spent.units = 0;
+    spent.start_us = now_us();
+    spent.limit_us = limit_ms < INT64_MAX / 1000 ? limit_ms * 1000 : INT64_MAX;
+}
+
+void compile_time_end(void) {
+    spent.running = false;
+}
+
+gradd_status_t compile_time_spend(int64_t units) {
+    if (!spent.running || spent.limit_us <= 0) return GRADD_OK;
+    spent.units += units;
+    if (spent.units < UNITS_PER_LOOK) return GRADD_OK;
+    spent.units = 0;
+    if (now_us() - spent.start_us <= spent.limit_us) return GRADD_OK;
+    return GRADD_FAIL(LIMIT, "compiling the graph took more than %lld ms, the limit (--compile-ms)",
+                      (long long)(spent.limit_us / 1000));
+}
