@@ -2,12 +2,12 @@
  * bf16.
  *
  * Included by kernels/ops/norm/norm.c with REAL, NAME(x) and, for bf16 and f16, CELL, LOAD and
- * STORE (see lanes.h); scale, bias, statistics and sums over rows are REAL. There is no guard on
- * purpose. RMS passes centred = false as a constant, and the compiler drops what it does not need.
- * y may be x, and dx may be dy or x: a row is read before it is written, and then element by
+ * STORE (see row_lanes.h); scale, bias, statistics and sums over rows are REAL. There is no guard
+ * on purpose. RMS passes centred = false as a constant, and the compiler drops what it does not
+ * need. y may be x, and dx may be dy or x: a row is read before it is written, and then element by
  * element.
  */
-#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/row_lanes.h"
 
 /* y = (x - mean) * inv * scale + bias; returns mean and inv through the pointers. */
 static inline void NAME(norm_row)(CELL *y, const CELL *x, const REAL *scale, const REAL *bias,

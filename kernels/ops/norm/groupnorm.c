@@ -30,12 +30,12 @@ typedef struct group_s {
 
 #define REAL    float
 #define NAME(x) x##_f32
-#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/row_lanes.h"
 #undef REAL
 #undef NAME
 #define REAL    double
 #define NAME(x) x##_f64
-#include "kernels/cpu/lanes.h"
+#include "kernels/cpu/row_lanes.h"
 #undef REAL
 #undef NAME
 
