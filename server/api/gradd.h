@@ -112,7 +112,7 @@ enum {
     /* The logits of a language model's loss are made as a whole, not chunk by chunk. */
     GRADD_PLAN_DENSE_LOSS = 1 << 1,
     /* The caller gives memory for gradients of parameters that a forward forms
-     * (gradd_run_give). */
+     * (gradd_run_set_early). */
     GRADD_PLAN_EARLY = 1 << 2,
 };
 
@@ -332,7 +332,7 @@ int64_t gradd_run_bytes(const gradd_run_t *run);
  * those that are not early are not looked at. It keeps its content from the forward to the last
  * backward of a run. That backward may be given the same memory for the gradient; one with `keep`
  * needs other memory, for what the forward has formed is read again. */
-void gradd_run_give(gradd_run_t *run, void *const *early);
+void gradd_run_set_early(gradd_run_t *run, void *const *early);
 /* inputs: one pointer per model input (an input the graph does not use may be NULL); they stay
  * valid and unchanged until the run is destroyed. outputs: one per wanted output. Only outputs are
  * written. Errors: INDEX, NONFINITE, NOMEM, STALE; they name the node. */

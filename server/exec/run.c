@@ -39,7 +39,7 @@ void gradd_run_destroy(gradd_run_t *run) {
     free(run);
 }
 
-void gradd_run_give(gradd_run_t *run, void *const *early) {
+void gradd_run_set_early(gradd_run_t *run, void *const *early) {
     memcpy(run->early, early, sizeof early[0] * (size_t)run->plan->n_grads);
 }
 

@@ -16,7 +16,7 @@ struct run_s {
     uint64_t seed;
     uint32_t flags;
     const void **inputs; /* Owned array of borrowed pointers, set by forward */
-    void **early;        /* the same, per gradient, set by gradd_run_give */
+    void **early;        /* the same, per gradient, set by gradd_run_set_early */
     bool has_forward;    /* the saved values are valid */
 };
 

@@ -92,7 +92,7 @@ static gradd_status_t make_handle(session_plan_t *plan, session_run_t *run,
         given[plan->early.at[i]] = early->tensors.address[i];
     gradd_status_t st = gradd_run_create(plan->compiled->plan, &run->handle);
     if (st == GRADD_OK) {
-        gradd_run_give(run->handle, given);
+        gradd_run_set_early(run->handle, given);
         run->arena_bytes = gradd_run_bytes(run->handle);
     }
     free(given);

@@ -127,7 +127,7 @@ def _load() -> C.CDLL:
         "gradd_run_destroy",
         "gradd_device_close",
         "gradd_device_trim",
-        "gradd_run_give",
+        "gradd_run_set_early",
     ):
         getattr(lib, name).restype = None
     return lib
@@ -316,7 +316,7 @@ class Run(Handle):
             if self.plan.info.early[i]
         }
         self.early = early
-        LIB.gradd_run_give(self.handle, _pointers([early.get(n) for n in self.plan.grads]))
+        LIB.gradd_run_set_early(self.handle, _pointers([early.get(n) for n in self.plan.grads]))
         return early
 
     def backward(self, grad_outputs: dict, keep=False, into=None) -> dict:
