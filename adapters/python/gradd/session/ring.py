@@ -6,8 +6,8 @@ watched by a weak reference whose callback only appends to a queue (it may run i
 the middle of anything); the pool empties the queue at its next operation.
 
 A client has a pool for each kind of memory: parameters, gradients, the state of optimizers, and the
-ring of inputs and outputs. The caller holds the client's lock around every method except the weak
-reference's callback.
+ring of inputs and outputs, which is named after its reuse in each step: it is no ring buffer. The
+caller holds the client's lock around every method except the weak reference's callback.
 """
 
 from __future__ import annotations
