@@ -93,14 +93,14 @@ class Script:
         self.thread.start()
 
     def _note(self, name: str) -> None:
-        method = getattr(control.Wire, name)
+        method = getattr(control.Connection, name)
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is threading.main_thread():
                 self.waits.set()
             return method(*args, **kwargs)
 
-        self.patch.setattr(control.Wire, name, noting)
+        self.patch.setattr(control.Connection, name, noting)
 
     def __exit__(self, *_: object) -> None:
         self.patch.undo()

@@ -207,12 +207,12 @@ def test_model_bytes_that_are_no_model(daemon: object) -> None:
 def test_foreign_token_is_refused(daemon: object) -> None:
     session = client.get_client()
     session.connect()
-    wire = control.Wire(daemon.directory)
-    wire.attach()
-    wire._token = bytes(16)
-    reply = wire.call({"v": "release", "runs": []}, (), timeout=5)
+    connection = control.Connection(daemon.directory)
+    connection.attach()
+    connection._token = bytes(16)
+    reply = connection.call({"v": "release", "runs": []}, (), timeout=5)
     assert not reply["ok"] and reply["code"] == "SESSION"
-    wire.close()
+    connection.close()
     session.request("release", {"runs": []})
 
 
@@ -227,17 +227,17 @@ def test_newer_protocol_is_refused_by_name(daemon: object, monkeypatch: pytest.M
 def test_repeated_sequence_number_gets_the_stored_reply(daemon: object) -> None:
     session = client.get_client()
     session.connect()
-    wire = session._wire
+    connection = session._connection
     before = daemon.ps()["sessions"][0]["requests"]
-    first = wire.call({"v": "release", "runs": []}, ())
-    wire._q -= 1
-    again = wire.call({"v": "release", "runs": []}, ())
+    first = connection.call({"v": "release", "runs": []}, ())
+    connection._q -= 1
+    again = connection.call({"v": "release", "runs": []}, ())
     assert first == again
     assert daemon.ps()["sessions"][0]["requests"] <= before + 2
-    wire._q -= 2
-    stale = wire.call({"v": "release", "runs": []}, ())
+    connection._q -= 2
+    stale = connection.call({"v": "release", "runs": []}, ())
     assert not stale["ok"] and stale["code"] == "SESSION"
-    wire._q += 2
+    connection._q += 2
 
 
 def test_interrupted_wait_does_not_shift_replies(
@@ -246,15 +246,15 @@ def test_interrupted_wait_does_not_shift_replies(
     model = ORTModule(Net(), strict=True)
     expected = loss_of(model(*batch())).item()
     session = model._gradd_compiled.client
-    wait = control.Wire._wait
+    wait = control.Connection._wait
 
-    def interrupted(self: control.Wire, *args: object, **kwargs: object) -> None:
+    def interrupted(self: control.Connection, *args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(control.Wire, "_wait", interrupted)
+    monkeypatch.setattr(control.Connection, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model(*batch())
-    monkeypatch.setattr(control.Wire, "_wait", wait)
+    monkeypatch.setattr(control.Connection, "_wait", wait)
     for _ in range(3):
         assert loss_of(model(*batch())).item() == expected
     session.flush()

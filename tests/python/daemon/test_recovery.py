@@ -162,17 +162,17 @@ def test_kill_in_a_step_of_fused_adam_leaves_outputs_alone(
     one, two = (loss_of(model(*batch(5, seed=s))) for s in (1, 2))
     value = two.item()
     one.backward()
-    call = control.Wire.call
+    call = control.Connection.call
 
-    def killing(self: control.Wire, envelope: dict, *args: object, **kwargs: object) -> dict:
+    def killing(self: control.Connection, envelope: dict, *args: object, **kwargs: object) -> dict:
         if envelope["v"] != "step":
             return call(self, envelope, *args, **kwargs)
-        monkeypatch.setattr(control.Wire, "call", call)
+        monkeypatch.setattr(control.Connection, "call", call)
         call(self, envelope, *args, **kwargs)
         daemon.kill()  # after the parameters were written, before the client knows
         raise control.ConnectionLost("killed")
 
-    monkeypatch.setattr(control.Wire, "call", killing)
+    monkeypatch.setattr(control.Connection, "call", killing)
     optimizer.step()
     assert two.item() == value
     assert client.get_client().recoveries == 1

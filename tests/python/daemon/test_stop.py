@@ -220,7 +220,7 @@ def test_hello_tells_the_build(daemon: Any, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING, "gradd"):
         session = client.get_client()
         session.connect()
-    assert session._wire.build == daemons.build_id() != ""
+    assert session._connection.build == daemons.build_id() != ""
     assert not _said(caplog, "")
 
 
@@ -231,8 +231,8 @@ def test_a_daemon_of_another_build_is_named_once(
     model = ORTModule(Net(), strict=True)
     for seed in (1, 2):
         _train_one(model, seed)
-    model._gradd_compiled.client._wire.close()  # connects to the same daemon again
-    model._gradd_compiled.client._wire = None
+    model._gradd_compiled.client._connection.close()  # connects to the same daemon again
+    model._gradd_compiled.client._connection = None
     _train_one(model, 3)
     said = _said(caplog, "another build")
     assert len(said) == 1

@@ -63,7 +63,7 @@ class Client:
         self.daemon_pid = 0
         self.device = ""  # that the daemon computes on: "cpu", "cuda"; known once connected
         self.closed = False
-        self._wire: control.Wire | None = None
+        self._connection: control.Connection | None = None
         self._ids = itertools.count(1)
         self._segments: dict[int, Segment] = {}
         self._releases: deque[int] = deque()
@@ -114,7 +114,7 @@ class Client:
         failures = 0
         while True:
             try:
-                if self._wire is None:
+                if self._connection is None:
                     self._connect()
                 if self._retired:
                     self._drain_retired()
@@ -143,7 +143,7 @@ class Client:
         if self._releases:
             envelope["rel"] = self._take_releases()
         self.requests += 1
-        reply = self._wire.call(envelope, frames, None, meanwhile)  # type: ignore[union-attr]
+        reply = self._connection.call(envelope, frames, None, meanwhile)  # type: ignore[union-attr]
         if reply.get("ok"):
             return reply
         if reply.get("session") == "lost":
@@ -269,17 +269,17 @@ class Client:
             raise errors.SessionError("this client is closed: wrap the module again")
 
     def _connect(self) -> None:
-        wire = control.Wire(self.path)
+        connection = control.Connection(self.path)
         try:
             for segment in list(self._segments.values()):
-                wire.segment(segment)
-            self.session = wire.attach()
-            if wire.daemon_pid != self.daemon_pid:
-                _warn_of_old_build(wire)
-                _warn_of_other_device(wire)
-            self.daemon_pid = wire.daemon_pid
-            self.device = wire.device
-            self._wire = wire
+                connection.segment(segment)
+            self.session = connection.attach()
+            if connection.daemon_pid != self.daemon_pid:
+                _warn_of_old_build(connection)
+                _warn_of_other_device(connection)
+            self.daemon_pid = connection.daemon_pid
+            self.device = connection.device
+            self._connection = connection
             self.flusher.start()
             # A new session knows none of the runs and objects that these would end.
             self._releases.clear()
@@ -287,8 +287,8 @@ class Client:
             again = self.recoveries > 0
             runs, lost = self.ledger.resend(self._exchange)
         except BaseException:
-            self._wire = None
-            wire.close()
+            self._connection = None
+            connection.close()
             raise
         if again:
             logger.warning(
@@ -302,9 +302,9 @@ class Client:
 
     def _lost(self, lost: ConnectionLost, verb: str, failures: int) -> None:
         """Takes note of a lost connection; raises when it happens again and again."""
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         if failures > _RETRIES:
             raise errors.SessionError(
                 f"the daemon was lost {failures} times while asked to {verb}: {lost}; see "
@@ -328,10 +328,10 @@ class Client:
         into the ring; so new inputs go elsewhere. (Gradient slots it may still write are written
         again before any read.)
         """
-        if self._wire is None or not self._wire.broken:
+        if self._connection is None or not self._connection.broken:
             return
-        self._wire.close()
-        self._wire = None
+        self._connection.close()
+        self._connection = None
         self.recoveries += 1
         self.ring.retire()
         self._retired.append(self.ring)
@@ -343,7 +343,7 @@ class Client:
         with self.lock:
             self.check_process()
             failures = 0
-            while self._wire is None:
+            while self._connection is None:
                 try:
                     self._connect()
                 except ConnectionLost as lost:
@@ -381,9 +381,9 @@ class Client:
         failures = 0
         while True:
             try:
-                if self._wire is None:
+                if self._connection is None:
                     self._connect()
-                self._wire.segment(segment)  # type: ignore[union-attr]
+                self._connection.segment(segment)  # type: ignore[union-attr]
                 return
             except ConnectionLost as lost:
                 failures += 1
@@ -437,7 +437,7 @@ class Client:
         with self.lock:
             for pool in self._pools():
                 pool.drain()
-            if self._wire is not None and (self._releases or self._chores):
+            if self._connection is not None and (self._releases or self._chores):
                 self.request("release", {"runs": []})
 
     def flush_leftovers(self) -> None:
@@ -446,7 +446,7 @@ class Client:
         if not any(queued) and not any(pool.returned for pool in self._pools()):
             return
         with self.lock:
-            if self._wire is None or self.closed or self.pid != os.getpid():
+            if self._connection is None or self.closed or self.pid != os.getpid():
                 return
             for pool in self._pools():
                 pool.drain()
@@ -472,7 +472,7 @@ class Client:
             verb, fields = self._chores.popleft()
             try:
                 if verb == "unsegment":
-                    self._wire.unsegment(fields["id"])  # type: ignore[union-attr]
+                    self._connection.unsegment(fields["id"])  # type: ignore[union-attr]
                 else:
                     self._exchange(verb, fields, ())
             except errors.StaleError:
@@ -493,13 +493,13 @@ class Client:
             self.flusher.stop()
             if self.pid != os.getpid():
                 return
-            if self._wire is not None:
+            if self._connection is not None:
                 try:
-                    self._wire.call({"v": "detach"}, (), timeout=5.0)
+                    self._connection.call({"v": "detach"}, (), timeout=5.0)
                 except (ConnectionLost, errors.GraddError):
                     pass  # the session ends with the connection anyway
-                self._wire.close()
-                self._wire = None
+                self._connection.close()
+                self._connection = None
             self.ledger.forget_all()
             self.parameters.unwatch()
             for segment in self._segments.values():
@@ -510,8 +510,8 @@ class Client:
 
     def _after_fork(self) -> None:
         """In the child: gives up the sockets without telling the daemon."""
-        if self._wire is not None:
-            self._wire.abandon()
+        if self._connection is not None:
+            self._connection.abandon()
 
 
 def get_client(path: Path | str | None = None) -> Client:
@@ -544,36 +544,36 @@ def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
     return []
 
 
-def _warn_of_old_build(wire: control.Wire) -> None:
+def _warn_of_old_build(connection: control.Connection) -> None:
     """A daemon outlives a rebuild: repairs made since it started are not in effect in it."""
     ours = daemon.build_id()
-    if ours and wire.build != ours:
+    if ours and connection.build != ours:
         binary = daemon.find_binary()
         logger.warning(
             "daemon %d is another build than %s: changes since it was started are not in effect. "
             "`%s stop` ends it when its requests are done, and trainers go on with a new one",
-            wire.daemon_pid,
+            connection.daemon_pid,
             binary,
             binary,
         )
 
 
-def _warn_of_other_device(wire: control.Wire) -> None:
+def _warn_of_other_device(connection: control.Connection) -> None:
     """Which device serves was settled when the daemon started, maybe by another trainer."""
     wanted = options.get("GRADD_DEVICE")
-    if wire.missed:
+    if connection.missed:
         logger.warning(
             "the daemon computes on the CPU, not on the device it was started for, %s; "
             "`gradd doctor` says more",
-            wire.missed,
+            connection.missed,
         )
-    if not wanted or wanted == wire.device or wire.missed.startswith(f"{wanted}: "):
+    if not wanted or wanted == connection.device or connection.missed.startswith(f"{wanted}: "):
         return
     logger.warning(
         "GRADD_DEVICE=%s, but the daemon in %s serves %s; `gradd stop` ends it",
         wanted,
-        wire.path,
-        wire.device,
+        connection.path,
+        connection.device,
     )
 
 

@@ -1,7 +1,7 @@
 """The two sockets of a session as one object: control socket and ZeroMQ DEALER.
 
-`Wire(path)` connects, says hello on the control socket and remembers the nonce; segments may be
-passed from then on; `attach()` presents the nonce on the DEALER. `call()` sends one envelope and
+`Connection(path)` connects, says hello on the control socket and remembers the nonce; segments may
+be passed from then on; `attach()` presents the nonce on the DEALER. `call()` sends one envelope and
 waits for the reply with its number while it watches the control socket: its hang-up means that the
 daemon is gone, which is raised as ConnectionLost. One thread at a time; the client has the lock.
 """
@@ -66,7 +66,7 @@ def warm_up() -> None:
     _zmq_context().socket(zmq.DEALER).close(linger=0)
 
 
-class Wire:
+class Connection:
     """One connection to one daemon."""
 
     def __init__(self, path: Path) -> None:
