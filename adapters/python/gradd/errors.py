@@ -33,8 +33,8 @@ class GraddError(RuntimeError):
 class SessionError(GraddError):
     """No session: no daemon, a foreign or lost session, or a process that forked.
 
-    Cause: No daemon could be started, its directory is not private or not writable, or it died
-        several times for the same request.
+    Cause: No daemon could be started, or it died several times for the same request. An unfit
+        directory is `GRADD_E_IO`.
     Remedy: Read `daemon.log` in the daemon's directory; set `GRADD_BIN` to the binary. After a
         fork, make the model in the new process, or start it with `spawn`.
     """

@@ -111,6 +111,8 @@ def classify(error: Exception) -> tuple[FallbackPolicy, str]:
     name = ""
     if isinstance(error, (CaptureError, DeviceError, SelfCheckError)):
         name = error.reason
+    elif isinstance(error, errors.SessionError):
+        name = "session"
     elif isinstance(error, errors.GraddError):
         name = error.code.lower()
     known = reasons.BY_NAME.get(name)

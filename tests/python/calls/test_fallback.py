@@ -6,6 +6,7 @@ import copy
 import logging
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -332,6 +333,19 @@ def test_no_daemon_raises_unless_the_policy_allows_torch(
     monkeypatch.setenv("GRADD_DIR", f"{tmp_path}/none")
     monkeypatch.setenv("GRADD_BIN", f"{tmp_path}/missing")
     with pytest.raises(errors.SessionError, match="binary was not found"):
+        ORTModule(Net())
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_BAD_INITIALIZATION")
+    model = ORTModule(Net())
+    loss_of(model(*batch())).backward()
+    assert model.gradd_stats()["fallbacks"] == {"session": 1}
+
+
+def test_an_unfit_directory_is_an_io_error_and_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("GRADD_DIR", str(tmp_path))
+    with pytest.raises(errors.IoError, match="^GRADD_E_IO: .* with mode 0700"):
         ORTModule(Net())
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_BAD_INITIALIZATION")
     model = ORTModule(Net())

@@ -47,15 +47,19 @@ def directory() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"gradd-{os.geteuid()}"  # as the daemon does
 
 
+class DirectoryError(errors.IoError, errors.SessionError):
+    """The daemon's directory is unfit: `gradd serve` says `IO`, too, and there is no session."""
+
+
 def check_directory(path: Path, create: bool) -> None:
     """Makes sure that the directory is ours alone; creates it if asked.
 
     Raises:
-        SessionError: It is a link, another user's, or open to others; or its path is too long.
+        DirectoryError: It is a link, another user's, or open to others; or its path is too long.
     """
     length = len(os.fsencode(path / "ctl.sock"))
     if length > _PATH_LIMIT:
-        raise errors.SessionError(
+        raise DirectoryError(
             f"the socket path {path}/ctl.sock has {length} bytes, the limit is {_PATH_LIMIT}: "
             "set GRADD_DIR to a shorter directory"
         )
@@ -63,15 +67,15 @@ def check_directory(path: Path, create: bool) -> None:
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as error:
-            raise errors.SessionError(f"cannot create {path}: {error.strerror}") from None
+            raise DirectoryError(f"cannot create {path}: {error.strerror}") from None
     try:
         info = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(info.st_mode):
-        raise errors.SessionError(f"{path} is not a directory (a link is not accepted)")
+        raise DirectoryError(f"{path} is not a directory (a link is not accepted)")
     if info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise errors.SessionError(
+        raise DirectoryError(
             f"{path} must belong to you with mode 0700, it has uid {info.st_uid} and mode "
             f"{stat.S_IMODE(info.st_mode):04o}"
         )
@@ -139,6 +143,7 @@ def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
 
     Raises:
         SessionError: No daemon, and none could be started.
+        DirectoryError: The directory is unfit.
     """
     autostart = bool(options.get("GRADD_AUTOSTART"))
     check_directory(path, create=autostart)
