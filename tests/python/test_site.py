@@ -135,6 +135,8 @@ def test_links_lead_to_pages_and_wrong_ones_fail(tree: Path) -> None:
     page = (tree / "build" / "site" / "status.html").read_text()
     assert '<a href="index.html#five-minutes">a</a>' in page
     assert '<a href="reference/c/shm/lease.h.html">b</a> c <code>[d](e.md)</code>' in page
+    names = (tree / "build" / "site" / "python.html").read_text()
+    assert 'id="gradd.debug.DebugOptions"' in names and "DebugOptions.save" not in names
     wrong = ("nowhere.md", "engine.md#nowhere", "../server/nowhere.h")
     status.write_text("\n\n".join([text, *(f"[a]({target})" for target in wrong)]))
     done = build(tree)
