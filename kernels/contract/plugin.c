@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MOST = 4 };
+enum { MOST = 16 };
 
 typedef struct loaded_s {
     char name[32];
@@ -37,17 +37,23 @@ static void own_folder(char *out, size_t bytes) {
     if (slash) *slash = 0;
 }
 
+const char *gradd_plugin_folder(void) {
+    static char folder[4200];
+    char own[4096];
+    const char *given = getenv("GRADD_PLUGINS");
+    if (given && *given) {
+        snprintf(folder, sizeof folder, "%s", given);
+        return folder;
+    }
+    own_folder(own, sizeof own);
+    snprintf(folder, sizeof folder, "%s/../lib", own);
+    return folder;
+}
+
 const char *gradd_plugin_path(const char *name) {
     static char path[4300];
-    char folder[4096];
-    const char *given = getenv("GRADD_PLUGINS");
     if (!is_name(name)) return NULL;
-    if (given && *given) {
-        snprintf(path, sizeof path, "%s/libgradd_%s.so", given, name);
-        return path;
-    }
-    own_folder(folder, sizeof folder);
-    snprintf(path, sizeof path, "%s/../lib/libgradd_%s.so", folder, name);
+    snprintf(path, sizeof path, "%s/libgradd_%s.so", gradd_plugin_folder(), name);
     return path;
 }
 
@@ -96,7 +102,9 @@ static gradd_status_t check_file(const char *name, const char *path) {
     const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a fifo would wait */
     if (fd < 0 && errno != ENOENT && errno != ENOTDIR) return refuse(path, strerror(errno));
     if (fd < 0 && strcmp(name, GRADD_PLUGIN_CUDA))
-        return GRADD_FAIL(UNSUPPORTED, "there is no device '%.60s'", name);
+        return GRADD_FAIL(
+            UNSUPPORTED, "there is no device '%.60s', neither in this build nor as a plug-in at %s",
+            name, path);
     if (fd < 0)
         return GRADD_FAIL(DEVICE, "there is no plug-in at %s (`make cuda` builds it)", path);
     const gradd_status_t status = check_open(fd, path);

@@ -26,6 +26,8 @@ typedef gradd_status_t (*gradd_plugin_t)(uint32_t abi, const gradd_backend_t **o
  * not whole or cannot be loaded), VERSION, and the plug-in's own. One thread at a time. */
 gradd_status_t gradd_plugin_load(const char *name, const gradd_backend_t **out);
 
+/* Folder in which plug-ins are looked for. */
+const char *gradd_plugin_folder(void);
 /* File that gradd_plugin_load would open; NULL if a name cannot be one's. */
 const char *gradd_plugin_path(const char *name);
 

@@ -1,6 +1,8 @@
 /* See doctor.h. */
 #include "server/cli/doctor.h"
 
+#include <dirent.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/contract/plugin.h"
@@ -10,6 +12,8 @@
 typedef struct report_s {
     FILE *out;
     bool json;
+    const char *wanted;
+    bool told, found; /* the wanted one: has been reported, can be used */
     int n;
 } report_t;
 
@@ -58,30 +62,56 @@ static void refuse(report_t *r, const char *name) {
     fputs("}", r->out);
 }
 
-static bool look_for(report_t *r, const char *name) {
+static void note(report_t *r, const char *name, bool usable) {
+    if (strcmp(name, r->wanted)) return;
+    r->told = true;
+    r->found = usable;
+}
+
+static void look_for(report_t *r, const char *name) {
     const gradd_backend_t *backend;
-    if (gradd_plugin_load(name, &backend)) {
+    const bool usable = !gradd_plugin_load(name, &backend);
+    if (usable)
+        describe(r, backend, gradd_plugin_path(name));
+    else
         refuse(r, name);
+    note(r, name, usable);
+}
+
+/* The name in "libgradd_NAME.so"; false for other files. */
+static bool name_of(const char *file, char name[64]) {
+    static const char prefix[] = "libgradd_", suffix[] = ".so";
+    const size_t n = strlen(file), around = sizeof prefix + sizeof suffix - 2;
+    if (n <= around || n - around >= 64) return false;
+    if (memcmp(file, prefix, sizeof prefix - 1) || strcmp(file + n - (sizeof suffix - 1), suffix))
         return false;
-    }
-    describe(r, backend, gradd_plugin_path(name));
+    snprintf(name, 64, "%.*s", (int)(n - around), file + sizeof prefix - 1);
     return true;
 }
 
+/* Plug-ins that are built elsewhere lie beside ours. */
+static void look_for_others(report_t *r) {
+    struct dirent **files;
+    const int n = scandir(gradd_plugin_folder(), &files, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        char name[64];
+        if (name_of(files[i]->d_name, name) && strcmp(name, GRADD_PLUGIN_CUDA)) look_for(r, name);
+        free(files[i]);
+    }
+    if (n >= 0) free(files);
+}
+
 bool doctor(FILE *out, const char *wanted, bool json) {
-    report_t r = {out, json, 0};
-    bool found = !wanted[0];
+    report_t r = {out, json, wanted, !wanted[0], !wanted[0], 0};
     fprintf(out, json ? "{\"processors\": %d, \"devices\": [" : "processors: %d\n",
             machine_processors());
     for (size_t i = 0; i < gradd_backend_count; i++) {
         describe(&r, gradd_backends[i], "of this build");
-        found |= !strcmp(wanted, gradd_backends[i]->name);
+        note(&r, gradd_backends[i]->name, true);
     }
-    const bool cuda = look_for(&r, GRADD_PLUGIN_CUDA);
-    if (!strcmp(wanted, GRADD_PLUGIN_CUDA))
-        found = cuda;
-    else if (!found)
-        found = look_for(&r, wanted);
+    look_for(&r, GRADD_PLUGIN_CUDA);
+    look_for_others(&r);
+    if (!r.told) look_for(&r, wanted);
     if (json) fputs("]}\n", out);
-    return found;
+    return r.found;
 }

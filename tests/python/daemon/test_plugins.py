@@ -28,9 +28,9 @@ CPU = 'table = gradd_backend_cpu; table.name = "cuda"; *out = &table; return GRA
 pytestmark = pytest.mark.quick
 
 
-def _plugin(folder: Path, source: str | None) -> None:
-    """libgradd_cuda.so in that folder; None: no object at all."""
-    target = folder / "libgradd_cuda.so"
+def _plugin(folder: Path, source: str | None, name: str = "cuda") -> None:
+    """The plug-in of that name in that folder; None: no object at all."""
+    target = folder / f"libgradd_{name}.so"
     if source is None:
         target.write_text("nothing that can be loaded")
         return
@@ -46,11 +46,11 @@ def _doctor(folder: Path) -> str:
     return line
 
 
-def _serve(folder: Path) -> tuple[int, str]:
+def _serve(folder: Path, device: str = "cuda") -> tuple[int, str]:
     """Starts a daemon for the device and stops it: exit status, and what it logged."""
     env = {**os.environ, "GRADD_PLUGINS": str(folder), "GRADD_DIR": str(folder / "run")}
     (folder / "run").mkdir(mode=0o700)
-    command = [str(BINARY), "serve", "--device", "cuda"]
+    command = [str(BINARY), "serve", "--device", device]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as daemon:
         lines = []
         for line in daemon.stderr:
@@ -137,6 +137,24 @@ def test_a_plugin_that_can(tmp_path: Path) -> None:
     assert "products by" in _doctor(tmp_path)
     status, log = _serve(tmp_path)
     assert status == 0 and "device=cuda" in log and "level=warn" not in log
+
+
+def test_a_plugin_of_another_project(tmp_path: Path) -> None:
+    """It needs no list: doctor finds it, and the daemon takes it by its name."""
+    _plugin(tmp_path, ENTRY % CPU.replace('"cuda"', '"vulkan"'), "vulkan")
+    (tmp_path / "libgradd.so").touch()
+    (tmp_path / "libgradd_other.so.1").touch()
+    env = {**os.environ, "GRADD_PLUGINS": str(tmp_path)}
+    for wanted, code in (("vulkan", 0), ("metal", 1)):
+        command = [str(BINARY), "doctor", "--json", "--device", wanted]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        devices = json.loads(done.stdout)["devices"]
+        names = ["cpu", "cuda", "vulkan", *(["metal"] if code else [])]
+        assert done.returncode == code and [d["name"] for d in devices] == names
+        assert devices[2]["usable"] and devices[2]["from"] == f"{tmp_path}/libgradd_vulkan.so"
+    assert f"nor as a plug-in at {tmp_path}/libgradd_metal.so" in devices[3]["reason"]
+    status, log = _serve(tmp_path, "vulkan")
+    assert status == 0 and "device=vulkan" in log and "level=warn" not in log
 
 
 def test_without_the_plugin_the_cpu_serves(tmp_path: Path) -> None:
