@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -39,6 +40,7 @@ from gradd.spec import CaptureError
 
 Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
+_NODE = re.compile(r"\bnode \w+, |; \d+ of them")  # differs between graphs of the same code
 _numbers = itertools.count()
 _TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
 _HALVED = 8  # parts of a graph at most in which an operator is searched for by halving
@@ -426,6 +428,11 @@ class CompiledGraph:
         """Why something runs in PyTorch, by the names of operators."""
         return {_cut_name(node, error): error for node, error in self.refusals.items()}
 
+    def cut_places(self) -> set[str]:
+        """The nodes in PyTorch, by their names and reasons: equal for graphs of the same code."""
+        found = self.refusals.items()
+        return {f"{_cut_name(n, error)}: {_NODE.sub('', str(error))}" for n, error in found}
+
     def cuts(self) -> str:
         """The nodes in PyTorch, the reasons, and the daemon's share of the work, for a message."""
         kinds: dict[str, list[str]] = {}
@@ -436,14 +443,14 @@ class CompiledGraph:
         for name, reasons in kinds.items():
             count = f" ({len(reasons)} of them)" if len(reasons) > 1 else ""
             texts.append(f"{name}{count}: {reasons[0].rstrip('.')}")
-        return f"{'; '.join(texts)}. {100 * self.share():.0f} % of its work is in the daemon"
+        return f"{'; '.join(texts)}. {self.amounts().said('this graph')}"
 
-    def share(self) -> float:
-        """Part of the operations of a forward that the daemon computes."""
-        amounts = [0, 0]
+    def amounts(self) -> work.Amounts:
+        """The operations of a forward in the daemon, and in PyTorch."""
+        found = work.Amounts()
         for step in self.steps:
-            amounts[step.piece is not None] += sum(map(work.work, step.part.nodes))
-        return amounts[1] / max(sum(amounts), 1)
+            found = found.plus(work.amounts(step.part.nodes, step.piece is not None))
+        return found
 
     def _forget(self) -> None:
         """What Dynamo knows of nodes may hold the module, as a class with a property does."""
