@@ -128,6 +128,14 @@ REASONS = (
         "The message names the node. If the sizes are ordinary, report it.",
     ),
     Reason(
+        "graph_break",
+        _TORCH,
+        "PyTorch runs operators between the graphs of a call: behind a graph break, in a function "
+        "with `torch.compiler.disable`, in a layer with a backward hook.",
+        "The message names the line, and why torch.compile has no graph of it: move the cause out "
+        "of `forward()`, or accept that this part runs in PyTorch.",
+    ),
+    Reason(
         "input_mutation",
         _DATA,
         "`forward()` writes in place to an argument that has a gradient, or that shares its memory "
@@ -206,7 +214,8 @@ REASONS = (
     Reason(
         "untraced_function",
         None,
-        "torch.compile fails at a function that `forward()` calls; its own work runs in PyTorch.",
+        "torch.compile fails at a function that `forward()` calls, in which no operator was seen: "
+        "one would run in PyTorch, as `graph_break`.",
         "`TORCH_LOGS=graph_breaks` shows where. Move locks, prints and files out of `forward()`.",
     ),
     Reason(

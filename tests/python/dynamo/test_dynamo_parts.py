@@ -134,7 +134,7 @@ def test_a_cut_is_said_once_and_refused_in_strict_mode(
         for _ in range(3):
             wrapped(torch.randn(4, 16))
     texts = [r.getMessage() for r in caplog.records if "run in PyTorch" in r.getMessage()]
-    assert len(texts) == 1 and "% of its work is in the daemon" in texts[0]
+    assert len(texts) == 1 and " in the daemon" in texts[0]
     assert "test_dynamo_parts.py" in texts[0] and "parts in the daemon" not in texts[0]
     with pytest.raises(Exception, match=r"not in the daemon|autograd_function"):
         ORTModule(Net(between), strict=True)(torch.randn(4, 16))
@@ -303,8 +303,8 @@ def test_a_function_beside_graphs_that_runs_in_pytorch_is_said(caplog: Any) -> N
     for _ in range(3):
         torch.testing.assert_close(model(x), expected)
     stats = model.gradd_stats()
-    assert stats["captures"] == 2 and stats["parts_in_torch"] == {"untraced_function": 3}
-    told = [r.getMessage() for r in caplog.records if "fails at a function" in r.getMessage()]
+    assert stats["captures"] == 2 and stats["parts_in_torch"] == {"graph_break": 3}
+    told = [r.getMessage() for r in caplog.records if "behind_a_lock @" in r.getMessage()]
     assert len(told) == 1 and "context manager" in told[0]
 
 

@@ -23,6 +23,7 @@ import torch.fx
 from torch._dynamo import config
 
 from gradd import interrupts
+from gradd.dynamo import outside, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
 from gradd.dynamo.own_forward import does_more
 from gradd.dynamo.owner import SOURCE, Owner
@@ -30,6 +31,7 @@ from gradd.memory import unused
 from gradd.session.client import get_client
 
 logger = logging.getLogger("gradd")
+_Run = tuple[Callable[..., Any], Callable[[], work.Amounts]]
 _OPTIONS = ("memory_budget", "strict")
 _owners: dict[tuple, Owner] = {}
 _lock = threading.Lock()
@@ -91,9 +93,17 @@ def compiled(
         code: That of the compiled function, if self-checks may call what that calls.
     """
     owner.compiled += 1
+    graph = _copied(graph)
+    run, amounts = _run_of(owner, graph, examples, code)
+    return outside.entry(owner, graph, run, amounts)
+
+
+def _run_of(
+    owner: Owner, graph: torch.fx.GraphModule, examples: Sequence[Any], code: CodeType | None
+) -> _Run:
+    """The function that runs a graph, and the one that returns its work."""
     if owner.failed is not None:
         return _refused(owner, graph, owner.failed)
-    graph = _copied(graph)
     start = time.perf_counter()
     with interrupts.deferred_for(f"the capture of {owner.title}"), unused.unkept():
         try:
@@ -110,7 +120,7 @@ def compiled(
             return _raising(owner, error)
     if made.refusals:
         _tell(owner, made)
-    return made.__call__
+    return made.__call__, made.amounts
 
 
 def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -127,31 +137,29 @@ def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return made
 
 
-def _raising(owner: Owner, error: Exception) -> Callable[..., Any]:
+def _raising(owner: Owner, error: Exception) -> _Run:
     """A graph that may not run. Raised at once, Dynamo would take the error for one of its own."""
 
     error = copy.copy(bare(error))  # one that knows no node, and no frames
 
     def run(*args: Any) -> Any:
-        owner.now.graphs += 1
         raise copy.copy(error)  # another one each time: its frames hold tensors
 
-    return run
+    return run, work.Amounts
 
 
 def _tell(owner: Owner, made: CompiledGraph) -> None:
-    """One warning that names every cut."""
-    text = made.cuts()
-    if owner.is_new(text):
+    """One warning that names every cut, if there are new ones."""
+    if list(filter(owner.is_new, made.cut_places())):
         logger.warning(
             "%s: parts of a graph run in PyTorch: %s; strict=True or "
             "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead (docs/messages.md)",
             owner.title,
-            text,
+            made.cuts(),
         )
 
 
-def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Callable[..., Any]:
+def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> _Run:
     """A graph that runs in PyTorch as a whole."""
     owner.refused = error
     try:
@@ -164,9 +172,8 @@ def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> Cal
         raise error  # Dynamo runs the function as it is written
 
     def run(*args: Any) -> Any:
-        owner.now.graphs += 1
         owner.ran_in_torch(reason)
         owner.fallback.count(reason)
         return graph.forward(*args)
 
-    return run
+    return run, lambda: work.amounts(graph.graph.nodes, False)

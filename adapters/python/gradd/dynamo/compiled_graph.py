@@ -498,7 +498,6 @@ class CompiledGraph:
         return self.steps[0].piece, itemgetter(*positions)
 
     def __call__(self, *args: Any) -> Any:
-        self.owner.now.graphs += 1
         if interrupts.noted:
             interrupts.deliver()
         owner = self.owner

@@ -31,6 +31,7 @@ from gradd.dynamo import locks, marking_hooks, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
+from gradd.dynamo.outside import Outside, Watch
 from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
@@ -107,6 +108,7 @@ class Compiled:
         )
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.end())
+        self._outside = Outside(self.owner)
         self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
@@ -181,6 +183,13 @@ class Compiled:
         self.calls += 1
         if self._disabled:
             return self._eager(*args, **kwargs)
+        mode = private.dispatch_mode()
+        if isinstance(mode, Watch):  # of a module around this one, which counts its own
+            with mode.paused():
+                return self._call(args, kwargs)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
         owner = self.owner
         if owner.failed is not None:
             return self._in_torch(owner.failed, args, kwargs)
@@ -214,7 +223,11 @@ class Compiled:
                 function = self._compiled(versions, kwargs)
                 if self.given_forward is None:
                     owner.now.call = Present(self.module, function, args, kwargs, before)
-                result = function(*args, **kwargs)
+                ran = self._outside.begin()
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    self._outside.end(ran)
         except (CaptureError, errors.GraddError):
             raise
         except Exception:  # the user's
@@ -235,14 +248,14 @@ class Compiled:
                 del versions[:1]  # graphs were broken for one
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
+        seen = self._outside.count(ran, why)
         if owner.now.graphs == before:
             self._set_aside(leaves, frames, versions, raises=False)
             self._reached_nothing(why or (_FAILED if now.failed(frames) else ""))
-        elif self._skipped and versions is self._odd_versions:
+        elif not seen and self._skipped and versions is self._odd_versions:
             self._say_lost("an exception has passed it")
-        elif self._lost is not None or now.failed(frames):
+        elif not seen and (self._lost is not None or now.failed(frames)):
             self._say_lost(why)
-        owner.counts["breaks"] += max(owner.now.graphs - before - 1, 0)
         return result
 
     def _check_sizes(self) -> None:
@@ -328,15 +341,15 @@ class Compiled:
     def _say_lost(self, why: str) -> None:
         """Dynamo has failed at a function, here or in an earlier call.
 
-        What that computes itself runs in PyTorch, if it computes anything; what it calls may be in
-        graphs again. So it is said and counted, and no error where nothing may run in PyTorch.
+        No operators have been seen in it. It is said and counted, and no error where nothing may
+        run in PyTorch.
         """
         if self._lost is None:
             self._lost = f" ({why})" if why else ""
             logger.warning(
-                "%s: torch.compile fails at a function that forward() calls%s: the function's own "
-                "operations run in PyTorch (untraced_function); TORCH_LOGS=graph_breaks shows "
-                "where",
+                "%s: torch.compile fails at a function that forward() calls%s: operations of its "
+                "own, if it had any, would run in PyTorch (untraced_function); "
+                "TORCH_LOGS=graph_breaks shows where",
                 self.owner.title,
                 self._lost,
             )
@@ -376,11 +389,13 @@ class Compiled:
     def stats(self) -> dict[str, Any]:
         """Counts since construction.
 
-        `graphs` are those that Dynamo holds, `breaks` how often a call went on in another one, and
-        `parts_in_torch` counts, by reason, the nodes that were cut out of them.
+        `in_torch` is empty if all operators of all calls ran in the daemon: it counts, by reason,
+        calls (`fallbacks`) and parts of calls (`parts_in_torch`) that PyTorch ran. `graphs` are
+        those that Dynamo holds, `breaks` counts how often calls left a graph before their end.
         """
         if self._disabled:
-            return {"captures": 0, "forwards": 0, "fallbacks": {}}
+            none = {"captures": 0, "forwards": 0, "fallbacks": {}}
+            return {**none, "in_torch": {"disabled": self.calls}}
         owner = self.owner
         graphs = list(owner.alive)
         seen: Counter[str] = sum((g.live_rows for g in graphs), Counter())
@@ -391,6 +406,8 @@ class Compiled:
             "forwards": owner.counts["forwards"],
             "repeated_forwards": owner.counts["repeated_forwards"],
             **(owner.checks or Checks(checktimes.OFF)).stats(),
+            # A graph that runs in PyTorch as a whole is counted by both.
+            "in_torch": dict(owner.fallback.counts | owner.parts),
             "fallbacks": dict(owner.fallback.counts),
             "parts_in_torch": dict(owner.parts),
             "breaks": owner.counts["breaks"],

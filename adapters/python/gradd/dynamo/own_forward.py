@@ -19,6 +19,7 @@ from gradd import private
 
 if TYPE_CHECKING:
     from gradd.check.other_data import Data
+    from gradd.dynamo import outside
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.owner import Owner
 
@@ -69,10 +70,12 @@ class Now(threading.local):
     Attributes:
         call: Of a module.
         graphs: Calls of graphs so far, in the daemon or not.
+        run: The same call, as far as it has got; None within a graph.
     """
 
     call: Present | None = None
     graphs = 0
+    run: outside.Call | None = None
 
 
 def of(owner: Owner, graph: CompiledGraph) -> OwnForward | None:

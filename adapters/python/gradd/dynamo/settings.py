@@ -98,9 +98,18 @@ class _Short(logging.Filter):
         return True
 
 
+class _Said(logging.Filter):
+    """Dynamo's advice at a call of item(): gradd's own warning of the break names the line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        asked = logging.getLogger(record.name).isEnabledFor(logging.INFO)
+        return asked or not getattr(_ours, "applied", False)
+
+
 _ours = threading.local()
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())
+logging.getLogger("torch._dynamo.variables.tensor").addFilter(_Said())
 
 
 class Applied:

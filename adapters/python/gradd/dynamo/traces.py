@@ -1,14 +1,20 @@
-"""Dynamo's counts: functions that it has traced, and reasons why it could not trace others."""
+"""Dynamo's counts and words: functions that it has traced, and why it could not trace others."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch.fx
 
 from gradd import private
+from gradd.graph.places import is_users
 
 _EXPLANATION = "Explanation: "
-_known: Counter[str] = Counter()  # causes that have been asked for
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_FAILURES, _BREAKS = "unimplemented", "graph_break"  # tables of causes
+_known: dict[str, Counter[str]] = {_FAILURES: Counter(), _BREAKS: Counter()}  # asked for
 
 
 class Frames(NamedTuple):
@@ -30,12 +36,33 @@ class Frames(NamedTuple):
 
 def cause() -> str:
     """Why Dynamo could not trace something since the last query; "" = unknown."""
-    now = private.counters["unimplemented"]
-    found = Counter(now) - _known
-    _known.clear()
-    _known.update(now)
-    if not found:
-        return ""
-    what, *more = next(reversed(found)).splitlines()
-    why = (line.partition(_EXPLANATION)[2] for line in more)
-    return f"{what}: {next(filter(None, why), '')}".strip(" :.")
+    found: list[str] = []
+    for table, known in _known.items():
+        now = private.counters[table]
+        found += reversed(Counter(now) - known)
+        known.clear()
+        known.update(now)
+    return words(found[0]) if found else ""
+
+
+def words(text: str) -> str:
+    """Dynamo's message about a break, in one line: what there is, and a sentence about it."""
+    what, *more = text.splitlines() or [""]
+    why = (line.partition(_EXPLANATION)[2].partition(". ")[0] for line in more)
+    return _ADDRESS.sub("", f"{what}: {next(filter(None, why), '')}").strip(" :.")
+
+
+class End(NamedTuple):
+    """A graph break: "file:line" in the user's code, and Dynamo's words about it."""
+
+    place: str
+    why: str
+
+
+def end_of(module: torch.fx.GraphModule) -> End | None:
+    """The break behind a graph; None = there is none."""
+    end: Any = module.compile_subgraph_reason
+    if not end.graph_break:
+        return None
+    frames = [f for f in end.user_stack if is_users(f.filename)]
+    return End(f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?", words(end.reason))
