@@ -23,6 +23,7 @@ from gradd.dynamo import (
     modes,
     own_forward,
     partition,
+    planned_numbers,
     planning,
     program,
     refused,
@@ -159,8 +160,9 @@ class CompiledGraph:
                     error = refusal(raised)
                     self.first = self.first or error
                     node = getattr(error, "node", None)
-                    if node is not None and node in part.nodes and node not in torchs:
-                        torchs[node] = error
+                    found = vars(error).pop("nodes", {node: error})
+                    if found.keys() <= set(part.nodes) - torchs.keys():
+                        torchs.update(found)
                     else:
                         torchs.update(self._guilty(part, error))
                     break
@@ -351,12 +353,14 @@ class CompiledGraph:
         named = {lower.value_of(n).node.expr: n for n in given_numbers}
         in_torch = InTorch(nodes, self.module, self.around)
 
+        def numbered(args: Sequence[Any]) -> list[Any]:
+            pairs = zip(given, args, strict=True)
+            return [planned_numbers.value(x) if sizes_of.is_number(n) else x for n, x in pairs]
+
         def run(args: Sequence[Any], read: Reader | None = None) -> Sequence[Any]:
-            known: Values = {
-                n: x.item() if sizes_of.is_number(n) else x
-                for n, x in zip(given, args, strict=True)
-            }
-            values = sizes.values(list(known.values()))
+            args = numbered(args)
+            known: Values = dict(zip(given, args, strict=True))
+            values = sizes.values(args)
 
             def numbers(value: Any) -> Any:
                 given_ = named.get(value.node.expr) if isinstance(value, lower.SYMBOLIC) else None
@@ -371,7 +375,7 @@ class CompiledGraph:
             cap,
             inputs,
             run,
-            lambda args: allowed(sizes, args, env),
+            lambda args: allowed(sizes, numbered(args), env),
             lazy=self.returns and all(n in self.results for n in part.outputs),
         )
         if owner.on_capture is not None:
@@ -400,8 +404,6 @@ class CompiledGraph:
 
     def _inputs(self, done: lower.Lowered, given: list[Node]) -> list[program.Input]:
         examples = dict(zip(self.placeholders, self.examples, strict=True))
-        numbers = [n for n in done.inputs if isinstance(n, Node) and n not in given]
-        given.extend(numbers)
         at = {node: i for i, node in enumerate(given)}
         taken: set[str] = set()
         inputs = []
@@ -410,16 +412,24 @@ class CompiledGraph:
                 name = _fresh(f"constant_{number_}", taken)
                 inputs.append(program.Input(name, -1, False, source))
                 continue
+            position = at.get(source)
+            if position is None:  # a number, which may go in twice: as a size, and as data
+                position = len(given)
+                given.append(source)
             real = examples.get(source)
             if not isinstance(real, torch.Tensor):
                 real = None
             bound = isinstance(real, torch.nn.Parameter) or _is_bound_buffer(real, source)
             name = self.owner.name_of(real, source) if real is not None else source.name
             shape = getattr(lower.value_of(source), "shape", ())
-            varies = any(isinstance(size, torch.SymInt) for size in shape)
             inputs.append(
                 program.Input(
-                    _fresh(name, taken), at[source], bound, real if bound else None, varies
+                    _fresh(name, taken),
+                    position,
+                    bound,
+                    real if bound else None,
+                    varies=any(isinstance(size, torch.SymInt) for size in shape),
+                    planned=number_ in done.planned,
                 )
             )
         return inputs
@@ -581,10 +591,9 @@ class CompiledGraph:
     ) -> None:
         part = step.part
         if step.piece is not None:
-            args = [
-                planning.as_tensor(known[n] if n in known else numbers(lower.value_of(n)))
-                for n in part.inputs
-            ]
+            args = step.piece.tensors(
+                [known[n] if n in known else numbers(lower.value_of(n)) for n in part.inputs]
+            )
             inference = torch.is_inference_mode_enabled() and not step.ordinary
             with torch.inference_mode(inference), torch.set_grad_enabled(step.grad):
                 outputs = step.piece(args, share)

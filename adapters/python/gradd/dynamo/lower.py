@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKey
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd import private
-from gradd.dynamo import arithmetic, modes
+from gradd.dynamo import arithmetic, modes, planned_numbers
 from gradd.graph import autocast
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import (
@@ -57,6 +57,11 @@ _RESHAPING = frozenset(
     }
 )
 _ATTRIBUTES = ("__delattr__", "__setattr__")  # of a tensor: no operator, and no result
+# The daemon plans them for bounds that it knows.
+_BOUNDED = {
+    *(_aten.slice.Tensor, _aten.slice_scatter.default, _aten.roll.default),
+    *(_aten.arange.default, _aten.arange.start, _aten.arange.start_step),
+}
 
 
 def _indexes(node: torch.fx.Node) -> bool:
@@ -94,6 +99,14 @@ def _is_within(
     return bool(last < tensor.numel())
 
 
+def _takes_all(node: torch.fx.Node) -> bool:
+    """Whether a slice leaves nothing out, which the translation sees."""
+    if node.target is not _aten.slice.Tensor:
+        return False
+    before, after = (x.meta["val"].shape for x in (node.args[0], node))  # type: ignore[union-attr]
+    return list(map(str, before)) == list(map(str, after))  # to compare sizes would guard them
+
+
 class _SeveralError(Exception):
     """A function calls more than one operator."""
 
@@ -119,12 +132,14 @@ class Lowered:
         inputs: Per placeholder the node of Dynamo's graph that it stands for, or a tensor: a
             constant.
         written: Positions in `inputs` of those that the graph writes to.
+        planned: Positions in `inputs` of numbers that come as sizes, see planned_numbers.py.
     """
 
     def __init__(self) -> None:
         self.graph = torch.fx.Graph()
         self.inputs: list[torch.fx.Node | torch.Tensor] = []
         self.written: list[int] = []
+        self.planned: set[int] = set()
 
     def placeholders(self) -> list[torch.fx.Node]:
         """In the order of `inputs`."""
@@ -167,9 +182,29 @@ def lower(
     Raises:
         CaptureError: A node does something that no graph of ours can hold.
     """
-    done = Lowered()
+    planned = planned_numbers.symbols(value_of(n) for n in (*inputs, *nodes))
+    while True:
+        recorder = _recorded(nodes, inputs, owner, planned)
+        if not recorder.late:
+            break
+        planned |= recorder.late
+    if recorder.refused:
+        error = next(iter(recorder.refused.values()))
+        error.nodes = recorder.refused  # type: ignore[attr-defined]
+        raise error
+    recorder.finish(outputs)
+    return recorder.done
+
+
+def _recorded(
+    nodes: Sequence[torch.fx.Node],
+    inputs: Sequence[torch.fx.Node],
+    owner: torch.fx.GraphModule,
+    planned: set[sympy.Symbol],
+) -> _Recorder:
+    """The operators of some nodes."""
     mode = fake_mode(value_of(n) for n in (*inputs, *nodes))
-    recorder = _Recorder(done, inputs, owner, mode)
+    recorder = _Recorder(Lowered(), inputs, owner, mode, planned)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(True))
         stack.enter_context(torch.autocast("cpu", enabled=False))
@@ -179,8 +214,7 @@ def lower(
         stack.enter_context(recorder)
         for node in nodes:
             recorder.take(node)
-    recorder.finish(outputs)
-    return done
+    return recorder
 
 
 class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in here
@@ -192,6 +226,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         inputs: Sequence[torch.fx.Node],
         owner: torch.fx.GraphModule,
         mode: Any,
+        planned: set[sympy.Symbol],
     ) -> None:
         super().__init__(PythonKeyTracer(), "real", pre_dispatch=True)
         self.mode = mode  # of the fake tensors; None: there are none
@@ -202,7 +237,12 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self.nodes: dict[int, torch.fx.Node] = {}  # of tensors, by id: the last that wrote them
         self.kept: list[Any] = []  # so that ids stay theirs
         self.sizes: dict[sympy.Expr, tuple[torch.fx.Node, int]] = {}  # axes of inputs
-        self.numbers: dict[Any, torch.fx.Node] = {}  # of expressions
+        self.numbers_of: tuple[dict[Any, torch.fx.Node], ...] = ({}, {})  # by expression
+        self.as_data = False  # the present operator computes with numbers; one of sizes does not
+        self.planned = planned  # symbols whose values a plan knows
+        self.scalars: set[sympy.Symbol] = set()  # those of numbers that go in as data
+        self.late: set[sympy.Symbol] = set()  # of these, those of sizes that showed up later
+        self.refused: dict[torch.fx.Node, CaptureError] = {}  # nodes that need them in a plan
         self.last_input: torch.fx.Node | None = None
         self.origin: torch.fx.Node | None = None
         self.data = False
@@ -295,6 +335,11 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             if not floats:
                 raise self._refusal("export_failed", f"needs {expression}, which no operator gives")
         rest, axes = self._of_axes(expression)
+        if not self.as_data and not rest.free_symbols <= axes.keys() | self.sizes.keys():
+            made = self._computed(expression)  # a plan need not know more: i % 4, and not i
+            if made is not None:
+                self.numbers[expression] = made
+                return made
         known = {}
         for symbol in rest.free_symbols:
             axis = axes.get(symbol, symbol)
@@ -333,7 +378,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             value = value_of(node)
             if isinstance(value, (torch.SymInt, torch.SymFloat)) and value.node.expr == expression:
                 if isinstance(value, torch.SymInt):
-                    return self._placeholder(node.name, node, value)
+                    return self._whole(node, value)
                 scalar = torch.zeros((), dtype=torch.float64)
                 fake = self.mode.from_tensor(scalar, static_shapes=True)
                 given = self._placeholder(node.name, node, fake)
@@ -341,6 +386,28 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 made.meta["val"] = value
                 return made
         return None
+
+    def _whole(self, node: torch.fx.Node, value: torch.SymInt) -> torch.fx.Node:
+        """An input for a whole number; one that decides about sizes comes as a size."""
+        if self.as_data:
+            return self._placeholder(node.name, node, value)
+        unknown = value.node.expr.free_symbols - self.planned
+        if unknown:
+            self.scalars |= unknown
+            return self._placeholder(node.name, node, value)
+        self.done.planned.add(len(self.done.inputs))
+        given = self._placeholder(node.name, node, planned_numbers.as_tensor(value))
+        axes = [self.flat.call_function(_aten.sym_size.int, (given, i)) for i in range(2)]
+        made = self.flat.call_function(operator.sub, tuple(axes))
+        values = (*given.meta["val"].shape[:2], value)
+        for number, known in zip((*axes, made), values, strict=True):
+            number.meta.update(self._place(), val=known)
+        return made
+
+    @property
+    def numbers(self) -> dict[Any, torch.fx.Node]:
+        """Nodes of numbers, for the present operator."""
+        return self.numbers_of[self.as_data]
 
     def _size(self, expression: sympy.Expr) -> torch.fx.Node:
         found = self.numbers.get(expression)
@@ -361,7 +428,9 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             value = value_of(node)
             if not isinstance(value, SYMBOLIC) or value.node.expr != symbol:
                 continue
-            if node.op == "placeholder":
+            if node.op == "placeholder" and isinstance(value, torch.SymInt):
+                found = self._whole(node, value)
+            elif node.op == "placeholder":
                 found = self._placeholder(node.name, node, value)
             elif name_of(node) == "item" and isinstance(value, torch.SymFloat):
                 given = node.args[0]
@@ -547,6 +616,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return self.nodes[id(tensor)].meta["val"]  # a constant
 
     def _emit(self, func: Any, args: tuple, kwargs: dict) -> torch.fx.Node:
+        self.as_data = torch.Tag.pointwise in func.tags
         operands = private.pytree.tree_map(self._operand, (args, kwargs))
         node = self.flat.call_function(func, *operands)
         assert self.origin is not None
@@ -566,6 +636,8 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
 
     def _keep(self, func: Any, node: torch.fx.Node, result: Any) -> Any:
         node.meta["val"] = result
+        if self.scalars:
+            self._note_scalars(func, node, result)
         writes = is_mutable(func)
         if isinstance(result, torch.Tensor):
             self._refuse_unbacked(result)
@@ -584,6 +656,21 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                     part.meta = {**node.meta, "val": item}
                     self._track(item, part)
         return result
+
+    def _note_scalars(self, func: Any, node: torch.fx.Node, result: Any) -> None:
+        """Notes where numbers that go in as data ought to be known to a plan."""
+        self.late |= planned_numbers.symbols([result]) & self.scalars  # inside of y[:n] = 0
+        if func not in _BOUNDED or _takes_all(node):
+            return
+        numbers = (n.meta["val"] for n in node.all_input_nodes)
+        if any(
+            isinstance(x, SYMBOLIC) and x.node.expr.free_symbols & self.scalars for x in numbers
+        ):
+            self.refused[node.meta[ORIGIN]] = self._refusal(
+                "unsupported_operator",
+                f"{func.overloadpacket.__name__} starts at a number that changes, and plans would "
+                "differ in it alone",
+            )
 
     def _refuse_unbacked(self, tensor: torch.Tensor) -> None:
         if free_unbacked_symbols(tensor.shape):

@@ -28,7 +28,7 @@ from gradd.calls.selection import Selection, selection_of
 from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
 from gradd.check.other_data import Data
-from gradd.dynamo import locks
+from gradd.dynamo import locks, planned_numbers
 from gradd.fallback import DeviceError
 from gradd.memory import watch
 from gradd.memory.tensor_classes import is_plain, refusal
@@ -112,6 +112,7 @@ class Piece:
         self.client, self.state, self.slots = owner.client, owner.state, owner.slots
         # Without their tensors: Dynamo may keep a graph longer than its parameters live.
         self.inputs_ = [replace(i, tensor=None) for i in inputs if i.position >= 0]
+        self._planned = {i.position for i in self.inputs_ if i.planned}
         self.in_torch = in_torch
         self.lazy = lazy and owner.lazy
         self._fits = fits
@@ -133,8 +134,11 @@ class Piece:
         self._bound_at = [p.key for p in self.graph.entries]
         self._free_at = [at[n] if n in at else self.graph.specs[n].leaf for n in self.graph.free]
         varying = {i.position for i in self.inputs_ if i.varies}
-        fixed = (k for k, i in enumerate(self._free_at) if varying and i not in varying)
-        self._fixed = frozenset(fixed)
+        self._fixed = frozenset(
+            k
+            for k, i in enumerate(self._free_at)
+            if i in self._planned or varying and i not in varying
+        )
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._refused: dict[Hashable, str] = {}
         self._has_run = False  # in the daemon
@@ -154,6 +158,13 @@ class Piece:
             return self._call(args, share)
         with self.client.lock:  # what is written is looked up when it has been computed
             return self._call(args, share)
+
+    def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The arguments of a call, with tensors for numbers."""
+        return [
+            x if isinstance(x, torch.Tensor) else planned_numbers.given(x, i in self._planned)
+            for i, x in enumerate(args)
+        ]
 
     def plan(self, args: Sequence[Any], values: bool) -> Planned:
         """Plans such a call without running it.

@@ -116,14 +116,7 @@ def plan_step(step: Step, found: Imagined, values: bool) -> Planned:
     given = step.part.inputs
     real = values and all(n.op == "placeholder" for n in given)
     with torch.set_grad_enabled(step.grad):
-        return step.piece.plan([as_tensor(found.get(n)) for n in given], real)
-
-
-def as_tensor(value: Any) -> Any:
-    """Converts a Python number to the tensor that a graph takes."""
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+        return step.piece.plan(step.piece.tensors([found.get(n) for n in given]), real)
 
 
 def plans(

@@ -39,6 +39,7 @@ class Input:
         bound: A parameter or a buffer, which lives in shared memory.
         tensor: The tensor of the first call (or the constant).
         varies: It has other sizes in other calls.
+        planned: It stands for a number, see planned_numbers.py.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Input:
     bound: bool
     tensor: torch.Tensor | None
     varies: bool = False
+    planned: bool = False
 
 
 class Program:

@@ -1,0 +1,129 @@
+"""Python numbers of a call that decide about sizes: plans know them, as they know sizes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gradd import ORTModule
+from gradd.dynamo import program
+from helpers.graphs.captures import Lambda, assert_same
+from helpers.models import families
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+
+def _assigned(x, n):
+    y = x.clone()
+    y[:, :n] = 0  # only inside of this is a tensor of that size
+    return y
+
+
+def _masked(x, n):
+    return x.masked_fill((torch.arange(x.shape[1]) >= n)[None, :, None], 0.0)
+
+
+USES = {
+    "the last": lambda x, n: x[:, -n:],
+    "the first": lambda x, n: x[:, :n],
+    "from one on": lambda x, n: x[:, n:],
+    "all but the last": lambda x, n: x[:, :-n],
+    "a range beside others": lambda x, n: x[:, -n:] * torch.arange(x.shape[1])[-n:, None],
+    "a range": lambda x, n: x.sum(1, keepdim=True) * torch.arange(n)[:, None],
+    "expanded": lambda x, n: x[:, :1].expand(-1, n, -1) * 2,
+    "viewed": lambda x, n: x[:, : 2 * n].reshape(len(x), n, 2, -1).sum(2),
+    "zeros": lambda x, n: x.sum(1, keepdim=True) + torch.zeros(n, 1),
+    "a factor as well": lambda x, n: x[:, -n:] * n / (n + 1),
+    "assigned": _assigned,
+    "compared": _masked,
+    "padded": lambda x, n: F.pad(x, (0, 0, n, 0)),
+    "repeated": lambda x, n: x.repeat(1, n, 1),
+    "beyond the end": lambda x, n: x[:, : n + 20],
+}
+# Length and number: either changes alone, both do, and the first pair comes again.
+_CALLS = ((12, 3), (12, 4), (14, 5), (13, 5), (12, 3), (14, 2))
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_number_that_decides_about_sizes(name: str) -> None:
+    def forward(self, x, n):
+        return self.out(torch.tanh(USES[name](self.lin(x), n))).square().mean()
+
+    torch.manual_seed(0)
+    net = Lambda(forward, lin=nn.Linear(4, 4), out=nn.Linear(4, 4))
+    calls = [(torch.randn(3, length, 4), n) for length, n in _CALLS]
+    ours = assert_same(net, *calls, captures=2)
+    before = ours.gradd_stats()["plans"]
+    ours(*calls[1]).backward()
+    assert ours.gradd_stats()["plans"] == before
+
+
+def test_a_counter_has_a_plan_for_each_size_that_it_gives() -> None:
+    def forward(self, x, step):
+        return (self.lin(x)[:, step % 4 + 1 :] * step).square().mean()
+
+    calls = [(torch.randn(3, 9, 4), step) for step in range(2, 16)]
+    ours = assert_same(Lambda(forward, lin=nn.Linear(4, 4)), *calls, captures=2)
+    assert ours.gradd_stats()["plans"] == 1 + 4
+
+
+def test_a_number_of_either_sign() -> None:
+    def forward(self, x, n):
+        return self.lin(x)[:, n:].square().mean()
+
+    calls = [(torch.randn(3, 9, 4), n) for n in (2, 3, -2, 4, -5, 2)]
+    assert_same(Lambda(forward, lin=nn.Linear(4, 4)), *calls, captures=None)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_llama_keeps_the_last_logits(padded: bool, training: bool) -> None:
+    module, make_batch = families.build("llama")
+    module.train(training)
+    calls = []
+    for seq, keep in ((9, 5), (11, 6), (10, 7), (9, 5), (11, 4)):
+        ids = make_batch(3, seq, 0)["input_ids"]
+        mask = torch.ones_like(ids)
+        mask[0, seq - 3 :] = not padded
+        calls.append(({"input_ids": ids, "attention_mask": mask, "logits_to_keep": keep},))
+    ours = assert_same(module, *calls, captures=None)
+    assert ours.gradd_stats()["graphs"] == 2
+
+
+def _captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of operators of each translation from now on."""
+    found, make = [], program.capture
+
+    def counted(done, *args, **kwargs):
+        found.append(len(done.graph.nodes))
+        return make(done, *args, **kwargs)
+
+    monkeypatch.setattr(program, "capture", counted)
+    return found
+
+
+def test_a_moving_window_is_cut_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table at an offset: one plan for all offsets, and PyTorch takes the rows."""
+
+    def forward(self, x, at):
+        for layer in self.layers:
+            x = torch.tanh(layer(x + self.table[at : at + x.shape[1]]))
+        return x.square().mean()
+
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    net = Lambda(forward, layers=layers, table=nn.Parameter(torch.randn(40, 4)))
+    ours, found = ORTModule(copy.deepcopy(net)), _captures(monkeypatch)
+    x = torch.randn(2, 5, 4)
+    for at in (3, 4, 9, 21):
+        for each in (ours, net):
+            each.zero_grad()
+            each(x, at).backward()
+        torch.testing.assert_close(ours.table.grad, net.table.grad)
+    assert len(found) == 1 + 3  # of all, and the pieces between the slices
+    stats = ours.gradd_stats()
+    assert list(stats["parts_in_torch"]) == ["unsupported_operator"]
+    assert stats["plans"] == len(found)
