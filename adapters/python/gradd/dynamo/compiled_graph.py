@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -35,7 +35,7 @@ from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
 from gradd.dynamo.steps import InTorch, Reader, Values
 from gradd.fallback import classify
-from gradd.graph.locations import location_of
+from gradd.graph.locations import is_named, location_of
 from gradd.graph.nodes import fake_mode, storages
 from gradd.spec import CaptureError
 
@@ -258,10 +258,17 @@ class CompiledGraph:
         return next((classify(error)[1] for error in found), "")
 
     def _guilty(self, part: partition.Part, error: Exception) -> dict[Node, Exception]:
-        """The nodes of a piece that the daemon cannot run, each by itself."""
+        """The nodes of a piece that the daemon cannot run: those of the line it names first."""
+        found = self._guilty_alone([n for n in part.nodes if is_named(n, str(error))])
+        alike = {n.target for n in found}
+        rest = [n for n in part.nodes if n not in found and (not alike or n.target in alike)]
+        return found | self._guilty_alone(rest) or self._first_guilty(part.nodes, error)
+
+    def _guilty_alone(self, nodes: Iterable[Node]) -> dict[Node, Exception]:
+        """Those that it cannot run each by itself."""
         found: dict[Node, Exception] = {}
         known: dict[Any, Exception | None] = {}
-        for node in part.nodes:
+        for node in nodes:
             if partition.is_write(node):
                 continue  # alone it writes to an argument: that may fix sizes, and takes seconds
             kind = _kind(node)
@@ -270,7 +277,7 @@ class CompiledGraph:
             why = known[kind]
             if why is not None:
                 found[node] = why
-        return found or self._first_guilty(part.nodes, error)
+        return found
 
     def _first_guilty(self, nodes: list[Node], error: Exception) -> dict[Node, Exception]:
         """The one that the daemon cannot run behind those before it, by halving; else all."""

@@ -68,3 +68,10 @@ def location_of(fx_node: torch.fx.Node) -> str:
         if match and is_users(match[1]):
             line = f"{match[1]}:{match[2]}"
     return f"{path or 'module'} @ {line}" if line else path or "module"
+
+
+def is_named(fx_node: torch.fx.Node, text: str) -> bool:
+    """Whether an error of the daemon names the Python line that made an FX node."""
+    path, _, line = location_of(fx_node).partition(" @ ")
+    name = f"{path}, {os.path.basename(line)}" if line else path
+    return f"(from {name})" in text
