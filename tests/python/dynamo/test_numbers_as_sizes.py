@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradd import ORTModule
+from gradd.calls.lazy import LazyTensor
 from gradd.dynamo import program
 from helpers.graphs.captures import Lambda, assert_same
 from helpers.models import families
@@ -143,3 +145,42 @@ def test_the_line_that_the_daemon_names_is_tried_first(monkeypatch: pytest.Monke
     torch.testing.assert_close(ours.lin.weight.grad, net.lin.weight.grad)
     assert list(ours.gradd_stats()["parts_in_torch"])
     assert len(found) <= 6  # of all, of the line's nodes, of the pieces
+
+
+class Kept(nn.Module):
+    """A few last values on the module, which the next call reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin, self.last = nn.Linear(4, 4), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.lin(x))
+        self.last.append(h.detach().mean())
+        self.last = self.last[-3:]
+        return h.square().mean() + sum(self.last)
+
+
+def test_what_a_call_keeps_is_an_ordinary_tensor(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs, compiled = Kept(), Kept(), Kept()
+    graphs = []
+
+    def backend(module, examples):
+        graphs.append(module)
+        return module.forward
+
+    wrapped = ORTModule(ours)
+    of_torch = torch.compile(compiled, backend=backend)
+    x = torch.randn(3, 4)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(6):
+            for net, call in ((ours, wrapped), (theirs, theirs), (compiled, of_torch)):
+                net.zero_grad()
+                call(x).backward()
+            torch.testing.assert_close(ours.lin.weight.grad, theirs.lin.weight.grad)
+            assert [type(v) for v in ours.last] == [torch.Tensor] * len(ours.last)
+            assert LazyTensor not in map(type, ours.last)
+    stats = wrapped.gradd_stats()
+    assert stats["breaks"] == 0 and stats["graphs"] <= len(graphs)
+    assert not caplog.records

@@ -25,7 +25,7 @@ from torch._dynamo import config
 from gradd import interrupts
 from gradd.dynamo import outside, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
-from gradd.dynamo.own_forward import does_more
+from gradd.dynamo.own_forward import does_more, stored
 from gradd.dynamo.owner import SOURCE, Owner
 from gradd.memory import unused
 from gradd.session.client import get_client
@@ -107,7 +107,8 @@ def _run_of(
     start = time.perf_counter()
     with interrupts.deferred_for(f"the capture of {owner.title}"), unused.unkept():
         try:
-            made = CompiledGraph(owner, graph, examples, alone=not does_more(code))
+            alone = not does_more(code)
+            made = CompiledGraph(owner, graph, examples, alone=alone, stored=stored())
         except Exception as error:  # raised here, it would leave Dynamo's state as it is
             return _refused(owner, graph, refusal(error))
     owner.made(made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -88,12 +88,15 @@ class CompiledGraph:
         examples: Sequence[Any],
         *,
         alone: bool = False,
+        stored: Collection[str] = (),
     ) -> None:
         """Args:
         owner: The common state of the graphs.
         module: Dynamo's graph.
         examples: The arguments of the call that it was made for.
         alone: A call of the user's function has no effects beyond the graph's results.
+        stored: Names of nodes that it keeps for later calls: what Dynamo meets again is no lazy
+            output.
 
         Raises:
             GraddError: A refusal, where nothing may run in PyTorch.
@@ -101,6 +104,7 @@ class CompiledGraph:
         self.owner = owner
         self.module = module
         self.examples = examples
+        self.stored = stored
         self.number = next(_numbers)
         # The code behind a graph break reads the results of this graph.
         self.returns = not module.compile_subgraph_reason.graph_break  # type: ignore[union-attr]
@@ -385,6 +389,8 @@ class CompiledGraph:
             lambda args: allowed(sizes, numbered(args), env),
             lazy=self.returns and all(n in self.results for n in part.outputs),
         )
+        user = piece.graph.user
+        piece.graph.asked_for |= {s.name for s in user if names[s.leaf] in self.stored}
         if owner.on_capture is not None:
             owner.on_capture(cap, owner.module())
         part.inputs = given

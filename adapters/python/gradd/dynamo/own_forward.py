@@ -46,6 +46,29 @@ def does_more(code: CodeType | None) -> bool:
         return True
 
 
+def stored() -> set[str]:
+    """The names of nodes whose tensors the call stores, as in `self.last = h`.
+
+    They are in the graph that Dynamo has just made. Empty where Dynamo cannot be asked.
+    """
+    found: set[str] = set()
+
+    def note(item: Any) -> None:
+        if (proxy := getattr(item, "proxy", None)) is not None:
+            found.add(proxy.node.name)
+
+    try:
+        effects = private.tracer.current_tx().output.side_effects
+        for item in list(effects.id_to_variable.values()):
+            new = type(item.mutation_type).__name__.endswith("New")
+            if not new and effects.is_modified(item):
+                values = (item, list(effects.store_attr_mutations.get(item, {}).values()))
+                type(item).visit(note, values, side_effects=effects)
+    except Exception:  # other names in another version of torch
+        return set()
+    return found
+
+
 class Present(NamedTuple):
     """The call of a module that is computed now.
 
