@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 from gradd import private
 from gradd.dynamo import traces
 from gradd.dynamo.work import Amounts, is_opaque
-from gradd.graph.places import is_users
+from gradd.graph.locations import is_users
 from gradd.spec import CaptureError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch.fx
 
 from gradd import private
-from gradd.graph.places import is_users
+from gradd.graph.locations import is_users
 
 _EXPLANATION = "Explanation: "
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
