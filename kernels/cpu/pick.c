@@ -24,7 +24,7 @@ static gradd_status_t bad_index(const gradd_view_t *indices, int64_t at, int64_t
                                              .position = at});
 }
 
-int64_t gradd_pick_span(const gradd_type_t *type, int first, int end) {
+int64_t gradd_pick_count(const gradd_type_t *type, int first, int end) {
     int64_t n = 1;
     for (int i = first; i < end; i++)
         n *= type->dims[i];
@@ -33,7 +33,7 @@ int64_t gradd_pick_span(const gradd_type_t *type, int first, int end) {
 
 gradd_status_t gradd_pick_axis(const gradd_type_t *data, int axis, const gradd_view_t *indices,
                                int64_t *out_rows) {
-    int64_t outer = gradd_pick_span(data, 0, axis), extent = data->dims[axis];
+    int64_t outer = gradd_pick_count(data, 0, axis), extent = data->dims[axis];
     int64_t n = gradd_type_count(&indices->type), bad = n;
     for (int64_t i = 0; i < n; i++) {
         out_rows[i] = wrap(gradd_pick_index(indices, i), extent);
@@ -50,8 +50,8 @@ gradd_status_t gradd_pick_nd(const gradd_type_t *data, int batch_dims, const gra
                              int64_t *out_rows) {
     const gradd_type_t *type = &indices->type;
     int64_t depth = type->dims[type->rank - 1];
-    int64_t batch = gradd_pick_span(data, 0, batch_dims);
-    int64_t per_batch = gradd_pick_span(type, batch_dims, type->rank - 1);
+    int64_t batch = gradd_pick_count(data, 0, batch_dims);
+    int64_t per_batch = gradd_pick_count(type, batch_dims, type->rank - 1);
     int64_t n = batch * per_batch, bad = n * depth;
     const int64_t *extent = data->dims + batch_dims;
 #pragma omp parallel for schedule(static) reduction(min : bad) if (n >= GRADD_PARALLEL_MIN)

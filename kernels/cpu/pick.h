@@ -29,6 +29,6 @@ gradd_status_t gradd_pick_elements(const gradd_type_t *data, int axis, const gra
                                    int64_t *out_rows);
 
 /* Product of dims[first .. end). */
-int64_t gradd_pick_span(const gradd_type_t *type, int first, int end);
+int64_t gradd_pick_count(const gradd_type_t *type, int first, int end);
 
 #endif

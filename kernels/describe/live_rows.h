@@ -46,8 +46,8 @@ GRADD_HD int64_t gradd_live_below(const int64_t *list, int64_t n, int64_t r) {
 }
 
 /* The place of an entry in another list, which has its row. Not so: LIVE_OTHER. */
-GRADD_HD gradd_fault_t gradd_live_place(const int64_t *others, int64_t n, int64_t entry,
-                                        int64_t *out) {
+GRADD_HD gradd_fault_t gradd_live_position(const int64_t *others, int64_t n, int64_t entry,
+                                           int64_t *out) {
     gradd_fault_t f = {GRADD_FAULT_NONE, 0, 0, 0, 0, 0, 0};
     const int64_t row = gradd_live_row(entry), at = gradd_live_below(others, n, row);
     const int found = at < n && others[at] == row;

@@ -50,8 +50,8 @@ static gradd_status_t compute_ranges(const gradd_launch_t *r) {
 
 /* Where the rows of a list are. One that is not there stands for row 0 from here on. */
 __global__ void GPU_BLOCK(THREADS)
-    find_places(const int64_t *list, int64_t n, int64_t limit, int64_t positions, attn_place_t *out,
-                gpu_faults_t faults) {
+    find_positions(const int64_t *list, int64_t n, int64_t limit, int64_t positions,
+                   attn_position_t *out, gpu_faults_t faults) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
         int64_t row = list[i];
@@ -66,11 +66,11 @@ __global__ void GPU_BLOCK(THREADS)
 }
 
 static gradd_status_t launch_places(const gradd_view_t *list, int64_t limit, int64_t positions,
-                                    attn_place_t *out) {
+                                    attn_position_t *out) {
     const int64_t n = gradd_type_count(&list->type);
     if (!n) return GRADD_OK;
-    GPU_LAUNCH(find_places, gpu_blocks(n, THREADS), THREADS, (const int64_t *)list->data, n, limit,
-               positions, out, GPU_FAULTS);
+    GPU_LAUNCH(find_positions, gpu_blocks(n, THREADS), THREADS, (const int64_t *)list->data, n,
+               limit, positions, out, GPU_FAULTS);
     return gpu_launched("live rows");
 }
 
@@ -133,7 +133,7 @@ static room_t make_room(const gradd_attn_t *p, const gradd_view_t *in, int n_in,
     const bool backward = at == &gradd_attn_backward_at;
     room_t r = {};
     r.ranges = take(&r.bytes, gradd_attn_own_ranges(in, n_in, at), 3 * sizeof(int32_t));
-    r.rows = take(&r.bytes, live ? p->n_q + p->n_k : 0, sizeof(attn_place_t));
+    r.rows = take(&r.bytes, live ? p->n_q + p->n_k : 0, sizeof(attn_position_t));
     r.limits = take(&r.bytes, limits ? gradd_attn_mask_rows(&in[at->bias].type) : 0, wide);
     r.delta = take(&r.bytes, backward ? p->batch * p->heads * p->n_q : 0, wide);
     return r;
@@ -146,7 +146,7 @@ size_t attn_workspace(const gradd_infer_t *c, const gradd_attn_places_t *at) {
 }
 
 static gradd_status_t find_rows(const gradd_launch_t *r, const gradd_attn_places_t *at,
-                                attn_place_t *room, attn_call_t *out) {
+                                attn_position_t *room, attn_call_t *out) {
     const gradd_attn_t &p = out->p;
     if (!gradd_attn_given(r->in, r->n_in, at->rows)) return GRADD_OK;
     const bool own_keys = gradd_attn_given(r->in, r->n_in, at->key_rows);
@@ -183,7 +183,7 @@ gradd_status_t attn_prepare(const gradd_launch_t *r, const gradd_attn_places_t *
         out->limits = base + room.limits;
         GRADD_TRY(launch_limits(p, &r->in[at->bias].type, base + room.limits));
     }
-    return find_rows(r, at, (attn_place_t *)(base + room.rows), out);
+    return find_rows(r, at, (attn_position_t *)(base + room.rows), out);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */

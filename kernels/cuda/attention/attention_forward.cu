@@ -119,7 +119,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_forward(attn_call_t a, int til
     __syncthreads();
     for (int turn = 0; turn < 2; turn++) {
         int from, to;
-        attn_span<TILE>(row, TILE, &from, &to);
+        attn_interval<TILE>(row, TILE, &from, &to);
         start(sink, &s, y);
         for (int at = from; at < to; at += TILE) {
             attn_products(x, q, attn_rows_of<T>(p.k, b, kv, at, p.n_k), (int)p.d, (A *)room_q,

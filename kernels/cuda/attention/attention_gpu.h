@@ -17,12 +17,12 @@
 /* A live row among all. */
 typedef struct attn_place_s {
     int32_t sequence, position;
-} attn_place_t;
+} attn_position_t;
 
 /* The argument of kernels: a call, and the place of its scratch memory. */
 typedef struct attn_call_s {
-    gradd_attn_t p;                      /* without lists of rows */
-    const attn_place_t *q_rows, *k_rows; /* live ones; NULL = all rows */
+    gradd_attn_t p;                         /* without lists of rows */
+    const attn_position_t *q_rows, *k_rows; /* live ones; NULL = all rows */
     const void *limits; /* per row of the bias: what rare queries are not above; NULL = `limit` */
     double limit;
     void *delta;                /* sums of dy y, [B, H, Q] */
@@ -152,7 +152,7 @@ GPU_FN const attn_row_t &attn_row_in(const attn_row_t &row) {
     return row;
 }
 template <int TILE, class Q>
-GPU_FN void attn_span(const Q *query, int n, int *out_from, int *out_to) {
+GPU_FN void attn_interval(const Q *query, int n, int *out_from, int *out_to) {
     int from = INT32_MAX, to = 0;
     for (int i = 0; i < n; i++) {
         const attn_row_t &row = attn_row_in(query[i]);

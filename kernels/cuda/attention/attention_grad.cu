@@ -166,7 +166,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
     if (threadIdx.x < TILE) query[threadIdx.x] = attn_query<A>(a, b, h, first + threadIdx.x);
     __syncthreads();
     int from, to;
-    attn_span<TILE>(query, TILE, &from, &to);
+    attn_interval<TILE>(query, TILE, &from, &to);
     for (int at = from; at < to; at += TILE) {
         tile_queries(p, b, h, first, &t);
         tile_keys(p, b, h / a.group, at, &t);
@@ -187,11 +187,11 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
 /* ---- the bias -------------------------------------------------------------------------------- */
 
 /* The range of a sum where the bias is broadcast. */
-struct key_span_t {
+struct tile_interval_t {
     int from, to;
 };
-GPU_FN key_span_t span_of(bool one, int at, int n) {
-    return one ? key_span_t{at, at + 1} : key_span_t{0, n};
+GPU_FN tile_interval_t interval_of(bool one, int at, int n) {
+    return one ? tile_interval_t{at, at + 1} : tile_interval_t{0, n};
 }
 
 /* A thread's sums of pairs, summed further where the bias is broadcast, into dbias. */
@@ -241,10 +241,10 @@ __global__ void GPU_BLOCK(ATTN_THREADS, 1)
     const gradd_attn_t &p = a.p;
     const int rows = p.bias.row ? q_tiles : 1, cols = p.bias.col ? k_tiles : 1;
     const int heads = p.bias.head ? a.heads : 1, head = blockIdx.x / cols / rows;
-    const key_span_t bs = span_of(p.bias.batch, head / heads, (int)p.batch);
-    const key_span_t hs = span_of(p.bias.head, head % heads, a.heads);
-    const key_span_t is = span_of(p.bias.row, blockIdx.x / cols % rows, q_tiles);
-    const key_span_t js = span_of(p.bias.col, blockIdx.x % cols, k_tiles);
+    const tile_interval_t bs = interval_of(p.bias.batch, head / heads, (int)p.batch);
+    const tile_interval_t hs = interval_of(p.bias.head, head % heads, a.heads);
+    const tile_interval_t is = interval_of(p.bias.row, blockIdx.x / cols % rows, q_tiles);
+    const tile_interval_t js = interval_of(p.bias.col, blockIdx.x % cols, k_tiles);
     tile_t<T> t = {.query = query, .room_q = (A *)room_q, .room_k = (A *)room_k};
     A x[R][R], z[R][R], sum[R][R];
     clear(sum);
@@ -256,7 +256,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS, 1)
                 if (threadIdx.x < TILE)
                     query[threadIdx.x] = attn_query<A>(a, b, h, (int64_t)i * TILE + threadIdx.x);
                 __syncthreads();
-                attn_span<TILE>(query, TILE, &from, &to);
+                attn_interval<TILE>(query, TILE, &from, &to);
                 tile_queries(p, b, h, (int64_t)i * TILE, &t);
                 for (int j = js.from; j < js.to; j++) {
                     if (j * TILE >= to || (j + 1) * TILE <= from) continue;

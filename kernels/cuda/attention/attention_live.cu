@@ -83,12 +83,12 @@ template <class T> __global__ void GPU_BLOCK(THREADS, 4) attention_live_dbias(at
     GPU_SHARED(int, same, THREADS);
     const gradd_attn_t &p = a.p;
     const int heads = p.bias.head ? a.heads : 1, mine = blockIdx.x / heads;
-    const attn_place_t me = a.q_rows[mine];
+    const attn_position_t me = a.q_rows[mine];
     const int from = p.bias.head ? blockIdx.x % heads : 0;
     const int to = p.bias.head ? from + 1 : a.heads;
     for (int64_t first = 0; first < p.n_q; first += THREADS) {
         const int64_t i = first + threadIdx.x;
-        const attn_place_t other = i < p.n_q ? a.q_rows[i] : me;
+        const attn_position_t other = i < p.n_q ? a.q_rows[i] : me;
         __syncthreads();
         same[threadIdx.x] = i < p.n_q && (!p.bias.batch || other.sequence == me.sequence) &&
                             (!p.bias.row || other.position == me.position);

@@ -105,7 +105,7 @@ __global__ void GPU_BLOCK(THREADS) attention_mma(attn_call_t a, int tiles) {
     __syncthreads();
     for (int turn = 0; turn < 2; turn++) {
         int from, to;
-        attn_span<TILE>(rows, TILE, &from, &to);
+        attn_interval<TILE>(rows, TILE, &from, &to);
         attn_clear(y);
         most[0] = most[1] = sink;
         sum[0] = sum[1] = sink > -INFINITY && attn_t() == 0 ? 1 : 0;

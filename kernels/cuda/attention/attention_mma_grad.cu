@@ -210,7 +210,7 @@ __global__ void GPU_BLOCK(THREADS) attention_mma_dq(attn_call_t a, int tiles) {
         queries[threadIdx.x] = attn_query<float>(a, b, h, first + threadIdx.x);
     __syncthreads();
     int from, to, turn = 0;
-    attn_span<TILE>(queries, QUERIES, &from, &to);
+    attn_interval<TILE>(queries, QUERIES, &from, &to);
     for (int at = from - TILE; at < to; at += TILE, turn ^= 1) {
         /* the next tiles come while these are multiplied */
         T *const k_tile = (T *)k_packs + turn * TILE * LD, *const v_tile =

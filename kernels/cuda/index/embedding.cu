@@ -96,7 +96,7 @@ static gradd_status_t launch_sum(const gradd_launch_t *r, const embedding_sums &
 static gradd_status_t compute_sum(const gradd_launch_t *r) {
     const gradd_type_t &y = r->out[0].type;
     const gradd_attr_t *scales = gradd_attr_find(r->attrs, "scales");
-    const int64_t n = gpu_span(y, 0, y.rank - 1), width = y.dims[y.rank - 1];
+    const int64_t n = gpu_dims_count(y, 0, y.rank - 1), width = y.dims[y.rank - 1];
     embedding_sums s = {.n = r->n_in / 2};
     bool wide = gpu_aligned(r->out[0].data, 16);
     if (!n || !width) return GRADD_OK;
@@ -121,7 +121,7 @@ static gradd_status_t compute_grad(const gradd_launch_t *r) {
     const bool onto = r->n_in > BASE && r->in[BASE].type.dtype;
     const embedding_lookup rows =
         lookup_of(r->in[1], dy, out.dims[0], gradd_attr_int(r->attrs, "padding", -1), 0);
-    const gpu_fold_rows_t sums = {.n = gpu_span(dy, 0, dy.rank - 1),
+    const gpu_fold_rows_t sums = {.n = gpu_dims_count(dy, 0, dy.rank - 1),
                                   .n_rows = out.dims[0],
                                   .width = out.dims[1],
                                   .how = GPU_SCALED,
@@ -139,8 +139,8 @@ static gradd_status_t compute_grad(const gradd_launch_t *r) {
 
 static size_t workspace_grad(const gradd_infer_t *c) {
     const gradd_type_t &dy = c->in[0].type, &out = c->out[0];
-    return gpu_fold_workspace(out.dtype, gpu_span(dy, 0, dy.rank - 1), out.dims[0], out.dims[1],
-                              true);
+    return gpu_fold_workspace(out.dtype, gpu_dims_count(dy, 0, dy.rank - 1), out.dims[0],
+                              out.dims[1], true);
 }
 
 GRADD_KERNELS(cuda, embedding, GRADD_KERNEL("EmbeddingSum", "map", .compute = compute_sum),

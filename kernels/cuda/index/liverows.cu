@@ -100,13 +100,13 @@ static gpu_pack<uint32_t, 4> filled(gradd_dtype_t dtype, int64_t value) {
 }
 
 static size_t row_bytes(const gradd_type_t &t, int lead) {
-    return gradd_dtype_bytes(t.dtype) * (size_t)gpu_span(t, lead, t.rank);
+    return gradd_dtype_bytes(t.dtype) * (size_t)gpu_dims_count(t, lead, t.rank);
 }
 
 static gradd_status_t compute_gather(const gradd_launch_t *r) {
     const gradd_view_t &x = r->in[0], &y = r->out[0], &list = r->in[1];
     const int lead = (int)gradd_attr_int(r->attrs, "lead", 1);
-    const int64_t n = gpu_span(x.type, 0, lead), entries = gradd_type_count(&list.type);
+    const int64_t n = gpu_dims_count(x.type, 0, lead), entries = gradd_type_count(&list.type);
     const gradd_attr_t *fill = gradd_attr_find(r->attrs, "fill");
     const size_t bytes = row_bytes(x.type, lead);
     const live_picking pick = {(const int64_t *)list.data,
@@ -129,7 +129,7 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
 static gradd_status_t compute_scatter(const gradd_launch_t *r) {
     const gradd_view_t &x = r->in[0], &y = r->out[0], &list = r->in[1];
     const int lead = (int)gradd_attr_find(r->attrs, "dims")->n;
-    const int64_t n = gpu_span(y.type, 0, lead), entries = gradd_type_count(&list.type);
+    const int64_t n = gpu_dims_count(y.type, 0, lead), entries = gradd_type_count(&list.type);
     const size_t bytes = row_bytes(y.type, lead);
     GRADD_TRY(check(r, 1, n, FIRST_LIST));
     if (!n || !bytes) return GRADD_OK;
@@ -166,7 +166,7 @@ struct live_place {
 
     __device__ void operator()(int64_t i, gpu_faults_t faults) const {
         const int64_t entry = ((const volatile int64_t *)rows)[i];
-        report(faults, gradd_live_place(others, n, entry, &y[i]), ENTRIES + i);
+        report(faults, gradd_live_position(others, n, entry, &y[i]), ENTRIES + i);
     }
 };
 

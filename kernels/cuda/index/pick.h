@@ -62,7 +62,7 @@ static inline gpu_index gpu_index_of(const gradd_view_t &v) {
 }
 
 /* Product of dims[first .. end). */
-static inline int64_t gpu_span(const gradd_type_t &type, int first, int end) {
+static inline int64_t gpu_dims_count(const gradd_type_t &type, int first, int end) {
     int64_t n = 1;
     for (int i = first; i < end; i++)
         n *= type.dims[i];
@@ -90,7 +90,7 @@ struct gpu_places {
 /* `steps` of elements along the first `rank` dimensions of the numbered type. */
 static inline gpu_places gpu_places_of(const gradd_type_t &type, int rank, const int64_t *steps) {
     gpu_places p = {};
-    const int64_t n = gpu_span(type, 0, rank);
+    const int64_t n = gpu_dims_count(type, 0, rank);
     for (int i = rank - 1; i >= 0; i--) {
         const int last = p.rank - 1;
         if (type.dims[i] == 1) continue;
@@ -140,15 +140,15 @@ struct gpu_pick {
 
 static inline gpu_pick gpu_pick_axis(const gradd_type_t &data, int axis,
                                      const gradd_view_t &indices) {
-    const int64_t n = gradd_type_count(&indices.type), outer = gpu_span(data, 0, axis);
+    const int64_t n = gradd_type_count(&indices.type), outer = gpu_dims_count(data, 0, axis);
     gpu_pick p = {};
     p.way = GPU_PICK_AXIS;
     p.depth = 1;
     p.step = 1;
     p.index = gpu_index_of(indices);
     p.n = outer * n;
-    p.n_rows = gpu_span(data, 0, axis + 1);
-    p.size = gpu_span(data, axis + 1, data.rank);
+    p.n_rows = gpu_dims_count(data, 0, axis + 1);
+    p.size = gpu_dims_count(data, axis + 1, data.rank);
     p.extent[0] = data.dims[axis];
     p.group = gpu_div_by(n, p.n);
     return p;
@@ -162,12 +162,12 @@ static inline gpu_pick gpu_pick_nd(const gradd_type_t &data, int batch_dims,
     p.step = 1;
     p.index = gpu_index_of(indices);
     p.depth = (int)type.dims[type.rank - 1];
-    p.n = gpu_span(type, 0, type.rank - 1);
-    p.n_rows = gpu_span(data, 0, batch_dims + p.depth);
-    p.size = gpu_span(data, batch_dims + p.depth, data.rank);
+    p.n = gpu_dims_count(type, 0, type.rank - 1);
+    p.n_rows = gpu_dims_count(data, 0, batch_dims + p.depth);
+    p.size = gpu_dims_count(data, batch_dims + p.depth, data.rank);
     for (int k = 0; k < p.depth; k++)
         p.extent[k] = data.dims[batch_dims + k];
-    p.group = gpu_div_by(gpu_span(type, batch_dims, type.rank - 1), p.n);
+    p.group = gpu_div_by(gpu_dims_count(type, batch_dims, type.rank - 1), p.n);
     return p;
 }
 

@@ -46,17 +46,17 @@ static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *dat
         return gradd_pick_elements(data, axis, indices, r->workspace);
     }
     if (mode == BY_AXIS) {
-        *out = (gradd_rows_t){r->workspace, n * gradd_pick_span(data, 0, axis),
-                              gradd_pick_span(data, 0, axis + 1),
-                              gradd_pick_span(data, axis + 1, data->rank)};
+        *out = (gradd_rows_t){r->workspace, n * gradd_pick_count(data, 0, axis),
+                              gradd_pick_count(data, 0, axis + 1),
+                              gradd_pick_count(data, axis + 1, data->rank)};
         return gradd_pick_axis(data, axis, indices, r->workspace);
     }
     int last = indices->type.rank - 1;
     int depth = (int)indices->type.dims[last];
     int batch_dims = (int)gradd_attr_int(r->attrs, "batch_dims", 0);
-    *out = (gradd_rows_t){r->workspace, gradd_pick_span(&indices->type, 0, last),
-                          gradd_pick_span(data, 0, batch_dims + depth),
-                          gradd_pick_span(data, batch_dims + depth, data->rank)};
+    *out = (gradd_rows_t){r->workspace, gradd_pick_count(&indices->type, 0, last),
+                          gradd_pick_count(data, 0, batch_dims + depth),
+                          gradd_pick_count(data, batch_dims + depth, data->rank)};
     return gradd_pick_nd(data, batch_dims, indices, r->workspace);
 }
 
@@ -74,7 +74,7 @@ static bool has_long_rows(const gradd_op_t *op, const gradd_type_t *dx, gradd_at
     if (mode_of(op) != BY_AXIS ||
         gradd_axis(gradd_attr_int(attrs, "axis", 0), dx->rank, false, &axis))
         return false;
-    return gradd_pick_span(dx, axis + 1, dx->rank) >= LONG_ROW;
+    return gradd_pick_count(dx, axis + 1, dx->rank) >= LONG_ROW;
 }
 
 static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
@@ -160,8 +160,8 @@ static size_t numbers(const gradd_infer_t *c, const gradd_type_t *data) {
     int axis = 0;
     if (mode_of(c->op) == BY_AXIS &&
         !gradd_axis(gradd_attr_int(c->attrs, "axis", 0), data->rank, false, &axis))
-        n *= (size_t)gradd_pick_span(data, 0, axis);
-    if (mode_of(c->op) == BY_ND) n = (size_t)gradd_pick_span(index, 0, index->rank - 1);
+        n *= (size_t)gradd_pick_count(data, 0, axis);
+    if (mode_of(c->op) == BY_ND) n = (size_t)gradd_pick_count(index, 0, index->rank - 1);
     return n * sizeof(int64_t);
 }
 

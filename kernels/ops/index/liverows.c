@@ -209,7 +209,7 @@ static gradd_status_t compute_within(const gradd_launch_t *r) {
     GRADD_TRY(read_list(&r->in[1], INT64_MAX, room, &others));
     GRADD_TRY(read_list(&r->in[0], INT64_MAX, room + others.n, &rows));
     for (int64_t i = 0; i < rows.n; i++) {
-        const gradd_fault_t f = gradd_live_place(others.at, others.n_live, rows.at[i], &y[i]);
+        const gradd_fault_t f = gradd_live_position(others.at, others.n_live, rows.at[i], &y[i]);
         GRADD_TRY(gradd_fault_fail(&f));
     }
     return GRADD_OK;

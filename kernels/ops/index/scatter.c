@@ -38,8 +38,8 @@ static gradd_status_t make_rows(const gradd_launch_t *r, gradd_rows_t *out) {
     const gradd_view_t *indices = &r->in[1];
     if (is_nd(r->op)) {
         int last = indices->type.rank - 1, depth = (int)indices->type.dims[last];
-        *out = (gradd_rows_t){r->workspace, gradd_pick_span(&indices->type, 0, last),
-                              gradd_pick_span(x, 0, depth), gradd_pick_span(x, depth, x->rank)};
+        *out = (gradd_rows_t){r->workspace, gradd_pick_count(&indices->type, 0, last),
+                              gradd_pick_count(x, 0, depth), gradd_pick_count(x, depth, x->rank)};
         return gradd_pick_nd(x, 0, indices, r->workspace);
     }
     int axis;
@@ -158,7 +158,7 @@ static gradd_status_t infer_scatter_elements(gradd_infer_t *c) {
 static size_t workspace_scatter(const gradd_infer_t *c) {
     const gradd_type_t *index = &c->in[1].type;
     int end = is_nd(c->op) ? index->rank - 1 : index->rank;
-    return (size_t)gradd_pick_span(index, 0, end) * sizeof(int64_t);
+    return (size_t)gradd_pick_count(index, 0, end) * sizeof(int64_t);
 }
 
 /* ---- gradient rule --------------------------------------------------------------------------- */

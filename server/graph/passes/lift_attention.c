@@ -29,7 +29,7 @@ typedef struct lift_s {
 } lift_t;
 
 /* A value on its way up: in the scores and weights, or an operand of a product. */
-typedef enum place_e { IN_SCORES, IN_OPERAND } place_t;
+typedef enum side_e { IN_SCORES, IN_OPERAND } side_t;
 
 static bool is_among(const char *name, const char *const *names) {
     for (; *names; names++)
@@ -75,7 +75,7 @@ static gradd_status_t split(lift_t *s, gradd_val_t v, gradd_val_t *out) {
 /* ---- nodes that are written again ------------------------------------------------------------ */
 
 /* Whether a node does the same to each element, or to each row of the last axis. */
-static bool is_lifted(const lift_t *s, const graph_node_t *n, place_t place) {
+static bool is_lifted(const lift_t *s, const graph_node_t *n, side_t side) {
     static const char *const pointwise[] = {"Add",  "Sub", "Mul", "Div",     "Where", "Tanh",
                                             "Cast", "Not", "And", "Dropout", "Max",   NULL};
     double factor;
@@ -83,7 +83,7 @@ static bool is_lifted(const lift_t *s, const graph_node_t *n, place_t place) {
     const char *name = n->op->name;
     if (n->backward || n->n_out != 1 || n->n_in > 3) return false;
     if (!strcmp(name, "Transpose") || !strcmp(name, "Cast")) return true;
-    if (place == IN_OPERAND)
+    if (side == IN_OPERAND)
         return (!strcmp(name, "Mul") || !strcmp(name, "Div")) &&
                match_with_scalar(s->g, n, &factor, &other);
     if (!strcmp(name, "Softmax")) {
@@ -98,19 +98,19 @@ static bool is_lifted(const lift_t *s, const graph_node_t *n, place_t place) {
     return is_among(name, pointwise);
 }
 
-static gradd_status_t lift(lift_t *s, gradd_val_t v, place_t place, int depth, gradd_val_t *out);
+static gradd_status_t lift(lift_t *s, gradd_val_t v, side_t side, int depth, gradd_val_t *out);
 
 /* An operand of a node of `rank` dimensions; what broadcasts over N stays. */
-static gradd_status_t lift_operand(lift_t *s, gradd_val_t v, int rank, place_t place, int depth,
+static gradd_status_t lift_operand(lift_t *s, gradd_val_t v, int rank, side_t side, int depth,
                                    gradd_val_t *out) {
     *out = v;
     if (v == GRADD_NONE || !(rank == RANK ? is_split(s, v) : is_flat(s, v))) return GRADD_OK;
-    return lift(s, v, place, depth + 1, out);
+    return lift(s, v, side, depth + 1, out);
 }
 
 /* Transpose of three dimensions. The first stays where it is, or there is one batch and the axes
  * move behind it. */
-static gradd_status_t lift_transpose(lift_t *s, const graph_node_t *n, place_t place, int depth,
+static gradd_status_t lift_transpose(lift_t *s, const graph_node_t *n, side_t side, int depth,
                                      gradd_val_t *out) {
     const gradd_attr_t *attr = gradd_attr_find(n->attrs, "perm");
     const gradd_type_t *t = graph_type(s->g, n->in[0]);
@@ -120,7 +120,7 @@ static gradd_status_t lift_transpose(lift_t *s, const graph_node_t *n, place_t p
     for (int i = 0; attr && i < FIRST_RANK; i++)
         perm[1 + i] = 1 + attr->ints[i];
     if (perm[1] == 1)
-        GRADD_TRY(lift_operand(s, n->in[0], FIRST_RANK, place, depth, &x));
+        GRADD_TRY(lift_operand(s, n->in[0], FIRST_RANK, side, depth, &x));
     else if (s->batch == 1)
         x = gradd_reshape_to(&s->g->builder, n->in[0], dims, RANK);
     if (x == GRADD_NONE) return split(s, n->out[0], out);
@@ -129,16 +129,15 @@ static gradd_status_t lift_transpose(lift_t *s, const graph_node_t *n, place_t p
 }
 
 /* `node` again on lifted operands; its own output if they are what they were. */
-static gradd_status_t lift_node(lift_t *s, int32_t node, place_t place, int depth,
-                                gradd_val_t *out) {
+static gradd_status_t lift_node(lift_t *s, int32_t node, side_t side, int depth, gradd_val_t *out) {
     const graph_node_t n = s->g->nodes[node]; /* a copy: the list moves */
     const int rank = graph_type(s->g, n.out[0])->rank;
-    const place_t above = strcmp(n.op->name, "MatMul") ? place : IN_OPERAND;
+    const side_t above = strcmp(n.op->name, "MatMul") ? side : IN_OPERAND;
     const gradd_attr_t last = gradd_make_int("axis", -1);
     gradd_val_t in[3];
     bool changed = rank == FIRST_RANK;
     if (rank == FIRST_RANK && !strcmp(n.op->name, "Transpose"))
-        return lift_transpose(s, &n, place, depth, out);
+        return lift_transpose(s, &n, side, depth, out);
     for (int i = 0; i < n.n_in; i++) {
         GRADD_TRY(lift_operand(s, n.in[i], rank, above, depth, &in[i]));
         changed |= in[i] != n.in[i];
@@ -159,28 +158,28 @@ static bool is_alone(const lift_t *s, gradd_val_t v) {
 
 /* The value in four dimensions: [N, ., .] or [batch, heads, ., .] itself, if nothing above it is of
  * three. */
-static gradd_status_t find_lifted(lift_t *s, gradd_val_t v, place_t place, int depth,
+static gradd_status_t find_lifted(lift_t *s, gradd_val_t v, side_t side, int depth,
                                   gradd_val_t *out) {
     graph_t *g = s->g;
     const bool flat = is_flat(s, v);
     const graph_node_t *n = reshaping(g, v);
     if (n && depth < MATCH_MAX_WALK && (flat ? splits(s, v, n->in[0]) : splits(s, n->in[0], v)))
-        return lift(s, n->in[0], place, depth + 1, out);
+        return lift(s, n->in[0], side, depth + 1, out);
     const int32_t node = g->values[v]->kind == VALUE_NODE ? g->values[v]->node : -1;
     if (node >= 0) g->origin = g->nodes[node].origin; /* of the views below */
     if (node >= 0 && !n && depth < MATCH_MAX_WALK && is_alone(s, v) &&
-        is_lifted(s, &g->nodes[node], place))
-        return lift_node(s, node, place, depth, out);
+        is_lifted(s, &g->nodes[node], side))
+        return lift_node(s, node, side, depth, out);
     *out = v;
     return flat ? split(s, v, out) : GRADD_OK;
 }
 
-static gradd_status_t lift(lift_t *s, gradd_val_t v, place_t place, int depth, gradd_val_t *out) {
+static gradd_status_t lift(lift_t *s, gradd_val_t v, side_t side, int depth, gradd_val_t *out) {
     const bool old = v < s->redirect.n;
     *out = old ? s->lifted[v] : GRADD_NONE;
     if (*out != GRADD_NONE) return GRADD_OK;
     GRADD_TRY(compile_time_spend(1));
-    GRADD_TRY(find_lifted(s, v, place, depth, out));
+    GRADD_TRY(find_lifted(s, v, side, depth, out));
     if (old) s->lifted[v] = *out;
     return GRADD_OK;
 }
