@@ -211,6 +211,17 @@ gradd_status_t gradd_lease_add_headed(gradd_lease_t *lease, uint64_t id, int fd,
     return GRADD_OK;
 }
 
+gradd_status_t gradd_lease_borrow(gradd_lease_t *lease, uint64_t id, const gradd_lent_t *lent,
+                                  uint32_t kind, const gradd_mapper_t *mapper) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    const gradd_status_t status = gradd_segment_borrow(lent, mapper, &segment);
+    if (status != GRADD_OK) return gradd_wrap(status, "segment %llu", (unsigned long long)id);
+    segment.kind = kind;
+    const gradd_status_t added = gradd_handle_add(lease->table, id, &segment);
+    gradd_segment_finish(&segment); /* empty unless the table refused it */
+    return added;
+}
+
 void gradd_lease_end(gradd_lease_t *lease) {
     if (!atomic_exchange(&lease->ended, true)) gradd_handle_close(lease->table);
 }

@@ -134,6 +134,19 @@ gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_map
     return GRADD_OK;
 }
 
+gradd_status_t gradd_segment_borrow(const gradd_lent_t *lent, const gradd_mapper_t *mapper,
+                                    gradd_segment_t *out_segment) {
+    gradd_segment_t opened = {
+        .fd = -1, .bytes = lent->bytes, .mapper = mapper, .memory = lent->memory};
+    GRADD_TRY(check_claim(lent->bytes));
+    if (!mapper || !mapper->open)
+        return GRADD_FAIL(UNSUPPORTED, "this daemon's device has no memory of its own to share: "
+                                       "send memory of the host, a memfd");
+    GRADD_TRY(mapper->open(mapper->context, lent, &opened.base));
+    *out_segment = opened;
+    return GRADD_OK;
+}
+
 gradd_status_t gradd_segment_map(gradd_segment_t *segment) {
     void *base;
     if (segment->base) return GRADD_OK;
@@ -151,7 +164,9 @@ gradd_status_t gradd_segment_map(gradd_segment_t *segment) {
 
 void gradd_segment_unmap(gradd_segment_t *segment) {
     const gradd_mapper_t *mapper = segment->mapper;
-    if (segment->base && mapper)
+    if (segment->base && segment->memory != GRADD_MEMORY_MEMFD)
+        mapper->close(mapper->context, segment->memory, segment->base, segment->bytes);
+    else if (segment->base && mapper)
         mapper->unmap(mapper->context, segment->base, segment->bytes);
     else if (segment->base)
         munmap(segment->base, segment->bytes);

@@ -23,25 +23,55 @@
 extern "C" {
 #endif
 
+/* What the memory of a segment is: MEMORY(symbol, name on the wire). */
+#define GRADD_MEMORIES(MEMORY)                                                                     \
+    MEMORY(MEMFD, "memfd")       /* of the host, by a descriptor that both can check */            \
+    MEMORY(CUDA_VMM, "cuda-vmm") /* of a device, by a descriptor of its driver's (cuMemCreate) */  \
+    MEMORY(CUDA_IPC,                                                                               \
+           "cuda-ipc") /* of a device, by a handle of its driver's (cudaIpcGetMemHandle) */
+typedef enum gradd_memory_e {
+#define MEMORY(symbol, name) GRADD_MEMORY_##symbol,
+    GRADD_MEMORIES(MEMORY)
+#undef MEMORY
+        GRADD_N_MEMORIES
+} gradd_memory_t;
+
+#define GRADD_IPC_HANDLE_BYTES 64
+
+/* Memory of a device as a client's message names it. */
+typedef struct gradd_lent_s {
+    gradd_memory_t memory; /* CUDA_VMM or CUDA_IPC */
+    int fd;                /* CUDA_VMM: the descriptor, which is the caller's; else -1 */
+    const void *handle;    /* CUDA_IPC: Borrowed, GRADD_IPC_HANDLE_BYTES; else NULL */
+    uint64_t bytes;        /* as the message claims */
+} gradd_lent_t;
+
 /* How a device takes a segment into its own memory. Any thread calls, at any time. */
 typedef struct gradd_mapper_s {
     void *context;
     /* All bytes of fd; *out is an address of the device, page aligned. Fails with NOMEM or SHM. */
     gradd_status_t (*map)(void *context, int fd, uint64_t bytes, void **out);
     void (*unmap)(void *context, void *base, uint64_t bytes);
+    /* Memory of the device itself. Fails with NOMEM, SHM (also where it has fewer bytes), or
+     * UNSUPPORTED. */
+    gradd_status_t (*open)(void *context, const gradd_lent_t *lent, void **out);
+    void (*close)(void *context, gradd_memory_t memory, void *base, uint64_t bytes);
 } gradd_mapper_t;
 
 typedef struct gradd_segment_s {
-    int fd;         /* Owned. -1: none */
-    void *base;     /* Owned mapping of all bytes, page aligned. NULL: not mapped */
-    uint64_t bytes; /* size of the file as the kernel reports it, never as a message claims it */
+    int fd;     /* Owned. -1: none */
+    void *base; /* Owned mapping of all bytes, page aligned. NULL: not mapped */
+    /* Of the file as the kernel reports it, never as a message claims it; of a device's memory at
+     * most what its driver reports. */
+    uint64_t bytes;
     const gradd_mapper_t *mapper; /* Borrowed; whose address base is. NULL: this process's */
     uint32_t header_bytes;        /* in front, where no tensor lies (header.h); 0 = none */
     uint32_t kind;                /* GRADD_SEGMENT_... of header.h */
+    gradd_memory_t memory;
 } gradd_segment_t;
 
 /* The empty segment: gradd_segment_t s = GRADD_SEGMENT_INIT; */
-#define GRADD_SEGMENT_INIT {-1, NULL, 0, NULL, 0, 0}
+#define GRADD_SEGMENT_INIT {-1, NULL, 0, NULL, 0, 0, GRADD_MEMORY_MEMFD}
 
 /* Makes a segment of exactly `bytes` zero bytes (> 0), reserved, sealed and mapped. `name` is for
  * /proc only, at most 200 characters. Fails with LIMIT (size), NOSPC (no room), SHM. */
@@ -57,6 +87,11 @@ gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes);
  * stays with the caller. mapper: NULL for this process, else it must outlive the segment. */
 gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_mapper_t *mapper,
                                   gradd_segment_t *out_segment);
+
+/* Opens memory of a device. There is nothing to check but what the driver says; the descriptor may
+ * be closed afterwards. mapper: as above; NULL: UNSUPPORTED. */
+gradd_status_t gradd_segment_borrow(const gradd_lent_t *lent, const gradd_mapper_t *mapper,
+                                    gradd_segment_t *out_segment);
 
 /* Maps a created segment that was unmapped; nothing to do when it is mapped. Fails with NOMEM or
  * SHM. */

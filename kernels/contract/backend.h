@@ -13,6 +13,7 @@
 
 #include "kernels/contract/adam.h"
 #include "kernels/contract/kernel.h"
+#include "shm/segment.h"
 
 #define GRADD_BACKEND_ABI 2u
 
@@ -102,6 +103,15 @@ typedef struct gradd_backend_s {
 
     /* For people: a line about what the device has measured and keeps on disk. NULL = nothing. */
     const char *(*kept)(void);
+
+    /* Opens memory of the device that a client lends, and gives its address. Called by any thread
+     * at any time, as map. NULL: the device has none to share. Errors: NOMEM, SHM (the driver does
+     * not take it, or it has fewer bytes), UNSUPPORTED (that kind of memory). */
+    gradd_status_t (*open)(gradd_queue_t *queue, const gradd_lent_t *lent, void **out);
+    void (*close)(gradd_queue_t *queue, gradd_memory_t memory, void *at, size_t bytes);
+    /* What the driver calls the device on every machine and in every process, "GPU-...": 40
+     * characters. NULL = it has no such name. */
+    const char *(*uuid)(void);
 } gradd_backend_t;
 
 /* All devices of this build; the first is the default. */

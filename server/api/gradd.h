@@ -50,6 +50,7 @@ typedef struct gradd_device_options_s {
 /* The properties that do not change while it is open. */
 typedef struct gradd_device_info_s {
     const char *name;
+    const char *uuid;    /* its driver's name for it; NULL = there is none */
     const char *library; /* that multiplies matrices */
     bool native_bf16;    /* it multiplies bf16 itself, not as f32 */
     int threads;

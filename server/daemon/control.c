@@ -15,7 +15,7 @@
 #include "shm/discard.h"
 #include "shm/fdpass.h"
 
-#define MAX_ARGS         5
+#define MAX_ARGS         7
 #define MAX_DESCRIPTORS  4
 #define PACKETS_PER_CALL 8
 
@@ -32,7 +32,7 @@ typedef struct packet_s {
 typedef struct control_row_s {
     const char *name;
     gradd_status_t (*handle)(packet_t *packet);
-    int n_fds;
+    int n_fds;    /* -1: the verb looks at them itself */
     bool lasting; /* as in commands.h */
     wire_field_t fields[MAX_ARGS];
 } control_row_t;
@@ -109,32 +109,115 @@ static gradd_status_t handle_hello(packet_t *packet) {
     wire_put_i64(packet->reply, getpid());
     wire_key(packet->reply, "header");
     wire_put_u64(packet->reply, GRADD_HEADER_VERSION);
+    wire_key(packet->reply, "device");
+    wire_put_text(packet->reply, packet->host->device);
+    if (packet->host->uuid) {
+        wire_key(packet->reply, "uuid");
+        wire_put_text(packet->reply, packet->host->uuid);
+    }
     return GRADD_OK;
 }
 
-/* A text that must be the only one there is; absent: that one. */
-static gradd_status_t check_only(const msgpack_object *given, const char *field, const char *what,
-                                 const char *only) {
-    if (!given) return GRADD_OK;
+static gradd_status_t check_descriptors(const packet_t *packet, int expected) {
+    if (packet->n_fds == expected) return GRADD_OK;
+    return GRADD_FAIL(SHM, "%s: %d descriptors came along, expected %d", packet->verb,
+                      packet->n_fds, expected);
+}
+
+/* ---- segments -------------------------------------------------------------------------------- */
+
+enum {
+    SEGMENT_ID,
+    SEGMENT_BYTES,
+    SEGMENT_KIND,
+    SEGMENT_DEVICE,
+    SEGMENT_HEADER,
+    SEGMENT_PURPOSE,
+    SEGMENT_HANDLE
+};
+
+static bool says(const msgpack_object *given, const char *text) {
+    return text && given->via.str.size == strlen(text) &&
+           !memcmp(given->via.str.ptr, text, given->via.str.size);
+}
+
+static gradd_status_t unknown(const msgpack_object *given, const char *field, const char *what,
+                              const char *known) {
     const msgpack_object_str *text = &given->via.str;
-    if (text->size == strlen(only) && memcmp(text->ptr, only, text->size) == 0) return GRADD_OK;
-    return GRADD_FAIL(UNSUPPORTED, "segment: field '%s': there is no %s '%.*s', only '%s'", field,
-                      what, text->size < 60 ? (int)text->size : 60, text->ptr, only);
+    return GRADD_FAIL(UNSUPPORTED, "segment: field '%s': there is no %s '%.*s', only %s", field,
+                      what, text->size < 60 ? (int)text->size : 60, text->ptr, known);
+}
+
+/* By its name or its UUID; absent: the only one. */
+static gradd_status_t check_device(const packet_t *packet) {
+    const msgpack_object *given = packet->args[SEGMENT_DEVICE];
+    const control_host_t *host = packet->host;
+    char known[128];
+    if (!given || says(given, host->device) || says(given, host->uuid)) return GRADD_OK;
+    snprintf(known, sizeof known, "'%s'%s%s", host->device, host->uuid ? ", " : "",
+             host->uuid ? host->uuid : "");
+    return unknown(given, "device", "device", known);
+}
+
+static gradd_status_t read_memory(const msgpack_object *given, gradd_memory_t *out) {
+    static const char *const names[] = {
+#define MEMORY(symbol, name) name,
+        GRADD_MEMORIES(MEMORY)
+#undef MEMORY
+    };
+    for (*out = 0; given && *out < GRADD_N_MEMORIES && !says(given, names[*out]);)
+        ++*out;
+    if (*out < GRADD_N_MEMORIES) return GRADD_OK;
+    return unknown(given, "kind", "kind of segment", "'memfd', 'cuda-vmm', 'cuda-ipc'");
+}
+
+/* What memory without a header is for; absent: it does not say. */
+static gradd_status_t read_purpose(const msgpack_object *given, uint32_t *out) {
+    *out = GRADD_SEGMENT_OTHER;
+    while (given && *out < GRADD_N_SEGMENT_KINDS && !says(given, gradd_segment_kind_name(*out)))
+        ++*out;
+    if (*out < GRADD_N_SEGMENT_KINDS) return GRADD_OK;
+    return unknown(given, "purpose", "purpose", "'parameters', 'gradients', 'state', 'ring'");
+}
+
+static gradd_status_t take_memfd(packet_t *packet) {
+    const uint64_t id = wire_u64(packet->args[SEGMENT_ID]);
+    const uint64_t bytes = wire_u64(packet->args[SEGMENT_BYTES]);
+    const bool headed = packet->args[SEGMENT_HEADER] && wire_flag(packet->args[SEGMENT_HEADER]);
+    const int fd = packet->fds[0];
+    packet->fds[0] = -1;
+    return (headed ? gradd_lease_add_headed : gradd_lease_add)(packet->session->lease, id, fd,
+                                                               bytes, packet->host->mapper);
+}
+
+static gradd_status_t borrow(const packet_t *packet, gradd_memory_t memory) {
+    const msgpack_object *handle = packet->args[SEGMENT_HANDLE];
+    gradd_lent_t lent = {memory, -1, NULL, wire_u64(packet->args[SEGMENT_BYTES])};
+    uint32_t purpose;
+    GRADD_TRY(read_purpose(packet->args[SEGMENT_PURPOSE], &purpose));
+    if (memory == GRADD_MEMORY_CUDA_VMM) {
+        lent.fd = packet->fds[0];
+    } else {
+        const uint32_t n = handle ? handle->via.bin.size : 0;
+        if (n != GRADD_IPC_HANDLE_BYTES)
+            return GRADD_FAIL(SHM, "segment: field 'handle': expected %d bytes, got %u",
+                              GRADD_IPC_HANDLE_BYTES, (unsigned)n);
+        lent.handle = handle->via.bin.ptr;
+    }
+    return gradd_lease_borrow(packet->session->lease, wire_u64(packet->args[SEGMENT_ID]), &lent,
+                              purpose, packet->host->mapper);
 }
 
 static gradd_status_t handle_segment(packet_t *packet) {
-    uint64_t id = wire_u64(packet->args[0]), bytes = wire_u64(packet->args[1]);
-    GRADD_TRY(check_only(packet->args[2], "kind", "kind of segment", "memfd"));
-    GRADD_TRY(check_only(packet->args[3], "device", "device", packet->host->device));
+    gradd_memory_t memory;
+    GRADD_TRY(read_memory(packet->args[SEGMENT_KIND], &memory));
+    GRADD_TRY(check_device(packet));
+    GRADD_TRY(check_descriptors(packet, memory == GRADD_MEMORY_CUDA_IPC ? 0 : 1));
     if (packet->session->state == SESSION_NEW)
         return GRADD_FAIL(SESSION, "segment: say hello first");
-    int fd = packet->fds[0];
-    packet->fds[0] = -1;
-    const bool headed = packet->args[4] && wire_flag(packet->args[4]);
-    GRADD_TRY((headed ? gradd_lease_add_headed : gradd_lease_add)(packet->session->lease, id, fd,
-                                                                  bytes, packet->host->mapper));
+    GRADD_TRY(memory == GRADD_MEMORY_MEMFD ? take_memfd(packet) : borrow(packet, memory));
     wire_key(packet->reply, "id");
-    wire_put_u64(packet->reply, id);
+    wire_put_u64(packet->reply, wire_u64(packet->args[SEGMENT_ID]));
     return GRADD_OK;
 }
 
@@ -155,12 +238,14 @@ static const control_row_t rows[] = {
                 {.name = "version", .kind = WIRE_TEXT, .optional = true, .max = 64}}},
     {.name = "segment",
      .handle = handle_segment,
-     .n_fds = 1,
-     .fields = {{.name = "id", .kind = WIRE_U64},
-                {.name = "bytes", .kind = WIRE_U64},
-                {.name = "kind", .kind = WIRE_TEXT, .optional = true},
-                {.name = "device", .kind = WIRE_TEXT, .optional = true},
-                {.name = "header", .kind = WIRE_FLAG, .optional = true}}},
+     .n_fds = -1,
+     .fields = {[SEGMENT_ID] = {.name = "id", .kind = WIRE_U64},
+                [SEGMENT_BYTES] = {.name = "bytes", .kind = WIRE_U64},
+                [SEGMENT_KIND] = {.name = "kind", .kind = WIRE_TEXT, .optional = true},
+                [SEGMENT_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true},
+                [SEGMENT_HEADER] = {.name = "header", .kind = WIRE_FLAG, .optional = true},
+                [SEGMENT_PURPOSE] = {.name = "purpose", .kind = WIRE_TEXT, .optional = true},
+                [SEGMENT_HANDLE] = {.name = "handle", .kind = WIRE_BYTES, .optional = true}}},
     {.name = "unsegment", .handle = handle_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
 };
 
@@ -180,9 +265,7 @@ static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
             n++;
         if (!row->lasting) GRADD_TRY(wire_check_known(doc, row->name, row->fields, n, envelope));
         GRADD_TRY(wire_match(doc, row->name, row->fields, n, packet->args));
-        if (packet->n_fds != row->n_fds)
-            return GRADD_FAIL(SHM, "%s: %d descriptors came along, expected %d", row->name,
-                              packet->n_fds, row->n_fds);
+        if (row->n_fds >= 0) GRADD_TRY(check_descriptors(packet, row->n_fds));
         return row->handle(packet);
     }
     return GRADD_FAIL(UNSUPPORTED, "unknown control verb '%.*s'", (int)name->size, name->ptr);

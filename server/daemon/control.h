@@ -22,6 +22,7 @@ gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
 typedef struct control_host_s {
     const char *dir;
     const char *device;           /* name of the only one */
+    const char *uuid;             /* its driver's name for it; NULL = there is none */
     const gradd_mapper_t *mapper; /* takes segments to it; may be NULL */
 } control_host_t;
 

@@ -124,8 +124,10 @@ static void accept_session(daemon_t *daemon) {
 
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
+    const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
     const control_host_t host = {.dir = daemon->dir.path,
-                                 .device = gradd_device_info(daemon->worker.device)->name,
+                                 .device = device->name,
+                                 .uuid = device->uuid,
                                  .mapper = device_mapper(daemon->worker.device)};
     session_t *session = session_by_number(&daemon->table, number);
     if (!session || session->control < 0) return;

@@ -16,6 +16,16 @@ static void unmap(void *context, void *base, uint64_t bytes) {
     d->backend->unmap(d->queue, base, (size_t)bytes);
 }
 
+static gradd_status_t open_lent(void *context, const gradd_lent_t *lent, void **out) {
+    const gradd_device_t *d = context;
+    return d->backend->open(d->queue, lent, out);
+}
+
+static void close_lent(void *context, gradd_memory_t memory, void *base, uint64_t bytes) {
+    const gradd_device_t *d = context;
+    d->backend->close(d->queue, memory, base, (size_t)bytes);
+}
+
 gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_options_t *options,
                            gradd_device_t **out_device) {
     gradd_device_t *d = calloc(1, sizeof *d);
@@ -29,7 +39,8 @@ gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_op
     d->compile_ms = options->compile_ms;
     d->admit = options->admit;
     d->admit_context = options->admit_context;
-    d->mapper = (gradd_mapper_t){d, map, unmap};
+    d->info.uuid = backend->uuid ? backend->uuid() : NULL;
+    d->mapper = (gradd_mapper_t){d, map, unmap, backend->open ? open_lent : NULL, close_lent};
     gradd_status_t status = backend->queue_create(d->info.threads, &d->queue);
     if (status) {
         free(d);

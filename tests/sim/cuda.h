@@ -78,6 +78,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAlloc
                   unsigned long long flags);
 CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t n);
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes);
+#define cuMemGetAddressRange cuMemGetAddressRange_v2
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *out_base, size_t *out_bytes, CUdeviceptr at);
 
 #ifdef __cplusplus

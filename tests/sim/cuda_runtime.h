@@ -57,6 +57,15 @@ cudaError_t cudaGetDevice(int *out);
 cudaError_t cudaMemGetInfo(size_t *out_free, size_t *out_total);
 cudaError_t cudaDeviceSynchronize(void);
 
+typedef enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1,
+} cudaDriverEntryPointQueryResult;
+enum { cudaEnableDefault = 0 };
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult *out_found);
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);

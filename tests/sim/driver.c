@@ -47,3 +47,34 @@ CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
     if (!error) memcpy(out, &found.uuid, sizeof *out);
     return (CUresult)error;
 }
+
+/* ---- functions by name ----------------------------------------------------------------------- */
+
+#define NAMED(name) {#name, (void (*)(void))name}
+static const struct {
+    const char *name;
+    void (*function)(void);
+} functions[] = {
+    NAMED(cuMemImportFromShareableHandle),
+    NAMED(cuMemRelease),
+    NAMED(cuMemAddressReserve),
+    NAMED(cuMemAddressFree),
+    NAMED(cuMemMap),
+    NAMED(cuMemUnmap),
+    NAMED(cuMemSetAccess),
+    {"cuMemGetAddressRange", (void (*)(void))cuMemGetAddressRange_v2},
+};
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult *out_found) {
+    (void)version, (void)flags;
+    SIM_CALL(cudaErrorInvalidValue);
+    *out_found = cudaDriverEntryPointSymbolNotFound;
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        if (strcmp(symbol, functions[i].name)) continue;
+        memcpy(out, &functions[i].function, sizeof *out);
+        *out_found = cudaDriverEntryPointSuccess;
+    }
+    return cudaSuccess;
+}

@@ -65,7 +65,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
     SIM_CALL(cudaErrorMemoryAllocation);
     const bool shared = flags & cudaEventInterprocess;
     if (shared && !(flags & cudaEventDisableTiming)) return sim_failed(cudaErrorInvalidValue);
-    return make(shared ? sim_file("gradd-sim-event", SIM_PAGE) : -1, out);
+    return make(shared ? sim_file("sim-event", SIM_PAGE) : -1, out);
 }
 
 /* The page stays: work that is under way still ends there. */

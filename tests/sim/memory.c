@@ -15,7 +15,7 @@ typedef struct sim_entry_s {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static sim_entry_t *entries;
-static size_t taken, in_use[SIM_DEVICES];
+static size_t taken, mapped, in_use[SIM_DEVICES];
 static int working; /* streams */
 
 size_t sim_pages(size_t bytes) {
@@ -45,6 +45,7 @@ bool sim_memory_find(const void *at, sim_block_t *out) {
 static void account(const sim_block_t *b, int by) {
     const size_t bytes = by > 0 ? b->bytes : -b->bytes;
     if (b->kind == SIM_TAKEN) taken += bytes;
+    if (b->kind == SIM_MAPPED || b->kind == SIM_OPENED) mapped += bytes;
     if (b->kind == SIM_TAKEN || b->kind == SIM_MAPPED) in_use[b->device] += bytes;
 }
 
@@ -90,7 +91,7 @@ void *sim_memory_take(size_t bytes, bool shared) {
     const size_t size = sim_pages(bytes);
     const int device = sim_device();
     if (device < 0 || sim_bytes_of(device) + bytes > sim_memory_limit()) return NULL;
-    const int fd = shared ? sim_file("gradd-sim", size + SIM_PAGE) : -1;
+    const int fd = shared ? sim_file("sim-block", size + SIM_PAGE) : -1;
     if (shared && fd < 0) return NULL;
     char *at = mmap(NULL, size + SIM_PAGE, PROT_READ | PROT_WRITE,
                     shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, fd, 0);
@@ -133,6 +134,13 @@ void sim_memory_close(void) {
 size_t sim_bytes_of(int number) {
     pthread_mutex_lock(&lock);
     const size_t bytes = number < 0 ? 0 : in_use[number];
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+size_t sim_bytes_mapped(void) {
+    pthread_mutex_lock(&lock);
+    const size_t bytes = mapped;
     pthread_mutex_unlock(&lock);
     return bytes;
 }

@@ -61,6 +61,8 @@ int sim_left(void);
 void sim_find(void);
 /* Bytes of memory of the device that are not freed, and work of all streams that is not done. */
 size_t sim_bytes(void);
+/* Of memory of cuMemCreate and of other processes, as often as it has an address here. */
+size_t sim_bytes_mapped(void);
 int sim_pending(void);
 
 /* Events that were made so far. */

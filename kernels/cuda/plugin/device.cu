@@ -5,15 +5,14 @@
  * refuses is recorded in a fault record of the queue, which wait() reads; an error of CUDA itself
  * ends the device, because its context is lost.
  *
- * Pages of clients are mapped and registered with the driver, so kernels read and write them over
- * the bus. Nothing links libcuda: the driver is found at run time.
+ * memory.cu takes the memory of clients. Nothing links libcuda: the driver is found at run time.
  */
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
+#include "kernels/cuda/plugin/memory.h"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/product/kept.h"
 #include "kernels/cuda/product/measure.h"
@@ -30,7 +29,7 @@ struct gradd_queue_s {
 
 thread_local gpu_call_t gpu_call;
 static int units;
-static char device_name[256];
+static char device_name[256], device_uuid[48];
 
 /* ---- failures ---- */
 
@@ -164,33 +163,6 @@ static gradd_status_t device_zero(gradd_queue_t *q, void *memory, size_t bytes) 
     return error ? noted(q, failed(error, "zeros")) : GRADD_OK;
 }
 
-static gradd_status_t device_map(gradd_queue_t *, int fd, size_t bytes, void **out) {
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *there;
-    if (memory == MAP_FAILED) return GRADD_FAIL(SHM, "cannot map %zu bytes", bytes);
-    cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterMapped);
-    if (!error) {
-        error = cudaHostGetDevicePointer(&there, memory, 0);
-        if (!error && there == memory) {
-            *out = memory;
-            return GRADD_OK;
-        }
-        cudaHostUnregister(memory);
-    }
-    munmap(memory, bytes);
-    cudaGetLastError(); /* it is no failure of what comes next */
-    if (error == cudaErrorMemoryAllocation)
-        return GRADD_FAIL(NOMEM, "the GPU cannot map %zu bytes: no memory for it", bytes);
-    if (error)
-        return GRADD_FAIL(SHM, "the GPU cannot map %zu bytes: %s", bytes,
-                          cudaGetErrorString(error));
-    return GRADD_FAIL(UNSUPPORTED, "this GPU has addresses of its own");
-}
-
-static void device_unmap(gradd_queue_t *, void *memory, size_t bytes) {
-    cudaHostUnregister(memory);
-    munmap(memory, bytes);
-}
-
 /* ---- work ---- */
 
 static gradd_status_t device_launch(gradd_queue_t *q, const gradd_kernel_t *kernel,
@@ -314,12 +286,25 @@ static const gradd_kernels_t *const kernels[] = {
 #undef X
 };
 
+static const char *uuid(void) {
+    return device_uuid;
+}
+
+/* As nvidia-smi and CUDA_VISIBLE_DEVICES have it. */
+static void write_uuid(const cudaUUID_t *uuid) {
+    int n = snprintf(device_uuid, sizeof device_uuid, "GPU");
+    for (int i = 0; i < 16; i++)
+        n += snprintf(device_uuid + n, sizeof device_uuid - (size_t)n, "%s%02x",
+                      i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                      (unsigned char)uuid->bytes[i]);
+}
+
 static const gradd_backend_t table = {
     .abi = GRADD_BACKEND_ABI,
     .size = sizeof(gradd_backend_t),
     .name = "cuda",
-    .map = device_map,
-    .unmap = device_unmap,
+    .map = gpu_map,
+    .unmap = gpu_unmap,
     .queue_create = queue_create,
     .queue_destroy = queue_destroy,
     .queue_enter = queue_enter,
@@ -343,6 +328,9 @@ static const gradd_backend_t table = {
     .head_rows = GPU_HEAD_ROWS,
     .head_block = GPU_HEAD_BLOCK,
     .kept = gpu_kept_text,
+    .open = gpu_open,
+    .close = gpu_close,
+    .uuid = uuid,
 };
 
 /* A GPU that this build has code for. */
@@ -358,6 +346,8 @@ static gradd_status_t find_device(void) {
                           found.name, found.major, found.minor);
     CU(cudaSetDevice(0), "the GPU");
     units = found.multiProcessorCount;
+    write_uuid(&found.uuid);
+    gpu_find_driver();
     snprintf(device_name, sizeof device_name, "%s", found.name);
     return GRADD_OK;
 }
