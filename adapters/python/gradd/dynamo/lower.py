@@ -50,6 +50,7 @@ _POWERS = ("Pow", "PowByNatural")
 _HIGHEST = 4  # power of a size that is still a number of 64 bits
 _UNKNOWN = object()
 # They change a fake tensor itself: Dynamo's record of it is not its state before the call.
+_CUSTOM = "autograd_function_apply"  # of autograd.Function
 _RESHAPING = frozenset(
     {
         *("resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_"),
@@ -158,6 +159,12 @@ def name_of(node: torch.fx.Node) -> str:
     """The name of a node's function: `linear`, `add`."""
     target = node.target
     return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def readable_name(node: torch.fx.Node) -> str:
+    """The same for messages: names that torch uses for itself say nothing to users."""
+    name = name_of(node)
+    return "a custom autograd.Function" if name == _CUSTOM else name
 
 
 def value_of(node: torch.fx.Node) -> Any:
@@ -472,10 +479,9 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     def _check(self, node: torch.fx.Node) -> None:
         target = node.target
         if takes_graphs(target):
-            custom = target.name() == "autograd_function_apply"
-            if custom:
-                raise self._refusal("autograd_function", "calls a custom autograd.Function")
-            raise self._refusal("unsupported_operator", f"calls {target.name()}")
+            custom = target.name() == _CUSTOM
+            reason = "autograd_function" if custom else "unsupported_operator"
+            raise self._refusal(reason, f"calls {readable_name(node)}")
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
         if name in _RESHAPING:
             raise self._refusal(

@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from gradd import private
-from gradd.dynamo.lower import name_of, value_of
+from gradd.dynamo.lower import name_of, readable_name, value_of
 
 _PRODUCTS = frozenset({"matmul", "bmm", "mm", "addmm", "baddbmm", "addbmm", "mv", "einsum", "dot"})
 _WITH_SUMMAND = frozenset({"addmm", "baddbmm", "addbmm"})  # before the factors
@@ -76,7 +76,7 @@ def amounts(nodes: Iterable[torch.fx.Node], daemon: bool) -> Amounts:
     count = sum(map(work, nodes))
     if daemon:
         return Amounts(count)
-    return Amounts(0, count, next((name_of(n) for n in nodes if is_opaque(n.target)), ""))
+    return Amounts(0, count, next((readable_name(n) for n in nodes if is_opaque(n.target)), ""))
 
 
 def is_opaque(target: Any) -> bool:
