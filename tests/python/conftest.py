@@ -29,7 +29,7 @@ import pytest
 import torch
 import torch._dynamo.guards
 
-from helpers import BUILD, ROOT
+from helpers import BUILD, ROOT, emu_torch
 from helpers.selection import SEED, mark_undrawn
 
 TESTS = ROOT / "tests/python"
@@ -48,6 +48,8 @@ from gradd.session import control  # noqa: E402
 from gradd.session import daemon as gradd_daemon  # noqa: E402
 
 DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
+if DEVICE == "emu" and not emu_torch.why_not():
+    emu_torch.load()  # autograd's first backward counts the devices of the process
 BINARY = BUILD / "bin" / "gradd"
 if DEVICE != "cpu":  # the daemon that has the device of the tests, too
     BINARY = BINARY.with_name("gradd-fake")

@@ -13,15 +13,8 @@ from collections import Counter
 
 from gradd import errors, options, reasons
 from gradd.reasons import DEFAULT_POLICY, FallbackPolicy
-from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
-
-
-class DeviceError(errors.UnsupportedError):
-    """Parameters or inputs are where the daemon cannot reach them."""
-
-    reason = "device"
 
 
 class SelfCheckError(errors.InternalError):
@@ -108,12 +101,10 @@ class Fallback:
 
 def classify(error: Exception) -> tuple[FallbackPolicy, str]:
     """The policy flag that covers an error, and the short reason for the statistics."""
-    name = ""
-    if isinstance(error, (CaptureError, DeviceError, SelfCheckError)):
-        name = error.reason
-    elif isinstance(error, errors.SessionError):
+    name = getattr(error, "reason", "")  # a device's, a capture's, a self-check's
+    if not name and isinstance(error, errors.SessionError):
         name = "session"
-    elif isinstance(error, errors.GraddError):
+    elif not name and isinstance(error, errors.GraddError):
         name = error.code.lower()
     known = reasons.BY_NAME.get(name)
     if known is None or known.flag is None:

@@ -20,6 +20,7 @@ import torch
 from gradd import errors, interrupts
 from gradd.calls import tables
 from gradd.calls.parameters import identity, overlapping
+from gradd.memory import devices
 from gradd.memory.holders import others
 from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import DTYPE_CODES, nbytes, round_up
@@ -400,11 +401,12 @@ class FusedAdam(torch.optim.Optimizer):
     def _check(entries: list[tuple[int, torch.Tensor]]) -> None:
         for _, p in entries:
             for what, t in (("parameter", p), ("gradient", p.grad)):
-                if t.dtype not in _TYPES or t.device.type != "cpu" or t.layout != torch.strided:
+                known = devices.is_known(t.device) and t.device == p.device
+                if t.dtype not in _TYPES or not known or t.layout != torch.strided:
                     raise errors.TensorError(
                         f"FusedAdam: {what} of shape {tuple(p.shape)} is {t.dtype} on {t.device} "
-                        f"({t.layout}); it takes dense float32, bfloat16 and float16 on "
-                        "the CPU"
+                        f"({t.layout}); it takes dense float32, bfloat16 and float16 on the CPU, "
+                        "or on a GPU that the daemon computes on"
                     )
 
     def _check_ties(self, client: Client, params: list[torch.Tensor]) -> None:
@@ -425,7 +427,7 @@ class FusedAdam(torch.optim.Optimizer):
     def _session(self, params: list[torch.Tensor]) -> Client:
         if self._client is None or self._client.closed:
             found = next((f for f in map(clients.find, params) if f is not None), None)
-            self._client = found[0] if found else clients.get_client()
+            self._client = found[0] if found else clients.get_client(device=params[0].device)
             self._bound.clear()
             self._journal = None
         return self._client

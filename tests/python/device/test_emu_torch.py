@@ -23,11 +23,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _device() -> None:
-    emu_torch.load()
-
-
 def _write_columns(x: torch.Tensor) -> torch.Tensor:
     x[1] = 5
     x[:, 2].add_(3)

@@ -12,6 +12,7 @@ import types
 
 import torch
 
+from gradd.memory import devices
 from helpers import BUILD
 
 LIBRARY = BUILD / "lib" / "libsim.so"
@@ -39,7 +40,17 @@ def load() -> types.ModuleType:
         vars(module).update(part())
     torch._register_device_module("emu", module)
     torch.utils.generate_methods_for_privateuse1_backend()
+    devices.register("emu", _memory)
     return module
+
+
+def _memory(device: torch.device) -> devices.Gpu:
+    def tensor(
+        address: int, owner: object, count: int, dtype: torch.dtype, where: torch.device
+    ) -> torch.Tensor:
+        return torch.ops.emu.from_address(address, id(owner), [count], dtype, where.index)
+
+    return devices.Gpu(device, str(LIBRARY), tensor, torch.ops.emu.stream_address)
 
 
 class _Device:

@@ -196,10 +196,9 @@ class State:
                 seen.add(identity(tensor))
                 yield tensor
 
-    @staticmethod
-    def _can_move(tensor: torch.Tensor) -> bool:
+    def _can_move(self, tensor: torch.Tensor) -> bool:
         return (
-            tensor.device.type == "cpu"
+            tensor.device == self.client.memory.device
             and tensor.layout == torch.strided
             and tensor.dtype in DTYPE_CODES
             and is_plain(type(tensor))
@@ -221,7 +220,8 @@ class State:
             if not self._can_move(tensor):
                 raise errors.TensorError(
                     f"{entry.name} is a {tensor.dtype} {type(tensor).__name__} on "
-                    f"{tensor.device}: only plain tensors on the CPU can be shared"
+                    f"{tensor.device}: only plain tensors on {self.client.memory.device} can be "
+                    "shared"
                 )
         if missing:
             unique = {identity(t): t for t in missing}
@@ -256,7 +256,7 @@ class State:
                 with pool.filling(size):
                     self._move_group(list(itertools.islice(moving, count)), counts)
         self.generation = next(_generations)
-        self._forget_gone()
+        self.forget_gone()
 
     def _move_group(self, tensors: list[torch.Tensor], others: dict[int, int]) -> None:
         """One after the other: memory that a tensor leaves behind is free for the next ones."""
@@ -310,7 +310,7 @@ class State:
             return None
         return block
 
-    def _forget_gone(self) -> None:
+    def forget_gone(self) -> None:
         """Drops homes at whose address none of the module's tensors is any more."""
         here = {identity(t) for t in self._tensors()}
         for gone in [i for i in self._homes if i[0] and i not in here]:

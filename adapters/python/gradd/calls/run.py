@@ -349,7 +349,7 @@ class Run:
             dtype, shape = plan.param_types[index]
         else:
             dtype, shape = self.call.in_types[self.graph.free.index(name)]
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device=self.client.memory.device)
 
     # ---- values that were not computed ----
 

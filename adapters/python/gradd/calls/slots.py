@@ -114,16 +114,17 @@ class Slot:
         for block, (_, rows) in zip(self.blocks, self.layout.parts, strict=True):
             view, start = block.segment.view, block.offset
             ties, died = block.ties, block.returned.append
+            make = block.segment.make
             for dtype, shape, offset, size, count in rows:
                 if not size:
-                    made.append(torch.empty(shape, dtype=dtype))
+                    made.append(torch.empty(shape, dtype=dtype, device=block.segment.device))
                 else:
                     exporter = view[start + offset : start + offset + size]
                     end = Tie(exporter, died)
                     end.what = block
                     ties.add(end)
                     block.pins += 1
-                    made.append(torch.frombuffer(exporter, dtype=dtype, count=count).resize_(shape))
+                    made.append(make(exporter, dtype=dtype, count=count).resize_(shape))
         return made
 
 

@@ -47,7 +47,7 @@ def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return torch.full_like(tensor, scale)
     n = tensor.numel()
     pattern = torch.cos(torch.arange(min(n, _PERIOD), dtype=torch.float64) * 1.7)
-    pattern = (pattern * scale).to(tensor.dtype)
+    pattern = (pattern * scale).to(tensor.device, tensor.dtype)
     return pattern.repeat(n // _PERIOD + 1)[:n].reshape(tensor.shape)
 
 

@@ -93,6 +93,7 @@ def compiled(
         code: That of the compiled function, if self-checks may call what that calls.
     """
     owner.compiled += 1
+    owner.follow(examples)
     graph = _copied(graph)
     run, amounts = _run_of(owner, graph, examples, code)
     return outside.entry(owner, graph, run, amounts)

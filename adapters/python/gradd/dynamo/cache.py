@@ -72,7 +72,7 @@ def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], mor
         is_parameter = isinstance(given.tensor, torch.nn.Parameter)
         digest.update(repr((given.name, given.position, given.bound, is_parameter)).encode())
         if isinstance(source, torch.Tensor):
-            digest.update(source.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(_bytes_of(source))
     digest.update(repr((list(names), done.written, more)).encode())
     return digest.digest()
 
@@ -111,3 +111,7 @@ class _Describe:
             name = self._symbols.setdefault(symbol.name, f"d{len(self._symbols)}")
             known[symbol] = type(symbol)(name, **symbol.assumptions0)
         return str(expression.xreplace(known))
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

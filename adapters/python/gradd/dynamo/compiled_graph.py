@@ -37,6 +37,7 @@ from gradd.dynamo.steps import InTorch, Reader, Values
 from gradd.fallback import classify
 from gradd.graph.locations import is_named, location_of
 from gradd.graph.nodes import fake_mode, storages
+from gradd.memory import devices
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
@@ -115,6 +116,8 @@ class CompiledGraph:
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
+        if owner.device not in (None, devices.HOST.device):
+            modes.refuse_autocast(module.graph)
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
@@ -138,7 +141,7 @@ class CompiledGraph:
     def _made(self) -> list[Step]:
         torchs: dict[Node, Exception] = self.refusals
         torchs.update(self._transformed())
-        torchs.update(refused.nodes(self.module.graph))
+        torchs.update(refused.nodes(self.module.graph, self.owner.device))
         while True:
             before = partition.read_before(self.module.graph, torchs)
             torchs.update({node: torchs[write] for node, write in before.items()})
@@ -660,7 +663,9 @@ def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """A result of a piece as PyTorch would have laid it out in memory."""
     if tensor.stride() == tuple(strides):
         return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty_strided(
+        tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -16,6 +16,7 @@ import torch.fx
 
 from gradd import private
 from gradd.graph import autocast
+from gradd.spec import CaptureError
 
 KEY = "gradd_modes"
 _LEFT = "gradd_left_inference"
@@ -53,6 +54,19 @@ def now() -> Modes:
         CaptureError: "autocast" for a device or an element type that the daemon does not have.
     """
     return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast.ambient())
+
+
+def refuse_autocast(graph: torch.fx.Graph) -> None:
+    """Raises CaptureError for autocast around the caller or in a graph: on GPUs there is none."""
+    active = [device for device, _ in autocast.state()]
+    for node in graph.nodes:
+        if _kind(node) == _AUTOCAST and len(node.args) > 1 and node.args[2]:
+            active.append(str(node.args[0]))
+    if active:
+        raise CaptureError(
+            "autocast",
+            f"torch.autocast({active[0]!r}) is active; the daemon computes with it on the CPU only",
+        )
 
 
 def of(node: torch.fx.Node) -> Modes:

@@ -6,7 +6,7 @@ import logging
 import re
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from gradd.dynamo.chance import Chance
 from gradd.dynamo.own_forward import Now
 from gradd.dynamo.planning import Planning
 from gradd.fallback import Fallback
-from gradd.memory import unused
+from gradd.memory import devices, unused
 from gradd.memory.budget import Memory
 from gradd.memory.parameter_changes import watch_optimizers
 from gradd.session.client import Client, get_client
@@ -109,18 +109,55 @@ class Owner:
         if module is not None and moves:
             tables.note(module)
         watch_optimizers()
-        self.client = client or get_client()
-        self.state = State(self.client, module if moves else None)
-        self.slots = SlotSet(self.client)
+        self._moves, self._stays = moves, client is not None or not moves
+        if client is None:
+            client = self._client_of(_device_of(module, ())) if moves else get_client()
+        self._begin(client)
+
+    def _begin(self, client: Client) -> None:
+        """From now on graphs are of this client, in whose memory the parameters go."""
+        self.client = client
+        self.state = State(client, self.module() if self._moves else None)
+        self.slots = SlotSet(client)
         weakref.finalize(self, self.finish())
         try:
-            with self.client.lock:
-                self.client.connect()
+            with client.lock:
+                client.connect()
                 self.state.rehome_all()
                 unused.trim()  # memory that the parameters have left
         except errors.GraddError as error:
             self.fallback.decide(error)
             self.failed = error
+
+    def _client_of(self, device: torch.device) -> Client:
+        """The client whose memory is on a device."""
+        try:
+            return get_client(device=device)
+        except errors.GraddError as error:
+            self.fallback.decide(error)
+            self.failed = error
+            return get_client()
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where graphs compute; None = they are only planned, and their device does not matter."""
+        return self.client.memory.device if self._moves else None
+
+    def follow(self, arguments: Sequence[Any]) -> None:
+        """Before a graph is made: the module may have moved to another device.
+
+        Args:
+            arguments: Of the graph.
+        """
+        if self._stays:
+            return
+        device = _device_of(self.module(), arguments)
+        if device == self.client.memory.device:
+            return
+        self.failed = None
+        before = self.state
+        self._begin(self._client_of(device))
+        before.forget_gone()
 
     def is_new(self, text: str) -> bool:
         """Whether something has not been reported yet."""
@@ -216,3 +253,13 @@ def _finish(
         graph.drop()
     slots.drop_all()
     state.drop_all()
+
+
+def _device_of(module: torch.nn.Module | None, arguments: Sequence[Any]) -> torch.device:
+    """Where the parameters of a module are, or else the first argument with a size: or the CPU."""
+    found = iter(module.parameters()) if module is not None else iter(())
+    given = (x for x in arguments if isinstance(x, torch.Tensor) and x.dim())
+    first = next(found, None)
+    first = next(given, None) if first is None else first
+    known = first is not None and devices.is_known(first.device)
+    return first.device if known else devices.HOST.device  # type: ignore[union-attr]

@@ -29,8 +29,8 @@ from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
 from gradd.check.other_data import Data
 from gradd.dynamo import locks, planned_numbers
-from gradd.fallback import DeviceError
 from gradd.memory import watch
+from gradd.memory.devices import DeviceError
 from gradd.memory.tensor_classes import is_plain, refusal
 from gradd.memory.watch import data_ptr
 from gradd.spec import Capture, CaptureError
@@ -390,9 +390,11 @@ class Piece:
             tensor = args[i.position]
             if not is_plain(type(tensor)):
                 raise refusal(i.name if i.bound else repr(i.name), type(tensor))
-            if tensor.device.type != "cpu":
+            device = self.client.memory.device
+            if tensor.device != device and (i.bound or tensor.dim() or not tensor.is_cpu):
                 raise DeviceError(
-                    f"{i.name} is on {tensor.device}; this daemon computes on the CPU"
+                    f"{i.name} is on {tensor.device}; the daemon of this module computes on "
+                    f"{'the CPU' if device.type == 'cpu' else device}"
                 )
 
     # ---- self-checks ----

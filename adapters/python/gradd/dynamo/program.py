@@ -74,7 +74,7 @@ class Program:
             specs.append(signatures.InputSpec(kind, argument, target, persistent=True))
             value = given.tensor if given.tensor is not None else node.meta["val"]
             if kind is signatures.InputKind.CONSTANT_TENSOR:
-                self.constants[str(target)] = value
+                self.constants[str(target)] = value.cpu()  # they become bytes of the model
             elif target is not None:
                 self.states[target] = value
             else:

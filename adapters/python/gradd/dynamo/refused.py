@@ -13,6 +13,7 @@ from gradd.graph.locations import location_of
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
+_META = torch.device("meta")
 _INSTANCE_NORM = {  # the names of arguments
     functional.instance_norm: tuple(inspect.signature(functional.instance_norm).parameters),
     torch.instance_norm: (
@@ -21,12 +22,17 @@ _INSTANCE_NORM = {  # the names of arguments
 }
 
 
-def nodes(graph: torch.fx.Graph) -> dict[Node, Exception]:
-    """Those of a graph of Dynamo, and why."""
+def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exception]:
+    """Those of a graph of Dynamo, and why.
+
+    Args:
+        graph: The graph.
+        device: Where the daemon computes; None = it does not matter.
+    """
     found: dict[Node, Exception] = {}
     for node in graph.nodes:
         error = read(node) if sizes.is_read(node) else None
-        error = _complex(node) or _remembers(node) or error
+        error = _elsewhere(node, device) or _complex(node) or _remembers(node) or error
         if error is not None:
             found[node] = error
             found |= dict.fromkeys(filter(_is_unknown, node.all_input_nodes), error)
@@ -43,6 +49,24 @@ def read(node: Node) -> CaptureError:
     return CaptureError(
         "data_dependent_control_flow",
         f"{location_of(node)}: forward() needs the value of a tensor as a number; keep it a tensor",
+    )
+
+
+def _elsewhere(node: Node, device: torch.device | None) -> CaptureError | None:
+    """Why a node cannot run in the daemon: it returns or reads tensors of another device.
+
+    A number in a tensor of the CPU may be an operand of others, as in PyTorch.
+    """
+    own = [lower.value_of(node)]
+    read_ = [x for x in map(lower.value_of, node.all_input_nodes) if getattr(x, "ndim", 0)]
+    values = [x for x in (*own, *read_) if isinstance(x, torch.Tensor)]
+    found = [x.device for x in values if x.device not in (device, _META)]
+    if device is None or not found or node.op in ("placeholder", "output"):
+        return None
+    return CaptureError(
+        "device",
+        f"{location_of(node)}: {lower.name_of(node)} has tensors on {found[0]}, and the daemon "
+        f"computes on {device}",
     )
 
 

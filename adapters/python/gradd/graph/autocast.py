@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradd.graph.nodes import Operator, fake_mode
+from gradd.memory import devices
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
@@ -34,7 +35,7 @@ def state() -> tuple[tuple[str, torch.dtype], ...]:
     """The device types with autocast enabled around the caller, and their element types."""
     return tuple(
         (device, torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
+        for device in devices.types()
         if torch.is_autocast_enabled(device)
     )
 

@@ -73,8 +73,16 @@ def _layout() -> _Layout | None:
 
 
 def others(tensor: torch.Tensor) -> int:
-    """How many hold the memory of a dense CPU tensor beside this one; 0 if it is alone."""
-    found = uses(tensor) - _uses_when_alone() + tensor.is_shared() + is_foreign(tensor)
+    """How many hold the memory of a dense tensor beside this one; 0 if it is alone.
+
+    `is_shared()` is True of every tensor of CUDA, whether another process has it or not.
+    """
+    found = (
+        uses(tensor)
+        - _uses_when_alone()
+        + (tensor.is_cpu and tensor.is_shared())
+        + is_foreign(tensor)
+    )
     return found if tensor.requires_grad else found + _handles(tensor)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gradd.memory.tensor_classes import is_dense
 from gradd.memory.watch import accesses, untyped_storage
 
 
@@ -143,5 +144,5 @@ class Snapshot(types.SimpleNamespace):
 def _storages(optimizer: torch.optim.Optimizer) -> Iterable[int]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.device.type == "cpu" and parameter.layout is torch.strided:
+            if parameter.device.type != "meta" and is_dense(parameter):
                 yield untyped_storage(parameter).data_ptr()

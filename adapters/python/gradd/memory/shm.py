@@ -117,7 +117,12 @@ class Segment:
         room: Bytes behind it.
         address: Where it is mapped.
         reserved: Bytes from the beginning that have their space.
+        make: A tensor over a part of `view`, which it keeps: part, dtype, elements.
     """
+
+    device = torch.device("cpu")
+    is_host = True
+    make = staticmethod(torch.frombuffer)
 
     def __init__(
         self,

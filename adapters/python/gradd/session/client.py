@@ -31,6 +31,8 @@ from typing import Any
 import torch
 
 from gradd import errors, interrupts, options
+from gradd.memory import devices
+from gradd.memory.devices import HOST, Gpu, GpuSegment, Host
 from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import Header, Segment
 from gradd.memory.watch import data_ptr
@@ -43,17 +45,19 @@ from gradd.session.ring import Pool
 
 logger = logging.getLogger("gradd")
 
+AnySegment = Segment | GpuSegment
 _RETRIES = 5
 _RING_BYTES = 1 << 20
-_clients: dict[Path, Client] = {}
+_clients: dict[tuple[Path, torch.device], Client] = {}
 _registry_lock = threading.Lock()
 
 
 class Client:
     """A session with one daemon. Use `get_client()`; the constructor does not connect."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: Host | Gpu = HOST) -> None:
         self.path = path
+        self.memory = memory
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self.ledger = Ledger()
@@ -63,9 +67,10 @@ class Client:
         self.daemon_pid = 0
         self.device = ""  # that the daemon computes on: "cpu", "cuda"; known once connected
         self.closed = False
+        self._key = (path, memory.device)
         self._connection: control.Connection | None = None
         self._ids = itertools.count(1)
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, AnySegment] = {}
         self._releases: deque[int] = deque()
         self._chores: deque[tuple[str, dict[str, Any]]] = deque()
         self.ends = Ends()
@@ -139,6 +144,7 @@ class Client:
         frames: Sequence[bytes],
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
+        self.memory.settle()
         envelope = {"v": verb, **fields}
         if self._releases:
             envelope["rel"] = self._take_releases()
@@ -175,7 +181,7 @@ class Client:
             block = None
             if len(onnx) > protocol.FRAME_BYTES:
                 block = self.ring.allocate(len(onnx))
-                block.segment.view[block.offset : block.offset + len(onnx)] = onnx
+                block.write(onnx)
                 fields["onnx"] = protocol.tensor(block.wire(torch.uint8, (len(onnx),)))
                 frames = []
             elif sources:
@@ -271,6 +277,7 @@ class Client:
     def _connect(self) -> None:
         connection = control.Connection(self.path)
         try:
+            self._check_device(connection)
             for segment in list(self._segments.values()):
                 connection.segment(segment)
             self.session = connection.attach()
@@ -299,6 +306,14 @@ class Client:
                 runs,
                 f"; {lost} lost, their parameters have changed since" if lost else "",
             )
+
+    def _check_device(self, connection: control.Connection) -> None:
+        if self.memory is HOST or connection.uuid == self.memory.uuid:
+            return
+        raise devices.DeviceError(
+            f"the parameters are on {self.memory.device}, {self.memory.uuid}; daemon "
+            f"{connection.daemon_pid} computes on {connection.uuid or 'the CPU'}"
+        )
 
     def _lost(self, lost: ConnectionLost, verb: str, failures: int) -> None:
         """Takes note of a lost connection; raises when it happens again and again."""
@@ -352,18 +367,18 @@ class Client:
 
     # ---- segments ----
 
-    def header(self, kind: str) -> Header:
-        """For a new segment of this kind (shm.KINDS)."""
-        return Header(kind, self._owner)
+    def new_segment(self, size: int, kind: str, in_pieces: bool = False) -> AnySegment:
+        """One of this kind (shm.KINDS) that the daemon does not know yet."""
+        return self.memory.segment(self.next_id(), size, Header(kind, self._owner), in_pieces)
 
-    def create_segment(self, size: int, kind: str) -> Segment:
+    def create_segment(self, size: int, kind: str) -> AnySegment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
         with interrupts.deferred:
-            segment = Segment(self.next_id(), size, self.header(kind))
+            segment = self.new_segment(size, kind)
             self.pass_segment(segment)
             return segment
 
-    def pass_segment(self, segment: Segment) -> None:
+    def pass_segment(self, segment: AnySegment) -> None:
         """Gives a segment to the daemon; one that it does not take is closed."""
         with interrupts.deferred:
             try:
@@ -376,7 +391,7 @@ class Client:
                 raise
             self._segments[segment.id] = segment
 
-    def _pass_segment(self, segment: Segment) -> None:
+    def _pass_segment(self, segment: AnySegment) -> None:
         self.check_process()
         failures = 0
         while True:
@@ -389,7 +404,7 @@ class Client:
                 failures += 1
                 self._lost(lost, "take a segment", failures)
 
-    def drop_segment(self, segment: Segment) -> None:
+    def drop_segment(self, segment: AnySegment) -> None:
         """The segment is no longer needed; the daemon unmaps it before the next request."""
         self._segments.pop(segment.id, None)
         self.later("unsegment", {"id": segment.id})
@@ -505,8 +520,8 @@ class Client:
             for segment in self._segments.values():
                 segment.close()
             self._segments.clear()
-            if _clients.get(self.path) is self:
-                del _clients[self.path]
+            if _clients.get(self._key) is self:
+                del _clients[self._key]
 
     def _after_fork(self) -> None:
         """In the child: gives up the sockets without telling the daemon."""
@@ -514,14 +529,26 @@ class Client:
             self._connection.abandon()
 
 
-def get_client(path: Path | str | None = None) -> Client:
-    """The client of this process for a directory (default: the user's), made when needed."""
+def get_client(
+    path: Path | str | None = None, device: torch.device = devices.HOST.device
+) -> Client:
+    """The client of this process for a directory and a device, made when needed.
+
+    Args:
+        path: The daemon's directory; None = the user's.
+        device: Of the parameters.
+
+    Raises:
+        UnsupportedError: No daemon computes on such a device.
+        DeviceLostError: Its driver fails.
+    """
     where = Path(path).absolute() if path is not None else daemon.directory()
+    memory = devices.of(device)
     with _registry_lock:
-        client = _clients.get(where)
+        client = _clients.get((where, device))
         if client is None or client.closed or client.pid != os.getpid():
-            client = Client(where)
-            _clients[where] = client
+            client = Client(where, memory)
+            _clients[where, device] = client
         return client
 
 

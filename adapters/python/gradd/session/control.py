@@ -81,6 +81,7 @@ class Connection:
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
         self.device = ""  # that it serves
+        self.uuid = str(hello.get("uuid", ""))  # its driver's name for it
         self.missed = ""  # why the daemon has not the device that it was asked for
         self.build = str(hello["build"])  # which build the daemon is, see daemon.build_id()
         self._nonce: bytes = hello["nonce"]
@@ -174,7 +175,9 @@ class Connection:
     def segment(self, segment: Segment) -> None:
         """Passes a segment and waits for the acknowledgement."""
         fields: dict[str, Any] = {"v": "segment", "id": segment.id, "bytes": segment.size}
-        if segment.header is not None and self._checks_headers:
+        if not segment.is_host:
+            fields |= {"kind": "cuda-vmm", "device": segment.uuid, "purpose": segment.header.kind}
+        elif segment.header is not None and self._checks_headers:
             fields["header"] = True
         self._ask(fields, segment.fd)
 

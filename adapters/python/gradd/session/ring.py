@@ -75,14 +75,15 @@ class Block:
         if size < 0:
             size = nbytes(dtype, shape)
         if size == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device=self.segment.device)
         start = self.offset + offset
         exporter = self.segment.view[start : start + size]
         end = Tie(exporter, self.returned.append)
         end.what = self
         self.ties.add(end)
         self.pins += 1
-        return torch.frombuffer(exporter, dtype=dtype, count=size // dtype.itemsize).resize_(shape)
+        count = size // dtype.itemsize
+        return self.segment.make(exporter, dtype=dtype, count=count).resize_(shape)
 
     def fill(self, source: torch.Tensor, row: tuple[torch.dtype, Sequence[int], int, int]) -> None:
         """Copies a tensor into the block.
@@ -101,7 +102,8 @@ class Block:
             size <= _MOVED_BYTES
             and type(source) in _PLAIN_TYPES
             and source.dtype is dtype
-            and source.device.type == "cpu"
+            and source.is_cpu
+            and self.segment.is_host
             and source.layout is torch.strided
             and source.is_contiguous()
             and not source.is_neg()
@@ -111,6 +113,14 @@ class Block:
             memmove(target, watch.data_ptr(source), size)
         else:
             self.tensor(dtype, shape, offset, size).copy_(source.detach())
+
+    def write(self, data: bytes) -> None:
+        """Copies bytes to its beginning."""
+        if self.segment.is_host:
+            self.segment.view[self.offset : self.offset + len(data)] = data
+        else:
+            source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            self.tensor(torch.uint8, source.shape).copy_(source)
 
     def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
         """The protocol's description of a tensor in this block; see protocol.tensors."""
@@ -235,9 +245,7 @@ class Pool:
         """
         segment = None
         if not self._has_room(size):
-            segment = Segment(
-                self.client.next_id(), size, self.client.header(self.kind), in_pieces=True
-            )
+            segment = self.client.new_segment(size, self.kind, in_pieces=True)
             self._add(segment)
         try:
             yield

@@ -1,0 +1,318 @@
+"""Where the tensors of a client live: memory of the host, or of one GPU.
+
+A client asks nothing else what a device is. `HOST` makes sealed memfds (shm.py). A `Gpu` makes its
+memory with the driver of CUDA (`cuMemCreate`), which both sides map: it is the client's, outlives
+the daemon, and is known to the daemon by a descriptor. Of a driver, only documented functions of
+libcuda are called, through ctypes.
+
+A segment of either kind has what pools need: `id`, `size`, `start`, `room`, `address`, `reserved`,
+`header`, `reserve()`, `close()`; `view[a:b]`, an object that keeps these bytes; and `make(view,
+dtype, count)`, a tensor over them, which keeps that object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradd import errors
+from gradd.memory.shm import Header, Segment, round_up
+
+
+class DeviceError(errors.UnsupportedError):
+    """Parameters or inputs are where the daemon cannot reach them."""
+
+    reason = "device"
+
+
+_PINNED = _DESCRIPTOR = _DEVICE = 1  # of CU_MEM_ALLOCATION_TYPE, HANDLE_TYPE, LOCATION_TYPE
+_READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_U64, _SIZE, _INT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
+
+
+class Host:
+    """Memory of this machine's host.
+
+    Attributes:
+        device: Of its tensors.
+        uuid: What the driver calls the device; "" = it has none.
+    """
+
+    device = torch.device("cpu")
+    uuid = ""
+
+    def segment(self, number: int, size: int, header: Header, in_pieces: bool = False) -> Segment:
+        """A new segment; see Segment."""
+        return Segment(number, size, header, in_pieces)
+
+    def settle(self) -> None:
+        """Waits until the work that was given to the device is done."""
+
+
+HOST = Host()
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", _INT), ("id", _INT))
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", _INT),
+        ("handles", _INT),
+        ("location", _Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", _INT))
+
+
+class _Driver:
+    """The functions of libcuda that are called here, each of which raises its error."""
+
+    def __init__(self, library: str) -> None:
+        self._library = ctypes.CDLL(library)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function.
+
+        Raises:
+            OutOfMemoryError: The GPU has no memory for it.
+            DeviceLostError: Any other failure.
+        """
+        error = getattr(self._library, name)(*arguments)
+        if not error:
+            return
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorName(_INT(error), ctypes.byref(text))
+        kind = errors.OutOfMemoryError if error == _OUT_OF_MEMORY else errors.DeviceLostError
+        raise kind(f"{name}: {(text.value or b'an unknown error').decode()} ({error})")
+
+
+class _Mapping:
+    """Memory of a GPU at an address of this process, until nothing refers to it."""
+
+    def __init__(self, driver: _Driver, device: int, handle: _U64, size: int) -> None:
+        at = _U64()
+        driver.call(
+            "cuMemAddressReserve", ctypes.byref(at), _SIZE(size), _SIZE(0), _U64(0), _U64(0)
+        )
+        self._driver, self.address, self.size = driver, at.value, size
+        self._mapped = False
+        driver.call("cuMemMap", at, _SIZE(size), _SIZE(0), handle, _U64(0))
+        self._mapped = True
+        access = _Access(_Location(_DEVICE, device), _READ_WRITE)
+        driver.call("cuMemSetAccess", at, _SIZE(size), ctypes.byref(access), _SIZE(1))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(errors.GraddError):
+            if self._mapped:
+                self._driver.call("cuMemUnmap", _U64(self.address), _SIZE(self.size))
+            self._driver.call("cuMemAddressFree", _U64(self.address), _SIZE(self.size))
+
+
+class _Bytes:
+    """Some bytes of a mapping."""
+
+    __slots__ = ("__weakref__", "address", "mapping", "size")
+
+    def __init__(self, mapping: _Mapping, start: int, size: int) -> None:
+        self.mapping = mapping
+        self.address = mapping.address + start
+        self.size = size
+
+
+class _View:
+    """`view[a:b]` of a segment."""
+
+    def __init__(self, mapping: _Mapping) -> None:
+        self._mapping = mapping
+
+    def __getitem__(self, part: slice) -> _Bytes:
+        return _Bytes(self._mapping, part.start, part.stop - part.start)
+
+
+class GpuSegment:
+    """Memory that cuMemCreate has made, mapped here and known to the daemon by a descriptor.
+
+    Attributes: those of Segment, and the `uuid` of its GPU.
+    """
+
+    is_host = False
+    start = 0  # no header: the daemon reads none from a GPU
+
+    def __init__(self, gpu: Gpu, number: int, size: int, header: Header) -> None:
+        """Raises: OutOfMemoryError, DeviceLostError."""
+        self.id = number
+        self.header = header
+        self.fd = -1
+        self.uuid, self.device = gpu.uuid, gpu.device
+        self.size = self.room = self.reserved = round_up(max(size, 1), gpu.grain)
+        handle, fd = _U64(), _INT()
+        where = ctypes.byref(gpu.properties)
+        driver = gpu.driver
+        driver.call("cuMemCreate", ctypes.byref(handle), _SIZE(self.size), where, _U64(0))
+        try:
+            out = ctypes.byref(fd)
+            driver.call("cuMemExportToShareableHandle", out, handle, _INT(_DESCRIPTOR), _U64(0))
+            self.fd = fd.value
+            self._mapping: _Mapping | None = _Mapping(
+                driver, gpu.properties.location.id, handle, self.size
+            )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            driver.call("cuMemRelease", handle)  # the mapping keeps the memory
+        self.address = self._mapping.address
+        self.view = _View(self._mapping)
+        self.make: Callable[..., torch.Tensor] = gpu.tensor
+
+    def reserve(self, end: int) -> None:
+        """All of it has its memory from the beginning."""
+
+    def close(self) -> None:
+        """Closes the descriptor and lets go of the mapping; tensors on it stay valid."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self._mapping = None
+        self.view = None  # type: ignore[assignment]
+
+
+class Gpu:
+    """Memory of one GPU.
+
+    Attributes:
+        device: Of its tensors.
+        uuid: What the driver calls it, in every process.
+        driver: Its functions.
+        grain: Bytes of which a segment's size is a multiple.
+        properties: Of its memory, for cuMemCreate.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        library: str,
+        tensor: Callable[..., torch.Tensor],
+        stream: Callable[[], int],
+    ) -> None:
+        """Args:
+            device: With its number.
+            library: The driver's.
+            tensor: Makes a tensor: address, owner, elements, dtype, device.
+            stream: The driver's handle of torch's current stream.
+
+        Raises:
+            OSError: There is no such library.
+            DeviceLostError: The driver does not know the device.
+        """
+        self.device = device
+        self.driver = _Driver(library)
+        self._make, self._stream = tensor, stream
+        number = device.index
+        self.properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_DEVICE, number), None)
+        grain, uuid = _SIZE(), (ctypes.c_ubyte * 16)()
+        self.driver.call("cuInit", _INT(0))
+        self.driver.call("cuDeviceGetUuid_v2", uuid, _INT(number))
+        where = ctypes.byref(self.properties)
+        self.driver.call("cuMemGetAllocationGranularity", ctypes.byref(grain), where, _INT(0))
+        self.grain = grain.value
+        text = bytes(uuid).hex()
+        self.uuid = "-".join(("GPU", text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+    def segment(
+        self, number: int, size: int, header: Header, in_pieces: bool = False
+    ) -> GpuSegment:
+        """A new segment. Its memory cannot be reserved in pieces."""
+        return GpuSegment(self, number, size, header)
+
+    def tensor(self, owner: _Bytes, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """A tensor over these bytes, which keeps them."""
+        return self._make(owner.address, owner, count, dtype, self.device)
+
+    def settle(self) -> None:
+        """Waits until the work of torch's current stream is done."""
+        self.driver.call("cuStreamSynchronize", ctypes.c_void_p(self._stream()))
+
+
+class _Interface:
+    """An address for torch, by the protocol `__cuda_array_interface__`, version 3."""
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _cuda_tensor(
+    address: int, owner: object, count: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """set_() gives type and shape without a view, which would share a version counter."""
+    size = count * dtype.itemsize
+    raw = torch.as_tensor(_Interface(address, size, owner), device=device)
+    return torch.empty(0, dtype=dtype, device=device).set_(raw.untyped_storage(), 0, (count,))
+
+
+def _cuda(device: torch.device) -> Gpu:
+    def stream() -> int:
+        return torch.cuda.current_stream(device).cuda_stream
+
+    torch.cuda.init()  # makes the context in which the driver is called
+    return Gpu(device, "libcuda.so.1", _cuda_tensor, stream)
+
+
+_kinds: dict[str, Callable[[torch.device], Gpu]] = {"cuda": _cuda}
+
+
+def register(kind: str, make: Callable[[torch.device], Gpu]) -> None:
+    """Adds a type of device, for tests without a GPU."""
+    _kinds[kind] = make
+
+
+def is_known(device: torch.device) -> bool:
+    """Whether the daemon may compute on a device of this type."""
+    return device.type == "cpu" or device.type in _kinds
+
+
+def types() -> list[str]:
+    """The types of devices that the daemon may compute on."""
+    return ["cpu", *_kinds]
+
+
+@functools.cache
+def of(device: torch.device) -> Host | Gpu:
+    """The memory of a device.
+
+    Raises:
+        DeviceError: The daemon cannot share memory of such a device.
+        DeviceLostError: Its driver fails.
+    """
+    if device.type == "cpu":
+        return HOST
+    make = _kinds.get(device.type)
+    if make is None:
+        raise DeviceError(f"gradd does not compute on devices of type {device.type}")
+    try:
+        return make(device)
+    except OSError as error:
+        raise DeviceError(f"{device}: there is no driver of CUDA ({error})") from None

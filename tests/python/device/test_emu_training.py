@@ -1,0 +1,281 @@
+"""Models whose tensors are on a GPU of the stand-in for CUDA train through the emulated kernels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from gradd import ORTModule, optim
+from gradd.session import client as clients
+from helpers import emu_torch
+
+pytestmark = [
+    pytest.mark.emu,
+    pytest.mark.skipif(bool(emu_torch.why_not()), reason=emu_torch.why_not()),
+    pytest.mark.usefixtures("daemon"),
+]
+_TOKENS = 61
+
+
+class Mlp(nn.Module):
+    """Two layers and their loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(12, 24), nn.LayerNorm(24), nn.GELU(), nn.Linear(24, 5)
+        )
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Inputs of 12 features, and classes."""
+        return F.cross_entropy(self.layers(x), labels)
+
+
+def _features(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(6, 12, generator=generator)
+    return {"x": x, "labels": torch.randint(5, (6,), generator=generator)}
+
+
+def _tokens(step: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(_TOKENS, (2, 9), generator=torch.Generator().manual_seed(step))
+    mask = torch.ones_like(ids)
+    mask[0, 7:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def _classes(step: int) -> dict[str, torch.Tensor]:
+    return {**_tokens(step), "labels": torch.tensor([step % 2, 1])}
+
+
+def _llama() -> nn.Module:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=_TOKENS,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    )
+
+
+def _gpt2() -> nn.Module:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=_TOKENS,
+            n_positions=16,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+    )
+
+
+def _bert() -> nn.Module:
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=_TOKENS,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=48,
+            max_position_embeddings=16,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and its batches by step."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[int], dict[str, torch.Tensor]]
+
+
+TASKS = {
+    "mlp": Task(Mlp, _features),
+    "llama": Task(_llama, _tokens),
+    "gpt2": Task(_gpt2, _tokens),
+    "bert": Task(_bert, _classes),
+}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "fused": lambda p: optim.FusedAdam(p, lr=1e-2, max_grad_norm=1.0),
+}
+
+
+@dataclass
+class Trained:
+    """Losses, and the parameters at the end on the CPU."""
+
+    losses: list[float]
+    parameters: list[torch.Tensor]
+
+
+def _train(
+    task: Task,
+    device: str,
+    optimizer: str,
+    wrap: Callable[[nn.Module], nn.Module],
+    before_backward: Callable[[int], None] = lambda step: None,
+) -> Trained:
+    torch.manual_seed(2)
+    model = task.model().to(device)
+    if isinstance(model, PreTrainedModel):
+        model.tie_weights()  # which .to() has parted: there it makes new parameters
+    wrapped = wrap(model)
+    steps = OPTIMIZERS[optimizer](wrapped.parameters())
+    losses = []
+    for step in range(4):
+        out = wrapped(**{k: v.to(device) for k, v in task.batch(step).items()})
+        loss = out if isinstance(out, torch.Tensor) else out.loss
+        before_backward(step)
+        loss.backward()
+        assert all(p.grad.device == p.device for p in model.parameters() if p.grad is not None)
+        steps.step()
+        steps.zero_grad()
+        losses.append(loss.item())
+    return Trained(losses, [p.detach().cpu() for p in model.parameters()])
+
+
+def _strict(model: nn.Module) -> nn.Module:
+    return ORTModule(model, strict=True)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_losses_are_those_of_the_cpu(name: str) -> None:
+    task, kept = TASKS[name], []
+
+    def wrap(model: nn.Module) -> nn.Module:
+        kept.append(_strict(model))
+        return kept[0]
+
+    got = _train(task, "emu", "sgd", wrap)
+    stats = kept[0].gradd_stats()
+    assert stats["fallbacks"] == {} and stats["parts_in_torch"] == {} and stats["mirrored"] == 0
+    assert stats["forwards"] >= 4 and stats["self_checks"] > 0
+    expected = _train(task, "cpu", "sgd", lambda model: model)
+    torch.testing.assert_close(got.losses, expected.losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.parameters, expected.parameters, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_killed_daemon_loses_no_bit(daemon: object, optimizer: str) -> None:
+    task = TASKS["mlp"]
+    expected = _train(task, "emu", optimizer, _strict)
+
+    def kill(step: int) -> None:
+        if step in (1, 3):
+            daemon.kill()
+
+    got = _train(task, "emu", optimizer, _strict, kill)
+    client = clients.get_client(device=torch.device("emu", 0))
+    assert client.recoveries == 2
+    assert got.losses == expected.losses
+    assert all(map(torch.equal, got.parameters, expected.parameters))
+
+
+def test_parameters_and_gradients_lie_in_memory_that_both_map() -> None:
+    model = Mlp().to("emu")
+    wrapped = _strict(model)
+    client = clients.get_client(device=torch.device("emu", 0))
+    batch = {k: v.to("emu") for k, v in _features(0).items()}
+    for _ in range(2):
+        wrapped(**batch).backward()
+        pointers = {p.grad.data_ptr() for p in model.parameters()}
+        wrapped.zero_grad()
+    for tensor in model.parameters():
+        assert client.locate(tensor) is not None
+    wrapped(**batch).backward()
+    assert {p.grad.data_ptr() for p in model.parameters()} == pointers  # the same slot again
+    assert all(client.locate(p.grad) is not None for p in model.parameters())
+
+
+def test_tensors_outlive_their_client() -> None:
+    model = Mlp().to("emu")
+    before = [p.detach().cpu() for p in model.parameters()]
+    wrapped = _strict(model)
+    wrapped(**{k: v.to("emu") for k, v in _features(0).items()}).backward()
+    clients.close_all()
+    assert all(map(torch.equal, (p.detach().cpu() for p in model.parameters()), before))
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_a_model_on_another_device_runs_in_torch_and_says_so() -> None:
+    model = Mlp().to("emu:1")
+    wrapped = ORTModule(model)
+    wrapped(**{k: v.to("emu:1") for k, v in _features(0).items()}).backward()
+    assert wrapped.gradd_stats()["fallbacks"] == {"device": 1}
+
+
+def test_autocast_on_a_gpu_runs_in_torch_and_says_so() -> None:
+    model = Mlp().to("emu")
+    wrapped = ORTModule(model)
+    with torch.autocast("emu", torch.bfloat16):
+        wrapped(**{k: v.to("emu") for k, v in _features(0).items()}).backward()
+    assert "autocast" in wrapped.gradd_stats()["fallbacks"]
+
+
+def test_a_wrapped_model_may_move_to_a_gpu_and_back() -> None:
+    torch.manual_seed(4)
+    model = Mlp()
+    expected = copy.deepcopy(model)
+    wrapped = _strict(model)
+    losses = []
+    for step, device in enumerate(("cpu", "emu", "emu", "cpu", "emu")):
+        wrapped.to(device)
+        loss = wrapped(**{k: v.to(device) for k, v in _features(step).items()})
+        loss.backward()
+        losses.append(loss.item())
+        wrapped.zero_grad()
+    assert wrapped.gradd_stats()["fallbacks"] == {}
+    given = [expected(**_features(step)).item() for step in range(len(losses))]
+    torch.testing.assert_close(losses, given, rtol=1e-4, atol=1e-5)
+
+
+def test_what_computes_on_the_cpu_in_between_is_cut_out() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.gelu(self.first(x)) * torch.tensor(0.5)
+            y = torch.sin(x.cpu()) + torch.arange(8.0)
+            return self.last(y.to(x.device))
+
+    torch.manual_seed(4)
+    model = Mixed()
+    expected = copy.deepcopy(model)
+    wrapped = ORTModule(model.to("emu"))
+    x = torch.randn(4, 6)
+    out = wrapped(x.to("emu"))
+    out.sum().backward()
+    expected(x).sum().backward()
+    torch.testing.assert_close(out.detach().cpu(), expected(x).detach(), rtol=1e-4, atol=1e-5)
+    assert wrapped.gradd_stats()["parts_in_torch"].keys() == {"device"}
+    for got, want in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(got.grad.cpu(), want.grad, rtol=1e-4, atol=1e-5)
