@@ -199,7 +199,12 @@ ctypes.string_at(torch.ones(7, device="emu").data_ptr(), 1)
 def _said(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "GRADD_SIM_VMM": "", **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "GRADD_SIM_VMM": "",
+            **environment,
+        },
         cwd=ROOT,
         text=True,
         capture_output=True,

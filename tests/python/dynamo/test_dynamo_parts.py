@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -134,7 +135,7 @@ def test_a_cut_is_said_once_and_refused_in_strict_mode(
         for _ in range(3):
             wrapped(torch.randn(4, 16))
     texts = [r.getMessage() for r in caplog.records if "run in PyTorch" in r.getMessage()]
-    assert len(texts) == 1 and " in the daemon" in texts[0]
+    assert len(texts) == 1 and re.search("in the daemon|the daemon's share", texts[0])
     assert "test_dynamo_parts.py" in texts[0] and "parts in the daemon" not in texts[0]
     with pytest.raises(Exception, match=r"not in the daemon|autograd_function"):
         ORTModule(Net(between), strict=True)(torch.randn(4, 16))

@@ -31,6 +31,7 @@ from gradd.dynamo import locks, marking_hooks, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
+from gradd.dynamo.outside import Call as CallOfGraphs
 from gradd.dynamo.outside import Outside, Watch
 from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
@@ -223,11 +224,13 @@ class Compiled:
                 function = self._compiled(versions, kwargs)
                 if self.given_forward is None:
                     owner.now.call = Present(self.module, function, args, kwargs, before)
-                ran = self._outside.begin()
+                ran = CallOfGraphs(owner.now, self._outside.due > 0)
                 try:
                     result = function(*args, **kwargs)
                 finally:
-                    self._outside.end(ran)
+                    if ran.watch is not None:
+                        ran.watch.__exit__(None, None, None)
+                    owner.now.run = ran.around
         except (CaptureError, errors.GraddError):
             raise
         except Exception:  # the user's

@@ -33,6 +33,7 @@ from gradd.spec import CaptureError
 if TYPE_CHECKING:
     from types import FrameType
 
+    from gradd.dynamo.own_forward import Now
     from gradd.dynamo.owner import Owner
 
 logger = logging.getLogger("gradd")
@@ -160,14 +161,16 @@ class Call:
     Attributes:
         around: The call that it is a part of.
         path: The graphs that it has run.
+        numbers: Of these.
         watch: Sees operators.
     """
 
-    __slots__ = ("around", "path", "watch")
+    __slots__ = ("around", "numbers", "path", "watch")
 
-    def __init__(self, around: Call | None, watched: bool) -> None:
-        self.around = around
+    def __init__(self, now: Now, watched: bool) -> None:
+        self.around, now.run = now.run, self
         self.path: list[Reached] = []
+        self.numbers: tuple[int, ...] = ()
         self.watch: Watch | None = None
         if watched:
             self.begin()
@@ -177,11 +180,6 @@ class Call:
         self.watch = Watch(self.path)
         self.watch.__enter__()
 
-    def end(self) -> None:
-        """No operator is seen any more."""
-        if self.watch is not None:
-            self.watch.__exit__(None, None, None)
-
 
 class Outside:
     """All that is known of the calls of a module between its graphs."""
@@ -189,18 +187,7 @@ class Outside:
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._known: dict[tuple[int, ...], Between] = {}
-        self._due = 1  # calls at most in which operators are to be seen
-
-    def begin(self) -> Call:
-        """A call begins."""
-        now = self._owner.now
-        now.run = call = Call(now.run, self._due > 0)
-        return call
-
-    def end(self, call: Call) -> None:
-        """It ends, or raises."""
-        call.end()
-        self._owner.now.run = call.around
+        self.due = 1  # calls at most in which operators are to be seen
 
     def count(self, call: Call, why: str) -> bool:
         """Counts what a call has done between its graphs, and says it once.
@@ -217,17 +204,17 @@ class Outside:
         if not call.path:
             return False  # the call as a whole has run in PyTorch
         owner = self._owner
-        key = tuple(graph.number for graph in call.path)
+        key = call.numbers
         found = self._known.get(key)
-        self._due -= self._due > 0
+        self.due -= self.due > 0
         if call.watch is not None and (found is None or call.watch.gaps):
             if found is None:
-                self._due = 0
+                self.due = 0
             if len(self._known) >= _PATHS:
                 self._known.clear()
             found = self._known[key] = self._between(call.path, call.watch.gaps, why)
         elif found is None:
-            self._due = _WAIT
+            self.due = _WAIT
             owner.counts["breaks"] += len(call.path) - 1
             return False
         owner.counts["breaks"] += found.breaks
@@ -293,6 +280,7 @@ def entry(
         if call is None:  # of torch.compile, or one that is planned
             return run(*args)
         call.path.append(reached)
+        call.numbers += (reached.number,)
         try:
             if call.watch is None:
                 return run(*args)

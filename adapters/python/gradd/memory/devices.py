@@ -52,9 +52,6 @@ class Host:
         """A new segment; see Segment."""
         return Segment(number, size, header, in_pieces)
 
-    def settle(self) -> None:
-        """Waits until the work that was given to the device is done."""
-
 
 HOST = Host()
 

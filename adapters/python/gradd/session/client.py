@@ -144,7 +144,8 @@ class Client:
         frames: Sequence[bytes],
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        self.memory.settle()
+        if self.memory is not HOST:
+            self.memory.settle()
         envelope = {"v": verb, **fields}
         if self._releases:
             envelope["rel"] = self._take_releases()
