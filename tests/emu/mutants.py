@@ -131,11 +131,16 @@ def late(name: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, file, old, new, tests=("test_fake", "test_step"), env=env)
 
 
+def lent(name: str, old: str, new: str) -> Mutant:
+    """A bug in how the device takes memory of clients."""
+    return Mutant(name, "kernels/cuda/plugin/memory.cu", old, new, tests=("test_lent",))
+
+
 STEP, PRINT = "kernels/cuda/step.cu", "kernels/cuda/fingerprint.cu"
 EXEC, APPLY = "server/exec/exec.c", "server/exec/step.c"
 READ_AGAIN = """    GRADD_TRY(s->b->wait(s->queue, NULL));
     GRADD_TRY(s->b->queue_enter(s->queue, 0));
-    if (s->head.magic &&"""
+    const uint64_t magic"""
 ROWS_AGAIN = (
     "    GRADD_TRY(s->b->wait(s->queue, NULL));\n    return s->b->queue_enter(s->queue, 0);"
 )
@@ -164,7 +169,7 @@ WAITS = [
         "waited = d->backend->wait(d->queue, NULL);",
         "waited = GRADD_OK;",
     ),
-    late("no wait before the journal is read", APPLY, READ_AGAIN, "    if (s->head.magic &&"),
+    late("no wait before the journal is read", APPLY, READ_AGAIN, "    const uint64_t magic"),
     late("no wait before the journal's rows are read", APPLY, ROWS_AGAIN, "    return GRADD_OK;"),
     late(
         "no wait between a step and its reply",
@@ -206,6 +211,13 @@ DEVICE = [
         "if (memory) cudaFreeAsync(memory, q->stream)",
         "if (memory) cudaFreeAsync(memory, nullptr)",
     ),
+    lent("a handle of fewer bytes than claimed", "real >= lent->bytes", "true"),
+    lent(
+        "a handle that stays open",
+        "    cudaIpcCloseMemHandle(at);\n    if (asked)",
+        "    if (asked)",
+    ),
+    lent("memory that stays mapped", "        d->unmap((CUdeviceptr)at, bytes);\n", ""),
 ]
 MUTANTS = KERNELS + WAITS + DEVICE
 

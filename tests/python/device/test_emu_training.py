@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from gradd import ORTModule, optim
+from gradd.memory import devices
 from gradd.session import client as clients
 from helpers import emu_torch
 
@@ -279,3 +280,16 @@ def test_what_computes_on_the_cpu_in_between_is_cut_out() -> None:
     assert wrapped.gradd_stats()["parts_in_torch"].keys() == {"device"}
     for got, want in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(got.grad.cpu(), want.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_without_waits_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other tests prove: work of the trainer that is not waited for shows."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    wrapped = _strict(Mlp().to("emu"))
+    batches = [{k: v.to("emu") for k, v in _features(step).items()} for step in range(2)]
+    losses = [wrapped(**batch).item() for batch in batches]
+    monkeypatch.setattr(devices.Gpu, "settle", lambda self: None)
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "40000")
+    late = [wrapped(**batches[i % 2]) for i in range(6)]  # a busy machine may be late itself
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
+    assert any(loss.item() != losses[i % 2] for i, loss in enumerate(late))
