@@ -43,6 +43,7 @@ SWITCHES = (
     "ORTMODULE_MEMORY_OPT_LEVEL=2",
 )
 EMULATED = "emu"  # the module of C tests that runs kernels of GPUs: all cases only in the nightly
+TENSORS = "emu_tensors"  # of PyTorch on the emulated GPU
 FAKE_C = ("ops", "step.")  # modules of C tests whose device is the one that is named
 
 
@@ -79,10 +80,17 @@ def run_fake(build: Path) -> Outcome:
     os.environ["GRADD_TEST_DEVICE"] = "fake"
     chosen = [word for name in FAKE_C for word in ("--filter", name)]
     both = run_c(build, "fake", chosen) + run_python(build, "fake and not nightly")
-    os.environ["GRADD_TEST_DEVICE"] = "emu"
-    both += run_python(build, "(fake_only or emu) and not nightly")
     del os.environ["GRADD_TEST_DEVICE"]
-    return both
+    return both + run_emulated(build, "(fake_only or emu) and not nightly")
+
+
+def run_emulated(build: Path, marked: str) -> Outcome:
+    """What is marked so on the emulated GPU."""
+    os.environ["GRADD_TEST_DEVICE"] = "emu"
+    try:
+        return run_python(build, marked)
+    finally:
+        del os.environ["GRADD_TEST_DEVICE"]
 
 
 def run_fuzz(folder: Path) -> Outcome:
@@ -139,7 +147,7 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     os.environ["GRADD_NIGHTLY"] = "1"
     os.environ.setdefault("GRADD_DRAW", str(datetime.date.today().isocalendar().week))
     kept = dict(re.findall(r"^(?! )(\S+): (.*(?:\n  .*)*)", read_or_nothing(file), re.MULTILINE))
-    known = [EMULATED, *nightly_files(), *SWITCHES]
+    known = [EMULATED, TENSORS, *nightly_files(), *SWITCHES]
     if unknown := sorted(set(chosen) - set(known)):
         print(f"no file of long tests: {', '.join(unknown)}; there are:", *known, sep="\n  ")
         return 2
@@ -148,6 +156,8 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
         start = time.monotonic()
         if part == EMULATED:
             count = run_c(build, "", ["--filter", EMULATED])
+        elif part == TENSORS:
+            count = run_emulated(build, "emu and nightly")
         elif part in SWITCHES:
             count = run_switched(build, part)
         else:

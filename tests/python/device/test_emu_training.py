@@ -166,7 +166,10 @@ def _strict(model: nn.Module) -> nn.Module:
     return ORTModule(model, strict=True)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "llama", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("gpt2", "bert"))],
+)
 def test_losses_are_those_of_the_cpu(name: str) -> None:
     task, kept = TASKS[name], []
 
