@@ -54,6 +54,7 @@ CUresult cuMemGetInfo_v2(size_t *out_free, size_t *out_total);
 CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
 CUresult cuMemHostUnregister(void *at);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+CUresult cuCtxSynchronize(void);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
 CUresult cuEventCreate(CUevent *out, unsigned flags);

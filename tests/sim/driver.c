@@ -27,6 +27,7 @@ SAME(cuMemHostRegister_v2, cudaHostRegister(at, bytes, flags), void *at, size_t 
 SAME(cuMemHostUnregister, cudaHostUnregister(at), void *at)
 SAME(cuMemcpyAsync, cudaMemcpyAsync((void *)to, (void *)from, bytes, cudaMemcpyDefault, stream),
      CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+SAME(cuCtxSynchronize, cudaDeviceSynchronize(), void)
 SAME(cuStreamSynchronize, cudaStreamSynchronize(stream), CUstream stream)
 SAME(cuStreamWaitEvent, cudaStreamWaitEvent(stream, event, flags), CUstream stream, CUevent event,
      unsigned flags)

@@ -105,11 +105,12 @@ class _Mapping:
 
     def __init__(self, driver: _Driver, device: int, handle: _U64, size: int) -> None:
         at = _U64()
+        self._driver, self.address, self.size = driver, 0, size
+        self._mapped = False
         driver.call(
             "cuMemAddressReserve", ctypes.byref(at), _SIZE(size), _SIZE(0), _U64(0), _U64(0)
         )
-        self._driver, self.address, self.size = driver, at.value, size
-        self._mapped = False
+        self.address = at.value
         driver.call("cuMemMap", at, _SIZE(size), _SIZE(0), handle, _U64(0))
         self._mapped = True
         access = _Access(_Location(_DEVICE, device), _READ_WRITE)
@@ -118,8 +119,10 @@ class _Mapping:
     def __del__(self) -> None:
         with contextlib.suppress(errors.GraddError):
             if self._mapped:
+                self._driver.call("cuCtxSynchronize")  # work of torch's may still read it
                 self._driver.call("cuMemUnmap", _U64(self.address), _SIZE(self.size))
-            self._driver.call("cuMemAddressFree", _U64(self.address), _SIZE(self.size))
+            if self.address:
+                self._driver.call("cuMemAddressFree", _U64(self.address), _SIZE(self.size))
 
 
 class _Bytes:
