@@ -10,27 +10,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from gradd import ORTModule, optim
 from gradd.memory import devices
 from gradd.session import client as clients
 from helpers import emu_torch
+from helpers.models.families import build
 
 pytestmark = [
     pytest.mark.emu,
     pytest.mark.skipif(bool(emu_torch.why_not()), reason=emu_torch.why_not()),
     pytest.mark.usefixtures("daemon"),
 ]
-_TOKENS = 61
 
 
 class Mlp(nn.Module):
@@ -53,60 +45,6 @@ def _features(step: int) -> dict[str, torch.Tensor]:
     return {"x": x, "labels": torch.randint(5, (6,), generator=generator)}
 
 
-def _tokens(step: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(_TOKENS, (2, 9), generator=torch.Generator().manual_seed(step))
-    mask = torch.ones_like(ids)
-    mask[0, 7:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-
-
-def _classes(step: int) -> dict[str, torch.Tensor]:
-    return {**_tokens(step), "labels": torch.tensor([step % 2, 1])}
-
-
-def _llama() -> nn.Module:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=_TOKENS,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    )
-
-
-def _gpt2() -> nn.Module:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=_TOKENS,
-            n_positions=16,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-    )
-
-
-def _bert() -> nn.Module:
-    return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=_TOKENS,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=48,
-            max_position_embeddings=16,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    )
-
-
 @dataclass(frozen=True)
 class Task:
     """A model and its batches by step."""
@@ -115,11 +53,15 @@ class Task:
     batch: Callable[[int], dict[str, torch.Tensor]]
 
 
+def _family(name: str) -> Task:
+    return Task(lambda: build(name)[0], lambda step: build(name)[1](2, 9, step))
+
+
 TASKS = {
     "mlp": Task(Mlp, _features),
-    "llama": Task(_llama, _tokens),
-    "gpt2": Task(_gpt2, _tokens),
-    "bert": Task(_bert, _classes),
+    "llama": _family("llama"),
+    "gpt2": _family("gpt2"),
+    "bert": _family("bert_cls"),
 }
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),

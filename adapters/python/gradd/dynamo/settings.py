@@ -107,6 +107,7 @@ class _Said(logging.Filter):
 
 
 _ours = threading.local()
+# Names of modules of torch, whose loggers these are: with other names their lines come as they are.
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())
 logging.getLogger("torch._dynamo.variables.tensor").addFilter(_Said())
