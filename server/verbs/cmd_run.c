@@ -117,7 +117,7 @@ static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, req
         run->inputs[plan->bound[i]] = binding->tensors.address[i];
     for (int i = 0; i < plan->n_rest; i++)
         run->inputs[plan->rest[i]] = run->in.address[i];
-    objects_release_run(objects, run->id); /* an open run of this id starts anew */
+    objects_release_run(objects, run->id); /* the new run replaces an open one of this id */
     if (objects->runs.n >= SESSION_MAX_RUNS)
         return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
                           objects->runs.n);

@@ -130,7 +130,7 @@ TEST(runs_are_released_with_any_request) {
     wire_put_u64(&peer.out, 99);
     CHECK_OK(peer_call(&peer));
     CHECK_EQ_INT(ps_number(&peer, "runs"), 2);
-    peer_forward_small(&peer, 1, 4, 2); /* the id of an open run starts anew */
+    peer_forward_small(&peer, 1, 4, 2); /* it replaces the open run of this id */
     CHECK_OK(peer_call(&peer));
     CHECK_EQ_INT(ps_number(&peer, "runs"), 2);
     wire_out_t *m = peer_request(&peer, "release");
