@@ -15,7 +15,7 @@ from gradd import ORTModule
 from gradd.session import client
 from helpers.nets import assert_close
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.fake]
+pytestmark = [pytest.mark.one_in(4), pytest.mark.fake]
 V, K = 2503, 16  # logits of a batch below have 256 KiB: with less they are made as a whole
 
 

@@ -23,7 +23,7 @@ from helpers.models import families
 from helpers.nets import Net, batch
 from helpers.selection import every_run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 
 @pytest.mark.quick

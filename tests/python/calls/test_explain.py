@@ -30,7 +30,7 @@ from helpers.graphs.onnx_writer import Writer
 from helpers.models import families
 from helpers.nets import Net, batch
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -15,7 +15,7 @@ import torch
 
 from helpers import ROOT
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 OPTIMUM = ROOT / "adapters" / "optimum"
 NAMES = ["ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqTrainingArguments"]

@@ -19,7 +19,7 @@ from gradd import ORTModule
 from gradd.session import client
 from helpers.models import families
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 _SECONDS = 10.0  # for a machine that does something else; a second where it does not
 

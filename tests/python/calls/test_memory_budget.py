@@ -21,7 +21,7 @@ from gradd.memory.budget import Memory, parse_bytes
 from helpers import wrapper_internals
 from helpers.models import families
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.quick, pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.quick, pytest.mark.usefixtures("shared_daemon")]
 
 WIDTH = 64
 

@@ -63,7 +63,7 @@ def small_segments(monkeypatch, size: int) -> list[int]:
     return made
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("width", every_run((512,), [512, 2048, 3072]))
 def test_wrapping_takes_a_tenth_more(peaks, width) -> None:
     """Layers of 1 MiB, which lie on glibc's heap, of 16 MiB, and of 36 MiB, which do not."""

@@ -26,7 +26,7 @@ from gradd.session import client
 from gradd.session import daemon as daemons
 from helpers.nets import Net, batch, loss_of
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 SLOW = """
 import json, os, sys, torch

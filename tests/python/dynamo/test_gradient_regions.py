@@ -244,7 +244,7 @@ CASES = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_aliases_and_regions() -> None:
     compare(CASES)
 

@@ -26,7 +26,7 @@ from helpers.graphs.captures import Captured, Lambda, capture
 from helpers.models import families
 from helpers.selection import every_run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 
 def captured(module: nn.Module, *args: torch.Tensor) -> Captured:

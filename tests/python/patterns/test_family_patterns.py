@@ -18,7 +18,7 @@ from helpers.counts.plans import Row, check, counts, explained, leftovers
 from helpers.models import more_families
 from helpers.selection import by_mark, every_run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 # Per layer a norm before attention and one before the unit, and a last one; q and k are rotated;
 # seven products per layer and the head.

@@ -13,7 +13,7 @@ from gradd import ORTModule
 from helpers.models.families import VOCAB, build
 from helpers.selection import every_run
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.usefixtures("shared_daemon")]
 
 
 def packed(draw: random.Random, batch: int, positions: int, offset: int = 0) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import report  # noqa: E402
 import stats  # noqa: E402
 import workloads  # noqa: E402
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 
 @pytest.mark.quick

@@ -17,7 +17,7 @@ from transformers import Trainer
 from helpers.selection import every_run
 from helpers.trainers.hugging_face import losses, make_trainer, norms, tiny_llama
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 TWICE = 2.0
 ROUNDING = 2.0**-9

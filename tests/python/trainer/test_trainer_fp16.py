@@ -16,7 +16,7 @@ from transformers import Trainer
 
 from helpers.trainers.hugging_face import Tokens, losses, make_trainer, norms
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("daemon")]
+pytestmark = [pytest.mark.one_in(4), pytest.mark.usefixtures("daemon")]
 
 OPTIONS = {
     "train_dataset": Tokens(120),

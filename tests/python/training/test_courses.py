@@ -21,7 +21,7 @@ from helpers.parity import trainings
 from helpers.parity.trainings import Course
 from helpers.selection import every_run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(6)
 
 F32, BF16 = torch.float32, torch.bfloat16
 TYPES = {"f32": F32, "bf16": BF16}

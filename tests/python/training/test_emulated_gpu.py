@@ -17,7 +17,7 @@ from conftest import BINARY, PYTHONPATH
 
 from helpers.selection import every_run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 FAKE = BINARY.with_name("gradd-fake")
 DAILY = [("mlp_ce", "float32"), ("gpt2", "float32")]

@@ -25,7 +25,7 @@ from helpers.graphs import engine as E
 from helpers.models import families
 from helpers.selection import every_run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(6)
 
 SIGMAS = 5.0
 PASSES = 200

@@ -22,7 +22,7 @@ from helpers.parity.live_rows import (
 )
 from helpers.selection import SEED, every_run
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.usefixtures("shared_daemon")]
 _SIZES = {"vocab_size": VOCAB, "num_labels": VOCAB, "use_cache": False}
 _T5 = {"d_model": HIDDEN, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 _BERT = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}

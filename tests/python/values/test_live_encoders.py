@@ -22,7 +22,7 @@ from helpers.parity.live_rows import (
 )
 from helpers.selection import SEED, every_run
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.usefixtures("shared_daemon")]
 _SIZES = {"vocab_size": VOCAB, "d_model": HIDDEN, "use_cache": False, "decoder_start_token_id": 1}
 _T5 = {"d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
 _BART = {"encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 128}

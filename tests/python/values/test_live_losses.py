@@ -25,7 +25,7 @@ from helpers.parity.live_rows import (
 )
 from helpers.selection import SEED, every_run
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.usefixtures("shared_daemon")]
 LOSSES = {
     "mean": {},
     "sum": {"reduction": "sum"},

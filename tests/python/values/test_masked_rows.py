@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradd import ORTModule
 from helpers.counts.plans import counts, explained
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(4), pytest.mark.usefixtures("shared_daemon")]
 INF = float("inf")
 
 

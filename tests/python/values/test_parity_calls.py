@@ -19,7 +19,7 @@ from helpers.models import families
 from helpers.parity import steps
 from helpers.selection import every_run
 
-pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(6), pytest.mark.usefixtures("shared_daemon")]
 
 STEPS = 3
 IGNORED = -100

@@ -10,7 +10,7 @@ from helpers.models import families
 from helpers.parity.half_precision import WAYS, Triple
 from helpers.selection import every_run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(6)
 
 STEPS = 5
 EVERY_RUN = (*families.MLPS, "llama", "gpt2", "bert")
