@@ -52,7 +52,7 @@ _IGNORED: dict[str, str] = {
     "use_legacy_prediction_loop": "transformers dropped it",
     "push_to_hub_organization": "use hub_model_id='organisation/name'",
     "mp_parameters": "gradd does not train on SageMaker model parallelism",
-    "torchdynamo": "use torch_compile=True",
+    "torchdynamo": "gradd captures with TorchDynamo in any case",
     "ray_scope": "transformers dropped it",
 }
 
