@@ -39,13 +39,15 @@ def section(title: str, about: str, remedy: str) -> str:
 
 TYPES = section(
     "Names of exceptions",
-    "As `OutOfMemoryError`: the daemon's call raised an error that is no other reason.",
-    "Find the class above. Without the policy `FALLBACK_FORCE_TORCH_FORWARD` it is raised.",
+    "A name such as `OutOfMemoryError`: the call in the daemon raised this error, and none of the "
+    "reasons above covers it.",
+    "Find the class above. Only the policy `FALLBACK_FORCE_TORCH_FORWARD` runs such calls in "
+    "PyTorch; without it the error is raised.",
 )
 POLICIES = """## What raises instead
 
-With `strict=True` every reason raises its error, but for those that are none. Without it, the names
-in `ORTMODULE_FALLBACK_POLICY`, joined by `|`, allow these reasons; other errors are raised.
+With `strict=True` every reason raises its error, except those in the last line. Without it, the
+names in `ORTMODULE_FALLBACK_POLICY`, joined by `|`, allow these reasons; other errors are raised.
 
 """
 PART = re.compile(r"^(Cause|Remedy): (.*(?:\n +.*)*)", re.M)
@@ -77,7 +79,7 @@ def policies(reasons: ModuleType) -> str:
         if names:
             texts.append(f"`{flag.name}`{default}: {', '.join(names)}")
     none = [reason.name for reason in reasons.REASONS if reason.flag is None]
-    return page_text.items([*texts, f"No errors: {', '.join(none)}"])
+    return page_text.items([*texts, f"Never an error: {', '.join(none)}"])
 
 
 def page(root: Path) -> str:

@@ -51,8 +51,8 @@ Variables of a trainer's process.
 INEFFECTIVE = """
 ### Without effect
 
-Variables of ONNX Runtime Training that change nothing here. The first module that is wrapped names
-those that are set, and every unknown `ORTMODULE_` name.
+Variables of ONNX Runtime Training that change nothing here. When the first module is wrapped, one
+warning names those that are set, and every unknown `ORTMODULE_` name.
 
 """
 ROW = re.compile(r"^OPTION\((.*?)\)$", re.M | re.S)

@@ -74,26 +74,27 @@ REASONS = (
         _TORCH,
         "`torch.jit.trace`, `torch.export`, `make_fx` or a dispatch mode records the operators of "
         "the call.",
-        "Nothing: a record needs PyTorch's operators. Other calls are not affected.",
+        "Nothing: a tracer needs PyTorch's operators. Other calls are not affected.",
     ),
     Reason(
         "data_dependent_control_flow",
         _TORCH,
-        "`forward()` needs the value of a tensor as a Python number, or for a size.",
-        "Keep the value a tensor (`torch.where` instead of `if`, no `.item()`).",
+        "`forward()` reads the value of a tensor as a Python number, or as a size.",
+        "Keep the value in a tensor: `torch.where` in place of `if`, no `.item()`.",
     ),
     Reason(
         "decoding",
         None,
         "A call without gradients passes `past_key_values`, or `generate()` was used: such calls "
         "run in PyTorch.",
-        "Nothing: a token is too little work for a request.",
+        "Nothing: a step of one token is too short to gain from the daemon.",
     ),
     Reason(
         "device",
         _DEVICE,
-        "A parameter or input is not on the CPU.",
-        "Move the model and the inputs to the CPU before the call.",
+        "A parameter, an input or a part of `forward()` is on another device than the daemon's.",
+        "Move the model and the inputs to that device. A daemon computes on the CPU, or on the GPU "
+        "that `GRADD_DEVICE=cuda` gives it.",
     ),
     Reason(
         "export_failed",
@@ -106,7 +107,7 @@ REASONS = (
     Reason(
         "flush_denormal",
         _TORCH,
-        "The calling thread takes numbers below 1.2e-38 for zero, and the daemon does not.",
+        "The calling thread flushes numbers below 1.2e-38 to zero, and the daemon does not.",
         "Call `torch.set_flush_denormal(False)` first.",
     ),
     Reason(
@@ -171,7 +172,8 @@ REASONS = (
     Reason(
         "sequence_or_loop",
         _TORCH,
-        "An operator becomes a loop or a list of tensors, as `embedding_bag` does.",
+        "The translation of an operator (`embedding_bag`, for instance) needs a loop or a list of "
+        "tensors.",
         "Use operators on whole tensors (`embedding` and a sum).",
     ),
     Reason(
@@ -195,7 +197,7 @@ REASONS = (
     Reason(
         "unsupported_input_type",
         _DATA,
-        "`forward()` reads an input or buffer of a type that the daemon does not have.",
+        "`forward()` reads an input or buffer of a dtype that the daemon does not have.",
         "Convert it before the call.",
     ),
     Reason(
@@ -207,15 +209,15 @@ REASONS = (
     Reason(
         "unsupported_parameter",
         _TORCH,
-        "A parameter has no size before the first call (`LazyLinear`), has a type that the daemon "
+        "A parameter has no size before the first call (`LazyLinear`) or a dtype that the daemon "
         "does not have, or a buffer has a name that torch.fx uses.",
         "Call the module once before wrapping it, convert the parameter, or rename the buffer.",
     ),
     Reason(
         "untraced_function",
         None,
-        "torch.compile fails at a function that `forward()` calls, in which no operator was seen: "
-        "one would run in PyTorch, as `graph_break`.",
+        "torch.compile fails at a function that `forward()` calls. PyTorch runs that function; no "
+        "operators were seen in it (with operators, it is a `graph_break`).",
         "`TORCH_LOGS=graph_breaks` shows where. Move locks, prints and files out of `forward()`.",
     ),
     Reason(

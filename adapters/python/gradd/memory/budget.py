@@ -106,8 +106,8 @@ def _level() -> int:
         return 0
     if str(text).strip() not in ("0", "1", "2"):
         raise ValueError(
-            f"ORTMODULE_MEMORY_OPT_LEVEL={text!r}: expected 0 (keep everything), 1 (compute layers "
-            "again) or 2 (and what lies between them)"
+            f"ORTMODULE_MEMORY_OPT_LEVEL={text!r}: expected 0 (keep everything), 1 (recompute "
+            "layers) or 2 (recompute the values between layers as well)"
         )
     return int(str(text))
 
@@ -116,7 +116,7 @@ def _refuse_clusters() -> None:
     text = options.get("ORTMODULE_MEMORY_OPT_CONFIG")
     if text:
         raise ValueError(
-            f"ORTMODULE_MEMORY_OPT_CONFIG={text!r}: clusters of ONNX Runtime's operators mean "
-            "nothing here. Unset it, and give memory_budget= (GRADD_MEMORY_BUDGET), or "
-            "ORTMODULE_MEMORY_OPT_LEVEL 1 or 2"
+            f"ORTMODULE_MEMORY_OPT_CONFIG={text!r}: gradd has no clusters of operators. Unset "
+            "it, and set memory_budget= (GRADD_MEMORY_BUDGET) or ORTMODULE_MEMORY_OPT_LEVEL (1 or "
+            "2)"
         )
