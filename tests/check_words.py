@@ -38,7 +38,8 @@ PEOPLE = ("user", "users", "people", "person", "reader", "readers", "developer",
 _NOT_OF_PEOPLE = "".join(rf"(?<!{word}\x20who)" for word in PEOPLE)
 THINGS = (
     "it with the thing as the subject",
-    rf"\bwho\b{_NOT_OF_PEOPLE}|\b(?:whoever|whom|somebody|nobody)\b",
+    # In names as well, where underscores stand around a word.
+    rf"(?<![a-z])(?:who(?![a-z]){_NOT_OF_PEOPLE}|(?:whoever|whom|somebody|nobody)s?(?![a-z]))",
 )
 
 

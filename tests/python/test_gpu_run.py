@@ -108,7 +108,7 @@ def test_every_part_can_fail(clone: Path) -> None:
     assert "libmissing.so => not found" in said and "no devices were found" in said
 
 
-def test_products_that_nobody_measured_fail(clone: Path) -> None:
+def test_unmeasured_products_fail(clone: Path) -> None:
     _put(clone / "build/gpu/bin/tests", "echo 1 passed, 0 failed")
     assert _run(clone, "first")[0] == 1
     assert _failed(clone) == ["measured products"]

@@ -114,6 +114,10 @@ def test_words_are_found_in_capitals_and_over_two_lines(
         ("a user who reads it", False),
         ("for people who train", False),
         ("the whole of it", False),
+        ("def test_who_reads(): pass", True),
+        ("a_log_that_nobody_reads", True),
+        ("in_nobodys_way", True),
+        ("test_whole_table", False),
     ],
 )
 def test_a_thing_is_no_person(

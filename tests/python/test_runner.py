@@ -49,7 +49,7 @@ def _said(runner: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_who_is_stopped_says_what_there_was(runner: Path, tmp_path: Path) -> None:
+def test_a_stopped_runner_prints_its_results(runner: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.txt"
     with out.open("w") as to, subprocess.Popen([str(runner)], stdout=to) as running:
         for _ in range(1000):  # the failure is written before the next test starts

@@ -469,7 +469,7 @@ TEST(an_old_daemon_leaves_the_sockets_of_a_new_one) {
     peer_daemon_clean(&moved);
 }
 
-TEST(a_daemon_that_nobody_can_reach_ends) {
+TEST(an_unreachable_daemon_ends) {
     peer_daemon_t daemon, moved;
     peer_daemon_start(&daemon, NULL);
     move_away(&daemon, &moved);
@@ -478,7 +478,7 @@ TEST(a_daemon_that_nobody_can_reach_ends) {
 }
 
 /* The process that starts it may be pinned; the daemon serves others as well. */
-TEST(the_mask_of_who_starts_it_is_left) {
+TEST(an_inherited_processor_mask_stays_with_threads_only) {
     peer_daemon_t daemon;
     peer_t peer;
     cpu_set_t all, one;

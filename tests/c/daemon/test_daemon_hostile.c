@@ -511,7 +511,7 @@ TEST_LIMIT(stop_finishes_the_request_in_progress, 60) {
 
 /* Stopping ends idle sessions at once, leaves the one whose request runs its connection until the
  * reply, and tells clients that connect meanwhile to reconnect. */
-TEST_LIMIT(stop_answers_who_comes_meanwhile, 60) {
+TEST_LIMIT(stop_answers_clients_that_connect_meanwhile, 60) {
     peer_daemon_t daemon;
     peer_t slow, idle, late;
     peer_daemon_start(&daemon, NULL);

@@ -104,7 +104,7 @@ def test_command_line(layer: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.quick
-def test_a_batch_that_nothing_takes(tmp_path: Path) -> None:
+def test_a_batch_without_an_axis_for_it(tmp_path: Path) -> None:
     node = helper.make_node("Mul", ["x", "w"], ["loss"])
     path = write(
         tmp_path / "m.onnx", [node], [value("x", ["s0"]), value("w", [])], [value("loss", ["s0"])]

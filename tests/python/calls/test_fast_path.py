@@ -69,7 +69,7 @@ def _trained(model: nn.Module, *args: Any, steps: int = 3, **kwargs: Any) -> Non
 
 
 @pytest.mark.parametrize("form", ["tensor", "dictionary"])
-def test_a_step_is_a_look_and_a_request(form: str) -> None:
+def test_a_step_runs_few_python_frames(form: str) -> None:
     """Twice as many are what a small model waits for longer than for a product."""
 
     class Small(Net):
@@ -320,7 +320,7 @@ class Deep(nn.Module):
         "buffers",
     ],
 )
-def test_tables_of_modules_are_looked_at(how: str) -> None:
+def test_replaced_tables_of_modules_are_noticed(how: str) -> None:
     theirs = Deep()
     ours = ORTModule(copy.deepcopy(theirs))
     x = batch()[0]
@@ -519,7 +519,7 @@ def test_a_wrapper_goes_without_the_collector() -> None:
         gc.enable()
 
 
-def test_old_places_of_parameters_are_given_up() -> None:
+def test_old_memory_of_parameters_is_released() -> None:
     """A graph for another form of call keeps no memory where the parameters have been."""
     model, x = ORTModule(Reader(), strict=True), batch()[0]
     for mode in (True, False):

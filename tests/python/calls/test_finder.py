@@ -76,7 +76,7 @@ def regular_package(tmp_path: Path) -> Path:
 
 
 @pytest.mark.quick
-def test_package_is_served_where_nobody_provides_it() -> None:
+def test_package_is_served_where_no_other_provides_it() -> None:
     out = run_python(
         f"""
         import importlib.util, optimum.onnxruntime as ort
@@ -263,7 +263,7 @@ def test_a_package_for_training_that_is_installed_comes_first(inference_package:
 
 
 @pytest.mark.quick
-def test_nobody_believes_that_onnxruntime_is_installed() -> None:
+def test_onnxruntime_itself_is_not_found() -> None:
     out = run_python(
         NOT_INSTALLED
         + textwrap.dedent("""

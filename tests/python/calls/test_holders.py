@@ -168,7 +168,7 @@ ALONE: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("kind", ALONE)
-def test_memory_that_nobody_else_reaches_moves(kind: str) -> None:
+def test_memory_without_other_holders_moves(kind: str) -> None:
     model = ORTModule(Table(ALONE[kind](), False), strict=True)
     model(torch.randn(4, 4)).backward()
     assert model.gradd_stats()["mirrored"] == 0

@@ -119,7 +119,7 @@ def stop(pid: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_else_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_requests_of_the_flusher(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait for another thread's request delivers a Ctrl-C at once, not after the request."""
     monkeypatch.setattr(flusher, "PERIOD_SECONDS", 3600.0)
 

@@ -33,7 +33,7 @@ def test_metadata_is_known_without_computing() -> None:
 
 
 @pytest.mark.quick
-def test_training_steps_do_not_compute_what_nobody_reads() -> None:
+def test_training_steps_do_not_compute_unread_outputs() -> None:
     ours, _ = pair()
     x, y = batch()
     for _ in range(3):
@@ -229,7 +229,7 @@ def test_gradient_for_a_lazy_output() -> None:
     assert_close(*grads)
 
 
-def _step_that_nobody_watches(model: ORTModule, optimizer: torch.optim.Optimizer) -> None:
+def _step_without_reads(model: ORTModule, optimizer: torch.optim.Optimizer) -> None:
     """Outputs that are held at the first step are computed, and none from here on."""
     loss, scores = model(*batch())
     loss.backward()
@@ -267,7 +267,7 @@ def test_only_the_first_step_computes_ahead() -> None:
     assert ours.gradd_stats()["repeated_forwards"] == 1 and not scores.gradd_is_computed
 
 
-def test_a_step_computes_nothing_that_nobody_holds() -> None:
+def test_a_step_computes_no_released_output() -> None:
     ours, _ = pair()
     optimizer = torch.optim.SGD(ours.parameters())
     for _ in range(3):
@@ -283,7 +283,7 @@ def test_printing_never_fails() -> None:
     assert repr(scores.detach()) == repr(expected.detach())
     ours, _ = pair()
     optimizer = torch.optim.SGD(ours.parameters())
-    _step_that_nobody_watches(ours, optimizer)
+    _step_without_reads(ours, optimizer)
     loss, scores = ours(x, y)
     loss.backward()
     optimizer.step()
@@ -295,7 +295,7 @@ def test_printing_never_fails() -> None:
 def test_read_after_the_parameters_changed_is_a_named_error(fused: bool) -> None:
     ours, _ = pair()
     optimizer = torch.optim.AdamW(ours.parameters(), fused=fused)
-    _step_that_nobody_watches(ours, optimizer)
+    _step_without_reads(ours, optimizer)
     loss, scores = ours(*batch())
     loss.backward()
     optimizer.step()
@@ -396,7 +396,7 @@ def test_a_conversion_outlives_its_source_and_goes_stale_with_it() -> None:
     assert_close(wide.detach(), expected)
     ours, _ = pair()
     optimizer = torch.optim.SGD(ours.parameters())
-    _step_that_nobody_watches(ours, optimizer)
+    _step_without_reads(ours, optimizer)
     loss, scores = ours(x, y)
     wide = scores.double()
     loss.backward()

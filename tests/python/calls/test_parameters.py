@@ -568,7 +568,7 @@ def _other_type(module: Stale) -> None:
 
 
 @pytest.mark.parametrize("change", [_more_rows, _other_type])
-def test_a_gradient_of_an_earlier_size_is_in_nobodys_way(change: Callable) -> None:
+def test_a_gradient_of_an_earlier_size_does_not_matter(change: Callable) -> None:
     """The usual loop drops it after the forward that captures again; before, Dynamo fails."""
     theirs = Stale()
     ours = ORTModule(copy.deepcopy(theirs))

@@ -43,8 +43,8 @@ def parsed(estimates: Estimate | Estimates) -> ElementTree.Element:
     return ElementTree.fromstring(estimates._repr_html_())
 
 
-def places(root: ElementTree.Element) -> list[tuple[float, float]]:
-    """Everything that has a place in the picture."""
+def coordinates(root: ElementTree.Element) -> list[tuple[float, float]]:
+    """Where the elements of the picture are."""
     found = []
     for tag, x, y in (("circle", "cx", "cy"), ("text", "x", "y"), ("line", "x1", "y1"),
                       ("line", "x2", "y2")):  # fmt: skip
@@ -61,7 +61,7 @@ def test_all_of_it_is_inside(points: list[tuple[float, float]], machine: float) 
     root = parsed(made(points, machine))
     (svg,) = root.iter(SVG + "svg")
     assert svg.get("viewBox") == f"0 0 {picture._WIDTH} {picture._HEIGHT}"
-    for x, y in places(root):
+    for x, y in coordinates(root):
         assert 0 <= x <= picture._WIDTH and 0 <= y <= picture._HEIGHT
     circles = list(root.iter(SVG + "circle"))
     assert len(circles) == len(points)

@@ -164,7 +164,7 @@ def test_what_terms_that_cancel_leave_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
-def test_an_overflow_convicts_nobody(rows: int) -> None:
+def test_an_overflow_is_no_mismatch(rows: int) -> None:
     """What a sum that leaves its range gives depends on the order of additions."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 3)

@@ -349,7 +349,7 @@ def _in_fork(work: object) -> object:
     return pickle.loads(data)
 
 
-def test_a_fork_is_told_and_the_parent_goes_on(daemon: object) -> None:
+def test_a_call_in_a_fork_raises_and_the_parent_goes_on(daemon: object) -> None:
     model = ORTModule(Net(), strict=True)
     x, y = batch()
     loss = loss_of(model(x, y))

@@ -98,7 +98,7 @@ def test_three_processes_at_once_have_the_bits_of_their_solo_runs(
 
 
 @pytest.mark.nightly
-def test_a_killed_neighbour_disturbs_nobody(daemon: object, tmp_path: Path) -> None:
+def test_a_killed_client_disturbs_no_other(daemon: object, tmp_path: Path) -> None:
     survivor, victim = Trainer(1, tmp_path), Trainer(2, tmp_path)
     for trainer in (survivor, victim):
         trainer.wait_until_ready()

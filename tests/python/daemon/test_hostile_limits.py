@@ -82,7 +82,7 @@ def test_a_client_that_never_reads(daemon: Daemon, neighbour: Raw) -> None:
     assert neighbour.step() == bits
 
 
-def test_a_flood_of_replies_that_nobody_reads(daemon: Daemon, neighbour: Raw) -> None:
+def test_a_flood_of_unread_replies(daemon: Daemon, neighbour: Raw) -> None:
     """A DEALER with a full queue stalls: its session is marked, nothing waits for it."""
     bits = neighbour.step()
     mute = Raw(daemon.directory)

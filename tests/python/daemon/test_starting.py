@@ -41,7 +41,7 @@ _DEATHS = {
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory whose daemon is the script's; a short path for sockets."""
     folder = Path("/tmp") / f"gradd-start-{os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setenv("GRADD_DIR", str(folder))
@@ -75,17 +75,17 @@ def _starts(count: Path) -> int:
 @pytest.mark.parametrize("deaths", [1, 4])
 @pytest.mark.parametrize("death", _DEATHS)
 def test_another_one_is_started(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, deaths: int
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, deaths: int
 ) -> None:
     count = _script(tmp_path, monkeypatch, deaths, _DEATHS[death])
-    sock = daemons.connect(place)
+    sock = daemons.connect(directory)
     assert sock.family == socket.AF_UNIX
     sock.close()
     assert _starts(count) == deaths + 1
 
 
 def test_a_trainer_notices_nothing(
-    place: Path,
+    directory: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -102,16 +102,16 @@ def test_a_trainer_notices_nothing(
 
 @pytest.mark.parametrize("death", _DEATHS)
 def test_the_end_of_tries_is_named(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
     count = _script(tmp_path, monkeypatch, 1000, _DEATHS[death])
     begin = time.monotonic()
     with pytest.raises(errors.SessionError) as caught:
-        daemons.connect(place)
+        daemons.connect(directory)
     took = time.monotonic() - begin
     text = str(caught.value)
     assert _starts(count) == daemons._STARTS
-    assert f"was started {daemons._STARTS} times" in text and f"{place}/daemon.log" in text
+    assert f"was started {daemons._STARTS} times" in text and f"{directory}/daemon.log" in text
     how = {
         "killed": "by SIGKILL",
         "killed later": "by SIGKILL",
@@ -126,16 +126,16 @@ def test_the_end_of_tries_is_named(
 
 
 def test_the_last_words_are_the_daemons_own(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not what the linker says around them, nor what a daemon of before has said."""
     said = "echo 'gradd: IO: no room' >&2; echo 'a library complains' >&2; exit 1"
     _script(tmp_path, monkeypatch, 1000, said)
     with pytest.raises(errors.SessionError, match=r'"gradd: IO: no room"'):
-        daemons.connect(place)
+        daemons.connect(directory)
     _script(tmp_path, monkeypatch, 1000, "echo 'a library is missing' >&2; exit 127")
     with pytest.raises(errors.SessionError, match=r'"a library is missing"'):
-        daemons.connect(place)
+        daemons.connect(directory)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,18 @@ def test_the_last_words_are_the_daemons_own(
     ],
 )
 def test_wrong_options_are_not_tried_again(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str,
+    said: str,
 ) -> None:
     count = _script(tmp_path, monkeypatch, 0, ":")
     monkeypatch.setenv(name, text)
     with pytest.raises(errors.SessionError) as caught:
-        daemons.connect(place)
-    assert said in str(caught.value) and f"{place}/daemon.log" in str(caught.value)
+        daemons.connect(directory)
+    assert said in str(caught.value) and f"{directory}/daemon.log" in str(caught.value)
     assert "usage" not in str(caught.value) and _starts(count) == 1
 
 
@@ -177,8 +182,8 @@ def _gradd(*args: str, **env: str) -> tuple[int, str, str]:
         (("--wrong",), "unknown option '--wrong' (gradd --help lists them)"),
     ],
 )
-def test_a_wrong_option_is_one_line(place: Path, args: tuple[str, ...], said: str) -> None:
-    code, out, error = _gradd("serve", "--dir", str(place), *args)
+def test_a_wrong_option_is_one_line(directory: Path, args: tuple[str, ...], said: str) -> None:
+    code, out, error = _gradd("serve", "--dir", str(directory), *args)
     assert code == 2 and out == "" and said in error
     assert error.startswith("gradd: ") and error.count("\n") == 1
 
@@ -207,43 +212,48 @@ def test_each_spelling_of_a_command_reads_the_same_options() -> None:
     assert "unknown command 'sync'" in _gradd("sync", "--json")[2]
 
 
-def test_help_is_given_to_whoever_asks() -> None:
+def test_help_is_printed_beside_wrong_options() -> None:
     for args in (["--help"], ["help"], ["ps", "--help"], ["stop", "--wrong", "--help"]):
         code, out, _ = _gradd(*args, GRADD_THREADS="abc" if "--help" in args else "")
         assert code == 0 and out.startswith("usage: gradd COMMAND")
 
 
-def test_a_wrong_variable_is_the_daemons_alone(place: Path) -> None:
-    code, _, error = _gradd("ps", GRADD_THREADS="abc", GRADD_FUSE="maybe", GRADD_DIR=str(place))
-    assert (code, error) == (3, f"gradd: no daemon runs in {place}\n")
+def test_a_wrong_variable_is_the_daemons_alone(directory: Path) -> None:
+    code, _, error = _gradd("ps", GRADD_THREADS="abc", GRADD_FUSE="maybe", GRADD_DIR=str(directory))
+    assert (code, error) == (3, f"gradd: no daemon runs in {directory}\n")
 
 
-def test_the_time_that_is_told_is_the_one_that_went(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_error_has_the_time_that_passed(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _script(tmp_path, monkeypatch, 1000, "exec sleep 60")
     begin = time.monotonic()
     with pytest.raises(errors.SessionError, match=r"no daemon listens in .* after ([\d.]+) s"):
-        daemons.connect(place, wait=0.7)
+        daemons.connect(directory, wait=0.7)
     assert 0.7 <= time.monotonic() - begin < 15
     daemons.started[-1].kill()
 
 
-def test_without_a_start_the_command_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.mkdir(mode=0o700)
+def test_without_a_start_the_command_is_named(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.mkdir(mode=0o700)
     monkeypatch.setenv("GRADD_AUTOSTART", "0")
     with pytest.raises(
         errors.SessionError, match=r"after ([\d.]+) s .*run `gradd serve`"
     ) as caught:
-        daemons.connect(place, wait=0.3)
+        daemons.connect(directory, wait=0.3)
     assert float(str(caught.value).split(" after ")[1].split(" s ")[0]) >= 0.3
 
 
 # ---- devices ----
 
 
-def test_a_device_that_cannot_be_had_is_said_to_the_trainer(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_trainer_is_warned_of_an_unavailable_device(
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The CPU serves."""
     monkeypatch.setenv("GRADD_PLUGINS", str(tmp_path))
@@ -258,7 +268,7 @@ def test_a_device_that_cannot_be_had_is_said_to_the_trainer(
 
 @pytest.mark.parametrize("name", ["cuda", "nonsense"])
 def test_a_daemon_of_another_device_is_named_once(
-    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     """A trainer starts it, another one meets it."""
     monkeypatch.setenv("GRADD_DEVICE", "cpu")
@@ -269,24 +279,24 @@ def test_a_daemon_of_another_device_is_named_once(
         monkeypatch.setenv("GRADD_DEVICE", name)
         for _ in range(2):
             loss_of(ORTModule(Net(), strict=True)(*batch())).backward()
-    said = f"GRADD_DEVICE={name}, but the daemon in {place} serves cpu; `gradd stop` ends it"
+    said = f"GRADD_DEVICE={name}, but the daemon in {directory} serves cpu; `gradd stop` ends it"
     assert [r.getMessage() for r in caplog.records if "serves cpu" in r.getMessage()] == [said]
-    command = [str(conftest.BINARY), "ps", "--dir", str(place)]
+    command = [str(conftest.BINARY), "ps", "--dir", str(directory)]
     assert ", device cpu, " in subprocess.check_output(command, text=True).splitlines()[0]
 
 
 @pytest.mark.parametrize("name", ["abacus", "CUDA", "cuda:0"])
 def test_an_unknown_device_is_refused_at_once(
-    place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("GRADD_DEVICE", name)
     with pytest.raises(errors.SessionError, match=f"does not start.*no device '{name}'"):
         client.get_client().request("release", {"runs": []})
-    assert (place / "daemon.log").read_text().count("no device") == 1
+    assert (directory / "daemon.log").read_text().count("no device") == 1
 
 
 def test_the_trainers_variable_says_when_an_idle_daemon_ends(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADD_IDLE_EXIT", "1")
     monkeypatch.setenv("GRADD_BIN", str(conftest.BINARY))

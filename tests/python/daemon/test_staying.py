@@ -118,7 +118,7 @@ def test_an_idle_daemon_leaves_with_its_directory(daemon: Daemon, loss: str) -> 
     assert loss == "moved" or not daemon.directory.exists()
 
 
-def test_who_comes_in_between_waits(daemon: Daemon) -> None:
+def test_a_client_that_connects_meanwhile_waits(daemon: Daemon) -> None:
     """No second daemon beside one that only has lost its sockets."""
     pid = daemon.pid()
     _remove(*_SOCKETS)(daemon.directory)
@@ -220,7 +220,7 @@ def test_a_daemon_that_cannot_write_its_log_goes_on(daemon: Daemon) -> None:
     assert daemon.pid() == pid
 
 
-def test_a_log_that_nobody_reads_does_not_stop_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
+def test_an_unread_log_does_not_stop_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
     read, write = os.pipe()
     folder = daemon.directory.with_name("other")
     other = subprocess.Popen(

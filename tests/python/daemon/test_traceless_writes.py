@@ -132,7 +132,7 @@ def _plain(model: ORTModule) -> Net:
 
 
 @pytest.mark.parametrize("read", READS)
-def test_who_only_reads_loses_nothing(shared_daemon: Daemon, read: str) -> None:
+def test_reads_leave_lazy_outputs_valid(shared_daemon: Daemon, read: str) -> None:
     model = _model()
     expected = _expected(model)
     loss, scores = model(*batch())
@@ -218,17 +218,17 @@ def test_a_kill_between_the_write_and_the_read(daemon: Daemon) -> None:
 # ---- what it costs, and that it ends ----
 
 
-def _looks(model: ORTModule, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    looks: list[int] = []
+def _sums_of_forwards(model: ORTModule, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    sums: list[int] = []
     ask = client.Client.ask
 
     def noted(self: Any, verb: str, fields: dict, *rest: Any) -> Any:
         if verb == "forward":
-            looks.append(fields.get("look", 0))
+            sums.append(fields.get("look", 0))
         return ask(self, verb, fields, *rest)
 
     monkeypatch.setattr(client.Client, "ask", noted)
-    return looks
+    return sums
 
 
 def test_an_ordinary_training_is_summed_in_its_first_forwards_only(
@@ -236,21 +236,21 @@ def test_an_ordinary_training_is_summed_in_its_first_forwards_only(
 ) -> None:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    looks = _looks(model, monkeypatch)
+    sums = _sums_of_forwards(model, monkeypatch)
     for _ in range(12):
         model(*batch())[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert looks[-6:] == [1] * 6, looks
-    del looks[:]
+    assert sums[-6:] == [1] * 6, sums
+    del sums[:]
     for _ in range(3):
         model(*batch())[0].backward()
         for p in model.parameters():
             p.data -= 0.1 * p.grad
-    assert looks == [1, 2, 2]
+    assert sums == [1, 2, 2]
     with torch.no_grad():
         model(*batch())
-    assert looks[-1] == 0  # nothing is ever run again
+    assert sums[-1] == 0  # nothing is ever run again
     assert not watch.accesses.given or not watch.accesses.settle(list(model.parameters()))
 
 

@@ -69,7 +69,7 @@ def _stop_in(what: str) -> list[str]:
 
 
 @pytest.mark.quick
-def test_an_older_client_is_told_both_versions_and_what_helps(daemon: Daemon) -> None:
+def test_the_error_for_an_older_client_names_versions_and_command(daemon: Daemon) -> None:
     with Raw(daemon.directory, greet=False) as old:
         reply = old.control({"v": "hello", "proto": [1, 1], "client": "train.py"})
         assert (reply["ok"], reply["code"], reply["session"]) == (0, "VERSION", "alive")
@@ -87,7 +87,7 @@ def test_an_older_client_is_told_both_versions_and_what_helps(daemon: Daemon) ->
 
 
 @pytest.mark.quick
-def test_a_newer_client_is_told_that_the_daemon_is_older(daemon: Daemon) -> None:
+def test_the_error_for_a_newer_client_says_that_the_daemon_is_older(daemon: Daemon) -> None:
     with Raw(daemon.directory, greet=False) as new:
         hello = {"v": "hello", "proto": [3, 4], "version": "9.0.0", "mood": "curious"}
         reply = new.control(hello)

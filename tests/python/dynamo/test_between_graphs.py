@@ -122,7 +122,7 @@ def train(model: nn.Module, twin: nn.Module, steps: int) -> None:
         torch.testing.assert_close(p.grad, q.grad)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "gradd"]
 
 
@@ -133,7 +133,7 @@ def test_operators_between_graphs_are_said_and_counted(between: Any, caplog: Any
     stats = model.gradd_stats()
     assert stats["in_torch"] == stats["parts_in_torch"] == {"graph_break": 3}
     assert stats["breaks"] >= 3 and stats["fallbacks"] == {}
-    (text,) = told(caplog)
+    (text,) = warnings_in(caplog)
     name = "_skipped" if between is skipped else between.__name__
     assert "(graph_break)" in text and f" in {name} @ {__file__}:" in text
 
@@ -164,7 +164,7 @@ def test_breaks_at_which_python_alone_runs_are_no_error(
     train(model, twin, 3)
     stats = model.gradd_stats()
     assert stats["in_torch"] == {} and stats["breaks"] >= 3
-    texts = told(caplog)
+    texts = warnings_in(caplog)
     assert texts and all("no operator runs there" in t for t in texts)
     first = between.__code__.co_firstlineno
     assert any(f"{__file__}:{line} (" in t for t in texts for line in range(first, first + 3))
@@ -233,7 +233,7 @@ def test_the_share_of_the_call_has_the_work_between_graphs(
     net.tail, net.head, net.more = nn.Linear(8, 512), nn.Linear(512, 8), nn.Linear(512, 8)
     getattr(net, layer).register_full_backward_hook(lambda *_: None)
     ORTModule(net)(X)
-    (text,) = told(caplog)
+    (text,) = warnings_in(caplog)
     found = int(text.partition("About ")[2].partition(" %")[0])
     assert abs(found - share) <= 3
 
@@ -255,7 +255,7 @@ def test_an_operator_of_an_unknown_cost_gives_no_share(caplog: Any) -> None:
 
     model, twin = sides(algebra)
     train(model, twin, 1)
-    (text,) = told(caplog)
+    (text,) = warnings_in(caplog)
     assert "_linalg_svd" in text and "is not known" in text and "%" not in text
 
 

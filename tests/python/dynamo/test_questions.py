@@ -118,7 +118,7 @@ def test_keys_of_dictionaries_have_a_type(keys: tuple) -> None:
 
 
 @pytest.mark.parametrize("values", [(1, True, 1.0), (math.nan, math.nan)])
-def test_numbers_are_told_apart(values: tuple) -> None:
+def test_types_of_equal_numbers_are_distinguished(values: tuple) -> None:
     function = lambda s, x, v: s.layer(x) * math.copysign(2.0, v) + len(str(v))  # noqa: E731
     run(function, *((tensor(1), v) for v in (*values, values[0])))
 
@@ -333,7 +333,7 @@ UNSEEN: dict[str, tuple[Callable, list[Callable[[], Tensor]]]] = {
 }
 
 
-def test_a_tensor_of_outside_is_told_by_the_self_check() -> None:
+def test_the_self_check_finds_a_comparison_with_a_global_tensor() -> None:
     model = run(lambda s, x: s.layer(x) * (2.0 if x is ONE else 1.0), (ONE,), (ONE.clone(),))
     assert model.gradd_stats()["fallbacks"] == {"self_check": 2}
 

@@ -79,7 +79,7 @@ def test_words_and_positions_with_a_head():
     assert fast.backward < plain.backward
 
 
-def test_a_gradient_that_somebody_else_reads_stays():
+def test_a_gradient_with_another_reader_stays():
     """The table is made of an input, so its gradient goes on."""
     w = Writer()
     table = w("Tanh", "w")

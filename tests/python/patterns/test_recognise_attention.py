@@ -288,7 +288,7 @@ def test_bits_are_those_of_any_number_of_threads(dtype, mask, dropout):
             assert gradient.tobytes() == again[1][name].tobytes()
 
 
-def test_probabilities_that_somebody_reads_keep_the_chain():
+def test_probabilities_with_another_reader_keep_the_chain():
     case = Case()
     w = Writer()
     k = w("Transpose", "k", perm=[0, 1, 3, 2])

@@ -73,8 +73,8 @@ def rope(w: Casting) -> tuple[str, dict]:
 PATTERNS = {f.__name__: f for f in (attention, rms_norm, layer_norm, gelu, silu, rope)}
 
 
-def places(name: str) -> int:
-    """How many there are in a pattern."""
+def positions(name: str) -> int:
+    """The number of positions in a pattern at which a cast may stand."""
     w = Casting(-1, F32)
     PATTERNS[name](w)
     return w.seen
@@ -82,10 +82,10 @@ def places(name: str) -> int:
 
 @pytest.mark.parametrize("to", [BF16, F64])
 @pytest.mark.parametrize(
-    ("name", "place"), [(name, at) for name in PATTERNS for at in range(places(name))]
+    ("name", "position"), [(name, at) for name in PATTERNS for at in range(positions(name))]
 )
-def test_a_cast_in_the_middle_counts(name: str, place: int, to: int) -> None:
-    w = Casting(place, to)
+def test_a_cast_in_the_middle_counts(name: str, position: int, to: int) -> None:
+    w = Casting(position, to)
     y, shapes = PATTERNS[name](w)
     compare(w.model(shapes, [y]), arrays(shapes), [y])
 

@@ -120,7 +120,7 @@ def test_student(freedom: int, t: float) -> None:
 
 
 @pytest.mark.quick
-def test_starts_are_collected_and_who_fails_is_left_out() -> None:
+def test_starts_are_collected_and_an_engine_that_fails_is_left_out() -> None:
     import run
 
     def result(ms: list[float], failed: dict[str, str]) -> dict[str, Any]:

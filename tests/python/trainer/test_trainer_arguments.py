@@ -42,7 +42,7 @@ def test_fused_optimizer_is_accepted_and_survives_copies(tmp_path: Path) -> None
     assert dataclasses.replace(args, learning_rate=1.0).optim == "adamw_ort_fused"
     assert pickle.loads(pickle.dumps(args)).optim is ORTOptimizerNames.ADAMW_ORT_FUSED
     with pytest.raises(ValueError):
-        make(tmp_path, optim="adamw_of_nobody")
+        make(tmp_path, optim="adamw_of_no_library")
 
 
 @pytest.mark.quick

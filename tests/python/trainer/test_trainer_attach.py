@@ -88,7 +88,7 @@ def test_copies_are_plain_modules_of_their_own(net: Net) -> None:
 
 
 @pytest.mark.quick
-def test_forward_already_replaced_by_somebody_is_kept(net: Net) -> None:
+def test_a_forward_that_was_replaced_before_is_kept(net: Net) -> None:
     plain = net.forward
 
     def theirs(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -105,7 +105,7 @@ def test_forward_already_replaced_by_somebody_is_kept(net: Net) -> None:
 
 
 @pytest.mark.quick
-def test_wrapped_by_somebody_later_passes_through_after_detach(net: Net) -> None:
+def test_a_later_wrapper_passes_through_after_detach(net: Net) -> None:
     expected = net(X)
     route = Route(net)
     attach.attach(net, route)
@@ -139,7 +139,7 @@ def _wrapped(forward: Any, tells: bool) -> Any:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_second_route_under_somebodys_wrapper_does_not_call_itself(net: Net, tells: bool) -> None:
+def test_a_second_route_under_a_wrapper_does_not_call_itself(net: Net, tells: bool) -> None:
     """The wrapper stays when the first trainer detaches; the second one takes the module again."""
     expected = net(X) + 1
     attach.attach(net, Route(net))

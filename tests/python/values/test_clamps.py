@@ -53,7 +53,7 @@ def test_values_and_gradients_are_torch_s(form: str) -> None:
     assert module.gradd_stats()["fallbacks"] == {}
 
 
-def test_what_torch_does_is_asked() -> None:
+def test_the_rule_at_a_bound_is_torchs() -> None:
     x = torch.zeros((), requires_grad=True)
     x.clamp(min=0).backward()
     assert clamps.IS_OPEN is not bool(x.grad)

@@ -124,7 +124,7 @@ def test_uses_of_a_loss_per_row(use, shared_daemon, monkeypatch):
     "name", every_run(("nll", "ce"), ["nll", "nll weight", "nll ignored", "ce", "ce ignored"])
 )
 @pytest.mark.parametrize(("shape", "way"), zip([(3,), (3, 2)], DECOMPOSED, strict=True))
-def test_a_loss_per_place_is_one(name, shape, way, shared_daemon, monkeypatch):
+def test_a_loss_per_position_is_one(name, shape, way, shared_daemon, monkeypatch):
     def spread(o, y, **options):
         places = torch.linspace(0.5, 1.5, y[0].numel()).reshape(y[0].shape)
         return LOSSES[name](o.reshape(*o.shape, *([1] * len(shape))) * places, y, **options)
