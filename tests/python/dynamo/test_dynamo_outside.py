@@ -396,18 +396,18 @@ def _size_that_is_drawn() -> Pair:
 
 # Kinds, and programs of each.
 KNOWN: dict[str, list[Callable[[], Pair]]] = {
-    "what isinstance() answers": [_instance_check, _registered],
-    "in what equal values differ": [_sign_of_zero, _identity],
+    "the result of isinstance()": [_instance_check, _registered],
+    "a difference between equal values": [_sign_of_zero, _identity],
     "the order of an OrderedDict": [_order],
-    "an attribute that __getattr__ gave before": [_behind_getattr],
-    "what a function under lru_cache has kept": [_kept_by_a_cache],
-    "what a C function reads": [
+    "an attribute that __getattr__ supplied before": [_behind_getattr],
+    "values that a function under lru_cache keeps": [_kept_by_a_cache],
+    "state that a C function reads": [
         *(_called_back, _as_text, _dataclass_as_text, _bytes, _view_of_bytes)
     ],
-    "what a set holds": [_object_in_a_set, _equal_in_a_set],
+    "the members of a set": [_object_in_a_set, _equal_in_a_set],
     "hooks and retains_grad of a tensor": [_keeps_its_gradient, _hook_of_a_tensor],
     "a deque with maxlen": [_window, _full_window],
-    "sizes that a generator of the user's draws": [_size_that_is_drawn],
+    "sizes drawn from a generator of the user's": [_size_that_is_drawn],
 }
 ALL_KNOWN = [(kind, make) for kind, programs in KNOWN.items() for make in programs]
 
