@@ -45,8 +45,8 @@ class DebugOptions:
 
     Args:
         log_level: How much to log; ORTMODULE_LOG_LEVEL overrides it.
-        save_onnx: Save every captured graph: `<prefix>_torch_exported_<mode>.onnx`, those for other
-            forms of call or sizes as `..._2.onnx` and so on.
+        save_onnx: Save every captured graph as `<prefix>_torch_exported_<mode>.onnx`, later ones as
+            `..._2.onnx` and so on. The mode is `training` or `inference`.
         onnx_prefix: First part of the file name, required with save_onnx.
         save_path: Folder; ORTMODULE_SAVE_ONNX_PATH overrides it, default is the current one.
         config: Accepted for compatibility; not used.

@@ -34,9 +34,9 @@ class CurvePoint:
     """A memory budget that can be met, and its cost.
 
     Attributes:
-        activations: Arena of one run.
-        recomputed: Bytes that are not kept from forward to backward, but computed again.
-        percent: More time for forward and backward, by a model.
+        activations: Arena of one run, in bytes.
+        recomputed: Bytes that the backward computes again instead of keeping them.
+        percent: Additional time of forward and backward, in percent, by a model.
     """
 
     activations: int
@@ -50,11 +50,11 @@ class LiveSaving:
 
     Attributes:
         rows: Positions of the batch.
-        labelled: Rows that are computed behind the last attention; 0 = no list of labelled rows.
-        real: Rows that are computed in front of it; 0 = no list of real rows.
-        source: Rows of the encoder that are computed; 0 = no list of these.
-        activations: Arena of one run then.
-        percent: Fewer operations in forward and backward.
+        labelled: Rows that are computed after the last attention; 0 = all of `real`.
+        real: Rows that are computed before it, without padding; 0 = all rows.
+        source: Rows of the encoder that are computed; 0 = all of them.
+        activations: Arena of one run with these rows, in bytes.
+        percent: Operations of forward and backward that are saved, in percent.
     """
 
     rows: int
@@ -77,24 +77,24 @@ class LiveSaving:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one training step. Prints as a table; in a notebook it is a picture and a table.
+    """Memory of one training step, in bytes. Prints as a table; a notebook shows a plot as well.
 
     Attributes:
         batch: First size of the batch's tensors.
-        optimizer: Whose state is counted.
+        optimizer: Name of the optimizer whose state is counted.
         parameters: Parameters that get a gradient.
         frozen: Other parameters, and buffers.
         gradients: One gradient per parameter.
         second_slot: Gradients once more, when several backwards are added up.
-        state: Of the optimizer.
+        state: State of the optimizer.
         activations: Arena of one run: the planned peak of activations and workspace.
         constants: Folded constants, once per plan.
         ring: Inputs and outputs of one run, and the gradients that arrive.
-        total: All of it.
-        curve: What a memory budget can do: planned activations against modelled time, at most 8
-            points. The first one keeps everything. Empty where it was not asked for.
-        live: The savings from leaving rows out for this batch; None = none, or its values are
-            unknown.
+        total: The sum.
+        curve: Memory budgets that can be met, at most 8, from the largest, which keeps everything,
+            to the smallest.
+        live: The savings from leaving rows out for this batch; None = nothing is left out, or the
+            batch's values are unknown.
     """
 
     batch: int
@@ -158,26 +158,26 @@ def estimate(
     memory_budget: int | str | None = None,
     client: Client | None = None,
 ) -> Any:
-    """Memory that training takes above the bare processes.
+    """Estimates the memory of training beyond that of idle processes; plans, but runs nothing.
 
     Args:
-        model: A module, or an ORTModule; on the meta device if need be.
-        batch: Keyword (dict) or positional (sequence) arguments of a call. Types and sizes are
-            looked at, and for what live rows save the values of mask and labels.
-        optimizer: One of those of `gradd estimate --help`.
+        model: A module, or an ORTModule; its parameters may be on the meta device.
+        batch: Arguments of a call: a dict by keyword, or a sequence by position. Their dtypes and
+            sizes count; the values only of an attention mask and of labels, for `live`.
+        optimizer: A name that `gradd estimate --help` lists.
         batches: Batch sizes to plan instead: they replace the first size of the batch's tensors.
-        fits_gib: Find the largest batch whose total is at most this; added as the last column.
-        accumulate: Gradients of several backwards are added up.
-        memory_budget: What ORTModule(memory_budget=) would get, or has got if this is one; the
-            environment has no say here.
-        client: Session to use.
+        fits_gib: A limit in GiB: adds the largest batch whose total fits as the last column.
+        accumulate: Whether gradients of several backwards are added before a step.
+        memory_budget: As in ORTModule; by default that of `model`, if it is an ORTModule.
+            GRADD_MEMORY_BUDGET is not read.
+        client: Session to use; by default that of the process.
 
     Returns:
-        An Estimate, or Estimates if `batches` or `fits_gib` is given.
+        An Estimate, or Estimates (a tuple) if `batches` or `fits_gib` is given.
 
     Raises:
-        TypeError: A model, batch or optimizer that is none.
-        ValueError: An unknown optimizer, sizes that are none, or not even a batch of 1 fits.
+        TypeError: An argument has the wrong type.
+        ValueError: The optimizer is unknown, a size is not positive, or not even a batch of 1 fits.
         OutOfMemoryError: The memory budget cannot be met.
         CaptureError: The module cannot be captured.
         GraddError: The daemon cannot plan it.

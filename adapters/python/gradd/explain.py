@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Row:
     """One operator of a plan, in order of execution: a row of `gradd explain --json`.
 
-    `gradd explain --help` says what the fields mean.
+    `gradd explain --help` describes the fields. `dtype` and `shape` are those of the first output,
+    `bytes_*` and `*_bytes` are bytes, `flops` are floating-point operations of one launch.
     """
 
     row: int
@@ -64,25 +65,25 @@ class Explanation:
     """A plan, explained: the object of `gradd explain --json`. Prints as `gradd explain` does.
 
     Attributes:
-        title: Which plan.
+        title: Name of the model, or of the plan.
         library: The library that multiplies matrices.
-        threads: Of the plan.
+        threads: Threads that run the plan.
         arena_bytes: Planned peak of one run: activations and workspace.
-        saved_bytes: Of these, alive between forward and backward.
-        constant_bytes: Held once per plan: constants, launches, what kernels have prepared.
-        input_bytes: Of all graph inputs, parameters included.
-        output_bytes: Of the outputs.
-        grad_bytes: Of the gradients.
-        whole_bytes: arena_bytes if everything was kept; 0 without a memory budget or policy.
-        recomputed_bytes: Not kept from forward to backward, but computed again.
-        recompute_ms: Of computing it again, by a model of time.
-        model_ms: Of forward and backward beside it, by the same model.
-        batch_rows: Rows of a batch, where some are left out; 0 = all are computed.
-        label_rows: Places for labelled rows; 0 = these are not listed.
-        real_rows: Places for rows that are no padding; 0 = these are not listed.
-        compile_ms: Time that planning took.
-        nodes: Nodes of the graph by fate and operator.
-        rows: The operators.
+        saved_bytes: The part of arena_bytes that is alive between forward and backward.
+        constant_bytes: Memory of the plan itself: constants, launches, prepared data of kernels.
+        input_bytes: Size of all graph inputs, parameters included.
+        output_bytes: Size of the outputs.
+        grad_bytes: Size of the gradients.
+        whole_bytes: arena_bytes if every value were kept; 0 without a memory budget or policy.
+        recomputed_bytes: Size of the values that the backward computes again.
+        recompute_ms: Time of computing them again, in ms, by a model.
+        model_ms: Time of forward and backward without that, in ms, by the same model.
+        batch_rows: Rows of a batch, if the plan leaves some out; 0 = all are computed.
+        label_rows: Labelled rows that fit into the plan; 0 = the plan does not list them.
+        real_rows: Rows without padding that fit into the plan; 0 = the plan does not list them.
+        compile_ms: Time that planning took, in ms.
+        nodes: Counts of the graph's nodes: by outcome, then by operator.
+        rows: The operators, in order of execution.
     """
 
     title: str
@@ -109,7 +110,7 @@ class Explanation:
     _graphs: tuple[tuple[bytes, tuple, list], ...] = field(repr=False)
 
     def counts(self, phase: str = "forward") -> dict[str, int]:
-        """Operators that are carried out in a phase, with their counts."""
+        """Counts of the operators that a phase ("forward", "backward") runs."""
         return dict(Counter(r.op for r in self.rows if r.phase == phase and r.launch >= 0))
 
     @property
@@ -119,7 +120,7 @@ class Explanation:
 
     @property
     def flops(self) -> float:
-        """Of forward and backward together."""
+        """Floating-point operations of forward and backward together."""
         return sum(r.flops for r in self.rows)
 
     def as_dict(self) -> dict[str, Any]:

@@ -41,22 +41,27 @@ _LIBRARIES = ("torch.", "transformers.", "peft.", "accelerate.", "optimum.")
 class ORTModule(torch.nn.Module):
     """Runs a module's forward and backward in the gradd daemon.
 
+    A call raises an OutOfMemoryError if its memory budget cannot be met; the message has the
+    smallest budget that can be met, and the time it costs. Where PyTorch may not run a part that
+    the daemon cannot run (`strict`, or the policies of docs/messages.md), the call raises the error
+    of that part.
+
     Args:
-        module: The module; its parameters and buffers move into shared memory in place. Of an
-            ORTModule, as a cell of a notebook that runs again gives it, the module is taken.
+        module: The module; its parameters and buffers move into shared memory in place. An
+            ORTModule (a notebook cell that runs twice) is unwrapped and its module wrapped anew.
         debug_options: Logging and saving of captured graphs.
         strict: Raise instead of falling back to PyTorch if the daemon cannot run something.
-        memory_budget: The most that forward and backward may take for activations and workspace:
-            bytes, or a text as "2GiB". What is not kept is computed again in backward, with the
-            same bits; shorter chunks of a language model's loss, which a budget may ask for,
-            change results by rounding. The default is GRADD_MEMORY_BUDGET, else as much as it
-            takes.
+        memory_budget: Limit of the activations and workspace of one forward and backward, in bytes
+            (int) or as text ("2GiB"). The backward recomputes values that the forward does not
+            keep, with the same bits; a budget may also shorten the chunks of a language model's
+            loss, which changes results by rounding. The default is GRADD_MEMORY_BUDGET; without
+            either there is no limit.
 
     Raises:
-        TypeError: `module` is not a torch.nn.Module, or is a kind that cannot be wrapped; a budget
-            that is neither number nor text.
-        ValueError: A budget that is no size. One that cannot be met is an OutOfMemoryError of the
-            call, which names the smallest that can be met, and its price.
+        TypeError: `module` is not a torch.nn.Module, or is a DataParallel; or the budget is neither
+            a number nor text.
+        ValueError: The budget is not a positive size.
+
     """
 
     def __init__(
@@ -111,14 +116,35 @@ class ORTModule(torch.nn.Module):
     forward = forwarding.Attribute()
 
     def gradd_stats(self) -> dict[str, Any]:
-        """Counts since construction: captures, plans, forwards, fallbacks by reason, memory."""
+        """Counts since construction; see docs/messages.md for reasons.
+
+        Returns:
+            A dict. Where the work ran: `forwards` (in the daemon), `in_torch` (a dict from reason
+            to count; empty if all ran in the daemon), of that `fallbacks` (calls, or graphs) and
+            `parts_in_torch` (parts of calls), `breaks` (graph breaks), `recoveries` (daemons that
+            were lost). Graphs: `captures`, `graphs`, `plans`, `repeated_forwards` (for outputs that
+            were read late). Self-checks: `self_checks` (passed), `self_check_failures`,
+            `self_checks_on_few_rows`, `self_check_forwards` (of the daemon), `self_check_seconds`,
+            `last_checked_step`. Rows left out: `rows` (of the batches that
+            were looked at), `unlabelled_rows_left_out`, `padding_rows_left_out`, `flops_left_out`.
+            Memory: `slots` (sets of gradient buffers), `mirrored` (parameters that are copied
+            before every forward), `shared_bytes`. Under GRADD_DISABLE only `captures`, `forwards`,
+            `fallbacks` and `in_torch`.
+        """
         return self._gradd_compiled.stats()
 
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Explains the daemon's work in a call with these arguments, planned but not run.
 
-        Without arguments: in the call that ran last. The result prints as a table; see
-        gradd.explain.Explanation.
+        Args:
+            args: Positional arguments of the call.
+            kwargs: Its keyword arguments. Without any arguments: the call that ran last.
+
+        Returns:
+            A gradd.explain.Explanation, which prints as a table.
+
+        Raises:
+            ValueError: No arguments, and no call has run in the daemon, or its plan is gone.
         """
         from gradd.explain import explain_call
 

@@ -200,9 +200,9 @@ class FusedAdam(torch.optim.Optimizer):
     With torch.amp.GradScaler: the daemon unscales what it reads of the gradients (`.grad` keeps its
     values) and skips the step where one is not finite, which changes neither parameters nor state.
 
-    The moments of a half parameter are float32. Without master weights its update is computed
-    in float32 from the parameter's value and rounded to nearest; updates below half of its last
-    place are lost.
+    The moments of bfloat16 and float16 parameters are float32. Without master weights their update
+    is computed in float32 from the parameter's value and rounded to nearest; updates below half a
+    unit in the last place are lost.
 
     Args:
         params: Parameters or groups, as for torch optimizers. Parameters that no ORTModule has
@@ -213,31 +213,33 @@ class FusedAdam(torch.optim.Optimizer):
         eps: Term in the denominator.
         adam_w_mode: See AdamWMode.
         weight_decay: Decay rate.
-        set_grad_none: Default of zero_grad().
+        set_grad_none: Default of zero_grad(): whether it drops gradients or zeroes them.
         max_grad_norm: Clip the global norm of all gradients to this before the update, as
             torch.nn.utils.clip_grad_norm_ does; `.grad` itself keeps its values. None or 0: no
             clipping; inf: the norm alone.
-        master_weights: Keep a float32 copy of every half parameter, which the step updates; the
-            parameter is the copy rounded. A parameter that was written in between (by
-            load_state_dict() of the model, say) counts more than its copy. state_dict() holds it.
-        sparse_rows: Lazy Adam for tables. A row whose gradient is all zeros is left alone: value,
-            moments and weight decay stand still, until a step comes in which it has a gradient.
-            That is NOT Adam, which moves such rows on by their moments, and trains differently;
-            it is what torch.optim.SparseAdam does for sparse gradients. It costs what rows with a
-            gradient cost. Those with one are counted by the gradient that a step finds: rows of
-            all backwards since zero_grad(), and of a tied head practically all rows. True: for the
-            weights of nn.Embedding and nn.EmbeddingBag in wrapped modules; a group may say
-            `"sparse_rows"` itself, True for all its parameters of two and more dimensions, or
-            False.
+        master_weights: Keep a float32 copy of every bfloat16 and float16 parameter, which the step
+            updates; the parameter is the rounded copy. If a parameter was written in between (by
+            the model's load_state_dict(), say), its new value replaces the copy. state_dict()
+            holds the copies.
+        sparse_rows: Lazy Adam for the weights of nn.Embedding and nn.EmbeddingBag in wrapped
+            modules. A step skips each row whose gradient is all zeros: its value and moments stay,
+            without decay. This is NOT Adam, which updates such rows by their moments, and trains
+            differently; torch.optim.SparseAdam does the same for sparse gradients. A step takes
+            time in proportion to the rows with a gradient, from all backwards since zero_grad();
+            in a tied head these are practically all rows. `"sparse_rows"` in a parameter group
+            overrides this: True for all its parameters of two and more dimensions, or False.
 
     Attributes:
         grad_norm: Global gradient norm of the last step; None unless max_grad_norm is set.
-        skipped: Whether the last step changed nothing, as a GradScaler found gradients that are
-            not finite.
-        copied_grads: How many gradients had to be copied into shared memory so far, because
-            `.grad` was not the daemon's own (hooks, DDP with bucket views).
-        copied_params: How many parameters had to be copied so far, because their memory has other
-            holders (a state dict, a NumPy array): they stay there, and a copy is updated.
+        skipped: Whether the last step changed nothing because a GradScaler found gradients that
+            are not finite.
+        copied_grads: Number of gradients copied into shared memory so far, because `.grad` was not
+            the daemon's own (hooks, DDP with bucket views).
+        copied_params: Number of parameters copied so far, because their memory has other holders
+            (a state dict, a NumPy array): they stay there, and a copy is updated.
+
+    Raises:
+        ValueError: A setting is negative, infinite or NaN, or a beta is not in [0, 1).
     """
 
     # GradScaler leaves `grad_scale` and `found_inf` here and calls step() in any case.
@@ -287,7 +289,7 @@ class FusedAdam(torch.optim.Optimizer):
         self._warned_of_tables = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; settings that are none are refused before the group is added."""
+        """As torch's; invalid settings raise a ValueError before the group is added."""
         _check_settings({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
@@ -352,20 +354,22 @@ class FusedAdam(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient.
 
-        An exception leaves the parameters as they were, updated, or (if the daemon was lost in the
-        middle and no other came) updated in part. The rest follows with the next request to a
-        daemon; the next step goes on from there.
+        After an exception the parameters are unchanged or updated, or partly updated if the daemon
+        was lost in the middle and no other could be started. The next request to a daemon then
+        finishes the step.
 
         Args:
             closure: Evaluates the model again and returns the loss.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
-            ValueError: A setting is none; nothing is changed.
-            TensorError: A parameter or gradient is not dense, on the CPU, in one of these types.
-            StaleError: Half of the last step was done, and it cannot be finished.
+            ValueError: A setting is invalid; nothing is changed.
+            TensorError: A parameter or gradient is not dense, has another dtype than float32,
+                bfloat16 and float16, or is on another device than the daemon's; or two parameters
+                view the same memory differently.
+            StaleError: The last step was done in part and cannot be finished.
         """
         loss = None
         if closure is not None:

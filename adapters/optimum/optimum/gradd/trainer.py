@@ -42,6 +42,11 @@ class ORTTrainer(Trainer):
         rest: Further arguments of `transformers.Trainer`, by position.
         tokenizer: The former name of `processing_class`.
         kwargs: Further arguments of `transformers.Trainer`, by name.
+
+    Raises:
+        NotImplementedError: FSDP, DeepSpeed or parallelism_config is set; at train() also if one
+            process has several GPUs.
+        ValueError: torch_compile is set.
     """
 
     def __init__(
@@ -103,13 +108,21 @@ class ORTTrainer(Trainer):
         attach.attach(model, self._compiled)
 
     def gradd_stats(self) -> dict[str, Any]:
-        """Counts of captures, daemon forwards and fallbacks by reason; empty before train()."""
+        """The dict of ORTModule.gradd_stats(); empty before train() and under GRADD_DISABLE."""
         return self._compiled.stats() if self._compiled is not None else {}
 
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Any:
-        """Explains a step of the daemon: see ORTModule.gradd_explain()."""
+        """Explains the daemon's work in a step, as ORTModule.gradd_explain() does.
+
+        Args:
+            args: Positional arguments of the model's forward.
+            kwargs: Its keyword arguments. Without any arguments: the call that ran last.
+
+        Raises:
+            ValueError: train() has not been called, or the plan of the last call is gone.
+        """
         if self._compiled is None:
-            raise ValueError("nothing runs in the daemon before train(): call that first")
+            raise ValueError("nothing has run in the daemon: call train() first")
         from gradd.explain import explain_call
 
         return explain_call(self._compiled, args, kwargs)

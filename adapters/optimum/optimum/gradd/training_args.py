@@ -40,9 +40,13 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
         onnx_prefix: start of those file names; required with `save_onnx`.
         onnx_log_level: VERBOSE, INFO, WARNING, ERROR or FATAL.
         strict: raise instead of running in PyTorch what the daemon cannot run.
-        memory_budget: the most that forward and backward of one batch may take for activations and
-            workspace, as "2GiB" or bytes; what is not kept is computed again. Without it
-            `gradient_checkpointing` computes layers again, with it the budget decides.
+        memory_budget: limit of the activations and workspace of one batch's forward and backward,
+            as "2GiB" or in bytes. The backward recomputes values that the forward does not keep.
+            Without a budget `gradient_checkpointing` recomputes layers; with one it has no effect.
+
+    Raises:
+        ValueError: save_onnx without onnx_prefix, an unknown onnx_log_level, or a budget that is
+            not a positive size.
     """
 
     # Redeclared: on a command line the parent's type would admit its own names only.
@@ -101,8 +105,8 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
     def _drop_what_gradd_replaces(self) -> None:
         if self.use_liger_kernel and not gradd_is_disabled():
             warnings.warn(
-                "ORTTrainingArguments: use_liger_kernel is ignored: its kernels are opaque to "
-                "graph capture, and fusing is the daemon's work.",
+                "ORTTrainingArguments: use_liger_kernel is ignored: graph capture cannot look into "
+                "its kernels. The daemon fuses operators itself.",
                 UserWarning,
                 stacklevel=4,
             )

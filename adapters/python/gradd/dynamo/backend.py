@@ -46,12 +46,16 @@ def gradd(
     """Makes the function that runs a graph of Dynamo.
 
     Args:
-        graph: Dynamo's.
-        examples: The arguments of the call that it is made for.
+        graph: The graph that Dynamo has traced.
+        examples: Its arguments in the call that Dynamo traces.
         options: "strict" and "memory_budget", as ORTModule takes them.
 
+    Returns:
+        A function that Dynamo calls with the graph's arguments.
+
     Raises:
-        ValueError: An option that there is not, or a budget that is none.
+        ValueError: An option is unknown, or the budget is not a positive size.
+        TypeError: The budget is neither a number nor text.
         SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
     """
     return compiled(_owner(options or {}), graph, examples)
