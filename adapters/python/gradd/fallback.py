@@ -88,14 +88,14 @@ class Fallback:
             in_part: Other parts run in the daemon.
         """
         logger.warning(
-            "%s runs in PyTorch, not in the daemon (%s): %s. Such calls%s save no memory%s; "
+            "%s runs in PyTorch, not in the daemon (%s): %s. Such calls save no memory%s%s; "
             "strict=True or ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead "
             "(docs/messages.md)",
             f"a part of {self.module_name}" if in_part else self.module_name,
             reason,
             getattr(error, "message", str(error)).rstrip("."),  # without the reason
-            f" cost {seconds * 1e3:.1f} ms of forward here and" if seconds else "",
-            f" (this one took {tried:.1f} s before that was known)" if tried > 0.1 else "",
+            f"; a forward takes {seconds * 1e3:.1f} ms" if seconds else "",
+            f" (this call took {tried:.1f} s more, to find that out)" if tried > 0.1 else "",
         )
 
 

@@ -65,7 +65,7 @@ def _note(signum: int, frame: Any) -> None:
     if work:
         if noted >= _FORCED:
             _deliver(_handler)  # type: ignore[arg-type]
-        logger.warning("Ctrl-C waits for %s; the third one does not", work)
+        logger.warning("Ctrl-C waits until %s has ended; a third Ctrl-C does not", work)
 
 
 def compiles(frame: types.FrameType | None) -> bool:

@@ -563,7 +563,7 @@ class FusedAdam(torch.optim.Optimizer):
                 self._warned_of_tables = True
                 logger.warning(
                     "FusedAdam(sparse_rows=True): none of the parameters is the weight of an "
-                    "nn.Embedding in a wrapped module, so all rows are stepped"
+                    "nn.Embedding in a wrapped module, so every step updates all rows"
                 )
         by_rows = [p.dim() >= 2 and (id(p) in found if own is None else bool(own))
                    for own, (_, p) in zip(asked, entries, strict=True)]  # fmt: skip

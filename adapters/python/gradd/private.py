@@ -192,7 +192,7 @@ def _found(name: Name) -> Any:
             return name.substitute()
         raise ImportError(
             f"torch {torch.__version__} has no {name.path}, which gradd needs ({name.use}); use a "
-            "version of torch that gradd was tried with"
+            "version of torch that gradd was tested with"
         ) from error
 
 

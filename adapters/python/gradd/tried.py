@@ -1,4 +1,4 @@
-"""The torch versions that gradd was tried with (`make versions`), and a warning for newer ones."""
+"""The torch versions that gradd was tested with (`make versions`), and a warning for newer ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tell() -> None:
     if all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) > TORCH[-1]:
         newest = ".".join(map(str, TORCH[-1]))
         logger.warning(
-            "torch %s is newer than %s, the last one that gradd was tried with",
+            "torch %s is newer than %s, the latest version that gradd was tested with",
             torch.__version__,
             newest,
         )

@@ -338,4 +338,7 @@ def test_the_third_one_ends_a_capture(daemon: object, caplog: pytest.LogCaptureF
     script = Script(daemon.pid(), "int", "int", "int", ready=_is_captured)
     with script, pytest.raises(KeyboardInterrupt):
         model(x)
-    assert caplog.text.count("waits for the capture of Stuck; the third one does not") == 2
+    assert (
+        caplog.text.count("waits until the capture of Stuck has ended; a third Ctrl-C does not")
+        == 2
+    )

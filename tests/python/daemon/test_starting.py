@@ -97,7 +97,7 @@ def test_a_trainer_notices_nothing(
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad)
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert said == ["the daemon has died while it started, by SIGKILL; another one is started"] * 2
+    assert said == ["the daemon died during its start, by SIGKILL; starting another one"] * 2
 
 
 @pytest.mark.parametrize("death", _DEATHS)
@@ -279,7 +279,9 @@ def test_a_daemon_of_another_device_is_named_once(
         monkeypatch.setenv("GRADD_DEVICE", name)
         for _ in range(2):
             loss_of(ORTModule(Net(), strict=True)(*batch())).backward()
-    said = f"GRADD_DEVICE={name}, but the daemon in {directory} serves cpu; `gradd stop` ends it"
+    said = (
+        f"GRADD_DEVICE={name}, but the daemon in {directory} computes on cpu; `gradd stop` ends it"
+    )
     assert [r.getMessage() for r in caplog.records if "serves cpu" in r.getMessage()] == [said]
     command = [str(conftest.BINARY), "ps", "--dir", str(directory)]
     assert ", device cpu, " in subprocess.check_output(command, text=True).splitlines()[0]

@@ -182,7 +182,7 @@ class LiveRows:
                 raise
             self._off = True
             # text only: a stored log record would keep the error's frames, and tensors, alive
-            logger.warning("rows that are not needed are computed all the same: %s", str(error))
+            logger.warning("padding and rows without a label are computed as well: %s", str(error))
             return call, inputs
         if found is None:
             return call, inputs
@@ -258,8 +258,8 @@ class LiveRows:
         if real is not None:
             text += f", {real.numel()} ({real.numel() / n:.1%}) are no padding"
         if source is not None:
-            n = self.source_rows
-            text += f"; of {n} of the encoder {source.numel()} ({source.numel() / n:.1%}) are none"
+            n, found = self.source_rows, source.numel()
+            text += f"; {found} of {n} rows of the encoder ({found / n:.1%}) are no padding"
         print(text, flush=True)
 
     def _plan(

@@ -145,7 +145,7 @@ class Compiled:
                 return functions
         if versions:
             logger.info(
-                "%s is compiled again: the environment, or a method of a class, is another one",
+                "%s is compiled again: the environment or a method of a class has changed",
                 type(self.module).__name__,
             )
         # torch.Tensor gets attributes of ours, which are part of the state.
@@ -350,9 +350,9 @@ class Compiled:
         if self._lost is None:
             self._lost = f" ({why})" if why else ""
             logger.warning(
-                "%s: torch.compile fails at a function that forward() calls%s: operations of its "
-                "own, if it had any, would run in PyTorch (untraced_function); "
-                "TORCH_LOGS=graph_breaks shows where",
+                "%s: torch.compile fails at a function that forward() calls%s. PyTorch runs it "
+                "(untraced_function); no operators were seen in it. TORCH_LOGS=graph_breaks shows "
+                "where",
                 self.owner.title,
                 self._lost,
             )

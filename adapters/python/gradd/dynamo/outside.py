@@ -236,7 +236,7 @@ class Outside:
             if end.place not in known and owner.is_new(end.place):
                 logger.warning(
                     "%s: torch.compile breaks the graph at %s (%s); no operator runs there, and "
-                    "each side is a request of its own (breaks)",
+                    "the graphs on both sides take a request each (breaks)",
                     owner.title,
                     *end,
                 )

@@ -203,8 +203,8 @@ class Owner:
         if not self._asked_again:
             self._asked_again = True
             logger.warning(
-                "outputs of %s that are read beside the loss do not fit its memory budget in a "
-                "step: reading them runs another forward (repeated_forwards)",
+                "outputs of %s that are read beside the loss do not fit into its memory budget: "
+                "every read runs another forward (repeated_forwards)",
                 self.title,
             )
 

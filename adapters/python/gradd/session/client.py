@@ -323,7 +323,7 @@ class Client:
             self._connection = None
         if failures > _RETRIES:
             raise errors.SessionError(
-                f"the daemon was lost {failures} times while asked to {verb}: {lost}; see "
+                f"the daemon was lost {failures} times in a request ({verb}): {lost}; see "
                 f"{self.path}/daemon.log",
                 "lost",
             ) from None
@@ -352,7 +352,7 @@ class Client:
         self.ring.retire()
         self._retired.append(self.ring)
         self.ring = Pool(self, "ring", _RING_BYTES, keep=True)
-        logger.warning("interrupted while the daemon was asked to %s; connecting anew", verb)
+        logger.warning("a request (%s) was interrupted; connecting to the daemon again", verb)
 
     def connect(self) -> None:
         """Connects now (the first request would do it as well)."""
@@ -578,8 +578,8 @@ def _warn_of_old_build(connection: control.Connection) -> None:
     if ours and connection.build != ours:
         binary = daemon.find_binary()
         logger.warning(
-            "daemon %d is another build than %s: changes since it was started are not in effect. "
-            "`%s stop` ends it when its requests are done, and trainers go on with a new one",
+            "daemon %d is another build than %s: changes since its start have no effect in it. "
+            "`%s stop` ends it after the request in progress; trainers continue with a new daemon",
             connection.daemon_pid,
             binary,
             binary,
@@ -591,14 +591,14 @@ def _warn_of_other_device(connection: control.Connection) -> None:
     wanted = options.get("GRADD_DEVICE")
     if connection.missed:
         logger.warning(
-            "the daemon computes on the CPU, not on the device it was started for, %s; "
-            "`gradd doctor` says more",
+            "the daemon computes on the CPU, because its device cannot be used: %s; see "
+            "`gradd doctor`",
             connection.missed,
         )
     if not wanted or wanted == connection.device or connection.missed.startswith(f"{wanted}: "):
         return
     logger.warning(
-        "GRADD_DEVICE=%s, but the daemon in %s serves %s; `gradd stop` ends it",
+        "GRADD_DEVICE=%s, but the daemon in %s computes on %s; `gradd stop` ends it",
         wanted,
         connection.path,
         connection.device,

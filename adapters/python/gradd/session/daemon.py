@@ -201,7 +201,7 @@ class _Starts:
             if self._deaths == _STARTS:
                 raise self._failure(code)
             logger.warning(
-                "the daemon has died while it started, %s; another one is started", _end_of(code)
+                "the daemon died during its start, %s; starting another one", _end_of(code)
             )
         self._log_begin = _log_bytes(self._path)
         self._process = _start(self._path)
