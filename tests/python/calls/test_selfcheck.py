@@ -116,11 +116,11 @@ def test_every_kind_of_plan_is_compared_once() -> None:
 
 def test_a_failure_in_pytorch_falls_back_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
-        raise RuntimeError("not without chance")
+        raise RuntimeError("not without randomness")
 
     monkeypatch.setattr(Reference, "run", broken)
     monkeypatch.setattr(Reference, "run_forward", broken)
-    with pytest.raises(SelfCheckError, match="RuntimeError: not without chance"):
+    with pytest.raises(SelfCheckError, match="RuntimeError: not without randomness"):
         ORTModule(Net(), strict=True)(*batch())
     model, eager = ORTModule(Net()), Net()
     ours, theirs = (loss_of(m(*batch())) for m in (model, eager))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
-from gradd.dynamo import outside, settings
+from gradd.dynamo import between_graphs, settings
 from gradd.spec import CaptureError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -275,7 +275,7 @@ def test_dynamos_own_advice_is_silent_within_calls() -> None:
 
 
 def test_known_sequences_of_graphs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "_PATHS", 2)
+    monkeypatch.setattr(between_graphs, "_PATHS", 2)
     model, twin = sides(chosen)
     for n in (8, 4, 1, 8, 4):
         torch.testing.assert_close(model(X[:n]), twin(X[:n]))

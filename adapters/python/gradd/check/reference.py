@@ -1,4 +1,4 @@
-"""PyTorch's side of the self-check, without chance: the user's own forward, or Dynamo's graph.
+"""PyTorch's side of the self-check, without randomness: the user's own forward, or Dynamo's graph.
 
 Both work on stand-ins that share the parameters' memory and on copies of everything else. Each
 value is passed on as soon as it exists and is then dropped: gradients come one by one, from hooks.
@@ -16,7 +16,7 @@ import torch
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
 from gradd.check.other_data import Data
 from gradd.check.precise import Precise, Shaken
-from gradd.check.without_chance import Quiet
+from gradd.check.without_randomness import Quiet
 
 if TYPE_CHECKING:
     from gradd.check.checked import Checked, Forward

@@ -1,7 +1,7 @@
 """Compares the daemon with PyTorch: at the first call of every kind of plan, and again later.
 
-A call is computed twice without chance: in the daemon by the run flag, in PyTorch by a function
-mode (without_chance.py). PyTorch runs the user's own forward if that has no effects beyond the
+A call is computed twice without randomness: in the daemon by the run flag, in PyTorch by a function
+mode (without_randomness.py). PyTorch runs the user's own forward if that has no effects beyond the
 graph, which reveals changes that Dynamo's guards have missed; otherwise it runs the graph. The
 daemon's side ends and gives its arena back before PyTorch's begins.
 
@@ -329,7 +329,7 @@ class _Check:
             reference.run(data, take)
         except CaptureError:
             raise
-        except Exception as error:  # whatever the module raises when it runs without chance
+        except Exception as error:  # whatever the module raises when it runs without randomness
             raise _Incomparable(
                 f"cannot be compared: in PyTorch it raises {type(error).__name__}: {error}"
             ) from error

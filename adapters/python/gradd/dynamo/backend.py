@@ -23,7 +23,7 @@ import torch.fx
 from torch._dynamo import config
 
 from gradd import interrupts
-from gradd.dynamo import outside, work
+from gradd.dynamo import between_graphs, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
 from gradd.dynamo.own_forward import does_more, stored
 from gradd.dynamo.owner import SOURCE, Owner
@@ -100,7 +100,7 @@ def compiled(
     owner.follow(examples)
     graph = _copied(graph)
     run, amounts = _run_of(owner, graph, examples, code)
-    return outside.entry(owner, graph, run, amounts)
+    return between_graphs.entry(owner, graph, run, amounts)
 
 
 def _run_of(

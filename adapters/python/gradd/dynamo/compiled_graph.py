@@ -17,8 +17,8 @@ from gradd.calls.parameters import is_small
 from gradd.dynamo import (
     budget,
     cache,
-    chance,
     checkpoints,
+    generator_state,
     lower,
     modes,
     own_forward,
@@ -355,7 +355,7 @@ class CompiledGraph:
                 return None
             part.inputs = given
             return Piece(self.owner, cap, inputs, lambda args: (), lambda args: True, lazy=False)
-        self.draws = self.draws or chance.draws(done.graph)
+        self.draws = self.draws or generator_state.draws(done.graph)
         owner = self.owner
         owner.counts["captures"] += key not in owner.keys
         owner.keys.add(key)
@@ -529,7 +529,7 @@ class CompiledGraph:
         owner = self.owner
         if owner.planning.on:
             return owner.planning.results(self, args)
-        if self.draws and owner.chance.is_moved():
+        if self.draws and owner.generator.is_moved():
             return self._seeded(args)
         shares = self._shares(args) if owner.budget.amount else ()
         if self.whole is not None:
@@ -538,7 +538,7 @@ class CompiledGraph:
         else:
             result = self._in_steps(args, self.steps, shares)
         if self.draws or self.whole is None:  # what PyTorch runs may draw as well
-            owner.chance.go_on()
+            owner.generator.go_on()
         return result
 
     def numbers(self, args: Sequence[Any]) -> Callable[[Any], Any]:
@@ -571,7 +571,7 @@ class CompiledGraph:
 
     def _seeded(self, args: Sequence[Any]) -> Any:
         """All of the graph in PyTorch, with its random numbers."""
-        error = chance.refusal()
+        error = generator_state.refusal()
         fallback = self.owner.fallback
         reason = fallback.decide(error)
         if fallback.count(reason, str(error)):

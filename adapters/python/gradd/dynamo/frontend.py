@@ -29,10 +29,10 @@ from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
 from gradd.dynamo import locks, marking_hooks, settings, sizes
 from gradd.dynamo.backend import compiled
+from gradd.dynamo.between_graphs import Call as CallOfGraphs
+from gradd.dynamo.between_graphs import Gaps, Watch
 from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
-from gradd.dynamo.outside import Call as CallOfGraphs
-from gradd.dynamo.outside import Outside, Watch
 from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
@@ -109,7 +109,7 @@ class Compiled:
         )
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.end())
-        self._outside = Outside(self.owner)
+        self._gaps = Gaps(self.owner)
         self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
@@ -216,7 +216,7 @@ class Compiled:
                 self._go_on()
         owner.last.clear()
         owner.budget.begin()
-        owner.chance.note()
+        owner.generator.note()
         here = forwarding.here
         outer, here.module = here.module, self.module
         try:
@@ -224,7 +224,7 @@ class Compiled:
                 function = self._compiled(versions, kwargs)
                 if self.given_forward is None:
                     owner.now.call = Present(self.module, function, args, kwargs, before)
-                ran = CallOfGraphs(owner.now, self._outside.due > 0)
+                ran = CallOfGraphs(owner.now, self._gaps.due > 0)
                 try:
                     result = function(*args, **kwargs)
                 finally:
@@ -238,7 +238,7 @@ class Compiled:
             raise
         finally:
             here.module = outer
-            owner.chance.forget()
+            owner.generator.forget()
             owner.now.call = None
         if owner.failed is not None:  # a self-check has found it
             return self._eager(*args, **kwargs)
@@ -251,7 +251,7 @@ class Compiled:
                 del versions[:1]  # graphs were broken for one
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
-        seen = self._outside.count(ran, why)
+        seen = self._gaps.count(ran, why)
         if owner.now.graphs == before:
             self._set_aside(leaves, frames, versions, raises=False)
             self._reached_nothing(why or (_FAILED if now.failed(frames) else ""))

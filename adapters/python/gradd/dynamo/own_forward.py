@@ -19,7 +19,7 @@ from gradd import private
 
 if TYPE_CHECKING:
     from gradd.check.other_data import Data
-    from gradd.dynamo import outside
+    from gradd.dynamo import between_graphs
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.owner import Owner
 
@@ -98,7 +98,7 @@ class Now(threading.local):
 
     call: Present | None = None
     graphs = 0
-    run: outside.Call | None = None
+    run: between_graphs.Call | None = None
 
 
 def of(owner: Owner, graph: CompiledGraph) -> OwnForward | None:

@@ -20,7 +20,7 @@ from gradd.calls.slots import SlotSet
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
 from gradd.dynamo.budget import Budget
-from gradd.dynamo.chance import Chance
+from gradd.dynamo.generator_state import GeneratorState
 from gradd.dynamo.own_forward import Now
 from gradd.dynamo.planning import Planning
 from gradd.fallback import Fallback
@@ -48,7 +48,7 @@ class Owner:
         last: Graphs and plans of the last call.
         keys: Of the captures.
         parts: How often parts of graphs have run in PyTorch, by reason.
-        chance: Where the generator of random numbers stands in a call.
+        generator: The state of the generator of random numbers in a call.
         planning: The call that is planned and not run.
         now: The call that is computed.
         budget: The memory budget that graphs of one call share.
@@ -96,7 +96,7 @@ class Owner:
         self.keys: set[bytes] = set()
         self._graphs: list[weakref.ref] = []
         self.parts: Counter[str] = Counter()
-        self.chance = Chance()
+        self.generator = GeneratorState()
         self.planning = Planning()
         self.now = Now()
         self.budget = Budget(self.memory.budget)

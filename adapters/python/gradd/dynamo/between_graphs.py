@@ -1,9 +1,9 @@
 """Finds the operators that PyTorch runs in a call, but in none of its graphs.
 
-They are behind a graph break, in code that Dynamo skips (`torch.compiler.disable`), or in hooks. A
+They are after a graph break, in code that Dynamo skips (`torch.compiler.disable`), or in hooks. A
 dispatch mode sees them: Dynamo compiles and runs under it as without it, and it is off within
-graphs. It costs more than a call, so it is on in the first call, behind each new graph, and in the
-call behind one with another sequence of graphs. Later calls that run the same graphs run the same
+graphs. It costs more than a call, so it is on in the first call, after each new graph, and in the
+call after one with another sequence of graphs. Later calls that run the same graphs run the same
 operators between them, as far as Python's state does not say otherwise.
 """
 
@@ -181,8 +181,8 @@ class Call:
         self.watch.__enter__()
 
 
-class Outside:
-    """All that is known of the calls of a module between its graphs."""
+class Gaps:
+    """The operators that PyTorch runs between the graphs of a module's calls."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner

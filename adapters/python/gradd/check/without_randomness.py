@@ -1,4 +1,4 @@
-"""PyTorch without chance, for the comparison with a run of the daemon whose masking is off.
+"""PyTorch without randomness, for the comparison with a run of the daemon whose masking is off.
 
 Both sides replace random numbers in the same way: dropout passes its input through, everything else
 draws the middle of its distribution (a uniform number is at half its range, a normal one half a

@@ -1,9 +1,9 @@
-"""Draws of a forward that seeds the generator itself.
+"""Detects that a forward seeds torch's generator, by the state of the generator.
 
 For the same seed the daemon's random numbers differ from PyTorch's. A forward sets a seed to get
-the same numbers every time, those of PyTorch: graphs that draw after it run in PyTorch. gradd
-detects the seed by the state of the generator, which then differs from the state after the last
-graph, or at the beginning of the call.
+the same numbers every time, those of PyTorch: graphs that draw after it run in PyTorch. After a
+seed, the state of the generator differs from that after the last graph, or at the beginning of the
+call.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gradd.spec import CaptureError
 _numpy = torch.Tensor.__base__.numpy  # type: ignore[union-attr]
 
 
-class Chance(threading.local):
-    """Where the generator of the CPU stood, in a call of this thread."""
+class GeneratorState(threading.local):
+    """The state of the CPU's generator at the last known point of a call of this thread."""
 
     def __init__(self) -> None:
         self._state: bytes | None = None
@@ -49,7 +49,7 @@ def _now() -> bytes:
 
 
 def refusal() -> CaptureError:
-    """For a graph that draws behind such a line."""
+    """For a graph that draws after a seed."""
     return CaptureError(
         "python_random",
         "forward() seeds the generator of random numbers, or draws outside of a graph, before one "
