@@ -92,7 +92,7 @@ def test_each_switch_runs_every_parity_test(
 @pytest.mark.slow
 def test_files_with_long_tests_are_found() -> None:
     found = run_all.nightly_files("tests/python/training")
-    assert "tests/python/training/test_courses.py" in found
+    assert "tests/python/training/test_trajectories.py" in found
     assert all((ROOT / name).exists() for name in found)
 
 

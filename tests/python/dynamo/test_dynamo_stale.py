@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_dynamo_outside import ALL_KNOWN, Scaled, X
+from test_values_beside_arguments import ALL_KNOWN, Scaled, X
 from torch import nn
 from torch.nn import functional as F
 

@@ -274,7 +274,7 @@ def test_an_attribute_that_no_float_holds_is_refused_by_name() -> None:
         capture(linear(forward).double(), (torch.ones(2, 4, dtype=torch.float64),))
 
 
-# ---- chance ----
+# ---- random numbers ----
 
 
 def test_attention_dropout_is_kept_in_training_and_gone_in_eval() -> None:

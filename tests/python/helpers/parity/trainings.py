@@ -1,13 +1,13 @@
-"""Small models that are trained for 50 steps, and how far two such courses may be apart.
+"""Small models that are trained for 50 steps, and how far two such trajectories may be apart.
 
-A course is what a training leaves: the loss of every step, and the parameters at its end. In f32
-two courses are compared with each other: losses step by step, and each parameter relative to the
-way that it went. In bf16 they drift apart by their rounding, in PyTorch as well: there the distance
-from PyTorch's course in f32 may be at most twice that of PyTorch's own bf16.
+A trajectory is the result of a training: the loss of every step, and the parameters at its end. In
+f32 two trajectories are compared with each other: losses step by step, and each parameter relative
+to the distance from its start. In bf16 they drift apart by rounding, in PyTorch as well: there the
+distance from PyTorch's trajectory in f32 may be at most twice that of PyTorch's own bf16.
 
 AdamW turns a gradient that is nothing but rounding (of BERT's biases of keys, which no loss depends
 on) into steps of the whole learning rate. Such parameters are known by their gradients and left
-out. T5 has no ReLU, whose kinks let two courses in f32 part by percents, in PyTorch alone too.
+out. T5 has no ReLU, whose kinks let two trajectories in f32 part by percents, in PyTorch alone too.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ KINDS = {
 
 
 @dataclass
-class Course:
+class Trajectory:
     """What a training leaves.
 
     Attributes:
@@ -133,7 +133,7 @@ class Course:
     state: dict[str, torch.Tensor]
     largest: dict[str, float]
 
-    def same_bits(self, other: Course) -> bool:
+    def same_bits(self, other: Trajectory) -> bool:
         """Of all losses and all parameters."""
         states = zip(self.state.values(), other.state.values(), strict=True)
         return torch.equal(self.losses, other.losses) and all(torch.equal(a, b) for a, b in states)
@@ -144,39 +144,39 @@ class Course:
         return [name for name, largest in self.largest.items() if largest > least]
 
 
-def _way(course: Course, to: Course, name: str) -> float:
-    return float((course.state[name].double() - to.state[name].double()).norm())
+def _distance(trajectory: Trajectory, to: Trajectory, name: str) -> float:
+    return float((trajectory.state[name].double() - to.state[name].double()).norm())
 
 
-def far(ours: Course, theirs: Course, first: nn.Module) -> tuple[float, float, str]:
+def far(ours: Trajectory, theirs: Trajectory, first: nn.Module) -> tuple[float, float, str]:
     """The largest distances: of losses; of a parameter, relative to the way it went; its name."""
     losses = float(((ours.losses - theirs.losses) / theirs.losses).abs().max())
     begin = dict(first.named_parameters())
     ways = []
     for name in theirs.moved():
         went = float((theirs.state[name].double() - begin[name].detach().double()).norm())
-        ways.append((_way(ours, theirs, name) / went, name))
+        ways.append((_distance(ours, theirs, name) / went, name))
     return (losses, *max(ways))
 
 
-def check_near(ours: Course, theirs: Course, first: nn.Module, bound: float) -> None:
+def check_near(ours: Trajectory, theirs: Trajectory, first: nn.Module, bound: float) -> None:
     """Losses agree to a tenth of `bound`, and parameters to `bound` of the way they went."""
     losses, way, name = far(ours, theirs, first)
     assert losses <= 0.1 * bound, f"losses are {losses:.2g} apart"
     assert way <= bound, f"{name} is off by {way:.2g} of the way it went"
 
 
-def check_as_near(ours: Course, theirs: Course, exact: Course) -> None:
-    """`ours` is at most twice as far from `exact` as PyTorch's course of the same precision is."""
+def check_as_near(ours: Trajectory, theirs: Trajectory, exact: Trajectory) -> None:
+    """`ours` is at most twice as far from `exact` as PyTorch's of the same precision."""
     off, own = (float((c.losses - exact.losses).norm()) for c in (ours, theirs))
     assert off <= TWICE * own, f"losses are {off:.2g} from f32, PyTorch's {own:.2g}"
     for name in exact.moved():
-        off, own = _way(ours, exact, name), _way(theirs, exact, name)
+        off, own = _distance(ours, exact, name), _distance(theirs, exact, name)
         assert off <= TWICE * own, f"{name} is {off:.2g} from f32, PyTorch's {own:.2g}"
 
 
 def start(kind: str, dtype: torch.dtype) -> nn.Module:
-    """The model of a course before its first step, with values that this type has."""
+    """The model of a trajectory before its first step, with values that this type has."""
     return copy.deepcopy(_started(kind)).to(dtype)
 
 
@@ -195,7 +195,7 @@ def train(
     model: nn.Module,
     optimizer: Optimizer = adamw,
     halfway: Callable[[int, str], object] = lambda step, where: None,
-) -> Course:
+) -> Trajectory:
     """Trains in place.
 
     Args:
@@ -220,4 +220,4 @@ def train(
         stepping.step()
         stepping.zero_grad()
     state = {n: p.detach().clone() for n, p in model.named_parameters()}
-    return Course(torch.stack(losses), state, largest)
+    return Trajectory(torch.stack(losses), state, largest)

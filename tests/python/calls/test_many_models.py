@@ -83,4 +83,4 @@ def test_an_error_names_the_source_of_its_own_graph() -> None:
         errors.IndexOutOfRangeError, match="index 11 is out of range for size 10"
     ) as caught:
         lookup(torch.tensor([3, 11]))
-    assert "test_many.py" in str(caught.value) and "nets.py" not in str(caught.value)
+    assert "test_many_models.py" in str(caught.value) and "nets.py" not in str(caught.value)

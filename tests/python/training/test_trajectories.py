@@ -18,7 +18,7 @@ import torch
 
 from gradd import ORTModule, optim
 from helpers.parity import trainings
-from helpers.parity.trainings import Course
+from helpers.parity.trainings import Trajectory
 from helpers.selection import every_run
 
 pytestmark = pytest.mark.one_in(6)
@@ -32,7 +32,7 @@ OFF = {"GRADD_LIVE_ROWS": "0", "GRADD_CHUNKED_LOSS": "0"}
 
 @dataclass(frozen=True)
 class Switch:
-    """Variables, and what a course of "sft" does under them."""
+    """Variables, and what a trajectory of "sft" does under them."""
 
     env: dict[str, str]
     labels: bool = True  # rows without a label are left out
@@ -69,19 +69,19 @@ OPTIMIZERS = {"torch": trainings.adamw, "fused": fused}
 
 
 @functools.cache
-def eager(kind: str, start: torch.dtype, dtype: torch.dtype) -> Course:
-    """PyTorch's course in `dtype`, from values that `start` has."""
+def eager(kind: str, start: torch.dtype, dtype: torch.dtype) -> Trajectory:
+    """PyTorch's trajectory in `dtype`, from values that `start` has."""
     return trainings.train(kind, trainings.start(kind, start).to(dtype))
 
 
-def course(
+def trajectory(
     kind: str,
     dtype: torch.dtype,
     optimizer: str,
     env: dict[str, str],
     halfway: Callable[[int, str], object] = lambda step, where: None,
-) -> tuple[Course, ORTModule]:
-    """A course through the daemon, and the module."""
+) -> tuple[Trajectory, ORTModule]:
+    """A trajectory through the daemon, and the module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADD_SELF_CHECK", "0")
         for name, value in env.items():
@@ -91,11 +91,11 @@ def course(
 
 
 @functools.cache
-def all_off(kind: str, dtype: torch.dtype, optimizer: str) -> Course:
-    return course(kind, dtype, optimizer, OFF)[0]
+def all_off(kind: str, dtype: torch.dtype, optimizer: str) -> Trajectory:
+    return trajectory(kind, dtype, optimizer, OFF)[0]
 
 
-def check(kind: str, dtype: torch.dtype, optimizer: str, ours: Course) -> None:
+def check(kind: str, dtype: torch.dtype, optimizer: str, ours: Trajectory) -> None:
     """Beside PyTorch, and in f32 beside the plans over all rows with whole logits."""
     first, theirs = trainings.start(kind, dtype), eager(kind, dtype, dtype)
     assert theirs.losses[-4:].mean() < 0.8 * theirs.losses[:4].mean(), "nothing was learned"
@@ -115,7 +115,7 @@ KEPT |= {("bert", "bf16", "fused", "everything"), ("packed", "f32", "fused", "ev
 def test_ends_where_pytorch_ends(shared_daemon: Any, case: tuple[str, str, str, str]) -> None:
     kind, type_, optimizer, switch = case
     dtype, meant = TYPES[type_], SWITCHES[switch]
-    ours, model = course(kind, dtype, optimizer, meant.env)
+    ours, model = trajectory(kind, dtype, optimizer, meant.env)
     stats, plan = model.gradd_stats(), model.gradd_explain()
     assert stats["fallbacks"] == {} and stats["captures"] == 1
     if kind == "sft":
@@ -142,14 +142,14 @@ def test_bits_are_those_of_another_run(daemon: Any, case: tuple[str, str, str, s
     kind, type_, optimizer, switch = case
     env = SWITCHES[switch].env
     keeps = {k: v for k, v in env.items() if k != "ORTMODULE_MEMORY_OPT_LEVEL"}
-    expected, _ = course(kind, TYPES[type_], optimizer, keeps)
-    undisturbed, _ = course(kind, TYPES[type_], optimizer, env)
+    expected, _ = trajectory(kind, TYPES[type_], optimizer, keeps)
+    undisturbed, _ = trajectory(kind, TYPES[type_], optimizer, env)
     assert undisturbed.same_bits(expected)
 
     def halfway(step: int, where: str) -> None:
         if (step, where) in KILLS:
             daemon.kill()
 
-    killed, model = course(kind, TYPES[type_], optimizer, env, halfway)
+    killed, model = trajectory(kind, TYPES[type_], optimizer, env, halfway)
     assert model.gradd_stats()["recoveries"] == len(KILLS)
     assert killed.same_bits(expected)
