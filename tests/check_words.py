@@ -30,6 +30,7 @@ REPLACED = (
     ("session objects", r"\bwork_t\b"),
     ("location", r"\bplace_of\b|\btest_places\b|place in the source"),
     ("interval", r"match_spans"),
+    ("selection", r"\bwishes\b"),
     ("open session, open run, plan of the daemon", r"\blive (?:session|run|plan)s?\b"),
     ("fast path, slow path", r"\b(?:short|long)(?:er)?(?: |_)way\b"),
 )

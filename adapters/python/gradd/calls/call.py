@@ -59,7 +59,7 @@ class Call:
         plan: Its plan for these types.
         binding: The bound inputs as the daemon knows them.
         in_types: Of the free inputs.
-        selection: The wishes of the call.
+        selection: The gradients and outputs of the call.
         lists: Sizes of the lists of live rows, which come behind the free inputs.
         """
         self.client = client

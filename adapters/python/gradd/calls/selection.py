@@ -1,4 +1,4 @@
-"""The wishes of one call: the arguments of its plan, and the parts that the plan leaves out."""
+"""The selection of one call: gradients and outputs of its plan, and outputs that it leaves out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Selection:
 def selection_of(
     graph: Graph, bound: list[torch.Tensor], inputs: list[torch.Tensor], lazy: bool
 ) -> Selection:
-    """Selects the wishes of a call.
+    """Makes the selection of a call.
 
     Args:
         graph: Of the call; its module is in the call's mode.

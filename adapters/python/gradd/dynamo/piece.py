@@ -363,7 +363,7 @@ class Piece:
     def _affordable(
         self, binding: Binding, bound: list, inputs: list[torch.Tensor], share: int | None
     ) -> Selection:
-        """The wishes of a call, without outputs that exceed the memory budget beside the step."""
+        """The selection of a call without outputs that exceed the memory budget."""
         graph, lazy = self.graph, self.lazy
         selection = replace(selection_of(graph, bound, inputs, lazy), budget=share)
         if not self.owner.memory.budget or graph.asks_again or not graph.asked_for:
