@@ -75,7 +75,7 @@ for part in (self.net, model.model, model[0].model):
 """,
     ),
     "print(gradd.estimate(model, batch))              "
-    "# what budgets can be met, and their price": Around(
+    "# possible budgets, and the time each costs": Around(
         """
 import gradd, torch
 from gradd import ORTModule

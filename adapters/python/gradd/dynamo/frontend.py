@@ -350,7 +350,7 @@ class Compiled:
         if self._lost is None:
             self._lost = f" ({why})" if why else ""
             logger.warning(
-                "%s: torch.compile fails at a function that forward() calls%s. PyTorch runs it "
+                "%s: torch.compile fails at a function that forward() calls%s: it runs in PyTorch "
                 "(untraced_function); no operators were seen in it. TORCH_LOGS=graph_breaks shows "
                 "where",
                 self.owner.title,
