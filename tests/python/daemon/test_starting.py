@@ -282,7 +282,7 @@ def test_a_daemon_of_another_device_is_named_once(
     said = (
         f"GRADD_DEVICE={name}, but the daemon in {directory} computes on cpu; `gradd stop` ends it"
     )
-    assert [r.getMessage() for r in caplog.records if "serves cpu" in r.getMessage()] == [said]
+    assert [r.getMessage() for r in caplog.records if "computes on cpu" in r.getMessage()] == [said]
     command = [str(conftest.BINARY), "ps", "--dir", str(directory)]
     assert ", device cpu, " in subprocess.check_output(command, text=True).splitlines()[0]
 
