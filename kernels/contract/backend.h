@@ -1,8 +1,9 @@
 /* The device table: all functions that the engine calls on a device.
  *
- * One append-only struct with version and size, so that a plug-in (CUDA) and the host may be of
- * different versions. Work is given to a queue, which runs it in order of arrival; the CPU's queue
- * is the calling thread. A device's kernel rows say what it can run (kernels/contract/kernel.h).
+ * One struct with version and size. Fields are only appended within a version, so the program takes
+ * a plug-in of its own version whose table is at least as long as its own. Work is given to a
+ * queue, which runs it in order of arrival; the CPU's queue is the calling thread. A device's
+ * kernel rows say what it can run (kernels/contract/kernel.h).
  *
  * A function returns when its work is enqueued, unless it says that it waits. The memory that the
  * work touches must stay valid until the queue has passed it, and so must operators, attributes and

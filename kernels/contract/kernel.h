@@ -3,8 +3,8 @@
  * A family's rows for the CPU stand behind its operators in the same file, those for another device
  * in a file of the family's name in the device's folder. Several rows may name one operator, the
  * fastest first: the first that takes the element types of the operands and accepts the node is the
- * one that runs. An operand in bf16 or f16 that no row takes gets a cast to
- * f32 in front of it when the graph is built.
+ * one that runs. An operand in bf16 or f16 that no row takes gets a cast to f32 in front of it when
+ * the graph is built.
  *
  * Threading: rows are constant; compute may open OpenMP regions and must give the same bits for the
  * same number of threads; the other functions run on the engine thread.

@@ -110,7 +110,7 @@ typedef struct gradd_launch_s {
     void *state;      /* Borrowed; what the kernel prepared for calls like this one, else NULL */
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
-    bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */
+    bool dropout_off; /* run flag: dropout passes its input through, random numbers are fixed */
     int launch;       /* what a device names if the launch fails later */
     int threads; /* those that workspace() was asked for. Parallel regions take the number that the
                     queue was entered with, which is the same */

@@ -153,7 +153,7 @@ static inline bool gpu_aligned(const void *p, size_t bytes) {
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
-/* The argument of kernels that check values: GPU_FAULT_OF_CALL on the host. */
+/* The argument of kernels that check values: GPU_FAULTS on the host. */
 typedef struct gpu_faults_s {
     gradd_fault_t *to;
     int launch;

@@ -36,7 +36,7 @@ enum { GRADD_CE_DLOGITS, GRADD_CE_GRAD_OUTPUTS };
 
 /* Attributes of both, all optional. */
 #define GRADD_CE_REDUCTION    "reduction"    /* "mean", "sum" or "none" */
-#define GRADD_CE_IGNORE_INDEX "ignore_index" /* the label of rows that count nothing */
+#define GRADD_CE_IGNORE_INDEX "ignore_index" /* the label of rows that do not count */
 #define GRADD_CE_SHIFT        "shift"        /* 1: a row answers for the label behind its own */
 #define GRADD_CE_SMOOTHING    "smoothing"    /* float, 0 */
 #define GRADD_CE_ATTRS        4              /* how many there are */

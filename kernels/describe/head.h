@@ -48,7 +48,7 @@ typedef struct gradd_head_s {
     int64_t k, v;      /* widths of x and of the logits */
     bool trans, bias, squares;
     bool dx, dw, dbias; /* wanted results */
-    bool ignores;       /* rows with a label may count nothing */
+    bool ignores;       /* rows with a label may not count */
     double softcap, scale;
     int64_t dw_rows, dw_cols; /* of the weight's gradient */
 } gradd_head_t;

@@ -15,7 +15,8 @@ GRADD_HD int64_t gradd_live_row(int64_t entry) {
     return entry < 0 ? ~entry : entry;
 }
 
-/* The fault of entry i, which follows `before`: LIVE_TAIL counts after the others. */
+/* The fault of entry i, which follows `before`. LIVE_TAIL: a row number behind the negative entries
+ * that fill the list. */
 GRADD_HD gradd_fault_t gradd_live_check(int64_t entry, int64_t before, int64_t i, int64_t limit) {
     gradd_fault_t f = {GRADD_FAULT_NONE, 0, 0, 0, i, 0, 0};
     if (gradd_live_row(entry) >= limit) {
@@ -45,7 +46,7 @@ GRADD_HD int64_t gradd_live_below(const int64_t *list, int64_t n, int64_t r) {
     return lo;
 }
 
-/* The place of an entry in another list, which has its row. Not so: LIVE_OTHER. */
+/* The place of an entry in another list, which must have its row; else LIVE_OTHER. */
 GRADD_HD gradd_fault_t gradd_live_position(const int64_t *others, int64_t n, int64_t entry,
                                            int64_t *out) {
     gradd_fault_t f = {GRADD_FAULT_NONE, 0, 0, 0, 0, 0, 0};
@@ -60,7 +61,7 @@ GRADD_HD gradd_fault_t gradd_live_position(const int64_t *others, int64_t n, int
 }
 
 /* The range of live rows of the sequence of entry i that it may look at by its interval; the entry
- * itself where there is none. An interval without it: LIVE_RANGE. */
+ * itself where there is none. LIVE_RANGE: an interval that does not contain its position. */
 GRADD_HD gradd_fault_t gradd_live_range(const int64_t *list, int64_t n, int64_t i,
                                         const volatile int32_t *intervals, int64_t positions,
                                         int32_t *out) {

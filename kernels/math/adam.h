@@ -1,4 +1,4 @@
-/* One element of the Adam family's update, the same on every device. See adam.h. */
+/* One element of the Adam family's update, for every device. See kernels/contract/adam.h. */
 #ifndef GRADD_KERNELS_MATH_ADAM_H
 #define GRADD_KERNELS_MATH_ADAM_H
 

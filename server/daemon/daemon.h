@@ -1,7 +1,7 @@
 /* The daemon: sockets, sessions and the two threads around the engine library.
  *
  * Hello, segment, attach, ps and stop are answered at once, whatever the engine is doing; the rest
- * is queued for the engine thread (loop.h tells how two threads share the I/O). Nothing that a
+ * is queued for the engine thread (loop.h explains how two threads share the I/O). Nothing that a
  * client sends or does ends the daemon, except the verb `stop` of its own user.
  */
 #ifndef GRADD_SERVER_DAEMON_DAEMON_H
@@ -46,7 +46,7 @@ gradd_status_t daemon_serve(const options_t *options, pid_t *out_other);
  * give everything back. The session is destroyed when the engine has done so. */
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel);
 /* Ends a session as soon as the request that the engine has begun for it is answered: now, if there
- * is none. Waiting requests are dropped; the client sends it to the next daemon. */
+ * is none. Waiting requests are dropped; the client sends them to the next daemon. */
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);
 /* Everything that can be done without waiting. True if there may be more. */
 bool daemon_turn(daemon_t *daemon);

@@ -35,8 +35,8 @@ gradd_status_t router_listen(router_t *router, const char *path, int listener);
 /* Sends what is queued for at most a second. Accepts a zeroed one. */
 void router_close(router_t *router);
 
-/* Descriptors to wait for; edge-triggered: after a wake-up call router_ready / router_admit, which
- * look at the socket's real state. */
+/* Descriptors to wait for; edge-triggered: after a wake-up call router_receive or router_admit
+ * until nothing is left. */
 int router_fd(const router_t *router);
 int router_zap_fd(const router_t *router);
 

@@ -86,9 +86,9 @@ typedef struct step_request_s {
 /* Waits. out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
  * out_skipped: nothing has changed but the journal, whose number is the next one all the same.
  * Repeating the last finished step does nothing and returns its norm; another request of the same
- * number is refused, for its gradients would be lost without a word.
- * Errors: STALE (journal is at another step or holds another request), SHM (not a journal, or of
- * chunks of another length than there may be), TENSOR (journal too small for its chunks), LIMIT,
+ * number is refused, because its gradients would be lost silently.
+ * Errors: STALE (journal is at another step or holds another request), SHM (not a journal, or one
+ * with chunks of a length that is not allowed), TENSOR (journal too small for its chunks), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
 gradd_status_t step_apply(gradd_device_t *device, const step_request_t *request, double *out_norm,
                           bool *out_skipped);

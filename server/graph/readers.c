@@ -1,4 +1,4 @@
-/* Counts the live readers of every value. See readers.h.
+/* Counts the readers of every value, without dead code. See readers.h.
  *
  * A walk from the outputs upwards with a stack of its own; every node is visited once. */
 #include "server/graph/readers.h"

@@ -6,7 +6,7 @@
 
 #include "server/graph/graph.h"
 
-/* out[v] = number of operands of live nodes, and of graph outputs and gradients, that are v;
+/* out[v] = number of operands of nodes that run, and of graph outputs and gradients, that are v;
  * n_values entries in the graph's arena. A snapshot: rewrites that follow can only lower a count of
  * an old value, until they let a node read more than before. Errors: NOMEM. */
 gradd_status_t graph_count_readers(graph_t *g, int32_t **out);

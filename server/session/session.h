@@ -26,7 +26,7 @@
 #define SESSION_CLIENT_BYTES   64
 #define SESSION_MAX            256 /* connections at once */
 #define SESSION_MAX_OF_PROCESS 64
-#define SESSION_MAX_SURPLUS    32 /* beyond these two limits: they hear of it and go */
+#define SESSION_MAX_SURPLUS    32 /* beyond these two limits: refused, and then closed */
 #define SESSION_MAX_SEGMENTS   512
 #define SESSION_MAX_WAITING    64           /* requests of one session */
 #define SESSION_MAX_PAYLOAD    (256u << 20) /* bytes of payload frames that wait, per session */
@@ -114,9 +114,9 @@ typedef enum session_order_e {
 /* Decides what to do with sequence number q. Fails with SESSION for one that was answered long ago,
  * LIMIT when too many wait. */
 gradd_status_t session_order(const session_t *session, uint64_t q, session_order_t *out_order);
-/* Remembers a new request that is carried out. One that is refused before is not remembered, and
- * its reply is not kept: earlier requests may be in progress still, whose replies are yet to come,
- * and sent again it is looked at again. */
+/* Remembers a new request that is carried out. A request that is refused before that is not
+ * remembered and its reply is not kept, because replies to earlier requests may still be due; if it
+ * is sent again, it is checked again. */
 void session_take(session_t *session, uint64_t q);
 /* Keeps a copy of the reply to q. Without memory the reply is simply not repeatable. */
 void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_t bytes);

@@ -52,7 +52,7 @@ typedef struct command_family_s {
 /* One request on its way. Owned by the I/O thread, lent to the engine between push and reap. */
 typedef struct request_s {
     job_t job;                /* first: queue.h hands out this pointer */
-    const command_t *command; /* NULL: the session's end, see worker_end_session */
+    const command_t *command; /* NULL: the session's end, see worker_handle */
     session_t *session;       /* Borrowed; NULL where the verb needs none */
     uint64_t q;
     uint32_t uid;

@@ -162,8 +162,7 @@ void wire_put_types(wire_out_t *out, const gradd_type_t *types, int n);
 void wire_put_version(wire_out_t *out);
 
 /* Whole replies, without begin and end. Code VERSION brings the keys of wire_put_version along.
- * 'what' gets
- * the verb in front unless it begins with it; a NULL verb is one that is not known.
+ * `what` gets the verb in front unless it begins with it; a NULL verb is one that is not known.
  * session: "alive" or "lost", NULL leaves it out. */
 void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const char *verb,
                      const char *what, const char *session);

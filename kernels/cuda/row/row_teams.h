@@ -3,7 +3,7 @@
  * A team is a warp or a whole block (TEAM threads). It takes one row, W neighbouring elements per
  * thread and turn. A row of known length stays in registers between passes (gpu_row with KEEP packs
  * per thread); a longer one is read again. Where rows lie across memory, a block takes 32 columns
- * side by side, in 8 slices of rows (gpu_slices). All orders are fixed by shapes.
+ * side by side, in GPU_SLICES slices of rows (gpu_slice). All orders are fixed by shapes.
  *
  * Sums run in the type that is computed in for the elements of one pack, and in double from there.
  */

@@ -2,10 +2,10 @@
  *
  * q [B, H, Q, D], k [B, K, N, D], v [B, K, N, E] with H a multiple of K: query head h reads head
  * h / (H / K) of keys and values. mask (boolean, true = may look) and bias (float) broadcast to
- * [B, H, Q, N]; ranges (i32 [..., 3], from MaskRanges) sums the mask up per row and is computed if
- * it is absent; without a mask each row looks at the keys of its range, which has some, and at no
- * others. cap(s) = c tanh(s / c) with c = softcap, if not 0. `layout` has a bit for each of
- * q, k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead.
+ * [B, H, Q, N]; ranges (i32 [..., 3], from MaskRanges) summarises the mask per row and is computed
+ * if it is absent; without a mask each row looks at the keys of its range, which has some, and at
+ * no others. cap(s) = c tanh(s / c) with c = softcap, if not 0. `layout` has a bit for each of q,
+ * k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead.
  *
  * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
  * gradient goes to its product; see kernels/describe/attention.h). That is next to nothing

@@ -6,9 +6,9 @@
  * the end. Saved for backward: ids.
  *
  * EmbeddingGrad(dy, ids[, base]; dims, padding, scale) -> dtable adds the rows of dy where they
- * came from, times `scale`, to zeros or to `base`, what the table has of other readers. Where an id
- * equals `padding` (torch's padding_idx) nothing is added. Only rows that were looked up are summed
- * (kernels/cpu/row_sums.h); the others cost that they are cleared.
+ * came from, times `scale`, to zeros or to `base`, the gradient from the table's other readers.
+ * Where an id equals `padding` (torch's padding_idx) nothing is added. Only rows that were looked
+ * up are summed (kernels/cpu/row_sums.h); the others are only cleared.
  *
  * Up to three tables without scales, which is what most models have, are added in one loop; others
  * one after another to a block of columns. */

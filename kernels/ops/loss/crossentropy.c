@@ -1,7 +1,7 @@
 /* CrossEntropy: the loss of a classifier or language model over logits as the model made them.
  *
  * Math: row i has V logits x and a label l; loss_i = log sum exp(x) - (1 - e) x[l] - e mean(x) with
- * the label smoothing e (0 by default). Rows whose label is ignore_index count nothing. With
+ * the label smoothing e (0 by default). Rows whose label is ignore_index do not count. With
  * `shift`, logits [..., S, V] at position s answer for the label at s + 1, and the last position
  * for none. "mean" divides by the rows that count (0 / 0 = NaN, as in torch); num_items, a scalar,
  * divides a "sum". With weights w [V], of mean m, loss_i = (1 - e) w[l] (log sum exp(x) - x[l]) +

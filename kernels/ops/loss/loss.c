@@ -1,7 +1,7 @@
 /* Classification losses: SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss, and their gradients.
  *
  * Math: row i has C scores x and a label l; loss_i = w[l] (log sum exp(x) - x[l]), or -w[l] x[l]
- * where x are log-probabilities already; rows whose label is ignore_index count nothing. mean
+ * where x are log-probabilities already; rows whose label is ignore_index do not count. mean
  * divides by the sum of the weights of the rows that count (0 / 0 = NaN if none does, as in torch).
  * Shapes: scores [N, C, D...], labels [N, D...], weights [C]; D contiguous inside C.
  * Saved for backward: scores and labels. The gradient forms softmax(x) again: one pass of exp

@@ -14,7 +14,7 @@
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-/* Contiguous rows. Terms of a row: scale (softmax), or distance to a shift (its logarithm). */
+/* Contiguous rows. With `back`, the gradient: x is dy there, and y the result of the forward. */
 #define ROWS(T, S)                                                                                 \
     GRADD_MULTIARCH static void scale_##S(T *z, int64_t n, T factor) {                             \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] *= factor;                        \

@@ -5,8 +5,8 @@
  * (a stretch is folded) or in K (whole stretches are folded into a stretch of accumulators). Floats
  * accumulate in short f32 chains that flow into double. A reduction to few elements is cut into
  * pieces of fixed size, whose partial results are combined in order. bf16 and f16 are widened where
- * it is read and rounded once. Saved for backward: the result of Max, Min, L2, LogSumExp. Ties of
- * Max and Min share evenly. */
+ * they are read, and the result is rounded once. Saved for backward: the result of Max, Min, L2,
+ * LogSumExp. Ties of Max and Min share evenly. */
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"

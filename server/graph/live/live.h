@@ -2,7 +2,7 @@
  * computes no others.
  *
  * A row is a position of a batch. Two sets of rows are known before a step: those that carry a
- * label (the others of a CrossEntropy count nothing), and those that are real (the others are
+ * label (the others contribute nothing to a CrossEntropy), and those that are real (the others are
  * padding, which the mask of every attention hides). The search starts at the losses and goes
  * upwards: a value of which only rows of a set are read, and which is made row by row (its
  * operator's row says so), is needed in that set alone. Labelled rows end at attention, whose keys

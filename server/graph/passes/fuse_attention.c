@@ -6,8 +6,8 @@
  * in this order. The same transposition of an operand is absorbed as well, and so is one above a
  * Rope or a norm, which then work on [B, positions, heads, width]. Where the model has attention
  * whole (ONNX's Attention), it is one operator from the start; here its operands and result are
- * read and written as they lie, and repeated heads of k and v where they are once. MaskRanges sums
- * a mask up once, however many attentions share it. */
+ * read and written as they lie, and repeated heads of k and v where they are once. MaskRanges
+ * summarises a mask once, however many attentions share it. */
 #include <string.h>
 
 #include "kernels/describe/attention.h"

@@ -2,8 +2,9 @@
  *
  * The gelu is the one by tanh (approximate="tanh"), as GPT-2 has it. The result of the linear layer
  * has no other reader: the backward reads it as the second result. Between the two the leading axes
- * may be split or joined (GPT-2 multiplies rows, and bends sequences); x is reshaped in their
- * place. A device without such a kernel, as the CPU, keeps the two operators. */
+ * may be split or joined (GPT-2 multiplies [rows, width] and applies the gelu to sequences); x is
+ * reshaped in their place. A device without such a kernel, such as the CPU, keeps the two
+ * operators. */
 #include <string.h>
 
 #include "kernels/contract/registry.h"

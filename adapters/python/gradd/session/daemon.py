@@ -253,7 +253,7 @@ def _start(path: Path) -> subprocess.Popen:
     command = [find_binary(), "serve", "--dir", str(path)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
-    # A trainer asks for its own plans (captured.py); all trainers share the daemon.
+    # A trainer asks for its own plans (calls/graph.py); all trainers share the daemon.
     own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS")
     env = {"GRADD_IDLE_EXIT": str(IDLE_EXIT_SECONDS)}
     env |= {name: text for name, text in os.environ.items() if name not in own}
