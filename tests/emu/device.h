@@ -1,5 +1,5 @@
 /* The emulated GPU: the device of kernels/cuda/plugin and its kernels, compiled for the host
- * against a stand-in for CUDA (tests/sim), which says what it finds. */
+ * against a stand-in for CUDA (tests/sim), which reports what it finds. */
 #ifndef GRADD_TESTS_EMU_DEVICE_H
 #define GRADD_TESTS_EMU_DEVICE_H
 

@@ -2,13 +2,13 @@
  * not nvcc.
  *
  * Every CUDA thread is a fiber with a stack of its own; a block runs on the calling thread, one
- * after the other. A fiber goes on until a barrier or a warp's exchange, so what is found is:
+ * after the other. A fiber goes on until a barrier or a warp's exchange. The emulation finds:
  *   - barriers and exchanges that some threads miss, or reach at another line: stops the process,
  *   - shared memory that is read before it is written: it is filled with ones (NaN, -1),
  *   - results that depend on the order of threads: emu_set_order chooses it,
  *   - bytes that the host reads before it has waited for their copy (tests/sim),
  *   - shared memory beyond what a block may have.
- * Not found: a weaker order of memory than the host's, bank conflicts, and what registers hold.
+ * It does not find: a weaker order of memory than the host's, bank conflicts, too many registers.
  *
  * Names that CUDA defines keep their names and meaning.
  */

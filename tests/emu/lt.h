@@ -20,7 +20,8 @@ typedef struct emu_lt_s {
     int fastest;      /* the algorithm that measuring finds; -1 = the clock says */
     int refuses_kept; /* so many algorithms that it is asked to check */
     uint32_t wants;   /* alignment that every product wants, whatever was promised; 0 = that */
-    int proposals;    /* questions that it was asked, and products */
+    /* Calls so far: for proposals, to check an algorithm, and to multiply. */
+    int proposals;
     int checks;
     int products;
     int last;       /* algorithm of the last product */

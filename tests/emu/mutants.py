@@ -6,9 +6,9 @@ Each is one change of text in a copy of the tree. Of a kernel: a barrier that is
 branch, a thread that ends too early; its operator is run on cases of its own, in several orders of
 threads. Of the engine: a wait that is missing, before a reply, before the host reads what the queue
 writes, before memory is freed or unmapped; the fake device (tests/fake) works late. Of the CUDA
-device: a wait that is missing, an error that is told twice; the stand-in for CUDA (tests/sim) works
-late, too. WORD picks those whose name holds it. Exit status 1: a bug was not found, or a change no
-longer applies.
+device: a wait that is missing, an error that is reported twice, a check of lent memory; the
+stand-in for CUDA (tests/sim) works late, too. WORD picks those whose name holds it. Exit status 1:
+a bug was not found, or a change no longer applies.
 """
 
 from __future__ import annotations
@@ -198,9 +198,11 @@ DEVICE = [
         '    CU(cudaStreamSynchronize((cudaStream_t)gpu_call.stream), "a wait");\n',
         "",
     ),
-    late("an error that is told twice", CUDA, "    cudaGetLastError();\n    return", "    return"),
     late(
-        "an allocation's error that is told twice",
+        "an error that is reported twice", CUDA, "    cudaGetLastError();\n    return", "    return"
+    ),
+    late(
+        "an allocation's error that is reported twice",
         CUDA,
         "        cudaGetLastError(); /* it is no failure of what comes next */\n",
         "",

@@ -11,7 +11,7 @@ extern "C" {
  * gets before the next, which finds memory that is used again too early; from 4 on a number that
  * draws a new order for each round, odd: by warps. */
 void emu_set_order(long order);
-/* How often threads have changed since the last question. */
+/* How often one thread has taken over from another since the last call. */
 long emu_switches(void);
 
 #ifdef __cplusplus

@@ -11,9 +11,9 @@
  * Environment, read when a queue is made:
  *   GRADD_FAKE_DELAY_US    longest pause in front of work that finds the queue empty (500)
  *   GRADD_FAKE_FAIL=WHAT:N the N-th one fails, from 1: `alloc` (NOMEM), `map` (SHM); or the device
- *                          is lost (DEVICE) with a piece of work (`item`), which is said later, or
- *                          when an operator is given (`launch`)
- *   GRADD_FAKE_ONCE=FILE   ... unless FILE exists; it is made when that happens
+ *                          is lost (DEVICE) with a piece of work (`item`), which is reported later,
+ * or when an operator is given (`launch`) GRADD_FAKE_ONCE=FILE   ... unless FILE exists; it is made
+ * when that happens
  */
 #ifndef GRADD_TESTS_FAKE_FAKE_H
 #define GRADD_TESTS_FAKE_FAKE_H

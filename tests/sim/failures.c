@@ -114,7 +114,7 @@ void sim_lose(cudaError_t error) {
     pthread_mutex_unlock(&lock);
 }
 
-void sim_find(void) {
+void sim_recover(void) {
     pthread_mutex_lock(&lock);
     lost = cudaSuccess;
     pthread_mutex_unlock(&lock);

@@ -1,4 +1,4 @@
-/* The stand-in's parts for each other: failures, memory, streams. See sim.h. */
+/* Internals of the stand-in, shared by its files: failures, memory, streams. See sim.h. */
 #ifndef GRADD_TESTS_SIM_INTERNAL_H
 #define GRADD_TESTS_SIM_INTERNAL_H
 
@@ -44,7 +44,7 @@ typedef enum sim_kind_e {
     SIM_TAKEN,      /* by cudaMalloc, or from the pool of a stream */
     SIM_REGISTERED, /* pages of the process */
     SIM_MAPPED,     /* memory of cuMemCreate */
-    SIM_OPENED      /* memory that another process has taken */
+    SIM_OPENED      /* memory that another process has allocated */
 } sim_kind_t;
 
 typedef struct sim_block_s {
@@ -62,13 +62,13 @@ size_t sim_bytes_of(int number);
 /* Of the thread's device; NULL: no memory. `shared`: others can open it. */
 void *sim_memory_take(size_t bytes, bool shared);
 bool sim_memory_drop(void *at);
-/* Pages become memory of the device; false: they are. Then the caller's again; false: they are
- * none of that kind. */
+/* Makes pages memory of the device; false: they are that already. Gives them back to the caller;
+ * false: there is no such block of that kind. */
 bool sim_memory_add(const sim_block_t *block);
 bool sim_memory_remove(const void *at, sim_kind_t kind, sim_block_t *out);
 /* The block that holds the address; out may be NULL. */
 bool sim_memory_find(const void *at, sim_block_t *out);
-/* A stream begins to work and has ended; in between, memory can be touched. */
+/* Called when a stream begins to work and when it stops; in between, memory can be touched. */
 void sim_memory_open(void);
 void sim_memory_close(void);
 

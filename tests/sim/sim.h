@@ -13,19 +13,20 @@
  * which outlive their process. An event of a process that has ended is over. As with CUDA, a child
  * that was forked while streams exist cannot use the device.
  *
- * Streams run beside each other; while one works, the memory of all is open. That memory was used
- * on a stream that does not wait for the other's work is found by values alone.
+ * Streams run beside each other; while one works, the memory of all is open. Only wrong values show
+ * that a stream has used memory without waiting for the work of another one.
  *
- * There are two devices, as CUDA_VISIBLE_DEVICES lets the process see them, by number or UUID.
+ * There are two devices; CUDA_VISIBLE_DEVICES selects, by number or UUID, those that the process
+ * sees.
  *
  * Environment:
  *   GRADD_SIM_DELAY_US    longest pause in front of work that finds a stream idle (500)
- *   GRADD_SIM_MEMORY_MB   memory of each device (4096), of which other processes take nothing
+ *   GRADD_SIM_MEMORY_MB   memory of each device (4096); other processes' use does not count
  *   GRADD_SIM_COUNTS=DIR  a file DIR/PID: how often the host waited and copied to itself, how many
  *                         bytes, and kernels: four numbers of 64 bits
  *   GRADD_SIM_FAIL=CALL:N the N-th call of that function fails, from 1 (cudaMallocAsync:2); or
  *                         `kernel`: the N-th kernel fails, and with it the device is lost, which
- *                         every later call says
+ *                         every later call reports
  *   GRADD_SIM_ONCE=FILE   ... unless FILE exists; it is made when that happens
  */
 #ifndef GRADD_TESTS_SIM_SIM_H
@@ -55,10 +56,10 @@ void sim_see(const char *devices);
 
 /* As GRADD_SIM_FAIL from now on: the n-th call from now fails, 1 = the next. */
 void sim_fail(const char *call, int n);
-/* Calls until it does; 0 = it has, or none is to. */
+/* Calls left until that failure; 0 = it has happened, or none is due. */
 int sim_left(void);
-/* A lost device is whole again. */
-void sim_find(void);
+/* The device that was lost works again. */
+void sim_recover(void);
 /* Bytes of memory of the device that are not freed, and work of all streams that is not done. */
 size_t sim_bytes(void);
 /* Of memory of cuMemCreate and of other processes, as often as it has an address here. */

@@ -1,4 +1,4 @@
-/* Which turns of the event loop are told, and with which cause. */
+/* Which turns of the event loop are reported, and with which cause. */
 #include "server/daemon/turn_times.h"
 
 #include <string.h>

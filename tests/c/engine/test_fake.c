@@ -460,7 +460,7 @@ TEST(a_segment_may_be_refused) {
 static void check_lost(const late_device_t *d, fake_point_t point) {
     gradd_model_t *model = load();
     for (int n = 1, lost = 1; lost; n++) {
-        sim_find();
+        sim_recover();
         gradd_device_t *fake = open_named(d->name);
         fake_world_t w = open_world(make_plan(model, fake));
         gradd_run_t *run;
@@ -497,7 +497,7 @@ static gradd_status_t try_emu(gradd_model_t *model, const char *call, int n, int
     gradd_run_t *run = NULL;
     fake_world_t w = {0};
     const gradd_device_options_t options = {.name = "emu", .threads = 1};
-    sim_find();
+    sim_recover();
     sim_fail(call, n);
     gradd_status_t status = gradd_device_open(&options, &device);
     if (!status) status = try_plan(model, device, &plan);
@@ -513,7 +513,7 @@ static gradd_status_t try_emu(gradd_model_t *model, const char *call, int n, int
     if (run) gradd_run_destroy(run);
     if (w.plan) close_world(&w);
     if (device) gradd_device_close(device);
-    sim_find();
+    sim_recover();
     CHECK_EQ_INT(sim_bytes(), 0);
     return status;
 }

@@ -6,8 +6,8 @@
  * off by twice what the CPU's kernel is off at most, plus one rounding; one named "mma" by the
  * case's bf16_tol as well; kernels named "map", "move" and "random" give the CPU's bits. Operands,
  * results and scratch are allocations of their own, with a fence behind: a sanitizer sees every
- * element beyond. GRADD_TEST_OP=Name tries one operator alone,
- * GRADD_TEST_EVERY=N each N-th case, GRADD_TEST_GPU=cuda a plug-in in the emulation's place. */
+ * element beyond. GRADD_TEST_OP=Name tries one operator alone, GRADD_TEST_EVERY=N each N-th case,
+ * GRADD_TEST_GPU=cuda a plug-in in the emulation's place. */
 #include "kernels/contract/plugin.h"
 #include "kernels/contract/registry.h"
 #include "kernels/cpu/half.h"

@@ -1,5 +1,5 @@
-/* Attention of f16 on the emulated GPU, which operators do not take yet: the kernels by tensor
- * cores and those for all types against the CPU's in f32 on the same numbers. */
+/* Attention of f16 on the emulated GPU: the kernels by tensor cores and those for all types against
+ * the CPU's in f32 on the same numbers. */
 #include "kernels/cases/cases.h"
 #include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"

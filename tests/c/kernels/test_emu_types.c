@@ -1,8 +1,8 @@
-/* Element types that no case has by itself, on the emulated GPU.
+/* Kernels on the emulated GPU in f16, and with operands of two types.
  *
- * f16, which operators do not take yet: a kernel that gives the CPU's bits computes f16 in f32 and
- * rounds once, so its result is that of f32 on the same operands, rounded. And Rope with tables of
- * f32 beside bf16, against the CPU. */
+ * f16: a kernel that gives the CPU's bits computes in f32 and rounds once, so its result is that of
+ * f32 on the same operands, rounded. Two types: Rope of bf16 with tables of f32, against the CPU.
+ */
 #include "kernels/cases/cases.h"
 #include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"

@@ -4,9 +4,8 @@
  * forward: the operator written out in simpler ones, down to those that have no expansion, gives
  * all outputs of the kernel (of a composite: of its own expansion by one level), in f32 and f64.
  * gradient: in f64, through the expansion by the rules of the simpler operators, against the row's
- * own rule. bf16 and f16: the expansion on such
- * inputs against the one on the same inputs in f32. GRADD_TEST_OP=Name restricts all to one
- * operator. */
+ * own rule. bf16 and f16: the expansion on such inputs against the one on the same inputs in f32.
+ * GRADD_TEST_OP=Name restricts all to one operator. */
 #include "kernels/contract/registry.h"
 #include "kernels/cpu/half.h"
 #include "tests/c/eager.h"

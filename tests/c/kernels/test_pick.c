@@ -1,5 +1,5 @@
-/* Tests of kernels/cpu/pick and rows: bad indices are named and touch nothing; repeated rows give
- * the same bits for every number of threads. */
+/* Tests of kernels/cpu/pick and picked_rows: bad indices are named and touch nothing; repeated rows
+ * give the same bits for every number of threads. */
 #include "tests/test.h"
 
 #include <omp.h>

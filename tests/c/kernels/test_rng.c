@@ -1,4 +1,5 @@
-/* Tests of kernels/cpu/rng: published Philox vectors, groups against single words, distribution. */
+/* Tests of kernels/math/rng: published Philox vectors, groups against single words, distribution.
+ */
 #include "tests/test.h"
 
 #include "kernels/math/rng.h"

@@ -2,8 +2,8 @@
 // (tests/sim), which the process shares with what loads libsim.so.
 //
 // A copy is work of the current stream. Every other operator reads its operands, waits, runs on the
-// CPU and writes its result: only the time and the number of waits differ from a GPU. So waits are
-// counted outside operators alone. Small tensors share blocks of 2 MiB, or with GRADD_SIM_VMM=1 all
+// CPU and writes its result: only the time and the number of waits differ from a GPU. So only waits
+// outside operators are counted. Small tensors share blocks of 2 MiB, or with GRADD_SIM_VMM=1 all
 // lie in memory of cuMemCreate, which has no handle, as torch's expandable segments. Freed memory
 // is given to the next tensor of the stream.
 #include <ATen/ATen.h>
