@@ -63,7 +63,7 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     request_t *end = request_create();
     if (!end) {
         /* Without memory for the last job the session stays, closed; the next tick tries again. */
-        session->state = SESSION_LIVE;
+        session->state = SESSION_ATTACHED;
         return;
     }
     end->session = session;
@@ -214,7 +214,7 @@ void daemon_tick(daemon_t *daemon) {
             daemon_end_session(daemon, s, "never attached", true);
         else if (s->stalled_ms && now - s->stalled_ms > STALLED_MS)
             daemon_end_session(daemon, s, "does not read its replies", true);
-        else if (s->state == SESSION_LIVE && s->control < 0)
+        else if (s->state == SESSION_ATTACHED && s->control < 0)
             daemon_end_session(daemon, s, "connection closed", true);
     }
     if (daemon->control_paused && !daemon->stopping &&

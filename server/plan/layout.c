@@ -233,20 +233,20 @@ static void write_places(maker_t *m) {
         if (m->out->workspace[k] >= 0) m->out->workspace[k] = m->items[m->out->workspace[k]].offset;
 }
 
-/* Bytes that live at each position: what no placing can go below. */
-static void add_up_live(const maker_t *m, int64_t *live) {
+/* Bytes in use at each position: what no placing can go below. */
+static void add_up_in_use(const maker_t *m, int64_t *in_use) {
     for (int k = 0; k <= m->last; k++)
-        live[k] = 0;
+        in_use[k] = 0;
     for (int i = 0; i < m->n_items; i++) {
         const int64_t bytes = (m->items[i].bytes + GRADD_TENSOR_ALIGN - 1) & -GRADD_TENSOR_ALIGN;
-        live[m->items[i].start] += bytes;
-        if (m->items[i].end < m->last) live[m->items[i].end + 1] -= bytes;
+        in_use[m->items[i].start] += bytes;
+        if (m->items[i].end < m->last) in_use[m->items[i].end + 1] -= bytes;
     }
     for (int k = 1; k <= m->last; k++)
-        live[k] += live[k - 1];
+        in_use[k] += in_use[k - 1];
 }
 
-static gradd_status_t make(maker_t *m, int64_t *live) {
+static gradd_status_t make(maker_t *m, int64_t *in_use) {
     for (int v = 0; v < m->out->n_values; v++)
         m->buffer[v] = v;
     find_lifetimes(m);
@@ -256,8 +256,8 @@ static gradd_status_t make(maker_t *m, int64_t *live) {
     share_buffers(m);
     collect_buffers(m);
     collect_scratch(m);
-    if (live) {
-        add_up_live(m, live);
+    if (in_use) {
+        add_up_in_use(m, in_use);
         return GRADD_OK;
     }
     GRADD_TRY(memory_place(m->items, m->n_items, &m->out->arena_bytes));
@@ -265,9 +265,9 @@ static gradd_status_t make(maker_t *m, int64_t *live) {
     return GRADD_OK;
 }
 
-/* Places, or with `live` only the bytes that live at each position. */
+/* Places, or with `in_use` only the bytes in use at each position. */
 static gradd_status_t make_any(const graph_t *g, const layout_options_t *options, layout_t *out,
-                               int64_t *live) {
+                               int64_t *in_use) {
     size_t n = (size_t)g->n_values + 1, positions = (size_t)options->sequence->n + 1;
     *out = (layout_t){.n_values = g->n_values};
     out->loc = calloc(n, sizeof out->loc[0]);
@@ -283,7 +283,7 @@ static gradd_status_t make_any(const graph_t *g, const layout_options_t *options
     if (!out->loc || !out->workspace || !out->copies || !m.start || !m.end || !m.buffer ||
         !m.item_of || !m.items)
         status = GRADD_FAIL(NOMEM, "no memory to plan the graph");
-    if (!status) status = make(&m, live);
+    if (!status) status = make(&m, in_use);
     free(m.start);
     free(m.end);
     free(m.buffer);
@@ -307,9 +307,9 @@ gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, la
     return make_any(g, options, out, NULL);
 }
 
-gradd_status_t layout_live(const graph_t *g, const layout_options_t *options, int64_t *live) {
+gradd_status_t layout_in_use(const graph_t *g, const layout_options_t *options, int64_t *in_use) {
     layout_t layout;
-    GRADD_TRY(make_any(g, options, &layout, live));
+    GRADD_TRY(make_any(g, options, &layout, in_use));
     layout_finish(&layout);
     return GRADD_OK;
 }

@@ -211,9 +211,9 @@ gradd_status_t plan_apply_passes(gradd_plan_t *plan, sequence_t *sequence);
 layout_options_t layout_of_plan(const gradd_plan_t *plan, const sequence_t *sequence,
                                 const bool *saved, int n_saved, const variant_t *backward);
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
-/* live[k], n + 1 of them: bytes that live at position k. Far quicker than a layout, whose arena has
+/* in_use[k], n + 1 of them: bytes in use at position k. Far quicker than a layout, whose arena has
  * at least the largest of them. */
-gradd_status_t layout_live(const graph_t *g, const layout_options_t *options, int64_t *live);
+gradd_status_t layout_in_use(const graph_t *g, const layout_options_t *options, int64_t *in_use);
 void layout_finish(layout_t *layout);
 
 /* One buffer to be placed: lives from `start` to `end` (positions, inclusive). offset < 0: choose.

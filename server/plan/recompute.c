@@ -81,18 +81,18 @@ static gradd_status_t mark_saved(recompute_t *r) {
     return r->ends.all ? plan_mark_saved(r->plan, r->ends.all, r->saved) : GRADD_OK;
 }
 
-static gradd_status_t find_live(recompute_t *r) {
+static gradd_status_t find_in_use(recompute_t *r) {
     const graph_t *g = r->plan->graph;
     const layout_options_t o =
         layout_of_plan(r->plan, &r->sequence, r->saved, r->n_values, r->ends.primary);
-    free(r->live);
-    r->live = malloc(sizeof r->live[0] * ((size_t)r->sequence.n + 1));
-    if (!r->live) return no_memory();
-    GRADD_TRY(layout_live(g, &o, r->live));
+    free(r->in_use);
+    r->in_use = malloc(sizeof r->in_use[0] * ((size_t)r->sequence.n + 1));
+    if (!r->in_use) return no_memory();
+    GRADD_TRY(layout_in_use(g, &o, r->in_use));
     r->peak = r->n_peak = 0;
     for (int k = 0; k <= r->sequence.n; k++) {
-        if (r->live[k] > r->live[r->peak]) r->peak = k, r->n_peak = 0;
-        r->n_peak += r->live[k] == r->live[r->peak];
+        if (r->in_use[k] > r->in_use[r->peak]) r->peak = k, r->n_peak = 0;
+        r->n_peak += r->in_use[k] == r->in_use[r->peak];
     }
     return GRADD_OK;
 }
@@ -106,7 +106,7 @@ gradd_status_t recompute_measure(recompute_t *r) {
     GRADD_TRY(plan_join(r->plan, r->ends.primary, r->saved, &r->sequence));
     GRADD_TRY(take_choices(r));
     GRADD_TRY(plan_apply_passes(r->plan, &r->sequence));
-    return find_live(r);
+    return find_in_use(r);
 }
 
 /* ---- beginning and end ----------------------------------------------------------------------- */
@@ -152,5 +152,5 @@ void recompute_finish(recompute_t *r) {
     free(r->saved);
     free(r->choices);
     free(r->us);
-    free(r->live);
+    free(r->in_use);
 }

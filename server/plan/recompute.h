@@ -64,8 +64,8 @@ typedef struct recompute_s {
     chunked_t *chunked; /* Owned */
     int n_chunked;
     sequence_t sequence; /* Owned: forward and expected backward, in order */
-    int64_t *live;       /* Owned: bytes at each position of it */
-    int peak;            /* position where most live, the first of them */
+    int64_t *in_use;     /* Owned: bytes at each position of it */
+    int peak;            /* position with the most bytes in use, the first of them */
     int n_peak;          /* how many positions have that */
     double extra_us;     /* of the clones in the sequence, and of shorter chunks */
     double total_us;     /* of the plan that keeps everything */
@@ -78,7 +78,7 @@ gradd_status_t recompute_find_chunks(recompute_t *r);
 void recompute_set_level(recompute_t *r, chunked_t *c, int level);
 /* The scratch that the next level spares; 0 = there is none. */
 int64_t recompute_spared(const chunked_t *c);
-/* The sequence, live bytes and time with what r->keep and the levels say. */
+/* The sequence, bytes in use and time with what r->keep and the levels say. */
 gradd_status_t recompute_measure(recompute_t *r);
 void recompute_finish(recompute_t *r);
 
@@ -86,7 +86,7 @@ void recompute_finish(recompute_t *r);
  * always kept. Set 0 keeps everything. */
 typedef struct recompute_sets_s {
     int32_t *dropped; /* Owned, per root */
-    int64_t *peak;    /* Owned, per set: bytes that live at once */
+    int64_t *peak;    /* Owned, per set: the most bytes in use at once */
     int n, cap;       /* of sets, with set 0 */
     int layers;       /* the last set that keeps what lies between layers */
 } recompute_sets_t;

@@ -3,7 +3,7 @@
  *
  * The sets do not depend on the budget, and each needs at least the time of those before it. So the
  * first that fits is the cheapest that does, and a smaller budget never takes more memory: what
- * fits it would have been found for the larger one, too. The bytes that live at once, which the
+ * fits it would have been found for the larger one, too. The bytes in use at once, which the
  * search knows, are a bound that leaves most sets without a layout. */
 #include <stdio.h>
 #include <stdlib.h>

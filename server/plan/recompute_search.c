@@ -1,7 +1,7 @@
 /* A sequence of sets of kept values, each with less memory than the one before. See recompute.h.
  *
- * Greedy, against the planned peak: at the position where most bytes live, those values count that
- * are there only because a backward reads them later. The node that frees most of them per
+ * Greedy, against the planned peak: at the position with the most bytes in use, those values count
+ * that are there only because a backward reads them later. The node that frees most of them per
  * microsecond of computing it again, with the chain that it pulls in as things are now, goes first;
  * then the search measures everything again. A choice that does not lower the peak is undone, and
  * its value kept for good: a value whose recomputation would hold a whole stretch of others longer
@@ -23,7 +23,7 @@
 #define SEARCH_ALIKE 0.5
 /* A smaller part of the peak is not worth a launch. */
 #define SEARCH_PART 1024
-/* How far live bytes must rise on both sides of a position for it to lie between layers. */
+/* How far bytes in use must rise on both sides of a position for it to lie between layers. */
 #define LAYER_RISE 1.5
 
 /* Nodes that a walk meets in about a microsecond. */
@@ -110,7 +110,7 @@ static void pin(search_t *s, int position) {
     }
 }
 
-/* A position between layers is the lowest one of a valley of live bytes. */
+/* A position between layers is the lowest one of a valley of bytes in use. */
 static void find_layers(search_t *s, const int64_t *flow) {
     const int n = s->r->sequence.n_forward;
     int low = -1;
@@ -184,7 +184,7 @@ static int64_t bytes_at_peak(const search_t *s, const graph_node_t *n) {
         if (s->pinned[v] && !s->between) return 0;
         if (only_waits(s, v)) bytes += gradd_type_bytes(graph_type(s->g, v));
     }
-    return bytes >= s->r->live[s->r->peak] / SEARCH_PART ? bytes : 0;
+    return bytes >= s->r->in_use[s->r->peak] / SEARCH_PART ? bytes : 0;
 }
 
 static int by_ratio(const void *a, const void *b) {
@@ -208,7 +208,7 @@ static void find_shorter_chunks(search_t *s) {
         const int64_t bytes = recompute_spared(c);
         if (s->banned[c->node] || r->peak >= r->sequence.n ||
             r->sequence.nodes[r->peak] != c->node || !bytes ||
-            bytes < r->live[r->peak] / SEARCH_PART)
+            bytes < r->in_use[r->peak] / SEARCH_PART)
             continue;
         const double us = c->us[c->level + 1] - c->us[c->level];
         s->found[s->n_found++] = (candidate_t){c->node, c, (double)bytes / (us + 0.1)};
@@ -262,13 +262,13 @@ static gradd_status_t add_set(search_t *s, int n) {
         for (int j = 0; j < node->n_out && !chunked; j++)
             if (node->out[j] != GRADD_NONE) sets->dropped[node->out[j]] = sets->n;
     }
-    sets->peak[sets->n++] = s->r->live[s->r->peak];
+    sets->peak[sets->n++] = s->r->in_use[s->r->peak];
     return GRADD_OK;
 }
 
 /* Gives up the best candidates, if that lowers the peak; *n = how many they may be. */
 static gradd_status_t try_batch(search_t *s, int *n) {
-    const int64_t before = s->r->live[s->r->peak];
+    const int64_t before = s->r->in_use[s->r->peak];
     const int n_before = s->r->n_peak;
     int batch = 1;
     while (batch < *n && batch < s->n_found &&
@@ -276,7 +276,7 @@ static gradd_status_t try_batch(search_t *s, int *n) {
         batch++;
     set_kept(s, batch, false);
     GRADD_TRY(recompute_measure(s->r));
-    const int64_t now = s->r->live[s->r->peak];
+    const int64_t now = s->r->in_use[s->r->peak];
     if (now < before || (now == before && s->r->n_peak < n_before)) return add_set(s, batch);
     set_kept(s, batch, true);
     if (batch == 1) s->banned[s->found[0].node] = true;

@@ -117,7 +117,7 @@ gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size
         return GRADD_FAIL(SESSION, "attach: the nonce is unknown, used or of another user");
     for (int i = 0; i < table->n; i++) {
         const session_t *other = table->sessions[i];
-        if (other->state == SESSION_LIVE && other->n_route == route_bytes &&
+        if (other->state == SESSION_ATTACHED && other->n_route == route_bytes &&
             memcmp(other->route, caller->route, caller->route_bytes) == 0)
             return GRADD_FAIL(SESSION, "attach: this connection serves session %u already",
                               other->number);
@@ -126,7 +126,7 @@ gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size
     explicit_bzero(found->nonce, sizeof found->nonce);
     memcpy(found->route, caller->route, route_bytes);
     found->n_route = (uint8_t)route_bytes;
-    found->state = SESSION_LIVE;
+    found->state = SESSION_ATTACHED;
     *out_session = found;
     return GRADD_OK;
 }
@@ -135,7 +135,7 @@ gradd_status_t session_authorize(session_table_t *table, const uint8_t *token, s
                                  const session_caller_t *caller, session_t **out_session) {
     for (int i = 0; i < table->n; i++) {
         session_t *session = table->sessions[i];
-        if (session->state != SESSION_LIVE || session->n_route != caller->route_bytes ||
+        if (session->state != SESSION_ATTACHED || session->n_route != caller->route_bytes ||
             memcmp(session->route, caller->route, caller->route_bytes) != 0)
             continue;
         if (token_bytes != SESSION_KEY_BYTES || !same_key(session->token, token) ||
@@ -196,7 +196,7 @@ void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_
 
 const char *session_state_name(const session_t *session) {
     if (session->state == SESSION_CLOSING) return "closing";
-    if (session->state != SESSION_LIVE) return "connecting";
+    if (session->state != SESSION_ATTACHED) return "connecting";
     if (session->stalled_ms) return "stalled";
     if (atomic_load(&session->counts.running)) return "running";
     return session->lane.length > 0 ? "queued" : "idle";

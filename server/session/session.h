@@ -34,7 +34,7 @@
 typedef enum session_state_e {
     SESSION_NEW,     /* connected */
     SESSION_GREETED, /* hello was answered: a nonce is out */
-    SESSION_LIVE,    /* attached */
+    SESSION_ATTACHED,
     SESSION_CLOSING, /* the engine is giving its things back */
 } session_state_t;
 

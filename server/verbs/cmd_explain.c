@@ -50,7 +50,7 @@ static gradd_status_t table_make(const session_objects_t *objects, const session
     *out = (table_t){.explain = explain};
     for (int g = 0; g < objects->n_graphs; g++) {
         const struct session_graph_s *graph = &objects->graphs[g];
-        if (graph->model != plan->compiled->model || !graph->source.live) continue;
+        if (graph->model != plan->compiled->model || !graph->source.decoded) continue;
         const msgpack_object *nodes = wire_in(&graph->source.root, "nodes");
         const msgpack_object *sources = wire_in(&graph->source.root, "sources");
         int n = wire_count(nodes);

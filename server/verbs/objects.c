@@ -164,7 +164,7 @@ static void add_source(const session_objects_t *objects, const gradd_failure_t *
     for (int g = 0; g < objects->n_graphs; g++) {
         const msgpack_object *table = &objects->graphs[g].source.root;
         /* Names of nodes are unique in their graph only. */
-        if (!objects->graphs[g].source.live || objects->graphs[g].model != objects->subject)
+        if (!objects->graphs[g].source.decoded || objects->graphs[g].model != objects->subject)
             continue;
         const msgpack_object *nodes = wire_in(table, "nodes"), *from = wire_in(table, "sources");
         for (int i = 0; i < wire_count(nodes); i++) {

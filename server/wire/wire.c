@@ -10,7 +10,7 @@ static gradd_status_t unpack(const void *data, size_t bytes, wire_doc_t *doc) {
     size_t offset = 0;
     *doc = (wire_doc_t){0};
     if (!msgpack_zone_init(&doc->zone, 2048)) return GRADD_FAIL(NOMEM, "no memory for a message");
-    doc->live = true;
+    doc->decoded = true;
     msgpack_unpack_return rc = msgpack_unpack(data, bytes, &offset, &doc->zone, &doc->root);
     if (rc == MSGPACK_UNPACK_SUCCESS) return GRADD_OK;
     wire_doc_finish(doc);
@@ -57,7 +57,7 @@ gradd_status_t wire_decode_any(const void *data, size_t bytes, uint32_t max_item
 }
 
 void wire_doc_finish(wire_doc_t *doc) {
-    if (!doc || !doc->live) return;
+    if (!doc || !doc->decoded) return;
     msgpack_zone_destroy(&doc->zone);
     *doc = (wire_doc_t){0};
 }
@@ -75,7 +75,7 @@ const msgpack_object *wire_find(const msgpack_object *map, const char *key) {
 }
 
 const msgpack_object *wire_get(const wire_doc_t *doc, const char *key) {
-    return doc->live ? wire_find(&doc->root, key) : NULL;
+    return doc->decoded ? wire_find(&doc->root, key) : NULL;
 }
 
 const msgpack_object *wire_in(const msgpack_object *map, const char *key) {

@@ -36,7 +36,7 @@ gradd_status_t wire_scan(const void *data, size_t bytes, int max_depth, uint32_t
 typedef struct wire_doc_s {
     msgpack_zone zone; /* Owned: the tree */
     msgpack_object root;
-    bool live;
+    bool decoded;
 } wire_doc_t;
 
 /* Scans with the limits above and unpacks one map with short, distinct text keys. Fails with LIMIT

@@ -349,18 +349,18 @@ def test_model_and_command_line_agree(
     wrapped = ORTModule(model, strict=True)
     wrapped(**make(2, 8, 0)).loss.backward()
     e = wrapped.gradd_explain()
-    live = json.loads(command("explain", "--json", GRADD_DIR=str(daemon.directory)))
+    running = json.loads(command("explain", "--json", GRADD_DIR=str(daemon.directory)))
     mine = e.as_dict()
-    assert live["rows"] == mine["rows"] and len(e.rows) > 50
+    assert running["rows"] == mine["rows"] and len(e.rows) > 50
     pairs = 2 * 4 * 8 * 8  # rows, heads, queries, keys; heads are 16 wide
     work = {r.op: r.flops for r in e.rows if r.op.startswith("FusedAttention")}
     assert work == {"FusedAttention": pairs * 2 * 32, "FusedAttentionGrad": pairs * 2 * 80}
     for name in ("arena_bytes", "saved_bytes", "constant_bytes", "grad_bytes", "nodes"):
-        assert live[name] == mine[name]
+        assert running[name] == mine[name]
     text = command("explain", GRADD_DIR=str(daemon.directory))
     assert not [line for line in text.splitlines() if line.endswith(" ")]
-    assert f"{e}\n" == "LlamaForCausalLM\n" + text.partition(f"{live['title']}\n")[2]
-    assert mine == {**live, "title": "LlamaForCausalLM"}
+    assert f"{e}\n" == "LlamaForCausalLM\n" + text.partition(f"{running['title']}\n")[2]
+    assert mine == {**running, "title": "LlamaForCausalLM"}
     assert json.loads(e.to_json()) == json.loads(json.dumps(mine))
     path = tmp_path / "marked.onnx"
     e.save_onnx(path)

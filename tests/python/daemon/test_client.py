@@ -83,14 +83,14 @@ def test_blocks_come_back_when_their_tensors_are_gone() -> None:
     view = tensor[2:]
     block.drop()
     pool.drain()
-    assert pool.live_bytes == 1024, "a tensor still refers to the block"
+    assert pool.busy_bytes == 1024, "a tensor still refers to the block"
     del tensor, block
     gc.collect()
     pool.drain()
-    assert pool.live_bytes == 1024, "so does a view"
+    assert pool.busy_bytes == 1024, "so does a view"
     del view
     pool.drain()
-    assert pool.live_bytes == 0
+    assert pool.busy_bytes == 0
 
 
 @pytest.mark.quick
@@ -142,7 +142,7 @@ def test_ranges_never_overlap_and_merge_again() -> None:
     held.clear()
     del block, tensor
     pool.drain()
-    assert pool.live_bytes == 0
+    assert pool.busy_bytes == 0
     for segment, starts, sizes in pool._free.values():
         assert starts == [0] and sizes == {0: segment.size}
 

@@ -305,7 +305,7 @@ class State:
         place = self.client.locate(tensor)
         if place is None or not tensor.is_contiguous():
             return None
-        block = self.client.parameters.live.get(place)
+        block = self.client.parameters.busy.get(place)
         if block is None or block.size < nbytes(tensor.dtype, tensor.shape):
             return None
         return block

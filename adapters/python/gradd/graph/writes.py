@@ -117,8 +117,8 @@ class _Pass:
 
     Attributes:
         written: Storages that are written somewhere.
-        live: Nodes with a history: gradients may flow through them to a parameter or an input.
-        live_storages: Written storages of which some alias has a history so far.
+        with_history: Nodes through which gradients may flow to a parameter or an input.
+        history_storages: Written storages of which some alias has a history so far.
         stopped: Aliases over written storages that have no history of their own.
         through_data: Those of them that come from Tensor.data.
         partial: Aliases of a part of the tensor that they are views of.
@@ -131,8 +131,8 @@ class _Pass:
         self.graph = graph
         self.signature = signature
         self.written = written
-        self.live: set[torch.fx.Node] = set()
-        self.live_storages: set[int] = set()
+        self.with_history: set[torch.fx.Node] = set()
+        self.history_storages: set[int] = set()
         self.stopped: set[torch.fx.Node] = set()
         self.through_data: set[torch.fx.Node] = set()
         self.partial: set[torch.fx.Node] = set()
@@ -160,10 +160,10 @@ class _Pass:
             return False
         return name in self.signature.inputs_to_parameters or node.meta["val"].requires_grad
 
-    def _add(self, node: torch.fx.Node, live: bool) -> None:
-        if live:
-            self.live.add(node)
-            self.live_storages |= storages(node) & self.written
+    def _add(self, node: torch.fx.Node, history: bool) -> None:
+        if history:
+            self.with_history.add(node)
+            self.history_storages |= storages(node) & self.written
 
     def _aliased(self, node: torch.fx.Node) -> torch.fx.Node | None:
         """The operand that a node is an alias of, if that memory is written."""
@@ -187,7 +187,7 @@ class _Pass:
         """A node that makes memory of its own."""
         off = bool(node.meta.get(OFF))
         reads = not (off or is_detach(node))
-        live = reads and any(self._is_live(n) for n in node.all_input_nodes)
+        history = reads and any(self._carries_history(n) for n in node.all_input_nodes)
         if off and is_float(node) and storages(node) & self.written:
             # Later writes must go to this memory, not to a copy for some readers.
             node.meta[OFF] = False
@@ -197,12 +197,12 @@ class _Pass:
             node.replace_all_uses_with(stopped, delete_user_cb=lambda user: user is not stopped)
             rename_outputs(self.signature, node.name, stopped.name)
             return
-        if live:
+        if history:
             self._keep(node)
         if not off:
             self._stop_reads(node, set())
-        self._add(node, live)
-        if live and not _forgets_result(node):
+        self._add(node, history)
+        if history and not _forgets_result(node):
             self.kept |= storages(node) & self.written
 
     def _keep(self, node: torch.fx.Node) -> None:
@@ -213,11 +213,11 @@ class _Pass:
             if operand in self.through_data:
                 self.kept_data |= shared
 
-    def _is_live(self, node: torch.fx.Node) -> bool:
+    def _carries_history(self, node: torch.fx.Node) -> bool:
         """A history written to one alias belongs to all aliases that have one."""
         if node in self.stopped:
             return False
-        return node in self.live or bool(storages(node) & self.live_storages)
+        return node in self.with_history or bool(storages(node) & self.history_storages)
 
     # ---- aliases ----
 
@@ -225,8 +225,8 @@ class _Pass:
         """A view, a detached alias, or an element of a list of views."""
         if source in self.stopped or is_detach(node) or node.meta.get(OFF):
             self.stopped.add(node)
-        elif self._is_live(source):
-            self.live.add(node)
+        elif self._carries_history(source):
+            self.with_history.add(node)
         if source in self.through_data or node.meta.get(DATA):
             self.through_data.add(node)
         if source in self.partial or not _is_whole(node, source):
@@ -241,17 +241,17 @@ class _Pass:
         target = targets[0]
         unseen = bool(node.meta.get(OFF)) or target in self.stopped
         others = [n for n in node.all_input_nodes if n not in targets]
-        arriving = not node.meta.get(OFF) and any(self._is_live(n) for n in others)
-        live = bool(storages(target) & self.live_storages)
+        arriving = not node.meta.get(OFF) and any(self._carries_history(n) for n in others)
+        shared_history = bool(storages(target) & self.history_storages)
         self._check_versions(node, target)
-        if arriving or not unseen and self._is_live(target):
+        if arriving or not unseen and self._carries_history(target):
             self._keep(node)
         if target in self.stopped:
             self.stopped.add(node)
         if target in self.through_data:
             self.through_data.add(node)
         if not is_float(target) or not unseen:
-            history = is_float(target) and self._is_live(target)
+            history = is_float(target) and self._carries_history(target)
             self._stop_reads(node, set(targets))
             if history and packet(node) in _OVERWRITING and target not in self.partial:
                 node = self._keep_history(node, target)
@@ -260,7 +260,7 @@ class _Pass:
             raise _refusal(
                 node, "a value with a gradient to a detached alias", "write to a clone()"
             )
-        elif live:
+        elif shared_history:
             self._straighten(node, targets)
         else:
             for other in others:
@@ -334,7 +334,7 @@ class _Pass:
 
     def _follow(self, target: torch.fx.Node, done: torch.fx.Node) -> None:
         """The result of a write is the tensor that was written."""
-        for table in (self.live, self.stopped, self.through_data):
+        for table in (self.with_history, self.stopped, self.through_data):
             if target in table:
                 table.add(done)
 

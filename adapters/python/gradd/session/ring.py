@@ -165,9 +165,9 @@ class Pool:
         self.returned: deque[Tie | Block] = deque()
         # Without this table a block that only tensors hold would be a cycle of block and weak
         # references: the collector would take it, and the exporter's end would go unnoticed.
-        self.live: dict[tuple[int, int], Block] = {}
+        self.busy: dict[tuple[int, int], Block] = {}
         self._free: dict[int, tuple[Segment, list[int], dict[int, int]]] = {}
-        self.live_bytes = 0
+        self.busy_bytes = 0
 
     def drain(self) -> None:
         """Gives ranges whose last pin is gone back to the free list."""
@@ -206,10 +206,10 @@ class Pool:
         segment, offset = found  # type: ignore[misc]
         if segment.reserved < offset + size:
             segment.reserve(offset + size)
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.busy_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.busy_bytes)
         block = Block(self, segment, offset, size)
-        self.live[segment.id, offset] = block
+        self.busy[segment.id, offset] = block
         return block
 
     def reserve(self, sizes: Sequence[int]) -> None:
@@ -292,7 +292,7 @@ class Pool:
     def forget_peak(self) -> None:
         """The past peak will not be needed again: its segments go if they are empty."""
         self.drain()
-        self.peak_bytes = self.live_bytes
+        self.peak_bytes = self.busy_bytes
         for segment, _, sizes in list(self._free.values()):
             if sizes.get(segment.start) == segment.room > self.grow:
                 self._drop(segment)
@@ -303,7 +303,7 @@ class Pool:
         Without this one block that is always there, a loss that waits for the next one, would keep
         a segment that large outputs once needed.
         """
-        lately, self.peak_bytes = self.peak_bytes, self.live_bytes
+        lately, self.peak_bytes = self.peak_bytes, self.busy_bytes
         for segment, _, sizes in list(self._free.values()):
             if segment.room > 2 * max(self.grow, lately):
                 self._ending.add(segment.id)
@@ -332,8 +332,8 @@ class Pool:
         return None
 
     def _give_back(self, block: Block) -> None:
-        self.live_bytes -= block.size
-        self.live.pop((block.segment.id, block.offset), None)
+        self.busy_bytes -= block.size
+        self.busy.pop((block.segment.id, block.offset), None)
         entry = self._free.get(block.segment.id)
         if entry is None:
             return  # the segment was dropped with its client
@@ -355,7 +355,7 @@ class Pool:
         if self.keep and segment.id not in self._ending:
             self._emptied += 1
             if self._emptied % 64 == 0:
-                self.peak_bytes = self.live_bytes
+                self.peak_bytes = self.busy_bytes
                 return
             if len(self._free) == 1 or self.bytes() - segment.size < self.peak_bytes:
                 return
