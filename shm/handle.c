@@ -204,11 +204,12 @@ void gradd_handle_usage(gradd_handle_table_t *table, uint32_t *out_segments, uin
     pthread_mutex_unlock(&table->lock);
 }
 
-void gradd_handle_kinds(gradd_handle_table_t *table, uint64_t out_bytes[GRADD_N_SEGMENT_KINDS]) {
-    for (int kind = 0; kind < GRADD_N_SEGMENT_KINDS; kind++)
-        out_bytes[kind] = 0;
+void gradd_handle_purpose_bytes(gradd_handle_table_t *table,
+                                uint64_t out_bytes[GRADD_N_SEGMENT_PURPOSES]) {
+    for (int i = 0; i < GRADD_N_SEGMENT_PURPOSES; i++)
+        out_bytes[i] = 0;
     pthread_mutex_lock(&table->lock);
     for (uint32_t i = 0; i < table->n_entries; i++)
-        out_bytes[table->entries[i].segment.kind] += table->entries[i].segment.bytes;
+        out_bytes[table->entries[i].segment.purpose] += table->entries[i].segment.bytes;
     pthread_mutex_unlock(&table->lock);
 }

@@ -71,8 +71,9 @@ gradd_status_t gradd_handle_tensor(gradd_handle_table_t *table, const gradd_tens
 
 /* Segments that are mapped now and the sum of their sizes, for `ps` and for tests. */
 void gradd_handle_usage(gradd_handle_table_t *table, uint32_t *out_segments, uint64_t *out_bytes);
-/* Bytes of the segments of each kind. */
-void gradd_handle_kinds(gradd_handle_table_t *table, uint64_t out_bytes[GRADD_N_SEGMENT_KINDS]);
+/* Bytes of the segments of each purpose. */
+void gradd_handle_purpose_bytes(gradd_handle_table_t *table,
+                                uint64_t out_bytes[GRADD_N_SEGMENT_PURPOSES]);
 
 #ifdef __cplusplus
 }

@@ -5,14 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const names[GRADD_N_SEGMENT_KINDS] = {"other",
-#define KIND(name) #name,
-                                                         GRADD_SEGMENT_KINDS(KIND)
-#undef KIND
+static const char *const names[GRADD_N_SEGMENT_PURPOSES] = {"other",
+#define X(name) #name,
+                                                            GRADD_SEGMENT_PURPOSES(X)
+#undef X
 };
 
-const char *gradd_segment_kind_name(uint32_t kind) {
-    return names[kind < GRADD_N_SEGMENT_KINDS ? kind : GRADD_SEGMENT_OTHER];
+const char *gradd_segment_purpose_name(uint32_t purpose) {
+    return names[purpose < GRADD_N_SEGMENT_PURPOSES ? purpose : GRADD_SEGMENT_OTHER];
 }
 
 static gradd_status_t expect(const char *field, uint64_t expected, uint64_t got) {
@@ -38,9 +38,9 @@ gradd_status_t gradd_header_read(int fd, uint64_t id, uint64_t bytes, uint64_t o
     GRADD_TRY(expect("id", id, h.id));
     if (!h.owner) return GRADD_FAIL(SHM, "header: field 'owner': expected a number from 1, got 0");
     if (owner) GRADD_TRY(expect("owner", owner, h.owner));
-    if (!h.kind || h.kind >= GRADD_N_SEGMENT_KINDS)
-        return GRADD_FAIL(SHM, "header: field 'kind': expected 1 to %d, got %u",
-                          GRADD_N_SEGMENT_KINDS - 1, (unsigned)h.kind);
+    if (!h.purpose || h.purpose >= GRADD_N_SEGMENT_PURPOSES)
+        return GRADD_FAIL(SHM, "header: field 'purpose': expected 1 to %d, got %u",
+                          GRADD_N_SEGMENT_PURPOSES - 1, (unsigned)h.purpose);
     *out_header = h;
     return GRADD_OK;
 }

@@ -22,14 +22,14 @@ extern "C" {
 #define GRADD_HEADER_VERSION 1
 #define GRADD_HEADER_BYTES   4096
 
-/* The purpose of a segment: KIND(name). The number on the wire counts from 1. */
-#define GRADD_SEGMENT_KINDS(KIND) KIND(parameters) KIND(gradients) KIND(state) KIND(ring)
+/* The purpose of a segment: X(name). The number on the wire counts from 1. */
+#define GRADD_SEGMENT_PURPOSES(X) X(parameters) X(gradients) X(state) X(ring)
 enum {
     GRADD_SEGMENT_OTHER, /* one without a header */
-#define KIND(name) GRADD_SEGMENT_##name,
-    GRADD_SEGMENT_KINDS(KIND)
-#undef KIND
-        GRADD_N_SEGMENT_KINDS
+#define X(name) GRADD_SEGMENT_##name,
+    GRADD_SEGMENT_PURPOSES(X)
+#undef X
+        GRADD_N_SEGMENT_PURPOSES
 };
 
 /* As it lies in memory, little-endian; the rest of the page is zero. */
@@ -39,11 +39,11 @@ typedef struct gradd_header_s {
     uint64_t bytes; /* of the segment, this page included */
     uint64_t id;    /* under which it is sent */
     uint64_t owner; /* a number that the client has drawn, the same in all its segments; not 0 */
-    uint32_t kind;
+    uint32_t purpose;
     uint32_t zero;
 } gradd_header_t;
 
-const char *gradd_segment_kind_name(uint32_t kind); /* "other" for those that are none */
+const char *gradd_segment_purpose_name(uint32_t purpose); /* "other" for those that are none */
 
 /* Reads the page of a memfd (see gradd_segment_check) and compares it with what the message said.
  * owner: of the client's other segments, 0 = there are none. Fails with SHM; the sentence names the

@@ -192,7 +192,7 @@ static gradd_status_t add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t ex
         gradd_discard(fd);
         return gradd_wrap(status, "segment %llu", (unsigned long long)id);
     }
-    if (header) segment.header_bytes = header->header_bytes, segment.kind = header->kind;
+    if (header) segment.header_bytes = header->header_bytes, segment.purpose = header->purpose;
     status = gradd_handle_add(lease->table, id, &segment);
     gradd_segment_finish(&segment); /* empty unless the table refused it */
     return status;
@@ -212,11 +212,11 @@ gradd_status_t gradd_lease_add_headed(gradd_lease_t *lease, uint64_t id, int fd,
 }
 
 gradd_status_t gradd_lease_borrow(gradd_lease_t *lease, uint64_t id, const gradd_lent_t *lent,
-                                  uint32_t kind, const gradd_mapper_t *mapper) {
+                                  uint32_t purpose, const gradd_mapper_t *mapper) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
     const gradd_status_t status = gradd_segment_borrow(lent, mapper, &segment);
     if (status != GRADD_OK) return gradd_wrap(status, "segment %llu", (unsigned long long)id);
-    segment.kind = kind;
+    segment.purpose = purpose;
     const gradd_status_t added = gradd_handle_add(lease->table, id, &segment);
     gradd_segment_finish(&segment); /* empty unless the table refused it */
     return added;

@@ -81,7 +81,7 @@ gradd_status_t gradd_lease_add_headed(gradd_lease_t *lease, uint64_t id, int fd,
 /* Memory of a device, which has no header: the message says what it is for (GRADD_SEGMENT_... of
  * header.h). Fails as gradd_segment_borrow and gradd_handle_add. */
 gradd_status_t gradd_lease_borrow(gradd_lease_t *lease, uint64_t id, const gradd_lent_t *lent,
-                                  uint32_t kind, const gradd_mapper_t *mapper);
+                                  uint32_t purpose, const gradd_mapper_t *mapper);
 
 /* The peer is gone or has detached: closes the table (see gradd_handle_close). Idempotent. */
 void gradd_lease_end(gradd_lease_t *lease);

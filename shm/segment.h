@@ -66,7 +66,7 @@ typedef struct gradd_segment_s {
     uint64_t bytes;
     const gradd_mapper_t *mapper; /* Borrowed; whose address base is. NULL: this process's */
     uint32_t header_bytes;        /* in front, where no tensor lies (header.h); 0 = none */
-    uint32_t kind;                /* GRADD_SEGMENT_... of header.h */
+    uint32_t purpose;             /* GRADD_SEGMENT_... of header.h */
     gradd_memory_t memory;
 } gradd_segment_t;
 

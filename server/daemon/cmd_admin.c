@@ -15,12 +15,12 @@ static void put_number(wire_out_t *out, const char *key, int64_t value) {
 
 /* Bytes in shared memory by what they are for. */
 static void put_kinds(wire_out_t *out, gradd_handle_table_t *table) {
-    uint64_t bytes[GRADD_N_SEGMENT_KINDS];
-    gradd_handle_kinds(table, bytes);
+    uint64_t bytes[GRADD_N_SEGMENT_PURPOSES];
+    gradd_handle_purpose_bytes(table, bytes);
     wire_put_text(out, "segment_kinds");
-    wire_put_map(out, GRADD_N_SEGMENT_KINDS);
-    for (uint32_t kind = 0; kind < GRADD_N_SEGMENT_KINDS; kind++)
-        put_number(out, gradd_segment_kind_name(kind), (int64_t)bytes[kind]);
+    wire_put_map(out, GRADD_N_SEGMENT_PURPOSES);
+    for (uint32_t i = 0; i < GRADD_N_SEGMENT_PURPOSES; i++)
+        put_number(out, gradd_segment_purpose_name(i), (int64_t)bytes[i]);
 }
 
 static void put_session(wire_out_t *out, session_t *session) {

@@ -129,7 +129,7 @@ static gradd_status_t check_descriptors(const packet_t *packet, int expected) {
 enum {
     SEGMENT_ID,
     SEGMENT_BYTES,
-    SEGMENT_KIND,
+    SEGMENT_MEMORY,
     SEGMENT_DEVICE,
     SEGMENT_HEADER,
     SEGMENT_PURPOSE,
@@ -174,9 +174,10 @@ static gradd_status_t read_memory(const msgpack_object *given, gradd_memory_t *o
 /* What memory without a header is for; absent: it does not say. */
 static gradd_status_t read_purpose(const msgpack_object *given, uint32_t *out) {
     *out = GRADD_SEGMENT_OTHER;
-    while (given && *out < GRADD_N_SEGMENT_KINDS && !says(given, gradd_segment_kind_name(*out)))
+    while (given && *out < GRADD_N_SEGMENT_PURPOSES &&
+           !says(given, gradd_segment_purpose_name(*out)))
         ++*out;
-    if (*out < GRADD_N_SEGMENT_KINDS) return GRADD_OK;
+    if (*out < GRADD_N_SEGMENT_PURPOSES) return GRADD_OK;
     return unknown(given, "purpose", "purpose", "'parameters', 'gradients', 'state', 'ring'");
 }
 
@@ -210,7 +211,7 @@ static gradd_status_t borrow(const packet_t *packet, gradd_memory_t memory) {
 
 static gradd_status_t handle_segment(packet_t *packet) {
     gradd_memory_t memory;
-    GRADD_TRY(read_memory(packet->args[SEGMENT_KIND], &memory));
+    GRADD_TRY(read_memory(packet->args[SEGMENT_MEMORY], &memory));
     GRADD_TRY(check_device(packet));
     GRADD_TRY(check_descriptors(packet, memory == GRADD_MEMORY_CUDA_IPC ? 0 : 1));
     if (packet->session->state == SESSION_NEW)
@@ -241,7 +242,7 @@ static const control_row_t rows[] = {
      .n_fds = -1,
      .fields = {[SEGMENT_ID] = {.name = "id", .kind = WIRE_U64},
                 [SEGMENT_BYTES] = {.name = "bytes", .kind = WIRE_U64},
-                [SEGMENT_KIND] = {.name = "kind", .kind = WIRE_TEXT, .optional = true},
+                [SEGMENT_MEMORY] = {.name = "kind", .kind = WIRE_TEXT, .optional = true},
                 [SEGMENT_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true},
                 [SEGMENT_HEADER] = {.name = "header", .kind = WIRE_FLAG, .optional = true},
                 [SEGMENT_PURPOSE] = {.name = "purpose", .kind = WIRE_TEXT, .optional = true},

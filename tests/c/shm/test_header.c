@@ -16,7 +16,7 @@ static const gradd_header_t good = {.magic = GRADD_HEADER_MAGIC,
                                     .bytes = SIZE,
                                     .id = ID,
                                     .owner = OWNER,
-                                    .kind = GRADD_SEGMENT_gradients};
+                                    .purpose = GRADD_SEGMENT_gradients};
 
 static gradd_segment_t segment_with(const gradd_header_t *header, uint64_t bytes) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
@@ -29,10 +29,10 @@ TEST(layout_of_a_header) {
     CHECK_EQ_INT(sizeof(gradd_header_t), 48);
     CHECK_EQ_INT(offsetof(gradd_header_t, bytes), 16);
     CHECK_EQ_INT(offsetof(gradd_header_t, owner), 32);
-    CHECK_EQ_INT(offsetof(gradd_header_t, kind), 40);
+    CHECK_EQ_INT(offsetof(gradd_header_t, purpose), 40);
     CHECK(!memcmp(&good.magic, "GRADDSEG", 8));
-    CHECK_EQ_STR(gradd_segment_kind_name(GRADD_SEGMENT_ring), "ring");
-    CHECK_EQ_STR(gradd_segment_kind_name(GRADD_N_SEGMENT_KINDS), "other");
+    CHECK_EQ_STR(gradd_segment_purpose_name(GRADD_SEGMENT_ring), "ring");
+    CHECK_EQ_STR(gradd_segment_purpose_name(GRADD_N_SEGMENT_PURPOSES), "other");
 }
 
 static void refused(const gradd_header_t *header, uint64_t owner, const char *why) {
@@ -57,8 +57,8 @@ TEST(each_field_is_compared) {
     h = good, h.id = 8, refused(&h, 0, "field 'id': expected 7, got 8");
     h = good, h.owner = 0, refused(&h, 0, "field 'owner'");
     h = good, refused(&h, 98, "field 'owner': expected 98, got 99");
-    h = good, h.kind = 0, refused(&h, 0, "field 'kind': expected 1 to 4, got 0");
-    h = good, h.kind = 5, refused(&h, 0, "field 'kind': expected 1 to 4, got 5");
+    h = good, h.purpose = 0, refused(&h, 0, "field 'purpose': expected 1 to 4, got 0");
+    h = good, h.purpose = 5, refused(&h, 0, "field 'purpose': expected 1 to 4, got 5");
 }
 
 TEST(a_segment_without_room_for_one) {
@@ -80,10 +80,10 @@ static gradd_lease_t *lease_of_this_process(int sockets[2]) {
     return lease;
 }
 
-TEST(a_lease_knows_owner_kind_and_header) {
+TEST(a_lease_knows_owner_purpose_and_header) {
     int sockets[2];
     void *address;
-    uint64_t bytes[GRADD_N_SEGMENT_KINDS];
+    uint64_t bytes[GRADD_N_SEGMENT_PURPOSES];
     gradd_lease_t *lease = lease_of_this_process(sockets);
     gradd_handle_table_t *table = gradd_lease_table(lease);
     gradd_segment_t one = segment_with(&good, SIZE), plain = segment_with(&good, SIZE);
@@ -103,7 +103,7 @@ TEST(a_lease_knows_owner_kind_and_header) {
     CHECK_STATUS(GRADD_E_TENSOR, gradd_handle_resolve(table, ID, 0, 0, 64, &address));
     CHECK_OK(gradd_handle_resolve(table, ID, 4096, SIZE - 4096, 64, &address));
     CHECK_OK(gradd_handle_resolve(table, 1, 0, SIZE, 64, &address));
-    gradd_handle_kinds(table, bytes);
+    gradd_handle_purpose_bytes(table, bytes);
     CHECK_EQ_INT(bytes[GRADD_SEGMENT_OTHER], SIZE);
     CHECK_EQ_INT(bytes[GRADD_SEGMENT_gradients], SIZE);
     CHECK_EQ_INT(bytes[GRADD_SEGMENT_parameters], 0);

@@ -234,16 +234,18 @@ def test_segments_begin_with_a_header(daemon: Any) -> None:
     client = get_client()
     owners = set()
     for segment in client._segments.values():
-        magic, version, page, size, id, owner, kind = struct.unpack_from("<QIIQQQI", segment.view)
+        fields = struct.unpack_from("<QIIQQQI", segment.view)
+        magic, version, page, size, id, owner, purpose = fields
         owners.add(owner)
         assert magic.to_bytes(8, "little") == b"GRADDSEG" and (version, page) == (1, 4096)
-        assert (size, id, shm.KINDS[kind]) == (segment.size, segment.id, segment.header.kind)
+        assert (size, id) == (segment.size, segment.id)
+        assert shm.PURPOSES[purpose] == segment.header.purpose
     assert len(owners) == 1 and owners != {0}
     (session,) = daemon.ps()["sessions"]
-    kinds = session["segment_kinds"]
-    assert kinds.pop("other") == 0 and all(kinds.values())
-    assert sum(kinds.values()) == session["segment_bytes"] == client.segment_bytes()
-    assert kinds["gradients"] == client.gradients.bytes()
+    bytes_of = session["segment_kinds"]
+    assert bytes_of.pop("other") == 0 and all(bytes_of.values())
+    assert sum(bytes_of.values()) == session["segment_bytes"] == client.segment_bytes()
+    assert bytes_of["gradients"] == client.gradients.bytes()
 
 
 def test_a_descriptor_that_has_become_another_one(daemon: Any) -> None:

@@ -33,7 +33,7 @@ class _NoDaemon:
         self.dropped = 0
         self.ends = Ends()
 
-    def create_segment(self, size: int, kind: str) -> shm.Segment:
+    def create_segment(self, size: int, purpose: str) -> shm.Segment:
         self.segments.append(shm.Segment(len(self.segments) + 1, size))
         return self.segments[-1]
 

@@ -37,7 +37,7 @@ _SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
 _HEADER = struct.Struct("<QIIQQQI4x")  # gradd_header_t of shm/header.h
 _MAGIC = int.from_bytes(b"GRADDSEG", "little")
 HEADER_VERSION = 1
-KINDS = ("other", "parameters", "gradients", "state", "ring")  # of segments, by number
+PURPOSES = ("other", "parameters", "gradients", "state", "ring")  # of segments, by number
 
 # torch dtype -> ONNX element type code, which is also the code on the wire.
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -98,11 +98,11 @@ class Header:
     """The contents of the first page of a segment, beside its id and size.
 
     Attributes:
-        kind: The purpose of the segment, one of KINDS.
+        purpose: Of the segment, one of PURPOSES.
         owner: A number that its client has drawn.
     """
 
-    kind: str
+    purpose: str
     owner: int
 
 
@@ -166,8 +166,8 @@ class Segment:
         del anchor  # it would keep the mapping alive for ever
         self.view = memoryview(self.map)
         if header is not None:
-            kind = KINDS.index(header.kind)
-            fields = (HEADER_VERSION, PAGE, self.size, segment_id, header.owner, kind)
+            purpose = PURPOSES.index(header.purpose)
+            fields = (HEADER_VERSION, PAGE, self.size, segment_id, header.owner, purpose)
             _HEADER.pack_into(self.map, 0, _MAGIC, *fields)
 
     def reserve(self, end: int) -> None:

@@ -368,14 +368,14 @@ class Client:
 
     # ---- segments ----
 
-    def new_segment(self, size: int, kind: str, in_pieces: bool = False) -> AnySegment:
-        """One of this kind (shm.KINDS) that the daemon does not know yet."""
-        return self.memory.segment(self.next_id(), size, Header(kind, self._owner), in_pieces)
+    def new_segment(self, size: int, purpose: str, in_pieces: bool = False) -> AnySegment:
+        """One of this purpose (shm.PURPOSES) that the daemon does not know yet."""
+        return self.memory.segment(self.next_id(), size, Header(purpose, self._owner), in_pieces)
 
-    def create_segment(self, size: int, kind: str) -> AnySegment:
+    def create_segment(self, size: int, purpose: str) -> AnySegment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
         with interrupts.deferred:
-            segment = self.new_segment(size, kind)
+            segment = self.new_segment(size, purpose)
             self.pass_segment(segment)
             return segment
 

@@ -176,7 +176,11 @@ class Connection:
         """Passes a segment and waits for the acknowledgement."""
         fields: dict[str, Any] = {"v": "segment", "id": segment.id, "bytes": segment.size}
         if not segment.is_host:
-            fields |= {"kind": "cuda-vmm", "device": segment.uuid, "purpose": segment.header.kind}
+            fields |= {
+                "kind": "cuda-vmm",
+                "device": segment.uuid,
+                "purpose": segment.header.purpose,
+            }
         elif segment.header is not None and self._checks_headers:
             fields["header"] = True
         self._ask(fields, segment.fd)

@@ -142,20 +142,20 @@ class Pool:
     def __init__(
         self,
         client: Client,
-        kind: str,
+        purpose: str,
         grow: int = 0,
         keep: bool = False,
         watched: bool = False,
     ) -> None:
         """Args:
         client: Creates and drops the segments.
-        kind: Of the segments, see shm.KINDS.
+        purpose: Of the segments, see shm.PURPOSES.
         grow: Bytes of a segment when a request does not need more.
         keep: Keep empty segments for the next step while they were recently needed.
         watched: Note accesses to its memory past torch's version counters (watch.py).
         """
         self.client = client
-        self.kind = kind
+        self.purpose = purpose
         self.grow = grow
         self.keep = keep
         self.watched = watched
@@ -224,7 +224,7 @@ class Pool:
         added: list[Segment] = []
         try:
             for _, size in packed(sizes):
-                added.append(self.client.create_segment(size, self.kind))
+                added.append(self.client.create_segment(size, self.purpose))
                 self._add(added[-1])
         except BaseException:
             for segment in added:
@@ -245,7 +245,7 @@ class Pool:
         """
         segment = None
         if not self._has_room(size):
-            segment = self.client.new_segment(size, self.kind, in_pieces=True)
+            segment = self.client.new_segment(size, self.purpose, in_pieces=True)
             self._add(segment)
         try:
             yield
@@ -267,10 +267,10 @@ class Pool:
         ahead = min(self.bytes() // 2, _AHEAD)
         if ahead > size and self.client.segment_count() >= _EXACT_SEGMENTS:
             try:
-                return self.client.create_segment(ahead, self.kind)
+                return self.client.create_segment(ahead, self.purpose)
             except errors.NoSpaceError:
                 pass  # then only what is needed
-        return self.client.create_segment(size, self.kind)
+        return self.client.create_segment(size, self.purpose)
 
     def retire(self) -> None:
         """Nothing will be allocated here again: segments go as soon as they are empty."""
