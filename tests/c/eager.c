@@ -4,7 +4,7 @@
 #include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
 #include "kernels/cpu/half.h"
-#include "tests/c/ground.h"
+#include "tests/c/tested_device.h"
 
 #include <omp.h>
 #include <string.h>
@@ -84,7 +84,7 @@ gradd_status_t eager_launch(gradd_launch_t *launch) {
 }
 
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
-    const gradd_backend_t *b = ground_backend();
+    const gradd_backend_t *b = tested_backend();
     bool any = false; /* kernels; else its expansion takes what it takes itself */
     if (gradd_op_is_composite(op)) return gradd_op_accepts(op, input, dtype);
     for (size_t f = 0; f < b->n_kernels; f++)
@@ -104,7 +104,7 @@ const gradd_kernel_t *eager_kernel(const eager_call_t *call) {
                              .n_in = call->n_in,
                              .n_out = call->n_out,
                              .in = call->in};
-    return call->kernel ? call->kernel : gradd_backend_kernel(ground_backend(), &c);
+    return call->kernel ? call->kernel : gradd_backend_kernel(tested_backend(), &c);
 }
 
 gradd_status_t eager_expand(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
@@ -153,7 +153,7 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
     if (call->ref && !call->kernel) kernel = gradd_backend_kernel(&gradd_backend_cpu, &c);
     if (gradd_op_is_composite(call->op) || (!kernel && call->op->expand && !call->ref))
         return call_expanded(e, call, out);
-    if (!kernel && !call->ref) return gradd_no_kernel(ground_backend(), &c);
+    if (!kernel && !call->ref) return gradd_no_kernel(tested_backend(), &c);
     memcpy(in, call->in, sizeof in[0] * (size_t)call->n_in);
     if (call->overwrite >= 0) in[call->overwrite] = eager_copy(e, in[call->overwrite]);
     for (int j = 0; j < call->n_out; j++) {
@@ -180,7 +180,7 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
                         .node = e->node,
                         .threads = c.threads};
     gradd_status_t status =
-        call->ref ? call->op->ref(&r) : ground_call(kernel, &r, workspace, FENCE);
+        call->ref ? call->op->ref(&r) : tested_call(kernel, &r, workspace, FENCE);
     if (kernel) gradd_kernel_unprepare(kernel, &prepared);
     GRADD_TRY(status);
     if (workspace) GRADD_TRY(check_fence(call->op, r.workspace, workspace));

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "server/exec/run.h"
-#include "tests/c/ground.h"
 #include "tests/c/onnx_build.h"
+#include "tests/c/tested_device.h"
 #include "tests/sim/sim.h"
 #include "tests/test.h"
 
@@ -124,11 +124,11 @@ enum { N_DEVICES = sizeof devices / sizeof devices[0] };
 #define FOR_DEVICES(d) for (const late_device_t *d = devices; d < devices + N_DEVICES; d++)
 
 /* A plan, and tensors that both sides see: N vectors each. */
-typedef struct fake_world_s {
+typedef struct fake_fixture_s {
     gradd_plan_t *plan;
-    ground_t ground;
+    shared_t shared;
     vector_t *x, *y, *dy, *dx;
-} fake_world_t;
+} fake_fixture_t;
 
 static void fill(vector_t *v, int salt) {
     for (int i = 0; i < N; i++)
@@ -136,28 +136,28 @@ static void fill(vector_t *v, int salt) {
             v[i][k] = (float)((k * 104729 + i * 77 + salt) % 997) / 500 - 1;
 }
 
-static fake_world_t open_world(gradd_plan_t *plan) {
+static fake_fixture_t open_fixture(gradd_plan_t *plan) {
     enum { ROOM = (sizeof(vector_t) * N / 64 + 1) * 64 };
-    fake_world_t w = {.plan = plan, .ground = ground_make(4 * (size_t)ROOM)};
-    char *at = w.ground.host;
+    fake_fixture_t w = {.plan = plan, .shared = shared_make(4 * (size_t)ROOM)};
+    char *at = w.shared.host;
     w.x = (vector_t *)at, w.y = (vector_t *)(at + ROOM);
     w.dy = (vector_t *)(at + 2 * ROOM), w.dx = (vector_t *)(at + 3 * ROOM);
     fill(w.x, 1), fill(w.dy, 2);
-    ground_enter(&w.ground, gradd_plan_device(plan));
+    shared_enter(&w.shared, gradd_plan_device(plan));
     return w;
 }
 
-static void close_world(fake_world_t *w) {
-    ground_free(&w->ground);
+static void close_fixture(fake_fixture_t *w) {
+    shared_free(&w->shared);
     gradd_plan_destroy(w->plan);
 }
 
-static void pointers(const fake_world_t *w, vector_t *v, unsigned set, void **out) {
+static void pointers(const fake_fixture_t *w, vector_t *v, unsigned set, void **out) {
     for (int i = 0; i < N; i++)
-        out[i] = set >> i & 1 ? ground_at(&w->ground, v[i]) : NULL;
+        out[i] = set >> i & 1 ? shared_at(&w->shared, v[i]) : NULL;
 }
 
-static gradd_status_t forward(fake_world_t *w, uint32_t flags, const int *cancel,
+static gradd_status_t forward(fake_fixture_t *w, uint32_t flags, const int *cancel,
                               gradd_run_t **out_run) {
     void *x[N], *y[N];
     pointers(w, w->x, ~0u, x), pointers(w, w->y, ~0u, y);
@@ -165,7 +165,7 @@ static gradd_status_t forward(fake_world_t *w, uint32_t flags, const int *cancel
     return gradd_run_forward(*out_run, 1, flags, (const void *const *)x, y, cancel);
 }
 
-static gradd_status_t backward(fake_world_t *w, gradd_run_t *run, unsigned set, bool keep) {
+static gradd_status_t backward(fake_fixture_t *w, gradd_run_t *run, unsigned set, bool keep) {
     void *dy[N], *dx[N];
     bool written[N];
     pointers(w, w->dx, ~0u, dx), pointers(w, w->dy, set, dy);
@@ -173,7 +173,7 @@ static gradd_status_t backward(fake_world_t *w, gradd_run_t *run, unsigned set, 
 }
 
 /* Forward, and a backward of the gradients in the set; twice if the first keeps the activations. */
-static void train(fake_world_t *w, unsigned set, bool keep) {
+static void train(fake_fixture_t *w, unsigned set, bool keep) {
     gradd_run_t *run;
     memset(w->dx, 0, sizeof(vector_t) * N);
     CHECK_OK(forward(w, 0, NULL, &run));
@@ -185,14 +185,15 @@ static void train(fake_world_t *w, unsigned set, bool keep) {
 TEST(every_backward_has_the_cpus_bits) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake"), *cpu = open_named("cpu");
-    fake_world_t late = open_world(make_plan(model, fake)), now = open_world(make_plan(model, cpu));
+    fake_fixture_t late = open_fixture(make_plan(model, fake)),
+                   now = open_fixture(make_plan(model, cpu));
     for (unsigned set = 1; set < SETS; set++) {
         train(&late, set, set % 3 == 0), train(&now, set, set % 3 == 0);
         CHECK(!memcmp(late.y, now.y, sizeof(vector_t) * N));
         CHECK(!memcmp(late.dx, now.dx, sizeof(vector_t) * N));
     }
     CHECK(late.plan->constants.n_blocks > 1); /* a later backward has read others */
-    close_world(&late), close_world(&now);
+    close_fixture(&late), close_fixture(&now);
     gradd_device_close(fake), gradd_device_close(cpu);
     gradd_model_destroy(model);
 }
@@ -200,7 +201,7 @@ TEST(every_backward_has_the_cpus_bits) {
 TEST(constants_are_uploaded_once) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake");
-    fake_world_t w = open_world(make_plan(model, fake));
+    fake_fixture_t w = open_fixture(make_plan(model, fake));
     const int64_t block = w.plan->constants.bytes;
     CHECK_EQ_INT(fake_bytes(fake->queue), block);
     CHECK(block >= (int64_t)sizeof(vector_t) * (N + 1));
@@ -210,7 +211,7 @@ TEST(constants_are_uploaded_once) {
     CHECK(fake_pending(fake->queue) > 0); /* the arena goes when its turn comes */
     CHECK_OK(fake->backend->wait(fake->queue, NULL));
     CHECK_EQ_INT(fake_bytes(fake->queue), block);
-    close_world(&w);
+    close_fixture(&w);
     CHECK_OK(fake->backend->wait(fake->queue, NULL));
     CHECK_EQ_INT(fake_bytes(fake->queue), 0);
     gradd_device_close(fake);
@@ -240,7 +241,7 @@ static gradd_plan_t *chain(const char *op, gradd_device_t *device, gradd_model_t
 static void move_arena(const late_device_t *d) {
     gradd_model_t *model;
     gradd_device_t *fake = open_named(d->name);
-    fake_world_t w = open_world(chain("Sin", fake, &model)); /* the gradient needs cosines */
+    fake_fixture_t w = open_fixture(chain("Sin", fake, &model)); /* the gradient needs cosines */
     gradd_run_t *run;
     vector_t first;
     CHECK_OK(forward(&w, 0, NULL, &run));
@@ -254,7 +255,7 @@ static void move_arena(const late_device_t *d) {
         float a = sinf(w.x[0][k]), b = sinf(a);
         CHECK_NEAR(first[k], w.dy[0][k] * cosf(w.x[0][k]) * cosf(a) * cosf(b), 1e-5);
     }
-    close_world(&w);
+    close_fixture(&w);
     gradd_device_close(fake);
     gradd_model_destroy(model);
 }
@@ -275,14 +276,14 @@ static void cancel_later(void *context, const gradd_plan_t *plan, const plan_lau
 static void cancel_run(const late_device_t *d) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named(d->name);
-    fake_world_t w = open_world(make_plan(model, fake));
+    fake_fixture_t w = open_fixture(make_plan(model, fake));
     int cancel = 0;
     gradd_run_t *run;
     device_set_hook(fake, cancel_later, &cancel);
     CHECK_STATUS(GRADD_E_STALE, forward(&w, 0, &cancel, &run));
     CHECK_EQ_INT(d->pending(fake->queue), 0);
     gradd_run_destroy(run);
-    close_world(&w);
+    close_fixture(&w);
     gradd_device_close(fake);
     gradd_model_destroy(model);
 }
@@ -307,13 +308,13 @@ TEST(the_end_of_a_plan_waits) {
 static void check_finite(const late_device_t *d) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named(d->name);
-    fake_world_t w = open_world(make_plan(model, fake));
+    fake_fixture_t w = open_fixture(make_plan(model, fake));
     gradd_run_t *run;
     w.x[2][7] = NAN;
     CHECK_STATUS(GRADD_E_NONFINITE, forward(&w, GRADD_RUN_FINITE_CHECK, NULL, &run));
     CHECK_ERROR_HAS("'half2' (Mul): output 0, element 7 of 1000 is nan");
     gradd_run_destroy(run);
-    close_world(&w);
+    close_fixture(&w);
     gradd_device_close(fake);
     gradd_model_destroy(model);
 }
@@ -324,13 +325,13 @@ TEST(the_finite_check_waits) {
 
 static void read_back(const late_device_t *d) {
     gradd_device_t *fake = open_named(d->name);
-    ground_t g = ground_make(sizeof(vector_t));
+    shared_t g = shared_make(sizeof(vector_t));
     vector_t *there = (vector_t *)g.host, mine;
-    ground_enter(&g, fake);
+    shared_enter(&g, fake);
     (*there)[9] = 42;
-    CHECK_OK(device_read(fake, mine, ground_at(&g, *there), sizeof mine));
+    CHECK_OK(device_read(fake, mine, shared_at(&g, *there), sizeof mine));
     CHECK(mine[9] == 42);
-    ground_free(&g);
+    shared_free(&g);
     gradd_device_close(fake);
 }
 
@@ -367,13 +368,13 @@ static void name_fault(const late_device_t *d) {
     gradd_model_t *model;
     gradd_device_t *fake = open_named(d->name);
     gradd_plan_t *plan = gather(fake, &model);
-    ground_t g = ground_make(2 * sizeof(vector_t));
+    shared_t g = shared_make(2 * sizeof(vector_t));
     int64_t *i = (int64_t *)(g.host + 4096);
     gradd_run_t *run;
     for (int turn = 0; turn < 3; turn++) {
-        ground_enter(&g, fake);
-        const void *in[] = {ground_at(&g, g.host), ground_at(&g, i)};
-        void *out[] = {ground_at(&g, i + 8)};
+        shared_enter(&g, fake);
+        const void *in[] = {shared_at(&g, g.host), shared_at(&g, i)};
+        void *out[] = {shared_at(&g, i + 8)};
         i[2] = turn == 1 ? ELEMENTS : 5;
         CHECK_OK(gradd_run_create(plan, &run));
         gradd_status_t status = gradd_run_forward(run, 1, 0, in, out, NULL);
@@ -382,9 +383,9 @@ static void name_fault(const late_device_t *d) {
         if (status) CHECK_ERROR_HAS("1000");
         CHECK_EQ_INT(d->pending(fake->queue), 0);
         gradd_run_destroy(run);
-        ground_leave(&g);
+        shared_leave(&g);
     }
-    ground_free(&g);
+    shared_free(&g);
     gradd_plan_destroy(plan);
     gradd_device_close(fake);
     gradd_model_destroy(model);
@@ -399,7 +400,7 @@ TEST(a_fault_names_its_node) {
 static void fail_allocations(const late_device_t *d) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named(d->name), *other = open_named(d->bits);
-    fake_world_t now = open_world(make_plan(model, other));
+    fake_fixture_t now = open_fixture(make_plan(model, other));
     train(&now, 6, true);
     const int64_t before = d->bytes(fake->queue);
     int failed = 0;
@@ -409,9 +410,9 @@ static void fail_allocations(const late_device_t *d) {
         gradd_device_trim(fake);
         d->fail(fake->queue, FAKE_ALLOC, n);
         gradd_status_t status = try_plan(model, fake, &plan);
-        fake_world_t late = {0};
+        fake_fixture_t late = {0};
         if (!status) {
-            late = open_world(plan);
+            late = open_fixture(plan);
             status = forward(&late, 0, NULL, &run);
             if (!status) status = backward(&late, run, 6, true);
             if (!status) status = backward(&late, run, 6, false);
@@ -422,13 +423,13 @@ static void fail_allocations(const late_device_t *d) {
         failed += status != GRADD_OK;
         d->fail(fake->queue, FAKE_ALLOC, 0);
         if (run) gradd_run_destroy(run);
-        if (plan) close_world(&late);
+        if (plan) close_fixture(&late);
     }
     CHECK(failed >= 3);
     gradd_device_trim(fake);
     CHECK_OK(fake->backend->wait(fake->queue, NULL));
     CHECK_EQ_INT(d->bytes(fake->queue), before);
-    close_world(&now);
+    close_fixture(&now);
     gradd_device_close(fake), gradd_device_close(other);
     gradd_model_destroy(model);
 }
@@ -462,7 +463,7 @@ static void check_lost(const late_device_t *d, fake_point_t point) {
     for (int n = 1, lost = 1; lost; n++) {
         sim_recover();
         gradd_device_t *fake = open_named(d->name);
-        fake_world_t w = open_world(make_plan(model, fake));
+        fake_fixture_t w = open_fixture(make_plan(model, fake));
         gradd_run_t *run;
         d->fail(fake->queue, point, n);
         gradd_status_t status = forward(&w, 0, NULL, &run);
@@ -476,7 +477,7 @@ static void check_lost(const late_device_t *d, fake_point_t point) {
         if (lost) CHECK_STATUS(GRADD_E_DEVICE, forward(&w, 0, NULL, &run));
         if (lost) gradd_run_destroy(run);
         if (!lost) CHECK(n > 10);
-        close_world(&w);
+        close_fixture(&w);
         gradd_device_close(fake);
     }
     gradd_model_destroy(model);
@@ -495,14 +496,14 @@ static gradd_status_t try_emu(gradd_model_t *model, const char *call, int n, int
     gradd_device_t *device = NULL;
     gradd_plan_t *plan = NULL;
     gradd_run_t *run = NULL;
-    fake_world_t w = {0};
+    fake_fixture_t w = {0};
     const gradd_device_options_t options = {.name = "emu", .threads = 1};
     sim_recover();
     sim_fail(call, n);
     gradd_status_t status = gradd_device_open(&options, &device);
     if (!status) status = try_plan(model, device, &plan);
     if (!status) {
-        w = open_world(plan);
+        w = open_fixture(plan);
         status = forward(&w, 0, NULL, &run);
         if (!status) status = backward(&w, run, 6, false);
     }
@@ -511,7 +512,7 @@ static gradd_status_t try_emu(gradd_model_t *model, const char *call, int n, int
     if (status)
         CHECK(strstr(gradd_error_message(), "GPU") || strstr(gradd_error_message(), "CUDA"));
     if (run) gradd_run_destroy(run);
-    if (w.plan) close_world(&w);
+    if (w.plan) close_fixture(&w);
     if (device) gradd_device_close(device);
     sim_recover();
     CHECK_EQ_INT(sim_bytes(), 0);
@@ -582,12 +583,12 @@ TEST(what_the_host_reads_must_be_known) {
     CHECK_ERROR_HAS("'sum' (CumSum): the device 'fake' runs CumSum only where input 1 is known");
     gradd_model_destroy(model);
     CHECK_OK(cumsum(fake, true, &model, &plan));
-    fake_world_t w = open_world(plan);
+    fake_fixture_t w = open_fixture(plan);
     CHECK_OK(forward(&w, 0, NULL, &run));
     CHECK_OK(backward(&w, run, 1, false));
     CHECK_NEAR(w.y[0][1], w.x[0][0] + w.x[0][1], 1e-6);
     gradd_run_destroy(run);
-    close_world(&w);
+    close_fixture(&w);
     gradd_device_close(fake);
     gradd_model_destroy(model);
 }

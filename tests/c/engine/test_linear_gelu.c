@@ -4,8 +4,8 @@
 
 #include "kernels/math/bf16.h"
 #include "server/plan/plan.h"
-#include "tests/c/ground.h"
 #include "tests/c/onnx_build.h"
+#include "tests/c/tested_device.h"
 #include "tests/emu/device.h"
 #include "tests/test.h"
 
@@ -130,44 +130,44 @@ TEST(a_device_with_the_kernel_has_one_operator) {
 
 enum { SLOTS = 8, SLOT = 256 }; /* x w b y dy dx dw db; bytes of each */
 
-static float value(const ground_t *g, int slot, int i) {
+static float value(const shared_t *g, int slot, int i) {
     return gradd_bf16_f32(((gradd_bf16_t *)(g->host + slot * SLOT))[i]);
 }
 
 /* Forward and backward in bf16, with their tensors in `g`. */
-static void step(const shape_t *s, const gradd_backend_t *backend, ground_t *g) {
+static void step(const shape_t *s, const gradd_backend_t *backend, shared_t *g) {
     gelu_trial_t t = plan(s, backend);
     void *at[SLOTS];
     bool written[N_IN];
     gradd_run_t *run;
-    *g = ground_make(SLOTS * SLOT);
+    *g = shared_make(SLOTS * SLOT);
     for (int slot = 0; slot < SLOTS; slot++)
         for (int i = 0; i < SLOT / 2; i++)
             ((gradd_bf16_t *)(g->host + slot * SLOT))[i] =
                 gradd_f32_bf16(sinf((float)(i * 7 + slot)));
-    ground_enter(g, t.device);
+    shared_enter(g, t.device);
     for (int slot = 0; slot < SLOTS; slot++)
-        at[slot] = ground_at(g, g->host + slot * SLOT);
+        at[slot] = shared_at(g, g->host + slot * SLOT);
     CHECK_OK(gradd_run_create(t.plan, &run));
     CHECK_OK(gradd_run_forward(run, 5, 0, (const void *const *)at, &at[3], NULL));
     CHECK_OK(gradd_run_backward(run, (const void *const *)&at[4], &at[5], false, written, NULL));
     CHECK(written[0] && written[1] && written[2]);
     gradd_run_destroy(run);
-    ground_leave(g);
+    shared_leave(g);
     finish(&t);
 }
 
 static void check_step(bool turned) {
     static const int sizes[SLOTS] = {[3] = ROWS * N, [5] = ROWS * K, [6] = K * N, [7] = N};
     const shape_t s = {GRADD_DT_BF16, "tanh", false, false, turned};
-    ground_t cpu, gpu;
+    shared_t cpu, gpu;
     step(&s, &gradd_backend_cpu, &cpu);
     step(&s, &gradd_backend_emu, &gpu);
     for (int slot = 3; slot < SLOTS; slot++)
         for (int i = 0; i < sizes[slot]; i++)
             CHECK_NEAR(value(&gpu, slot, i), value(&cpu, slot, i),
                        0x1p-6 * fmaxf(1, fabsf(value(&cpu, slot, i))));
-    ground_free(&cpu), ground_free(&gpu);
+    shared_free(&cpu), shared_free(&gpu);
 }
 
 TEST(a_step_has_the_cpu_s_values) {

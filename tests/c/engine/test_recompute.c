@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/c/ground.h"
 #include "tests/c/onnx_build.h"
+#include "tests/c/tested_device.h"
 #include "tests/test.h"
 
 enum { SIZE = 64, LAYERS = 6, ELEMENTS = SIZE * SIZE, BYTES = ELEMENTS * 4 };
@@ -53,7 +53,7 @@ static void make_net(net_t *net) {
         };
         net->all[i] = i;
     }
-    net->device = ground_open(1);
+    net->device = tested_device_open(1);
 }
 
 static gradd_status_t plan_of(const net_t *net, int64_t budget, gradd_recompute_t recompute,
@@ -83,20 +83,20 @@ enum { TENSORS = 3 + 4 * LAYERS + 2 };
 
 /* Fills the inputs, runs twice forward and backward, keeping the first time; output and gradients
  * of the second time lie at the end, and must be those of the first. */
-static void run(gradd_plan_t *plan, ground_t *at, float *out) {
+static void run(gradd_plan_t *plan, shared_t *at, float *out) {
     const int n_in = 1 + 2 * LAYERS;
     float *host = (float *)at->host;
     for (int i = 0; i < n_in * ELEMENTS; i++)
         host[i] = 0.2f * sinf((float)(i % 977) + (float)(i / ELEMENTS));
     for (int i = 0; i < ELEMENTS; i++)
         host[n_in * ELEMENTS + i] = cosf((float)i);
-    ground_enter(at, gradd_plan_device(plan));
-    const void *in[1 + 2 * LAYERS], *dy[] = {ground_at(at, at->host + n_in * BYTES)};
-    void *grads[1 + 2 * LAYERS], *y[] = {ground_at(at, at->host + (n_in + 1) * BYTES)};
+    shared_enter(at, gradd_plan_device(plan));
+    const void *in[1 + 2 * LAYERS], *dy[] = {shared_at(at, at->host + n_in * BYTES)};
+    void *grads[1 + 2 * LAYERS], *y[] = {shared_at(at, at->host + (n_in + 1) * BYTES)};
     bool written[1 + 2 * LAYERS];
     for (int i = 0; i < n_in; i++) {
-        in[i] = ground_at(at, at->host + i * BYTES);
-        grads[i] = ground_at(at, at->host + (n_in + 2 + i) * BYTES);
+        in[i] = shared_at(at, at->host + i * BYTES);
+        grads[i] = shared_at(at, at->host + (n_in + 2 + i) * BYTES);
     }
     gradd_run_t *r;
     const float *results = host + (n_in + 1) * ELEMENTS;
@@ -109,7 +109,7 @@ static void run(gradd_plan_t *plan, ground_t *at, float *out) {
         memcpy(out, results, (size_t)(n_in + 1) * BYTES);
     }
     gradd_run_destroy(r);
-    ground_leave(at);
+    shared_leave(at);
 }
 
 TEST(what_is_computed_again_has_the_same_bits) {
@@ -117,7 +117,7 @@ TEST(what_is_computed_again_has_the_same_bits) {
     net_t net;
     gradd_plan_t *whole, *plan;
     make_net(&net);
-    ground_t at = ground_make((size_t)TENSORS * BYTES);
+    shared_t at = shared_make((size_t)TENSORS * BYTES);
     CHECK_OK(plan_of(&net, 0, GRADD_RECOMPUTE_NONE, &whole));
     run(whole, &at, want);
     for (int64_t cut = 0; cut < 4; cut++) {
@@ -132,7 +132,7 @@ TEST(what_is_computed_again_has_the_same_bits) {
         gradd_plan_destroy(plan);
     }
     gradd_plan_destroy(whole);
-    ground_free(&at);
+    shared_free(&at);
     finish(&net);
 }
 

@@ -14,7 +14,7 @@
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/half.h"
-#include "tests/c/step_world.h"
+#include "tests/c/step_fixture.h"
 #include "tests/fake/fake.h"
 #include "tests/test.h"
 
@@ -35,7 +35,7 @@ static void expected(const gradd_adam_t *h, double scale, double *p, double *m, 
     if (h->mode == GRADD_ADAMW_TRANSFORMERS) *p *= 1 - h->lr * h->weight_decay;
 }
 
-static double all_squares(const world_t *w) {
+static double all_squares(const fixture_t *w) {
     double sum = 0;
     for (int t = 0; t < 2; t++)
         for (int64_t i = 0; i < w->tensors[t].n; i++)
@@ -46,8 +46,8 @@ static double all_squares(const world_t *w) {
 /* Five steps of the small tensor. Without masters a half parameter is rounded after each step, with
  * masters it is what they round to. */
 static void check_stored(gradd_adam_mode_t mode, double max_norm, storage_t storage) {
-    world_t w;
-    world_open_as(&w, mode, storage);
+    fixture_t w;
+    fixture_open_as(&w, mode, storage);
     double p[N_SMALL], m[N_SMALL] = {0}, v[N_SMALL] = {0};
     double norm = sqrt(all_squares(&w)), scale = fmin(1, max_norm / (norm + 1e-6));
     const step_tensor_t *t = &w.tensors[0];
@@ -68,7 +68,7 @@ static void check_stored(gradd_adam_mode_t mode, double max_norm, storage_t stor
             if (storage == HALF) p[i] = now; /* its own rounding does not add up here */
         }
     }
-    world_close(&w);
+    fixture_close(&w);
 }
 
 static void check_mode(gradd_adam_mode_t mode, double max_norm) {
@@ -112,8 +112,8 @@ TEST(master_weights_keep_what_rounding_loses) {
 /* 1.0 minus steps of 2^-10: half the distance to the next bf16 number below is 2^-9. */
 TEST(steps_below_the_last_place_add_up_only_with_masters) {
     for (storage_t storage = HALF; storage <= MASTERS; storage++) {
-        world_t w;
-        world_open_as(&w, GRADD_ADAMW_TORCH, storage);
+        fixture_t w;
+        fixture_open_as(&w, GRADD_ADAMW_TORCH, storage);
         step_tensor_t *t = &w.tensors[0];
         write_at(t->dtype, t->p, 7, 1);
         write_at(t->dtype, (void *)t->g, 7, 1);
@@ -126,13 +126,13 @@ TEST(steps_below_the_last_place_add_up_only_with_masters) {
             CHECK_OK(run(&r, &norm));
         }
         CHECK_NEAR(parameter(&w, 0, 7), storage == MASTERS ? 1 - 0x1p-7 : 1, 0);
-        world_close(&w);
+        fixture_close(&w);
     }
 }
 
 TEST(a_parameter_that_was_written_counts_more_than_its_master) {
-    world_t w;
-    world_open_as(&w, GRADD_ADAMW_TORCH, MASTERS);
+    fixture_t w;
+    fixture_open_as(&w, GRADD_ADAMW_TORCH, MASTERS);
     step_tensor_t *t = &w.tensors[0];
     t->master[3] = rounded(t->master[3]) * 1.0009765625f; /* rounds to p: counts */
     float kept = t->master[3], written = 42;
@@ -147,30 +147,30 @@ TEST(a_parameter_that_was_written_counts_more_than_its_master) {
         expected(&w.group, 1, &p[i], &m, &v, gradient(&w, 0, 3 + i));
         CHECK_NEAR(t->master[3 + i], p[i], 2e-6 * fabs(p[i]));
     }
-    world_close(&w);
+    fixture_close(&w);
 }
 
 TEST(norm_of_half_gradients_is_that_of_their_values) {
     for (int i = 0; i < 2; i++) {
-        world_t w;
+        fixture_t w;
         half = halves[i];
-        world_open_as(&w, GRADD_ADAMW_TORCH, HALF);
+        fixture_open_as(&w, GRADD_ADAMW_TORCH, HALF);
         float *wide = malloc(sizeof *wide * (size_t)N_LARGE);
         gradd_half_widen(wide, w.tensors[1].g, half, N_LARGE);
         const gradd_span_t f32 = {wide, GRADD_DT_F32, N_LARGE};
         const gradd_span_t narrow = {w.tensors[1].g, half, N_LARGE};
         CHECK(gradd_sum_squares(&f32, 1) == gradd_sum_squares(&narrow, 1));
         free(wide);
-        world_close(&w);
+        fixture_close(&w);
     }
 }
 
 /* Five steps, of which rows without a gradient know nothing; the others are those of a step of all.
  */
 static void check_rows(gradd_adam_mode_t mode, storage_t storage) {
-    world_t w, dense;
-    world_open_as(&w, mode, storage | ROWS);
-    world_open_as(&dense, mode, storage | ROWS);
+    fixture_t w, dense;
+    fixture_open_as(&w, mode, storage | ROWS);
+    fixture_open_as(&dense, mode, storage | ROWS);
     for (int i = 0; i < 2; i++) {
         dense.tensors[i].width = 0;
         for (int64_t k = 0; k < w.tensors[i].n; k++) /* as if there had been steps before */
@@ -195,7 +195,7 @@ static void check_rows(gradd_adam_mode_t mode, storage_t storage) {
             if (t->master) CHECK(t->master[k] == (touched ? whole->master[k] : start));
         }
     }
-    world_close(&w), world_close(&dense);
+    fixture_close(&w), fixture_close(&dense);
 }
 
 TEST(rows_without_a_gradient_stay_as_they_are) {
@@ -208,8 +208,8 @@ TEST(rows_without_a_gradient_stay_as_they_are) {
 }
 
 TEST(rows_that_do_not_fit_are_refused) {
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     double norm;
     step_request_t r = request(&w, 0, 0);
     w.tensors[1].width = 7;
@@ -220,13 +220,13 @@ TEST(rows_that_do_not_fit_are_refused) {
     w.tensors[1].width = N_LARGE;
     CHECK_STATUS(GRADD_E_LIMIT, run(&r, &norm));
     CHECK_ERROR_HAS("parameter 1: rows of 262921 elements, expected at most 131072");
-    world_close(&w);
+    fixture_close(&w);
 }
 
 /* The writer of a journal may have written anything. */
 TEST(rows_of_a_foreign_journal_stay_within_the_chunk) {
-    world_t w;
-    world_open_as(&w, GRADD_ADAMW_TORCH, F32 | ROWS);
+    fixture_t w;
+    fixture_open_as(&w, GRADD_ADAMW_TORCH, F32 | ROWS);
     double norm;
     step_request_t r = request(&w, 0, 0);
     CHECK_OK(run(&r, &norm));
@@ -236,12 +236,12 @@ TEST(rows_of_a_foreign_journal_stay_within_the_chunk) {
     journal->sealed = 0;
     CHECK_OK(run(&r, &norm));
     CHECK_EQ_INT((int64_t)(journal->progress >> 24), 1);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 TEST(other_element_types_are_refused) {
-    world_t w;
-    world_open_as(&w, GRADD_ADAMW_TORCH, MASTERS);
+    fixture_t w;
+    fixture_open_as(&w, GRADD_ADAMW_TORCH, MASTERS);
     double norm;
     w.tensors[1].dtype = GRADD_DT_F32;
     step_request_t r = request(&w, 0, 0);
@@ -250,24 +250,24 @@ TEST(other_element_types_are_refused) {
     w.tensors[1].dtype = GRADD_DT_F64;
     CHECK_STATUS(GRADD_E_TENSOR, run(&r, &norm));
     CHECK_ERROR_HAS("parameter 1: neither f32 nor bf16 nor f16");
-    world_close(&w);
+    fixture_close(&w);
 }
 
 TEST(parameters_without_gradient_are_left_alone) {
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     w.tensors[0].g = NULL;
     float before = parameter(&w, 0, 3), other = parameter(&w, 1, 3);
     step_request_t r = request(&w, 0, 0);
     double norm;
     CHECK_OK(run(&r, &norm));
     CHECK(parameter(&w, 0, 3) == before && parameter(&w, 1, 3) != other);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 TEST(repeated_step_changes_nothing) {
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     double norm, again;
     step_request_t r = request(&w, 0, 1);
     CHECK_OK(run(&r, &norm));
@@ -277,13 +277,13 @@ TEST(repeated_step_changes_nothing) {
     step_request_t skipped = request(&w, 5, 1);
     CHECK_STATUS(GRADD_E_STALE, run(&skipped, &norm));
     CHECK_ERROR_HAS("the journal is at step 1");
-    world_close(&w);
+    fixture_close(&w);
 }
 
 /* A client that has lost the reply sends the same request again; a new one must not pass for it. */
 TEST(another_request_of_a_finished_step_is_refused) {
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     double norm;
     step_request_t r = request(&w, 0, 1);
     CHECK_OK(run(&r, &norm));
@@ -301,17 +301,17 @@ TEST(another_request_of_a_finished_step_is_refused) {
     r.once++;
     CHECK_OK(run(&r, &norm));
     CHECK(parameter(&w, 1, 5) != p);
-    world_close(&w);
+    fixture_close(&w);
 }
 
 TEST(foreign_memory_is_no_journal) {
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     memset(w.journal, 0x5a, 64);
     double norm;
     step_request_t r = request(&w, 0, 0);
     CHECK_STATUS(GRADD_E_SHM, run(&r, &norm));
-    world_close(&w);
+    fixture_close(&w);
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */
@@ -334,9 +334,9 @@ TEST(a_device_that_works_later_leaves_the_same_bits) {
     gradd_device_t *fake = open_fake(), *cpu = open_cpu();
     for (storage_t storage = F32; storage <= (MASTERS | ROWS); storage++) {
         if ((storage & ~(unsigned)ROWS) > MASTERS) continue;
-        world_t now, late;
-        world_open_as(&now, GRADD_ADAMW_TORCH, storage);
-        world_open_as(&late, GRADD_ADAMW_TORCH, storage);
+        fixture_t now, late;
+        fixture_open_as(&now, GRADD_ADAMW_TORCH, storage);
+        fixture_open_as(&late, GRADD_ADAMW_TORCH, storage);
         for (uint64_t step = 0; step < 3; step++) {
             double a, b;
             step_request_t r = request(&now, step, 1), s = request(&late, step, 1);
@@ -347,7 +347,7 @@ TEST(a_device_that_works_later_leaves_the_same_bits) {
         }
         CHECK(same_parameters(&now, &late));
         CHECK(!memcmp(now.journal, late.journal, sizeof(step_journal_t)));
-        world_close(&now), world_close(&late);
+        fixture_close(&now), fixture_close(&late);
     }
     gradd_device_close(fake), gradd_device_close(cpu);
 }
@@ -355,27 +355,27 @@ TEST(a_device_that_works_later_leaves_the_same_bits) {
 /* A caller that is told that a step is refused may reuse its memory. */
 TEST(nothing_is_under_way_after_a_step_is_refused) {
     gradd_device_t *fake = open_fake();
-    world_t w;
+    fixture_t w;
     double norm;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     step_request_t r = request(&w, 5, 1); /* the journal is new, which is written down first */
     CHECK_STATUS(GRADD_E_STALE, run_on(fake, &r, &norm));
     CHECK_EQ_INT(fake_pending(fake->queue), 0);
-    world_close(&w);
+    fixture_close(&w);
     gradd_device_close(fake);
 }
 
 /* Wherever the device is lost, another one finishes the step with the same bits. */
 static void lose_at_every_point(storage_t storage, bool finish_late) {
-    world_t whole;
-    world_open_as(&whole, GRADD_ADAMW_TORCH, storage);
+    fixture_t whole;
+    fixture_open_as(&whole, GRADD_ADAMW_TORCH, storage);
     step_request_t r = request(&whole, 0, 1);
     double norm, again;
     CHECK_OK(run(&r, &norm));
     for (int n = 1, lost = 1; lost; n++) {
-        world_t w;
+        fixture_t w;
         gradd_device_t *fake = open_fake();
-        world_open_as(&w, GRADD_ADAMW_TORCH, storage);
+        fixture_open_as(&w, GRADD_ADAMW_TORCH, storage);
         fake_fail(fake->queue, FAKE_ITEM, n);
         r = request(&w, 0, 1);
         gradd_status_t status = run_on(fake, &r, &again);
@@ -383,14 +383,14 @@ static void lose_at_every_point(storage_t storage, bool finish_late) {
         if (!lost) CHECK_OK(status);
         if (!lost) CHECK(n > 12);
         gradd_device_close(fake);
-        gradd_device_t *next = finish_late ? open_fake() : open_on(ground_backend());
+        gradd_device_t *next = finish_late ? open_fake() : open_on(tested_backend());
         if (lost) CHECK_OK(run_on(next, &r, &again));
         gradd_device_close(next);
         CHECK(again == norm);
         CHECK(same_parameters(&whole, &w));
-        world_close(&w);
+        fixture_close(&w);
     }
-    world_close(&whole);
+    fixture_close(&whole);
 }
 
 TEST_LIMIT(a_device_that_is_lost_loses_no_bit, 60) {
@@ -441,7 +441,7 @@ static gradd_status_t mortal_store(gradd_queue_t *queue, uint64_t *word, uint64_
 /* Runs the step and dies at the given point. */
 static gradd_status_t run_mortal(const step_request_t *r, int at) {
     static gradd_backend_t mortal;
-    living = ground_backend();
+    living = tested_backend();
     mortal = *living;
     double norm;
     mortal.adam = mortal_adam;
@@ -453,7 +453,7 @@ static gradd_status_t run_mortal(const step_request_t *r, int at) {
 
 /* Runs `steps` steps in children that die at the given point counted from each start; returns the
  * number of deaths. at < 0: no child dies. */
-static int run_with_deaths(world_t *w, int steps, int at) {
+static int run_with_deaths(fixture_t *w, int steps, int at) {
     int deaths = 0;
     for (int step = 0; step < steps;) {
         pid_t child = fork();
@@ -475,26 +475,26 @@ static int run_with_deaths(world_t *w, int steps, int at) {
 }
 
 static void kill_at_every_point(storage_t storage, bool settled) {
-    world_t whole;
+    fixture_t whole;
     settles = settled;
-    world_open_as(&whole, GRADD_ADAMW_TORCH, storage);
+    fixture_open_as(&whole, GRADD_ADAMW_TORCH, storage);
     CHECK_EQ_INT(run_with_deaths(&whole, 2, -1), 0);
     int at = 0, deaths = 1;
     for (; deaths; at++) {
-        world_t w;
-        world_open_as(&w, GRADD_ADAMW_TORCH, storage);
+        fixture_t w;
+        fixture_open_as(&w, GRADD_ADAMW_TORCH, storage);
         deaths = run_with_deaths(&w, 2, at);
         CHECK(same_parameters(&whole, &w));
-        world_close(&w);
+        fixture_close(&w);
     }
     CHECK(at > 12); /* every chunk has several points */
-    world_close(&whole);
+    fixture_close(&whole);
 }
 
 /* Half a step is finished by the same request only, whatever else is equal. */
 TEST(another_request_does_not_finish_half_a_step) {
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     pid_t child = fork();
     step_request_t r = request(&w, 0, 1);
     double norm;
@@ -508,18 +508,18 @@ TEST(another_request_does_not_finish_half_a_step) {
     CHECK_ERROR_HAS("step 0 was begun with other parameters, settings or gradients");
     r.once--;
     CHECK_OK(run(&r, &norm));
-    world_close(&w);
+    fixture_close(&w);
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
-    for (int settled = 0; settled <= !ground_backend()->host; settled++)
+    for (int settled = 0; settled <= !tested_backend()->host; settled++)
         kill_at_every_point(F32, settled);
 }
 
 /* A step that is skipped stays skipped, whichever process dies meanwhile. */
 TEST(a_step_that_is_skipped_stays_so_under_kills) {
-    world_t w, start;
-    world_open(&w, GRADD_ADAMW_TORCH), world_open(&start, GRADD_ADAMW_TORCH);
+    fixture_t w, start;
+    fixture_open(&w, GRADD_ADAMW_TORCH), fixture_open(&start, GRADD_ADAMW_TORCH);
     write_at(GRADD_DT_F32, (void *)w.tensors[0].g, 3, NAN);
     step_request_t r = request(&w, 0, 1);
     int deaths = 0;
@@ -535,7 +535,7 @@ TEST(a_step_that_is_skipped_stays_so_under_kills) {
         CHECK(same_parameters(&w, &start));
     }
     CHECK(deaths > 2);
-    world_close(&w), world_close(&start);
+    fixture_close(&w), fixture_close(&start);
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_halves, 60) {
@@ -545,7 +545,7 @@ TEST_LIMIT(kill_at_every_point_loses_no_bit_of_halves, 60) {
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_rows, 60) {
-    for (int settled = 0; settled <= !ground_backend()->host; settled++)
+    for (int settled = 0; settled <= !tested_backend()->host; settled++)
         kill_at_every_point(F32 | ROWS, settled);
     kill_at_every_point(MASTERS | ROWS, false);
 }
@@ -556,15 +556,15 @@ TEST_LIMIT(kill_at_every_point_loses_no_bit_of_masters, 60) {
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_long_chunks, 60) {
     chunk = 2 * STEP_CHUNK;
-    for (int settled = 0; settled <= !ground_backend()->host; settled++)
+    for (int settled = 0; settled <= !tested_backend()->host; settled++)
         kill_at_every_point(F32, settled);
     kill_at_every_point(MASTERS | ROWS, false);
 }
 
 static void kill_at_random_times(storage_t storage) {
-    world_t whole, w;
-    world_open_as(&whole, GRADD_ADAMW_TRANSFORMERS, storage);
-    world_open_as(&w, GRADD_ADAMW_TRANSFORMERS, storage);
+    fixture_t whole, w;
+    fixture_open_as(&whole, GRADD_ADAMW_TRANSFORMERS, storage);
+    fixture_open_as(&w, GRADD_ADAMW_TRANSFORMERS, storage);
     const int steps = 40;
     run_with_deaths(&whole, steps, -1);
     unsigned random = 12345;

@@ -1,16 +1,16 @@
 /* The length of a journal's chunks: the same bits with each, what the daemon takes for one, and the
  * launches of a step.
  */
-#include "tests/c/step_world.h"
+#include "tests/c/step_fixture.h"
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
 static void check_length(storage_t storage, int64_t length) {
-    world_t w, other;
+    fixture_t w, other;
     chunk = STEP_CHUNK;
-    world_open_as(&w, GRADD_ADAMW_TORCH, storage);
+    fixture_open_as(&w, GRADD_ADAMW_TORCH, storage);
     chunk = length;
-    world_open_as(&other, GRADD_ADAMW_TORCH, storage);
+    fixture_open_as(&other, GRADD_ADAMW_TORCH, storage);
     for (uint64_t step = 0; step < 3; step++) {
         double norm, again;
         step_request_t r = request(&w, step, 1), s = request(&other, step, 1);
@@ -22,7 +22,7 @@ static void check_length(storage_t storage, int64_t length) {
     const step_journal_t *journal = other.journal;
     CHECK(journal->magic == (STEP_JOURNAL_LONG << 32 | (uint64_t)length));
     CHECK(journal->progress == UINT64_C(3) << 24);
-    world_close(&w), world_close(&other);
+    fixture_close(&w), fixture_close(&other);
 }
 
 TEST_LIMIT(all_lengths_leave_the_same_bits, 60) {
@@ -33,7 +33,8 @@ TEST_LIMIT(all_lengths_leave_the_same_bits, 60) {
 
 /* ---- a length that is none ------------------------------------------------------------------- */
 
-static void check_refused(world_t *w, gradd_status_t expected, uint64_t length, const char *what) {
+static void check_refused(fixture_t *w, gradd_status_t expected, uint64_t length,
+                          const char *what) {
     double norm;
     step_request_t r = request(w, 0, 1);
     step_journal_t *journal = w->journal;
@@ -53,8 +54,8 @@ TEST(a_wrong_length_is_refused) {
         {STEP_CHUNK_MAX + STEP_CHUNK,   "got 16908288"  },
         {UINT32_MAX - (STEP_CHUNK - 1), "got 4294836224"},
     };
-    world_t w, start;
-    world_open(&w, GRADD_ADAMW_TORCH), world_open(&start, GRADD_ADAMW_TORCH);
+    fixture_t w, start;
+    fixture_open(&w, GRADD_ADAMW_TORCH), fixture_open(&start, GRADD_ADAMW_TORCH);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         check_refused(&w, GRADD_E_SHM, wrong[i].length, wrong[i].got);
         CHECK_ERROR_HAS("journal: expected chunks of a multiple of 131072 elements, at most "
@@ -71,7 +72,7 @@ TEST(a_wrong_length_is_refused) {
     CHECK_OK(run(&r, &norm));
     CHECK_OK(run(&s, &again));
     CHECK(same_parameters(&w, &start));
-    world_close(&w), world_close(&start);
+    fixture_close(&w), fixture_close(&start);
 }
 
 /* ---- a client that writes while the step runs -------------------------------------------------
@@ -90,13 +91,13 @@ static gradd_status_t meddling_adam(gradd_queue_t *queue, const gradd_adam_t *hy
 
 static void check_meddled(storage_t storage) {
     static gradd_backend_t backend;
-    world_t w, whole;
+    fixture_t w, whole;
     double norm;
-    honest = ground_backend();
+    honest = tested_backend();
     backend = *honest;
     backend.adam = meddling_adam;
-    world_open_as(&w, GRADD_ADAMW_TORCH, storage);
-    world_open_as(&whole, GRADD_ADAMW_TORCH, storage);
+    fixture_open_as(&w, GRADD_ADAMW_TORCH, storage);
+    fixture_open_as(&whole, GRADD_ADAMW_TORCH, storage);
     meddled = w.journal;
     step_request_t r = request(&w, 0, 1), s = request(&whole, 0, 1);
     gradd_device_t *device = open_on(&backend);
@@ -104,7 +105,7 @@ static void check_meddled(storage_t storage) {
     CHECK_OK(run(&s, &norm));
     CHECK(same_parameters(&w, &whole)); /* which lie behind the journal */
     gradd_device_close(device);
-    world_close(&w), world_close(&whole);
+    fixture_close(&w), fixture_close(&whole);
 }
 
 TEST(the_length_is_read_once) {
@@ -193,12 +194,12 @@ static int dry_launches(const int64_t *sizes, int n) {
     return launches;
 }
 
-/* Of the two parameters of a world, on a device. */
+/* Of the two parameters of a fixture, on a device. */
 static int real_launches(void) {
     static gradd_backend_t counting;
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
-    honest = ground_backend();
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
+    honest = tested_backend();
     counting = *honest;
     counting.adam = count_adam;
     counting.adam_commit = count_commit;
@@ -211,7 +212,7 @@ static int real_launches(void) {
         CHECK_OK(run_on(device, &r, &norm));
     }
     gradd_device_close(device);
-    world_close(&w);
+    fixture_close(&w);
     return launches;
 }
 

@@ -1,13 +1,13 @@
 /* Loss scaling in the optimizer's step: gradients that count by a factor, and steps that are
  * skipped because a gradient is not finite.
  */
-#include "tests/c/step_world.h"
+#include "tests/c/step_fixture.h"
 
 /* Gradients of 2^10 times what they stand for give the bits of those themselves: nothing rounds. */
 TEST(scaled_gradients_count_by_their_factor) {
     for (double max_norm = 0; max_norm < 2; max_norm += 1.5) {
-        world_t w, scaled;
-        world_open(&w, GRADD_ADAMW_TORCH), world_open(&scaled, GRADD_ADAMW_TORCH);
+        fixture_t w, scaled;
+        fixture_open(&w, GRADD_ADAMW_TORCH), fixture_open(&scaled, GRADD_ADAMW_TORCH);
         for (int t = 0; t < 2; t++)
             for (int64_t i = 0; i < w.tensors[t].n; i++)
                 write_at(GRADD_DT_F32, (void *)scaled.tensors[t].g, i,
@@ -24,14 +24,14 @@ TEST(scaled_gradients_count_by_their_factor) {
             if (max_norm > 0) CHECK(other == norm);
         }
         CHECK(same_parameters(&w, &scaled));
-        world_close(&w), world_close(&scaled);
+        fixture_close(&w), fixture_close(&scaled);
     }
 }
 
 static void check_skipped(storage_t storage, float bad) {
-    world_t w, start;
-    world_open_as(&w, GRADD_ADAMW_TORCH, storage),
-        world_open_as(&start, GRADD_ADAMW_TORCH, storage);
+    fixture_t w, start;
+    fixture_open_as(&w, GRADD_ADAMW_TORCH, storage),
+        fixture_open_as(&start, GRADD_ADAMW_TORCH, storage);
     double norm;
     step_request_t r = request(&w, 0, 1);
     r.finite = true;
@@ -51,7 +51,7 @@ static void check_skipped(storage_t storage, float bad) {
     CHECK(!skipped);
     CHECK_OK(run(&first, &norm));
     CHECK(same_parameters(&w, &start));
-    world_close(&w), world_close(&start);
+    fixture_close(&w), fixture_close(&start);
 }
 
 TEST(a_step_with_a_gradient_that_is_not_finite_is_skipped) {
@@ -66,8 +66,8 @@ TEST(a_step_with_a_gradient_that_is_not_finite_is_skipped) {
 
 /* The largest gradients are finite, and so are their squares. */
 TEST(the_largest_gradients_are_finite) {
-    world_t w;
-    world_open(&w, GRADD_ADAMW_TORCH);
+    fixture_t w;
+    fixture_open(&w, GRADD_ADAMW_TORCH);
     for (int64_t i = 0; i < w.tensors[1].n; i++)
         write_at(GRADD_DT_F32, (void *)w.tensors[1].g, i, 3.4e38f);
     step_request_t r = request(&w, 0, 0);
@@ -75,5 +75,5 @@ TEST(the_largest_gradients_are_finite) {
     r.finite = true;
     CHECK_OK(run(&r, &norm));
     CHECK(!skipped && isfinite(norm));
-    world_close(&w);
+    fixture_close(&w);
 }

@@ -12,7 +12,7 @@
 #include "kernels/contract/registry.h"
 #include "kernels/cpu/half.h"
 #include "tests/c/eager.h"
-#include "tests/c/ground.h"
+#include "tests/c/tested_device.h"
 #include "tests/emu/device.h"
 #include "tests/emu/order.h"
 #include "tests/test.h"
@@ -142,7 +142,7 @@ static gradd_status_t run_there(const emu_job_t *job, const eager_call_t *call, 
                               .seed = 7,
                               .node = job->cpu.node,
                               .threads = 1};
-    gradd_status_t status = real ? ground_call_on(real, kernel, &r, prepared.workspace, FENCE)
+    gradd_status_t status = real ? tested_call_on(real, kernel, &r, prepared.workspace, FENCE)
                                  : emu_compute(kernel, &r);
     gradd_kernel_unprepare(kernel, &prepared);
     return status ? status : check_fences(t);
@@ -380,7 +380,7 @@ static void find_real(void) {
 }
 
 static void check_all(const gradd_dtype_t *types, int n_types) {
-    const char *only = ground_only();
+    const char *only = tested_op();
     const char *few = getenv("GRADD_TEST_EVERY");
     const int every = few && atoi(few) > 0 ? atoi(few) : 1;
     int seen = 0;
@@ -397,7 +397,7 @@ static void check_all(const gradd_dtype_t *types, int n_types) {
         }
     printf("%d cases, %d results with the CPU's bits\n", checked, exactly);
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 TEST_LIMIT(every_case_runs_on_the_emulated_gpu, 120) {

@@ -9,7 +9,7 @@
 #include "kernels/contract/registry.h"
 #include "kernels/cpu/half.h"
 #include "tests/c/eager.h"
-#include "tests/c/ground.h"
+#include "tests/c/tested_device.h"
 #include "tests/test.h"
 
 #include <math.h>
@@ -208,7 +208,7 @@ static gradd_status_t check_half(expand_job_t *job) {
 /* ---- tests ---- */
 
 static void every_case(gradd_status_t (*fn)(expand_job_t *job), gradd_dtype_t float_as) {
-    const char *only = ground_only();
+    const char *only = tested_op();
     static expand_job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
@@ -233,16 +233,16 @@ TEST_LIMIT(an_expansion_has_the_operator_s_outputs, 60) {
     every_case(check_forward, GRADD_DT_F32);
     every_case(check_forward, GRADD_DT_F64);
     printf("%d runs\n", checked);
-    CHECK(checked > 250 || ground_only());
+    CHECK(checked > 250 || tested_op());
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 TEST_LIMIT(a_gradient_through_an_expansion_is_the_row_s, 60) {
     every_case(check_gradient, GRADD_DT_F64);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 TEST_LIMIT(an_expansion_in_bf16_or_f16_computes_in_f32, 60) {
@@ -250,7 +250,7 @@ TEST_LIMIT(an_expansion_in_bf16_or_f16_computes_in_f32, 60) {
     every_case(check_half, GRADD_DT_F16);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 /* ---- the driver itself ---- */

@@ -9,7 +9,7 @@
 #include "kernels/contract/registry.h"
 #include "kernels/describe/dispatch.h"
 #include "tests/c/eager.h"
-#include "tests/c/ground.h"
+#include "tests/c/tested_device.h"
 #include "tests/test.h"
 
 #include <math.h>
@@ -53,7 +53,7 @@ static void close_job(ops_job_t *job) {
 
 /* Calls fn for every case whose row passes the filter and counts what fails. */
 static void every_case(gradd_status_t (*fn)(ops_job_t *job), gradd_dtype_t float_as) {
-    const char *only = ground_only();
+    const char *only = tested_op();
     static ops_job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
@@ -130,7 +130,7 @@ static gradd_status_t check_forward(ops_job_t *job) {
     gradd_view_t out[GRADD_OP_MAX_OUT];
     double tol = job->spec->tol > 0 ? job->spec->tol : 1e-5;
     if (job->float_as == GRADD_DT_F64) tol = tol < 1e-9 ? tol : 1e-9;
-    omp_set_num_threads(ground_threads(2));
+    omp_set_num_threads(tested_threads(2));
     GRADD_TRY(eager_call(&job->e, &job->call, out));
     GRADD_TRY(vary(job, &job->call, out, 0, "second run"));
     eager_call_t ref = job->call;
@@ -140,9 +140,9 @@ static gradd_status_t check_forward(ops_job_t *job) {
     gradd_status_t narrow = vary(job, &job->call, out, 0, "shorter vectors");
     gradd_narrow = false;
     GRADD_TRY(narrow);
-    omp_set_num_threads(ground_threads(1));
+    omp_set_num_threads(tested_threads(1));
     GRADD_TRY(vary(job, &job->call, out, tol, "one thread"));
-    omp_set_num_threads(ground_threads(2));
+    omp_set_num_threads(tested_threads(2));
     GRADD_TRY(check_overwriting(job, out));
     return check_dropping(job, out);
 }
@@ -189,7 +189,7 @@ static gradd_status_t probe(ops_job_t *job, ops_diff_t *d, int input) {
     gradd_view_t *x = &job->data.in[input];
     const gradd_view_t *got = d->din[input] == GRADD_NONE ? NULL : &job->e.value[d->din[input]];
     /* The rules are the same on every device, whose calls take longer than the CPU's. */
-    const bool few = !ground_backend()->host || gradd_type_count(&x->type) > LARGE;
+    const bool few = !tested_backend()->host || gradd_type_count(&x->type) > LARGE;
     int64_t n = gradd_type_count(&x->type), stride = n / (few ? FEW_PROBES : MAX_PROBES) + 1;
     double tol = job->spec->grad_tol > 0 ? job->spec->grad_tol : 1e-5;
     double h = d->narrow ? 0x1p-6 : 0x1p-20, *data = x->data;
@@ -279,15 +279,15 @@ TEST_LIMIT(forward_agrees_with_the_plain_loop, 60) {
     every_case(check_forward, GRADD_DT_F64);
     printf("%d runs\n", checked);
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 TEST_LIMIT(gradient_agrees_with_differences, 120) {
-    omp_set_num_threads(ground_threads(1)); /* threads are the forward test's matter */
+    omp_set_num_threads(tested_threads(1)); /* threads are the forward test's matter */
     every_case(check_gradient, GRADD_DT_F64);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 /* The driver itself: a wrong derivative and a write past the end must not pass. */

@@ -14,7 +14,7 @@
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
 #include "tests/c/eager.h"
-#include "tests/c/ground.h"
+#include "tests/c/tested_device.h"
 #include "tests/test.h"
 
 #include <math.h>
@@ -161,7 +161,7 @@ static gradd_status_t check_values(half_job_t *job, const gradd_view_t *narrow,
 
 static gradd_status_t check_forward(half_job_t *job) {
     gradd_view_t out[GRADD_OP_MAX_OUT], narrow[GRADD_OP_MAX_OUT];
-    omp_set_num_threads(ground_threads(2));
+    omp_set_num_threads(tested_threads(2));
     gradd_narrow = true;
     gradd_status_t status = eager_call(&job->e, &job->call, narrow);
     gradd_narrow = false;
@@ -253,7 +253,7 @@ static gradd_status_t check_gradient(half_job_t *job) {
 /* ---- tests ---- */
 
 static void every_case(gradd_status_t (*fn)(half_job_t *job)) {
-    const char *only = ground_only();
+    const char *only = tested_op();
     static half_job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
@@ -277,38 +277,38 @@ static void every_case(gradd_status_t (*fn)(half_job_t *job)) {
 TEST_LIMIT(forward_in_bf16_agrees_with_f64, 60) {
     every_case(check_forward);
     printf("%d cases, %d results with products of bf16\n", checked, native);
-    CHECK(native || !attn_pairs_ready() || ground_only());
-    CHECK(checked > 300 || ground_only());
+    CHECK(native || !attn_pairs_ready() || tested_op());
+    CHECK(checked > 300 || tested_op());
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 TEST_LIMIT(forward_in_f16_agrees_with_f64, 60) {
     half = GRADD_DT_F16;
     every_case(check_forward);
     printf("%d cases\n", checked);
-    CHECK(checked > 300 || ground_only());
+    CHECK(checked > 300 || tested_op());
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 TEST_LIMIT(gradient_in_f16_agrees_with_f64, 60) {
     half = GRADD_DT_F16;
-    omp_set_num_threads(ground_threads(2));
+    omp_set_num_threads(tested_threads(2));
     every_case(check_gradient);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }
 
 TEST_LIMIT(gradient_in_bf16_agrees_with_f64, 60) {
-    omp_set_num_threads(ground_threads(2));
+    omp_set_num_threads(tested_threads(2));
     every_case(check_gradient);
-    omp_set_num_threads(ground_threads(1));
+    omp_set_num_threads(tested_threads(1));
     gradd_narrow = true;
     every_case(check_gradient);
     gradd_narrow = false;
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
-    ground_tried(checked);
+    tested_cases(checked);
 }

@@ -1,8 +1,8 @@
 /* Two parameters with state, gradients and a journal, in memory that a fork shares, for tests of
  * the optimizer's step.
  */
-#ifndef GRADD_TESTS_C_STEP_WORLD_H
-#define GRADD_TESTS_C_STEP_WORLD_H
+#ifndef GRADD_TESTS_C_STEP_FIXTURE_H
+#define GRADD_TESTS_C_STEP_FIXTURE_H
 
 #include "server/exec/step.h"
 
@@ -16,7 +16,7 @@
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/half.h"
-#include "tests/c/ground.h"
+#include "tests/c/tested_device.h"
 #include "tests/fake/fake.h"
 #include "tests/test.h"
 
@@ -30,58 +30,58 @@
 typedef enum storage_e { F32, HALF, MASTERS, ROWS = 4 } storage_t;
 static gradd_dtype_t half = GRADD_DT_BF16; /* of HALF and MASTERS */
 static const gradd_dtype_t halves[] = {GRADD_DT_BF16, GRADD_DT_F16};
-static int64_t chunk = STEP_CHUNK; /* of the journals of worlds that are opened from here on */
+static int64_t chunk = STEP_CHUNK; /* of the journals of fixtures that are opened from here on */
 static bool skipped;               /* the last step */
 
 /* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
-typedef struct world_s {
+typedef struct fixture_s {
     step_tensor_t tensors[2];
     gradd_adam_t group;
     void *journal;
     size_t journal_bytes;
-    ground_t ground;
-} world_t;
+    shared_t shared;
+} fixture_t;
 
 static inline gradd_device_t *open_on(const gradd_backend_t *backend) {
-    const gradd_device_options_t o = {.threads = ground_threads(2)};
+    const gradd_device_options_t o = {.threads = tested_threads(2)};
     gradd_device_t *device;
     CHECK_OK(device_open(backend, &o, &device));
     return device;
 }
 
-/* The worlds that are open, so that a request finds its own. */
-static world_t *worlds[4];
+/* The fixtures that are open, so that a request finds its own. */
+static fixture_t *fixtures[4];
 
-static inline world_t *world_of(const step_request_t *r) {
+static inline fixture_t *fixture_of(const step_request_t *r) {
     for (int i = 0; i < 4; i++)
-        if (worlds[i] && worlds[i]->journal == r->journal) return worlds[i];
-    test_fail(__FILE__, __LINE__, "a request without a world");
+        if (fixtures[i] && fixtures[i]->journal == r->journal) return fixtures[i];
+    test_fail(__FILE__, __LINE__, "a request without a fixture");
 }
 
 /* The request with the device's addresses. */
 static inline gradd_status_t run_on(gradd_device_t *device, const step_request_t *r,
                                     double *out_norm) {
-    world_t *w = world_of(r);
+    fixture_t *w = fixture_of(r);
     step_tensor_t there[2];
     step_request_t request = *r;
-    ground_enter(&w->ground, device);
+    shared_enter(&w->shared, device);
     for (int t = 0; t < 2; t++) {
         there[t] = w->tensors[t];
-        there[t].p = ground_at(&w->ground, there[t].p),
-        there[t].m = ground_at(&w->ground, there[t].m);
-        there[t].v = ground_at(&w->ground, there[t].v),
-        there[t].g = ground_at(&w->ground, there[t].g);
-        there[t].master = ground_at(&w->ground, there[t].master);
+        there[t].p = shared_at(&w->shared, there[t].p),
+        there[t].m = shared_at(&w->shared, there[t].m);
+        there[t].v = shared_at(&w->shared, there[t].v),
+        there[t].g = shared_at(&w->shared, there[t].g);
+        there[t].master = shared_at(&w->shared, there[t].master);
     }
     request.tensors = there;
-    request.journal = ground_at(&w->ground, r->journal);
+    request.journal = shared_at(&w->shared, r->journal);
     gradd_status_t status = step_apply(device, &request, out_norm, &skipped);
-    ground_leave(&w->ground);
+    shared_leave(&w->shared);
     return status;
 }
 
 static inline gradd_status_t run(const step_request_t *r, double *out_norm) {
-    gradd_device_t *device = open_on(ground_backend());
+    gradd_device_t *device = open_on(tested_backend());
     gradd_status_t status = run_on(device, r, out_norm);
     gradd_device_close(device);
     return status;
@@ -138,21 +138,21 @@ static inline void make_journal(step_journal_t *journal) {
     journal->sealed = ~UINT64_C(0);
 }
 
-static inline void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage) {
+static inline void fixture_open_as(fixture_t *w, gradd_adam_mode_t mode, storage_t storage) {
     int64_t sizes[2] = {N_SMALL, N_LARGE};
     const bool by_rows = storage & ROWS;
     storage &= ~(unsigned)ROWS;
     gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : half;
     w->journal_bytes = STEP_JOURNAL_BYTES_OF(chunk);
-    w->ground = ground_make(w->journal_bytes + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
-    w->journal = w->ground.host;
+    w->shared = shared_make(w->journal_bytes + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
+    w->journal = w->shared.host;
     make_journal(w->journal);
     int free_place = 0;
-    while (worlds[free_place])
+    while (fixtures[free_place])
         free_place++;
-    worlds[free_place] = w;
+    fixtures[free_place] = w;
     w->group = (gradd_adam_t){1e-2, 0.9, 0.999, 1e-6, 0.1, mode, true, 1};
-    float *at = (float *)(w->ground.host + w->journal_bytes);
+    float *at = (float *)(w->shared.host + w->journal_bytes);
     for (int t = 0; t < 2; t++) {
         int64_t n = sizes[t];
         float *p = at, *m = p + n, *v = m + n, *g = v + n, *master = g + n;
@@ -168,25 +168,25 @@ static inline void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t s
     }
 }
 
-static inline void world_open(world_t *w, gradd_adam_mode_t mode) {
-    world_open_as(w, mode, F32);
+static inline void fixture_open(fixture_t *w, gradd_adam_mode_t mode) {
+    fixture_open_as(w, mode, F32);
 }
 
-static inline float parameter(const world_t *w, int tensor, int64_t i) {
+static inline float parameter(const fixture_t *w, int tensor, int64_t i) {
     return read_at(w->tensors[tensor].dtype, w->tensors[tensor].p, i);
 }
 
-static inline float gradient(const world_t *w, int tensor, int64_t i) {
+static inline float gradient(const fixture_t *w, int tensor, int64_t i) {
     return read_at(w->tensors[tensor].dtype, w->tensors[tensor].g, i);
 }
 
-static inline void world_close(world_t *w) {
+static inline void fixture_close(fixture_t *w) {
     for (int i = 0; i < 4; i++)
-        if (worlds[i] == w) worlds[i] = NULL;
-    ground_free(&w->ground);
+        if (fixtures[i] == w) fixtures[i] = NULL;
+    shared_free(&w->shared);
 }
 
-static inline bool same_parameters(const world_t *a, const world_t *b) {
+static inline bool same_parameters(const fixture_t *a, const fixture_t *b) {
     for (int t = 0; t < 2; t++) {
         const step_tensor_t *x = &a->tensors[t], *y = &b->tensors[t];
         size_t bytes = sizeof(float) * (size_t)x->n;
@@ -198,7 +198,7 @@ static inline bool same_parameters(const world_t *a, const world_t *b) {
     return true;
 }
 
-static inline step_request_t request(world_t *w, uint64_t step, double max_norm) {
+static inline step_request_t request(fixture_t *w, uint64_t step, double max_norm) {
     w->group.step = (int64_t)step + 1;
     return (step_request_t){.tensors = w->tensors,
                             .n_tensors = 2,

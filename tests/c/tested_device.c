@@ -1,5 +1,5 @@
-/* See ground.h. */
-#include "tests/c/ground.h"
+/* See tested_device.h. */
+#include "tests/c/tested_device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "kernels/contract/registry.h"
 #include "tests/test.h"
 
-const gradd_backend_t *ground_backend(void) {
+const gradd_backend_t *tested_backend(void) {
     const char *name = getenv("GRADD_TEST_DEVICE");
     for (size_t i = 0; i < gradd_backend_count; i++)
         if (!strcmp(gradd_backends[i]->name, name ? name : "cpu")) return gradd_backends[i];
@@ -17,7 +17,7 @@ const gradd_backend_t *ground_backend(void) {
     test_fail(__FILE__, __LINE__, "GRADD_TEST_DEVICE: %s", gradd_error_message());
 }
 
-const char *ground_only(void) {
+const char *tested_op(void) {
     const char *only = getenv("GRADD_TEST_OP");
     if (!only || !*only) return NULL;
     for (size_t f = 0; f < gradd_op_family_count; f++)
@@ -26,18 +26,18 @@ const char *ground_only(void) {
     test_fail(__FILE__, __LINE__, "GRADD_TEST_OP: there is no operator '%s'", only);
 }
 
-void ground_tried(int n) {
-    if (n == 0 && ground_only()) test_skip("no case here is of %s", ground_only());
+void tested_cases(int n) {
+    if (n == 0 && tested_op()) test_skip("no case here is of %s", tested_op());
     CHECK(n > 0);
 }
 
-int ground_threads(int wanted) {
-    return ground_backend()->host ? wanted : 1;
+int tested_threads(int wanted) {
+    return tested_backend()->host ? wanted : 1;
 }
 
-gradd_device_t *ground_open(int threads) {
-    const gradd_device_options_t o = {.name = ground_backend()->name,
-                                      .threads = ground_threads(threads)};
+gradd_device_t *tested_device_open(int threads) {
+    const gradd_device_options_t o = {.name = tested_backend()->name,
+                                      .threads = tested_threads(threads)};
     gradd_device_t *device;
     CHECK_OK(gradd_device_open(&o, &device));
     return device;
@@ -45,33 +45,33 @@ gradd_device_t *ground_open(int threads) {
 
 /* ---- memory that both see -------------------------------------------------------------------- */
 
-ground_t ground_make(size_t bytes) {
-    ground_t g = {.segment = GRADD_SEGMENT_INIT};
+shared_t shared_make(size_t bytes) {
+    shared_t g = {.segment = GRADD_SEGMENT_INIT};
     CHECK_OK(gradd_segment_create("test", bytes, &g.segment));
     g.host = g.segment.base;
     return g;
 }
 
-void ground_free(ground_t *g) {
-    ground_leave(g);
+void shared_free(shared_t *g) {
+    shared_leave(g);
     gradd_segment_finish(&g->segment);
 }
 
-void ground_enter(ground_t *g, const gradd_device_t *device) {
-    ground_leave(g);
+void shared_enter(shared_t *g, const gradd_device_t *device) {
+    shared_leave(g);
     g->mapper = device_mapper(device);
     g->device = g->host;
     if (g->mapper)
         CHECK_OK(g->mapper->map(g->mapper->context, g->segment.fd, g->segment.bytes, &g->device));
 }
 
-void ground_leave(ground_t *g) {
+void shared_leave(shared_t *g) {
     if (g->mapper) g->mapper->unmap(g->mapper->context, g->device, g->segment.bytes);
     g->mapper = NULL;
     g->device = NULL;
 }
 
-void *ground_at(const ground_t *g, const void *host) {
+void *shared_at(const shared_t *g, const void *host) {
     if (!host) return NULL;
     const size_t at = (size_t)((const char *)host - g->host);
     CHECK(at <= g->segment.bytes);
@@ -159,7 +159,7 @@ static gradd_status_t run_there(gradd_device_t *d, passage_t *p, char *block) {
     return status ? status : waited;
 }
 
-gradd_status_t ground_call_on(const gradd_backend_t *backend, const gradd_kernel_t *kernel,
+gradd_status_t tested_call_on(const gradd_backend_t *backend, const gradd_kernel_t *kernel,
                               const gradd_launch_t *launch, size_t workspace, size_t behind) {
     static gradd_device_t *device; /* of the process of one test */
     passage_t p = {.launch = launch, .kernel = kernel, .workspace_bytes = workspace};
@@ -186,7 +186,7 @@ gradd_status_t ground_call_on(const gradd_backend_t *backend, const gradd_kernel
     return status;
 }
 
-gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_launch_t *launch,
+gradd_status_t tested_call(const gradd_kernel_t *kernel, const gradd_launch_t *launch,
                            size_t workspace, size_t behind) {
-    return ground_call_on(ground_backend(), kernel, launch, workspace, behind);
+    return tested_call_on(tested_backend(), kernel, launch, workspace, behind);
 }
