@@ -28,7 +28,7 @@ typedef enum gradd_fd_event_e {
  * the arguments are out of range or the peer does not read (non-blocking socket), IO otherwise. */
 gradd_status_t gradd_fd_send(int socket, const void *data, size_t bytes, const int *fds, int n_fds);
 
-/* Room for a packet, and what has come. */
+/* Room for a packet, and the packet received. */
 typedef struct gradd_fd_packet_s {
     void *data;
     size_t capacity;

@@ -47,7 +47,7 @@ const char *gradd_segment_purpose_name(uint32_t purpose); /* "other" for those t
 
 /* Reads the page of a memfd (see gradd_segment_check) and compares it with what the message said.
  * owner: of the client's other segments, 0 = there are none. Fails with SHM; the sentence names the
- * field, what is expected and what is there. */
+ * field, the expected and the actual value. */
 gradd_status_t gradd_header_read(int fd, uint64_t id, uint64_t bytes, uint64_t owner,
                                  gradd_header_t *out_header);
 

@@ -55,7 +55,7 @@ typedef struct gradd_backend_s {
     gradd_status_t (*wait)(gradd_queue_t *queue, int *out_launch);
 
     /* Memory of the device for what is enqueued from now on, aligned to at least 64 bytes. Errors:
-     * NOMEM. bytes may be 0. Free waits its turn: what was enqueued before may still use it;
+     * NOMEM. bytes may be 0. Free waits its turn: earlier work may still use it;
      * accepts NULL. */
     gradd_status_t (*alloc)(gradd_queue_t *queue, size_t bytes, void **out);
     void (*free)(gradd_queue_t *queue, void *memory, size_t bytes);

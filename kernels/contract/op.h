@@ -201,8 +201,8 @@ typedef struct gradd_rowwise_s {
     gradd_use_t use[GRADD_OP_MAX_IN];
     int in_lead[GRADD_OP_MAX_IN];
     bool resizes; /* out[0] is in[0] in other sizes, whatever the further operands and attributes */
-    int takes_rows; /* the operand that says which rows there are, absent over all of them: what is
-                       random depends on an element's place among all; 0 = none */
+    int takes_rows; /* the operand that says which rows there are, absent over all of them: random
+                       numbers depend on an element's place among all; 0 = none */
 } gradd_rowwise_t;
 
 /* ---- the row --------------------------------------------------------------------------------- */

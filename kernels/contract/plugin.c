@@ -81,7 +81,7 @@ static gradd_status_t refuse(const char *path, const char *why) {
     return GRADD_FAIL(DEVICE, "the plug-in %s cannot be used: %s", path, why);
 }
 
-/* The loader maps what the file's head names: touching what was not copied would be the end of the
+/* The loader maps what the file's head names: touching bytes that were not copied would end the
  * process, by SIGBUS. */
 static gradd_status_t check_open(int fd, const char *path) {
     struct stat about;

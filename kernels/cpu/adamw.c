@@ -29,7 +29,7 @@ static void update(const gradd_adam_coefficients_t *c, const gradd_adam_span_t *
 MASTERS(masters_bf16, gradd_bf16_t, gradd_adam_master_bf16)
 MASTERS(masters_f16, gradd_f16_t, gradd_adam_master_f16)
 
-/* At most BLOCK elements: what is stored in halves is widened on the stack first. */
+/* At most BLOCK elements: halves are widened on the stack first. */
 static void update_block(const gradd_adam_coefficients_t *c, const gradd_adam_span_t *s) {
     float wide_p[BLOCK], wide_g[BLOCK];
     const float *p = s->p, *g = s->g;

@@ -11,7 +11,7 @@
 #include "kernels/contract/op.h"
 
 /* Index or label at a position of an i32 or i64 tensor. Read once: it may lie in the memory of a
- * client, which may change it while we run, so what is checked must be the copy that is used. */
+ * client, which may change it while we run, so callers use the copy that they check. */
 static inline int64_t gradd_pick_index(const gradd_view_t *v, int64_t at) {
     if (v->type.dtype == GRADD_DT_I32) return ((const volatile int32_t *)v->data)[at];
     return ((const volatile int64_t *)v->data)[at];

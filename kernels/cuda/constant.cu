@@ -256,7 +256,7 @@ template <class I> struct triangle_t {
     bool upper;
 };
 
-/* Packs of W elements of one row; what is not kept is not read. */
+/* Packs of W elements of one row; elements that are not kept are not read. */
 template <class T, int W, class I>
 __global__ void GPU_BLOCK(THREADS) keep_triangle(triangle_t<I> t, T *y, const T *x) {
     typedef gpu_pack<T, W> pack;

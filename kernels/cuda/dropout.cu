@@ -54,7 +54,7 @@ GPU_FN chance_t chance_of(const drop_t &d) {
     return {false, active, by.limit, by.scale};
 }
 
-/* One element: what is not touched keeps its bits. */
+/* One element; one that is not scaled keeps its bits. */
 template <class T>
 GPU_FN T dropped(const chance_t &c, uint32_t word, T x, bool adds, T plus, bool *out_kept) {
     typedef gpu_real<T> R;

@@ -21,8 +21,9 @@ GPU_BINARY(min, E_MIN, E_MIN)
 GPU_BINARY(fmod, E_FMOD, E_FMOD_I)
 GPU_BINARY(mod, E_FMOD, E_MOD_I)
 
-/* Sine and cosine: the vector form is exact up to GRADD_VEC_SINCOS_MAX, the library takes what is
- * beyond. The CPU takes it for all of a stretch where one element is: the bits may differ there. */
+/* Sine and cosine: the vector form is exact up to GRADD_VEC_SINCOS_MAX, the library takes larger
+ * numbers. The CPU takes it for all of a stretch where one element is: the bits may differ there.
+ */
 #define SINE(name, E, E_FAST)                                                                      \
     struct f_##name {                                                                              \
         __device__ float operator()(float a) const {                                               \
@@ -95,7 +96,7 @@ GPU_FN void fold_at(const F &f, int64_t i, int n_in, T *out, const operands_t &i
     *(pack_t *)(out + i) = x;
 }
 
-/* Operands as long as out; what is left of the last pack goes one by one. */
+/* Operands as long as out; the rest of the last pack goes one by one. */
 template <int W, class F, class T>
 __global__ void GPU_BLOCK(GPU_MAP_THREADS)
     fold_flat(F f, int64_t n, int n_in, T *out, operands_t in) {

@@ -55,7 +55,7 @@ typedef struct gpu_call_s {
     gradd_fault_t *fault; /* memory of the device */
     int launch;           /* number of this one */
     int units;            /* multiprocessors */
-    void *scratch;        /* memory of the device for what is no operator, see step.h */
+    void *scratch;        /* memory of the device for functions beside operators, see step.h */
 } gpu_call_t;
 extern thread_local gpu_call_t gpu_call;
 
@@ -68,7 +68,7 @@ static inline unsigned gpu_blocks(int64_t n, int threads) {
     return (unsigned)(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
-/* f(gpu_type<T>()) for the C type of a dtype; what is not in the list fails by name. */
+/* f(gpu_type<T>()) for the C type of a dtype; another type fails by name. */
 template <class T> struct gpu_type {
     typedef T type;
 };

@@ -163,7 +163,7 @@ GPU_FN auto gpu_map_one(const F &f, const gpu_operands<sizeof...(T)> &in, const 
     return f(gpu_get(((const T *)in.at[K])[at[K]])...);
 }
 
-/* Operands as long as out; what is left of the last pack goes one by one. */
+/* Operands as long as out; the rest of the last pack goes one by one. */
 template <int W, class F, class U, class... T>
 __global__ void GPU_BLOCK(GPU_MAP_THREADS)
     gpu_map_flat(F f, int64_t n, U *out, gpu_operands<sizeof...(T)> in) {

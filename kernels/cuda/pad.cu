@@ -113,7 +113,7 @@ gradd_status_t gpu_put_around(const char *what, const gpu_around_t &p) {
     });
 }
 
-/* ---- by what is there ------------------------------------------------------------------------ */
+/* ---- padding with elements of x: edge, reflect, wrap ----------------------------------------- */
 
 /* Axes as they are, the innermost first. */
 static axes_t all_axes(const gradd_type_t &x, const gradd_type_t &y, const int64_t *begin) {

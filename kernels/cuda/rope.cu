@@ -13,7 +13,7 @@ struct rope_t {
     gpu_walk<2> tables;       /* from a row of x to those of cos and sin */
     bool small;               /* numbers are below 2^31 */
     gpu_divisor by;           /* packs of half a row, if small */
-    gpu_divisor by_rest;      /* packs of what is not turned */
+    gpu_divisor by_rest;      /* packs of elements that are not turned */
     bool transposed, clockwise;
 };
 

@@ -1,7 +1,7 @@
 /* IEEE half precision as a storage type, and its conversion from and to f32.
  *
  * 5 bits of exponent, 11 of precision; the largest number is 65504. Rounding is to nearest, ties to
- * even; what is too large becomes infinity, NaN stays NaN, subnormals are kept. As bf16 it is
+ * even; larger numbers become infinity, NaN stays NaN, subnormals are kept. As bf16 it is
  * stored and moved: kernels widen to f32, compute and sum there, and round once when they store.
  */
 #ifndef GRADD_KERNELS_MATH_F16_H

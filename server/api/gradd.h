@@ -201,7 +201,7 @@ typedef struct gradd_plan_info_s {
     /* The effect of a budget or policy; 0 without either. */
     int64_t whole_bytes;      /* arena_bytes if everything was kept */
     int64_t recomputed_bytes; /* by how much saved_bytes is smaller */
-    double recompute_us;      /* modelled time of what is computed again */
+    double recompute_us;      /* modelled time of recomputation */
     double model_us;          /* of forward and expected backward beside it, by the same model */
     gradd_live_t live;        /* of a plan over all rows */
     int n_lists;              /* inputs behind those of the model: lists of live rows */

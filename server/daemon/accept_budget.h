@@ -11,7 +11,8 @@
 
 /* Takes what the hard limit allows and opens the spare descriptor; once, before any thread. */
 void gate_open(void);
-/* accept4() with SOCK_CLOEXEC | SOCK_NONBLOCK, also into what is kept free. -1 with errno. */
+/* accept4() with SOCK_CLOEXEC | SOCK_NONBLOCK, also out of the descriptors that are kept free. -1
+ * with errno. */
 int gate_accept(int listener);
 
 #endif

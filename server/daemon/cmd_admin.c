@@ -13,7 +13,7 @@ static void put_number(wire_out_t *out, const char *key, int64_t value) {
     wire_put_i64(out, value);
 }
 
-/* Bytes in shared memory by what they are for. */
+/* Bytes in shared memory by purpose. */
 static void put_kinds(wire_out_t *out, gradd_handle_table_t *table) {
     uint64_t bytes[GRADD_N_SEGMENT_PURPOSES];
     gradd_handle_purpose_bytes(table, bytes);

@@ -32,7 +32,7 @@ gradd_status_t router_open(router_t *router, const char *path, int listener, uid
 /* Adds a listening socket, because clients no longer find the earlier ones; these stay open, with
  * their connections. Fails with IO, or with LIMIT after 64. */
 gradd_status_t router_listen(router_t *router, const char *path, int listener);
-/* Sends what is queued for at most a second. Accepts a zeroed one. */
+/* Sends queued messages for at most a second. Accepts a zeroed one. */
 void router_close(router_t *router);
 
 /* Descriptors to wait for; edge-triggered: after a wake-up call router_receive or router_admit

@@ -68,8 +68,8 @@ static gradd_status_t at_some_launch(gradd_status_t status, const gradd_run_t *r
 }
 
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
- * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
- * *first_inf is the first launch with an infinity, for the text. */
+ * in the branch that a Where does not take. Only outputs and gradients must be finite; NaN never
+ * heals. *first_inf is the first launch with an infinity, for the text. */
 static gradd_status_t check_output(const gradd_run_t *run, const plan_launch_t *launch, int j,
                                    const plan_launch_t **first_inf) {
     char text[GRAPH_NODE_TEXT + 16];

@@ -1,8 +1,8 @@
 /* Reads an ONNX file and writes it with annotations. See explain_file.h.
  *
  * The engine's subset of the schema leaves out doc strings and metadata; protobuf-c keeps such
- * fields as raw bytes and writes them back. So what is added here is added as raw fields, too, and
- * the subset stays as small as it is. */
+ * fields as raw bytes and writes them back. So annotations are added as raw fields, too, and the
+ * subset stays small. */
 #include "server/explain/explain_file.h"
 
 #include <errno.h>

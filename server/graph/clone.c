@@ -1,4 +1,4 @@
-/* A second copy of the forward among the backward nodes, for what is computed again instead of
+/* A second copy of the forward among the backward nodes, for values that are recomputed instead of
  * kept. See graph.h.
  *
  * A clone is the same call: operator, attributes, random coordinate, and the kernel that follows

@@ -3,8 +3,9 @@
  * protobuf-c recurses without a limit (30 KB of nested subgraphs overflow an 8 MiB stack), turns
  * two bytes of empty message into 168 bytes of heap, and copies again and again when a singular
  * submessage is repeated. This scan walks the same bytes with a fixed stack, guided by the
- * descriptors that protoc-c generated, and refuses what is malformed, too deep, too large once
- * decoded, or repeated where it may not be. Bytes that pass the scan unpack within the estimate.
+ * descriptors that protoc-c generated, and refuses messages that are malformed, too deep, too large
+ * once decoded, or repeated where they may not be. Bytes that pass the scan unpack within the
+ * estimate.
  *
  * Failures say where: "graph.node[3].attribute[0].t". Indices count consecutive elements.
  */

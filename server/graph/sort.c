@@ -70,7 +70,7 @@ static gradd_status_t permute(sort_t *s) {
     return graph_rehash(g);
 }
 
-/* Views share the bytes of what they read now; what was a view and is not any more has its own. */
+/* Views share the bytes of what they read now; a value that is no longer a view is its own root. */
 static void find_roots(graph_t *g) {
     for (int i = 0; i < g->n_nodes; i++) {
         const graph_node_t *n = &g->nodes[i];

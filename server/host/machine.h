@@ -13,9 +13,9 @@
 /* Memory that all programs together may ever use here: the machine's, or the lowest limit of our
  * control groups (v2, or v1's memory hierarchy). INT64_MAX when it cannot be found out. */
 int64_t machine_memory(const char *root);
-/* Memory that could be taken now without waking the killer of processes: what is available and
- * free swap, and no more than each control group has left. Page cache counts as free, for the
- * kernel drops it first. INT64_MAX when it cannot be found out. */
+/* Memory that could be taken now without waking the killer of processes: available memory and free
+ * swap, and no more than each control group has left. Page cache counts as free, for the kernel
+ * drops it first. INT64_MAX when it cannot be found out. */
 int64_t machine_memory_left(const char *root);
 
 /* Processors that the calling thread, and what it will start, may use; at least 1. */

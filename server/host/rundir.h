@@ -6,8 +6,8 @@
  * over the path of a listening server.
  *
  * A path may come to mean another directory while a daemon runs (the end of a login removes
- * /run/user/UID, a cleaner /tmp/gradd-UID), and another daemon may have locked that one. So what is
- * removed is named within the directory that we opened, and only while its lock is still ours.
+ * /run/user/UID, a cleaner /tmp/gradd-UID), and another daemon may have locked that one. So files
+ * are removed by name within the directory that we opened, and only while its lock is still ours.
  */
 #ifndef GRADD_SERVER_HOST_RUNDIR_H
 #define GRADD_SERVER_HOST_RUNDIR_H

@@ -136,7 +136,7 @@ struct plan_s {
     gradd_type_t *output_types;   /* Owned */
     bool *has_grad;               /* Owned */
     gradd_val_t *early;   /* Owned: per gradient, what the forward forms of it, GRADD_NONE */
-    bool *is_early;       /* Owned: whether there is such a one */
+    bool *is_early;       /* Owned: whether there is one */
     const int32_t *grads; /* those of the options: model inputs */
     int n_grads;
     const int32_t *grad_outputs; /* those of the options: positions whose gradient may arrive */
@@ -180,8 +180,8 @@ typedef struct plan_cost_s {
 
 /* How many of the device's threads a plan of that cost takes: all, or one. */
 int plan_threads(const plan_cost_t *cost, int threads);
-/* Microseconds by a model: so much arithmetic or so many bytes, whichever takes longer, then what
- * is moved again, and a little per launch. Good for comparing, not for a clock. */
+/* Microseconds by a model: so much arithmetic or so many bytes, whichever takes longer, then the
+ * repeated moves, and a little per launch. Good for comparing, not for a clock. */
 double plan_cost_us(const plan_cost_t *cost, int threads);
 
 /* Chooses the device's kernel for every node and prepares it. The first sequence of a plan, its
@@ -233,7 +233,7 @@ gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
 
 /* The place of a known value for a launch, which is filled by the next upload. */
 gradd_status_t constants_place(gradd_plan_t *plan, gradd_val_t v, loc_t *out);
-/* Copies what was placed since the last one to the device. */
+/* Copies the values that were placed since the last upload to the device. */
 gradd_status_t constants_upload(gradd_plan_t *plan);
 void constants_finish(gradd_plan_t *plan);
 

@@ -58,7 +58,7 @@ typedef struct recompute_s {
     recompute_ends_t ends;
     bool *first_saved;  /* Owned, per root: what the backward reads if all is kept */
     int n_values;       /* of the arrays per value */
-    bool *keep, *saved; /* Owned, per root: allowed to be kept; of these, what is read */
+    bool *keep, *saved; /* Owned, per root: allowed to be kept; of these, those that are read */
     choice_t *choices;  /* Owned, per node, once it is known */
     double *us;         /* Owned, per forward node: modelled time of computing it again */
     chunked_t *chunked; /* Owned */

@@ -16,7 +16,7 @@
 
 #include "shm/status.h"
 
-/* Embedded in what is queued. */
+/* Embedded in a queued object. */
 typedef struct job_s {
     struct job_s *next; /* Borrowed: in a lane or in the finished list */
     struct lane_s *lane;

@@ -75,7 +75,8 @@ void cache_finish(worker_t *worker);
 
 /* ---- device and memory (admission.c) ---- */
 
-/* Opens the device, which asks worker_admit; a memory limit of 0 is 90 % of what there is. */
+/* Opens the device, which asks worker_admit; a memory limit of 0 means 90 % of the machine's
+ * memory. */
 gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options);
 /* The device of that name, n bytes; NULL = the default. Fails with UNSUPPORTED. */
 gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,

@@ -1,9 +1,9 @@
-/* Messages as msgpack: scan, decode and check what arrives, encode what leaves.
+/* Messages as msgpack: scan, decode and check requests, encode replies.
  *
  * No claim of a peer is trusted: wire_decode first walks the bytes without allocating (depth,
  * counts, sizes, types) and only then lets msgpack-c build the object tree, whose memory is thereby
  * bounded by a constant times the length of the message. Fields are checked against the verb's row
- * and errors name the field, what was expected and what came.
+ * and errors name the field, the expected and the actual value.
  */
 #ifndef GRADD_SERVER_WIRE_WIRE_H
 #define GRADD_SERVER_WIRE_WIRE_H
@@ -29,7 +29,7 @@
  * objects, no ext types, every length inside the bytes. Allocates nothing. Fails with LIMIT. */
 gradd_status_t wire_scan(const void *data, size_t bytes, int max_depth, uint32_t max_items);
 
-/* ---- what arrives ---- */
+/* ---- decoding ---- */
 
 /* A decoded message. Texts and bytes point into the buffer that was decoded, which must outlive
  * it. A zeroed one is empty. */
@@ -129,7 +129,7 @@ gradd_status_t wire_tensor(const msgpack_object *o, gradd_tensor_t *out_tensor);
 gradd_status_t wire_type(const msgpack_object *dtype, const msgpack_object *dims,
                          gradd_type_t *out_type);
 
-/* ---- what leaves ---- */
+/* ---- encoding ---- */
 
 /* A growing buffer. The first failed allocation sticks in `failed`; later calls do nothing. */
 typedef struct wire_out_s {
@@ -142,7 +142,7 @@ typedef struct wire_out_s {
 void wire_out_finish(wire_out_t *out); /* accepts NULL and zeroed ones */
 
 /* The outermost map: begin, then wire_key and one value in turn, then end, which patches the
- * number of pairs. begin forgets what was there. */
+ * number of pairs. begin empties the buffer. */
 void wire_begin(wire_out_t *out);
 void wire_end(wire_out_t *out);
 void wire_key(wire_out_t *out, const char *key);

@@ -1,5 +1,5 @@
 /* A stand-in for NVIDIA's header of that name, with what kernels/cuda uses of it: the same
- * functions and names, other numbers behind them. lt.cc checks what is described and multiplies on
+ * functions and names, other numbers behind them. lt.cc checks the descriptions and multiplies on
  * the host, from the layouts as they are given; lt.h is what tests tell it. Descriptors are values
  * of the caller's, as there: a copy of one is another one. */
 #ifndef GRADD_TESTS_EMU_CUBLASLT_H

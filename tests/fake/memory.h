@@ -21,7 +21,7 @@ typedef struct fake_block_s fake_block_t;
 typedef struct memory_s {
     pthread_mutex_t lock;
     fake_block_t *blocks;
-    int64_t bytes; /* of memory_take, without what is mapped */
+    int64_t bytes; /* of memory_take, without mapped files */
 } memory_t;
 
 void memory_init(memory_t *memory);

@@ -36,8 +36,8 @@ static int workers(const gradd_gemm_t *g) {
         panel(&p, MR, a, b, c);                                                                    \
     }
 
-/* T is what is calculated in, IN the operands and the bias, OUT the result; READ and WRITE convert.
- * NR elements of T are one 512-bit vector, or several of those that there are. */
+/* T is the type of the calculation, IN that of the operands and the bias, OUT the result; READ and
+ * WRITE convert. NR elements of T are one 512-bit vector, or several of those that there are. */
 #define BLOCKED(S, T, NR, IN, OUT, READ, READ_C, WRITE)                                            \
     typedef struct buffers_##S##_s {                                                               \
         T a[ROWS * DEPTH], b[DEPTH * COLS], c[ROWS * COLS];                                        \

@@ -161,7 +161,7 @@ static int measure(const gradd_gemm_t *g, const gpu_lt_t *lt, const proposals_t 
     return first;
 }
 
-/* ---- what is kept ---------------------------------------------------------------------------- */
+/* ---- kept choices ---------------------------------------------------------------------------- */
 
 /* All that decides what the library can do, and how fast. */
 static void name_problem(const gradd_gemm_t *g, gpu_after_t after, const gpu_align_t *align,

@@ -280,7 +280,7 @@ template <class A> GPU_FN gpu_soft<A> gpu_slices_soft(gpu_soft<A> s) {
     return s;
 }
 
-/* sum[c] of `rows` rows of n columns, in double; U is what is stored. */
+/* sum[c] of `rows` rows of n columns, in double; U is the stored type. */
 template <class U, class A>
 __global__ void GPU_BLOCK(GPU_ROW_THREADS)
     gpu_add_rows(U *sum, const A *parts, int64_t rows, int64_t n) {

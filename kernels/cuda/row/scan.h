@@ -40,7 +40,7 @@ template <class T> GPU_FN T gpu_scan_from(T v, int lane) {
     return __shfl_sync(GPU_ALL, v, lane);
 }
 
-/* One thread per lane; what comes next is read ahead. */
+/* One thread per lane; the next elements are read ahead. */
 template <class F>
 __global__ void GPU_BLOCK(GPU_SCAN_THREADS) gpu_scan_lanes(F f, gpu_lanes x, int64_t lanes) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;

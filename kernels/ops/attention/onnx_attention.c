@@ -163,7 +163,7 @@ static gradd_val_t apart(const onnx_attention_parts_t *p, int i, int64_t heads) 
     return gradd_reshape_to(p->b, p->in[i], dims, 4);
 }
 
-/* Heads in front of positions, the past in front of what is new. */
+/* Heads in front of positions, the past in front of new keys and values. */
 static gradd_val_t whole(const onnx_attention_parts_t *p, int i, int past, int64_t heads) {
     gradd_val_t v = p->in[i];
     if (p->s.flat) v = gradd_transpose(p->b, apart(p, i, heads), (int64_t[]){0, 2, 1, 3}, 4);

@@ -2,7 +2,7 @@
  *
  * y = x, where every element is within [0, limit); anything else fails with INDEX, which names the
  * value, the limit and the position. ONNX counts negative indices from the end, and its OneHot
- * ignores what is out of range; the capture puts this in front of operators for which torch refuses
+ * ignores indices out of range; the capture puts this in front of operators for which torch refuses
  * both. It is an operator of its own, not an attribute of the indexing operators: passes see the
  * same Gather as ever, one check serves all readers of the same indices, and known indices are
  * checked when the graph is built.

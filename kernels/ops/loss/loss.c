@@ -57,8 +57,8 @@ static double weight_at(const loss_t *l, int64_t row) {
     return ((const double *)l->weights->data)[label];
 }
 
-/* Labels index memory, and a client may change them while we run: what is checked is a copy, and
- * only that is used afterwards. *total is the sum of weights. */
+/* Labels index memory, and a client may change them while we run: labels are copied, and only the
+ * checked copy is used. *total is the sum of weights. */
 static gradd_status_t check_labels(const loss_t *l, double *total) {
     *total = 0;
     for (int64_t i = 0; i < l->rows; i++) {

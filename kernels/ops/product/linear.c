@@ -18,9 +18,9 @@
  * with a softcap c, else scale z; loss = CrossEntropy(y, labels), with its attributes, num_items
  * and weights of the classes. "none" is not among the reductions: there a gradient arrives per row.
  * With `weights` m, one per row and without a gradient, the loss of row i is multiplied by m_i;
- * that is for "sum", and a weight of 0 is as good as no label. With `squares` q, of the same kind,
- * the loss is greater by sum q_i lse_i^2, lse_i = log sum exp(y_i), whatever the labels: the z-loss
- * of PaLM (Chowdhery et al. 2022). Its gradient is 2 q_i lse_i softmax(y_i).
+ * that is for "sum", and a row with a weight of 0 counts as one without a label. With `squares` q,
+ * of the same kind, the loss is greater by sum q_i lse_i^2, lse_i = log sum exp(y_i), whatever the
+ * labels: the z-loss of PaLM (Chowdhery et al. 2022). Its gradient is 2 q_i lse_i softmax(y_i).
  *
  * Further results, for training: the gradients of x, W and b for a loss gradient of 1. They are
  * formed while a chunk of logits is in memory (`chunk` rows of those that count, 0 = all at once),

@@ -2,9 +2,9 @@
  *
  * Math: C[..., M, N] = alpha op(A)[..., M, K] op(B)[..., K, N] (+ beta C0), op swaps the last two
  * dimensions; batch dimensions broadcast. Saved for backward: the operands. Gradients:
- * dA = dC op(B)^T, dB = op(A)^T dC, summed over what was broadcast. Against one matrix B, dB is one
- * product over all rows of A. bf16 is summed in f32 and rounded once; FusedMatMul with to=1 keeps
- * the f32 result. */
+ * dA = dC op(B)^T, dB = op(A)^T dC, summed over the broadcast dimensions. Against one matrix B, dB
+ * is one product over all rows of A. bf16 is summed in f32 and rounded once; FusedMatMul with to=1
+ * keeps the f32 result. */
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/half.h"

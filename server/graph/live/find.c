@@ -46,7 +46,7 @@ static void find_loss(const graph_t *g, const bool *used, live_loss_t *out) {
             *out = found;
 }
 
-/* ---- what is needed -------------------------------------------------------------------------- */
+/* ---- needed rows ----------------------------------------------------------------------------- */
 
 int64_t live_rows_of(const live_t *l, live_set_t set) {
     if (set != LIVE_SOURCE) return l->loss.rows;

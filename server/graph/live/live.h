@@ -54,8 +54,8 @@ typedef struct live_s {
     gradd_val_t last_bias;                 /* a modest one */
 } live_t;
 
-/* Finds the loss, and what is needed with the sets that there are, by live_set_t. Finish it in any
- * case. */
+/* Finds the loss, and the set of rows that each value is needed in, where `sets` tells which sets
+ * there are. Finish it in any case. */
 gradd_status_t live_find(graph_t *g, const bool *sets, live_t *out);
 void live_finish(live_t *live);
 

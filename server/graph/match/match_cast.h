@@ -11,7 +11,7 @@
 #include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 
-/* The operand of the cast that makes v, if it is such a one; else GRADD_NONE. */
+/* The operand of the cast that makes v, if it is one; else GRADD_NONE. */
 gradd_val_t match_under_cast(const graph_t *g, gradd_val_t v, gradd_dtype_t as);
 /* The value in front of all such casts. */
 gradd_val_t match_uncast(const graph_t *g, gradd_val_t v, gradd_dtype_t as);

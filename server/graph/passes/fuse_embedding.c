@@ -7,7 +7,7 @@
  * In the last, x is no lookup (tokens behind a linear layer); the rows are added up before it is.
  * The second is how a table with padding_idx is exported: rows of padding get no gradient. It is
  * taken alone as well, because it costs a pass over the rows in each direction. Operands in either
- * order; ids broadcast. A plain Gather on its own stays what it is.
+ * order; ids broadcast. A plain Gather on its own is left alone.
  *
  * Between rows and sum may stand a Mul of one table's rows by a known number (its scale), an Expand
  * (ids broadcast), a view that keeps the last axis (a Reshape of the ids, if no Expand is above it)

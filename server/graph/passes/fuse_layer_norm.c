@@ -2,7 +2,7 @@
  *
  *   Add(RMSNormalization(Sub(x, ReduceMean(x, -1)), w), b)
  *
- * since layer normalisation is RMS normalisation of what is centred; the bias may be missing. Then
+ * since layer normalisation is RMS normalisation of centred values; the bias may be missing. Then
  * casts around either normalisation go away where x and the result are bf16 or f16: the operators
  * calculate in f32 anyway and round once. A norm with other readers stays: it would be computed
  * twice. */

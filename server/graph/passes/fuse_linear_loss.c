@@ -14,7 +14,7 @@
  * are never there as a whole. Not in f16: formed for a loss of 1, as they are, they would underflow
  * before they are scaled.
  *
- * The chunk is a power of two: what the device wants (512 rows on the CPU), or what has 16 MiB of
+ * The chunk is a power of two: the device's length (512 rows on the CPU), or one with 16 MiB of
  * logits. With fewer the weight and the sums of its gradient go through memory too often. In bf16
  * these sums take half as much again as the gradient; where the plan's caller gives no memory for
  * it in the forward it lies in the arena. Where all that is more than the logits the chunk is

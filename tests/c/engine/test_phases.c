@@ -127,7 +127,7 @@ TEST(a_node_that_may_not_be_merged_stays_alone) {
     CHECK_OK(graph_emit(g, &e, &same));
     CHECK_EQ_INT(same, g->nodes[0].out[0]);
     e.no_merge = true;
-    CHECK_OK(graph_emit(g, &e, &own)); /* a copy of what is there */
+    CHECK_OK(graph_emit(g, &e, &own)); /* a copy of the existing node */
     CHECK(own != same);
     CHECK(g->nodes[g->values[own]->node].no_merge);
     CHECK_OK(graph_emit(g, &e, &other));

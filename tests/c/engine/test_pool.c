@@ -1,4 +1,4 @@
-/* The arenas of a device: reuse, a bound on what is kept, trimming, the limit. */
+/* The arenas of a device: reuse, a bound on spare ones, trimming, the limit. */
 #include <stdlib.h>
 
 #include "server/exec/run.h"

@@ -1,5 +1,5 @@
-/* Kernels that read indices on the emulated GPU: what is refused comes out as the CPU's sentence,
- * the first offender of it, in whatever order the threads go on. */
+/* Kernels that read indices on the emulated GPU: a refusal is the CPU's sentence about the first
+ * offender, in whatever order the threads go on. */
 #include "kernels/cases/cases.h"
 #include "kernels/contract/registry.h"
 #include "tests/c/eager.h"
