@@ -14,9 +14,9 @@ struct rows_t {
     const void *g, *u, *dy;
     void *y, *dg, *du; /* dg and du may be NULL */
     int64_t rows, n;
-    int64_t stride; /* from row to row of g, u, dg, du; y and dy have n */
-    bool small;     /* numbers are below 2^31 */
-    gpu_divisor by; /* n, if small */
+    int64_t stride;     /* from row to row of g, u, dg, du; y and dy have n */
+    bool small;         /* numbers are below 2^31 */
+    gpu_map_divisor by; /* n, if small */
     double alpha;
 
     __device__ int64_t place(int64_t i) const {
@@ -120,7 +120,7 @@ template <int W, class T, class G>
 static gradd_status_t compute_packs(const gradd_launch_t *r, rows_t p) {
     p.n /= W, p.stride /= W;
     p.small = p.rows * p.n <= INT32_MAX;
-    if (p.small) p.by = gpu_divisor_of(p.n);
+    if (p.small) p.by = gpu_map_divisor_of(p.n);
     const unsigned blocks = gpu_blocks(p.rows * p.n, THREADS);
     if (p.dy)
         GPU_LAUNCH((gate_grad<W, T, G>), blocks, THREADS, p);

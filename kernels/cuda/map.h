@@ -19,7 +19,7 @@
 enum { GPU_MAP_THREADS = 256 };
 
 /* Division by a number that the host knows, by a product: exact below 2^31. */
-struct gpu_divisor {
+struct gpu_map_divisor {
     uint32_t factor;
     int shift;
 
@@ -27,7 +27,7 @@ struct gpu_divisor {
         return (int64_t)((uint64_t)(uint32_t)x * factor >> shift);
     }
 };
-static inline gpu_divisor gpu_divisor_of(int64_t d) {
+static inline gpu_map_divisor gpu_map_divisor_of(int64_t d) {
     int log2 = 0;
     if (d < 1) d = 1; /* nothing to divide */
     while ((int64_t)1 << log2 < d)
@@ -42,8 +42,8 @@ template <int N> struct gpu_walk {
     int rank;
     bool small; /* numbers are below 2^31 */
     int64_t dims[GRADD_MAX_RANK];
-    gpu_divisor by[GRADD_MAX_RANK];  /* dims, if small */
-    int64_t step[GRADD_MAX_RANK][N]; /* elements; 0 where the operand is broadcast */
+    gpu_map_divisor by[GRADD_MAX_RANK]; /* dims, if small */
+    int64_t step[GRADD_MAX_RANK][N];    /* elements; 0 where the operand is broadcast */
 
     __device__ void find(int64_t element, int64_t *at) const {
         for (int k = 0; k < N; k++)
@@ -66,7 +66,7 @@ template <int N> struct gpu_walk {
             n *= dims[i];
         small = n <= INT32_MAX;
         for (int i = 0; i < rank && small; i++)
-            by[i] = gpu_divisor_of(dims[i]);
+            by[i] = gpu_map_divisor_of(dims[i]);
     }
 };
 

@@ -12,8 +12,8 @@ struct rope_t {
     int64_t width;            /* of a row of the tables */
     gpu_walk<2> tables;       /* from a row of x to those of cos and sin */
     bool small;               /* numbers are below 2^31 */
-    gpu_divisor by;           /* packs of half a row, if small */
-    gpu_divisor by_rest;      /* packs of elements that are not turned */
+    gpu_map_divisor by;       /* packs of half a row, if small */
+    gpu_map_divisor by_rest;  /* packs of elements that are not turned */
     bool transposed, clockwise;
 };
 
@@ -129,8 +129,8 @@ static gradd_status_t turn_by(const gradd_launch_t *r, rope_t p, bool apart, boo
     const unsigned blocks = gpu_blocks(most, THREADS);
     const bool pairs = gradd_attr_int(r->attrs, GRADD_ROPE_INTERLEAVED, 0);
     p.small = most <= INT32_MAX;
-    if (p.small && per_row) p.by = gpu_divisor_of(per_row);
-    if (p.small && rest) p.by_rest = gpu_divisor_of(rest);
+    if (p.small && per_row) p.by = gpu_map_divisor_of(per_row);
+    if (p.small && rest) p.by_rest = gpu_map_divisor_of(rest);
     if (apart && p.transposed)
         GPU_LAUNCH((turn<W, T, C, false, true, true>), blocks, THREADS, p);
     else if (apart)

@@ -55,14 +55,14 @@ gradd_status_t gpu_find_nonfinite(const gradd_view_t *view, gradd_nonfinite_t *o
  * lanes walk a block of 4,096 elements, their sums are added one by one, and so are blocks. */
 enum { NORM_BLOCK = 4096, LANES = 8, PARTS = GPU_SCRATCH / 8 - 2 };
 
-typedef struct norm_s {
+typedef struct norm_sums_s {
     double all, span; /* sums of the spans before, and of this one */
     double part[PARTS];
-} norm_t;
+} norm_sums_t;
 
 template <class T>
 __global__ void GPU_BLOCK(THREADS)
-    square_blocks(int64_t n, int64_t blocks, const T *x, norm_t *to) {
+    square_blocks(int64_t n, int64_t blocks, const T *x, norm_sums_t *to) {
     const int64_t all = (int64_t)gridDim.x * (THREADS / LANES);
     const int lane = threadIdx.x % LANES;
     const int64_t from = (int64_t)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
@@ -89,7 +89,7 @@ __global__ void GPU_BLOCK(THREADS)
 }
 
 /* `ends`: of the span. */
-__global__ void GPU_BLOCK(1) add_blocks(int64_t blocks, bool ends, norm_t *to) {
+__global__ void GPU_BLOCK(1) add_blocks(int64_t blocks, bool ends, norm_sums_t *to) {
     double sum = to->span;
 #pragma unroll 8
     for (int64_t k = 0; k < blocks; k++)
@@ -98,7 +98,7 @@ __global__ void GPU_BLOCK(1) add_blocks(int64_t blocks, bool ends, norm_t *to) {
     to->span = ends ? 0 : sum;
 }
 
-template <class T> static gradd_status_t add_span(const gradd_span_t *span, norm_t *to) {
+template <class T> static gradd_status_t add_span(const gradd_span_t *span, norm_sums_t *to) {
     const int64_t most = (int64_t)PARTS * NORM_BLOCK;
     for (int64_t from = 0; from < span->n; from += most) {
         const int64_t n = span->n - from < most ? span->n - from : most;
@@ -112,7 +112,7 @@ template <class T> static gradd_status_t add_span(const gradd_span_t *span, norm
 
 gradd_status_t gpu_norm2(const gradd_span_t *list, int n, double *out) {
     static const double zeros[2] = {0, 0};
-    norm_t *there = (norm_t *)gpu_call.scratch;
+    norm_sums_t *there = (norm_sums_t *)gpu_call.scratch;
     GRADD_TRY(gpu_write(there, zeros, sizeof zeros));
     for (int i = 0; i < n; i++)
         GRADD_TRY(gpu_switch(gpu_floats(), list[i].dtype, [&](auto t) {

@@ -204,7 +204,7 @@ DEVICE = [
     late(
         "an allocation's error that is reported twice",
         CUDA,
-        "        cudaGetLastError(); /* it is no failure of what comes next */\n",
+        "        cudaGetLastError(); /* the next call must not find it */\n",
         "",
     ),
     late(

@@ -54,8 +54,8 @@ struct embedding_sums {
 };
 
 template <class T, int W>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    embedding_sum(embedding_sums s, gpu_lanes l, gpu_pack<T, W> *y, gpu_faults_t faults) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
+    embedding_sum(embedding_sums s, gpu_groups l, gpu_pack<T, W> *y, gpu_faults_t faults) {
     typedef gpu_real<T> R;
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t i = l.pieces(u), first = l.pack(u - i * l.pieces.by);
@@ -87,8 +87,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
 template <class T, int W>
 static gradd_status_t launch_sum(const gradd_launch_t *r, const embedding_sums &s, int64_t n,
                                  int64_t width) {
-    const gpu_lanes l = gpu_lanes_of(n, width / W, MOST, EACH);
-    GPU_LAUNCH((embedding_sum<T, W>), l.blocks, GPU_LANES_THREADS, s, l,
+    const gpu_groups l = gpu_groups_of(n, width / W, MOST, EACH);
+    GPU_LAUNCH((embedding_sum<T, W>), l.blocks, GPU_GROUP_THREADS, s, l,
                (gpu_pack<T, W> *)r->out[0].data, GPU_FAULTS);
     return gpu_launched(r->op->name);
 }

@@ -24,8 +24,8 @@ static gradd_status_t pick_of(const gradd_op_t *op, gradd_attrs_t attrs, const g
 enum { MOST = 6, EACH = 4 }; /* 64 threads to a row, four packs each */
 
 template <class P>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    gather_move(gpu_pick pick, gpu_lanes l, P *to, const P *from, gpu_faults_t faults) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
+    gather_move(gpu_pick pick, gpu_groups l, P *to, const P *from, gpu_faults_t faults) {
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t i = l.pieces(u), first = l.pack(u - i * l.pieces.by);
         if (first >= l.packs) continue;
@@ -45,8 +45,8 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
     const size_t bytes = (size_t)pick.size * gradd_dtype_bytes(x.type.dtype);
     return gpu_by_width(gpu_units(), (uintptr_t)x.data | (uintptr_t)y.data | bytes, [&](auto t) {
         typedef typename decltype(t)::type P;
-        const gpu_lanes l = gpu_lanes_of(pick.n, (int64_t)(bytes / sizeof(P)), MOST, EACH);
-        GPU_LAUNCH((gather_move<P>), l.blocks, GPU_LANES_THREADS, pick, l, (P *)y.data,
+        const gpu_groups l = gpu_groups_of(pick.n, (int64_t)(bytes / sizeof(P)), MOST, EACH);
+        GPU_LAUNCH((gather_move<P>), l.blocks, GPU_GROUP_THREADS, pick, l, (P *)y.data,
                    (const P *)x.data, GPU_FAULTS);
         return gpu_launched(r->op->name);
     });

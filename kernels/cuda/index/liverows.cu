@@ -4,7 +4,7 @@
  * A list is checked by a kernel of its own. Later kernels read it as it is by then: an entry that
  * is out of range is skipped, and a list in another order gives other rows, but none from
  * outside. */
-#include "kernels/cuda/index/lanes.h"
+#include "kernels/cuda/index/row_groups.h"
 #include "kernels/describe/cost.h"
 #include "kernels/describe/live_rows.h"
 
@@ -18,7 +18,7 @@ static __device__ __forceinline__ void report(gpu_faults_t faults, gradd_fault_t
     if (f.kind) gpu_fault(faults, f);
 }
 
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
     live_check_list(const volatile int64_t *list, int64_t n, int64_t limit, int which,
                     gpu_faults_t faults) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
@@ -30,7 +30,7 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
 
 static gradd_status_t check(const gradd_launch_t *r, int input, int64_t limit, int which) {
     const int64_t n = gradd_type_count(&r->in[input].type);
-    GPU_LAUNCH(live_check_list, gpu_blocks(n, GPU_LANES_THREADS), GPU_LANES_THREADS,
+    GPU_LAUNCH(live_check_list, gpu_blocks(n, GPU_GROUP_THREADS), GPU_GROUP_THREADS,
                (const int64_t *)r->in[input].data, n, limit, which, GPU_FAULTS);
     return gpu_launched(r->op->name);
 }
@@ -56,8 +56,8 @@ struct live_picking {
 };
 
 template <class P>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    live_gather_rows(live_picking pick, gpu_lanes l, P *to, const P *from) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
+    live_gather_rows(live_picking pick, gpu_groups l, P *to, const P *from) {
     P fill;
     memcpy(&fill, &pick.fill, sizeof fill);
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
@@ -76,8 +76,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
 
 /* Every row of y looks for itself in the list; the one that is not there is zero. */
 template <class P>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    live_scatter_rows(const int64_t *list, int64_t n, gpu_lanes l, P *to, const P *from) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
+    live_scatter_rows(const int64_t *list, int64_t n, gpu_groups l, P *to, const P *from) {
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t row = l.pieces(u), first = l.pack(u - row * l.pieces.by);
         if (first >= l.packs) continue;
@@ -119,8 +119,8 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
     if (!entries || !bytes) return GRADD_OK;
     return gpu_by_width(gpu_units(), (uintptr_t)x.data | (uintptr_t)y.data | bytes, [&](auto t) {
         typedef typename decltype(t)::type P;
-        const gpu_lanes l = gpu_lanes_of(entries, (int64_t)(bytes / sizeof(P)), MOST, EACH);
-        GPU_LAUNCH((live_gather_rows<P>), l.blocks, GPU_LANES_THREADS, pick, l, (P *)y.data,
+        const gpu_groups l = gpu_groups_of(entries, (int64_t)(bytes / sizeof(P)), MOST, EACH);
+        GPU_LAUNCH((live_gather_rows<P>), l.blocks, GPU_GROUP_THREADS, pick, l, (P *)y.data,
                    (const P *)x.data);
         return gpu_launched(r->op->name);
     });
@@ -135,8 +135,8 @@ static gradd_status_t compute_scatter(const gradd_launch_t *r) {
     if (!n || !bytes) return GRADD_OK;
     return gpu_by_width(gpu_units(), (uintptr_t)x.data | (uintptr_t)y.data | bytes, [&](auto t) {
         typedef typename decltype(t)::type P;
-        const gpu_lanes l = gpu_lanes_of(n, (int64_t)(bytes / sizeof(P)), MOST, EACH);
-        GPU_LAUNCH((live_scatter_rows<P>), l.blocks, GPU_LANES_THREADS, (const int64_t *)list.data,
+        const gpu_groups l = gpu_groups_of(n, (int64_t)(bytes / sizeof(P)), MOST, EACH);
+        GPU_LAUNCH((live_scatter_rows<P>), l.blocks, GPU_GROUP_THREADS, (const int64_t *)list.data,
                    entries, l, (P *)y.data, (const P *)x.data);
         return gpu_launched(r->op->name);
     });
@@ -146,7 +146,7 @@ static gradd_status_t compute_scatter(const gradd_launch_t *r) {
 
 /* f(i, faults) for every i < n. */
 template <class F>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS) live_each(F f, int64_t n, gpu_faults_t faults) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS) live_each(F f, int64_t n, gpu_faults_t faults) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
         f(i, faults);
@@ -154,7 +154,7 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS) live_each(F f, int64_t n, gpu_fault
 
 template <class F> static gradd_status_t for_each(const gradd_launch_t *r, F f) {
     const int64_t n = gradd_type_count(&r->in[0].type);
-    GPU_LAUNCH((live_each<F>), gpu_blocks(n, GPU_LANES_THREADS), GPU_LANES_THREADS, f, n,
+    GPU_LAUNCH((live_each<F>), gpu_blocks(n, GPU_GROUP_THREADS), GPU_GROUP_THREADS, f, n,
                GPU_FAULTS);
     return gpu_launched(r->op->name);
 }
@@ -222,7 +222,7 @@ static gradd_status_t compute_cross(const gradd_launch_t *r) {
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
-enum { WARPS = GPU_LANES_THREADS / GPU_WARP };
+enum { WARPS = GPU_GROUP_THREADS / GPU_WARP };
 
 /* Number of the highest bit; -1 of 0. */
 GPU_FN int highest(uint32_t bits) {
@@ -234,14 +234,14 @@ GPU_FN int highest(uint32_t bits) {
 
 /* A block per sequence, tile by tile: where the segment of each position begins, from the front,
  * and where it ends, from the back. */
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
     live_segments(gpu_index segments, const int32_t *intervals, int64_t n, int32_t *y) {
     GPU_SHARED(int, found, WARPS);
     const int64_t start = blockIdx.x * n;
     const int lane = (int)threadIdx.x % GPU_WARP, warp = (int)threadIdx.x / GPU_WARP;
     const uint32_t own = (uint32_t)1 << lane, to_own = own | (own - 1);
     int64_t carry = 0;
-    for (int64_t tile = 0; tile < n; tile += GPU_LANES_THREADS) {
+    for (int64_t tile = 0; tile < n; tile += GPU_GROUP_THREADS) {
         const int64_t s = tile + threadIdx.x;
         const bool other = s && s < n && segments[start + s] != segments[start + s - 1];
         const uint32_t lanes = __ballot_sync(GPU_ALL, other);
@@ -263,8 +263,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
         __syncthreads();
     }
     carry = n;
-    for (int64_t tile = (n - 1) / GPU_LANES_THREADS * GPU_LANES_THREADS; tile >= 0;
-         tile -= GPU_LANES_THREADS) {
+    for (int64_t tile = (n - 1) / GPU_GROUP_THREADS * GPU_GROUP_THREADS; tile >= 0;
+         tile -= GPU_GROUP_THREADS) {
         const int64_t s = tile + threadIdx.x;
         const bool other = s < n - 1 && segments[start + s] != segments[start + s + 1];
         const uint32_t lanes = __ballot_sync(GPU_ALL, other), from_own = lanes & ~(own - 1);
@@ -288,7 +288,7 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
 static gradd_status_t compute_segments(const gradd_launch_t *r) {
     const int64_t n = r->in[1].type.dims[0], sequences = gradd_type_count(&r->in[0].type) / n;
     if (!sequences) return GRADD_OK;
-    GPU_LAUNCH(live_segments, (unsigned)sequences, GPU_LANES_THREADS, gpu_index_of(r->in[0]),
+    GPU_LAUNCH(live_segments, (unsigned)sequences, GPU_GROUP_THREADS, gpu_index_of(r->in[0]),
                (const int32_t *)r->in[1].data, n, (int32_t *)r->out[0].data);
     return gpu_launched(r->op->name);
 }

@@ -81,7 +81,7 @@ static inline int64_t gpu_runs_slots(int64_t n) {
 }
 
 template <class K, class F>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
     gpu_find_targets(F target, int64_t n, K none, K *key, gpu_faults_t faults) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
@@ -116,7 +116,7 @@ GPU_FN void gpu_fold_in(F f, gpu_pack<R, W> *sum, gpu_pack<T, W> x) {
 template <class T, class K, int W> struct gpu_fold {
     typedef gpu_real<T> R;
     gpu_runs<K> runs;
-    gpu_lanes lanes;
+    gpu_groups groups;
     bool onto, clear;
     R scale;
     gpu_pack<T, W> *to;
@@ -133,14 +133,14 @@ template <class T, class K, int W> struct gpu_fold {
             gpu_pack<T, W> x[GPU_AHEAD];
 #pragma unroll
             for (int k = 0; k < GPU_AHEAD; k++)
-                x[k] = from[(int64_t)runs.at[p + k] * lanes.packs + pack];
+                x[k] = from[(int64_t)runs.at[p + k] * groups.packs + pack];
 #pragma unroll
             for (int k = 0; k < GPU_AHEAD; k++)
                 gpu_fold_in(f, sum, x[k]);
             p += GPU_AHEAD;
         }
         for (; p < end && runs.key[p] == own; p++)
-            gpu_fold_in(f, sum, from[(int64_t)runs.at[p] * lanes.packs + pack]);
+            gpu_fold_in(f, sum, from[(int64_t)runs.at[p] * groups.packs + pack]);
         return p;
     }
 
@@ -158,8 +158,8 @@ template <class T, class K, int W> struct gpu_fold {
 
 /* The functors add x + sum; floats add the same both ways. */
 template <class T, class K, int W>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS) gpu_sum_chains(gpu_fold<T, K, W> s) {
-    const gpu_lanes &l = s.lanes;
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS) gpu_sum_chains(gpu_fold<T, K, W> s) {
+    const gpu_groups &l = s.groups;
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t p = l.pieces(u), pack = l.pack(u - p * l.pieces.by);
         const K row = s.runs.key[p];
@@ -177,8 +177,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS) gpu_sum_chains(gpu_fold<T, K, W> s)
 }
 
 template <class T, class K, int W>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS) gpu_sum_long(gpu_fold<T, K, W> s) {
-    const gpu_lanes &l = s.lanes;
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS) gpu_sum_long(gpu_fold<T, K, W> s) {
+    const gpu_groups &l = s.groups;
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t p = l.pieces(u), pack = l.pack(u - p * l.pieces.by);
         const K row = s.runs.key[p];
@@ -202,8 +202,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS) gpu_sum_long(gpu_fold<T, K, W> s) {
 }
 
 template <class F, class T, class K, int W>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS) gpu_fold_runs(F f, gpu_fold<T, K, W> s) {
-    const gpu_lanes &l = s.lanes;
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS) gpu_fold_runs(F f, gpu_fold<T, K, W> s) {
+    const gpu_groups &l = s.groups;
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t p = l.pieces(u), pack = l.pack(u - p * l.pieces.by);
         const K row = s.runs.key[p];
@@ -256,26 +256,26 @@ gradd_status_t gpu_fold_run(const char *what, const gpu_fold_rows_t *s, const gp
     typedef gpu_real<T> R;
     gpu_fold<T, K, W> f = {};
     f.runs = runs;
-    f.lanes = gpu_lanes_of(s->n, s->width / W, 5, 1);
+    f.groups = gpu_groups_of(s->n, s->width / W, 5, 1);
     f.onto = s->how != GPU_SCALED;
     f.clear = s->clear;
     f.scale = (R)s->scale;
     f.to = (gpu_pack<T, W> *)s->to;
     f.from = (const gpu_pack<T, W> *)s->from;
     f.part = (gpu_pack<R, W> *)part;
-    const unsigned blocks = f.lanes.blocks;
+    const unsigned blocks = f.groups.blocks;
     if (s->how == GPU_MUL)
-        GPU_LAUNCH((gpu_fold_runs<f_fold_mul, T, K, W>), blocks, GPU_LANES_THREADS, f_fold_mul(),
+        GPU_LAUNCH((gpu_fold_runs<f_fold_mul, T, K, W>), blocks, GPU_GROUP_THREADS, f_fold_mul(),
                    f);
     else if (s->how == GPU_MIN)
-        GPU_LAUNCH((gpu_fold_runs<f_fold_min, T, K, W>), blocks, GPU_LANES_THREADS, f_fold_min(),
+        GPU_LAUNCH((gpu_fold_runs<f_fold_min, T, K, W>), blocks, GPU_GROUP_THREADS, f_fold_min(),
                    f);
     else if (s->how == GPU_MAX)
-        GPU_LAUNCH((gpu_fold_runs<f_fold_max, T, K, W>), blocks, GPU_LANES_THREADS, f_fold_max(),
+        GPU_LAUNCH((gpu_fold_runs<f_fold_max, T, K, W>), blocks, GPU_GROUP_THREADS, f_fold_max(),
                    f);
     else {
-        GPU_LAUNCH((gpu_sum_chains<T, K, W>), blocks, GPU_LANES_THREADS, f);
-        if (s->n > GPU_CHAIN) GPU_LAUNCH((gpu_sum_long<T, K, W>), blocks, GPU_LANES_THREADS, f);
+        GPU_LAUNCH((gpu_sum_chains<T, K, W>), blocks, GPU_GROUP_THREADS, f);
+        if (s->n > GPU_CHAIN) GPU_LAUNCH((gpu_sum_long<T, K, W>), blocks, GPU_GROUP_THREADS, f);
     }
     return gpu_launched(what);
 }
@@ -285,7 +285,7 @@ template <class K, class F>
 gradd_status_t gpu_runs_of(const char *what, const gpu_fold_rows_t *s, F target,
                            gpu_sort_t<K> *sort, gpu_runs<K> *out) {
     const K none = (K)s->n_rows;
-    GPU_LAUNCH((gpu_find_targets<K, F>), gpu_blocks(s->n, GPU_LANES_THREADS), GPU_LANES_THREADS,
+    GPU_LAUNCH((gpu_find_targets<K, F>), gpu_blocks(s->n, GPU_GROUP_THREADS), GPU_GROUP_THREADS,
                target, s->n, none, sort->key, GPU_FAULTS);
     GRADD_TRY(gpu_sort(what, sort, none));
     *out = {sort->key, sort->at, s->n, none};
@@ -317,8 +317,8 @@ gradd_status_t gpu_fold_rows(const char *what, const gpu_fold_rows_t *s, F targe
 /* ---- the last one ---------------------------------------------------------------------------- */
 
 template <class P, class K>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    gpu_put_last(gpu_runs<K> runs, gpu_lanes l, P *to, const P *from) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
+    gpu_put_last(gpu_runs<K> runs, gpu_groups l, P *to, const P *from) {
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t p = l.pieces(u), first = l.pack(u - p * l.pieces.by);
         const K row = runs.key[p];
@@ -337,8 +337,8 @@ gradd_status_t gpu_put_keyed(const char *what, const gpu_fold_rows_t *s, size_t 
     GRADD_TRY(gpu_runs_of(what, s, target, &sort, &runs));
     return gpu_by_width(gpu_units(), (uintptr_t)s->to | (uintptr_t)s->from | bytes, [&](auto t) {
         typedef typename decltype(t)::type P;
-        const gpu_lanes l = gpu_lanes_of(s->n, (int64_t)(bytes / sizeof(P)), 6, GPU_AHEAD);
-        GPU_LAUNCH((gpu_put_last<P, K>), l.blocks, GPU_LANES_THREADS, runs, l, (P *)s->to,
+        const gpu_groups l = gpu_groups_of(s->n, (int64_t)(bytes / sizeof(P)), 6, GPU_AHEAD);
+        GPU_LAUNCH((gpu_put_last<P, K>), l.blocks, GPU_GROUP_THREADS, runs, l, (P *)s->to,
                    (const P *)s->from);
         return gpu_launched(what);
     });

@@ -42,7 +42,7 @@ static scatter_room room_of(gpu_room *room, const gpu_pick &pick) {
     return {row, room->take<uint32_t>(pick.n_rows)};
 }
 
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
     scatter_claim(gpu_pick pick, uint32_t none, scatter_room room, gpu_faults_t faults) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < pick.n; i += all) {
@@ -53,8 +53,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
 }
 
 template <class P>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    scatter_move(scatter_room room, uint32_t none, gpu_lanes l, P *to, const P *from) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS)
+    scatter_move(scatter_room room, uint32_t none, gpu_groups l, P *to, const P *from) {
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t i = l.pieces(u), first = l.pack(u - i * l.pieces.by);
         const uint32_t row = room.row[i];
@@ -71,12 +71,12 @@ static gradd_status_t put_owned(const gradd_launch_t *r, const gpu_pick &pick, s
     gpu_room scratch = {(char *)r->workspace, 0};
     const scatter_room room = room_of(&scratch, pick);
     GRADD_TRY(gpu_fill(r->op->name, room.owner, NULL, sizeof(uint32_t) * (size_t)pick.n_rows));
-    GPU_LAUNCH(scatter_claim, gpu_blocks(pick.n, GPU_LANES_THREADS), GPU_LANES_THREADS, pick, none,
+    GPU_LAUNCH(scatter_claim, gpu_blocks(pick.n, GPU_GROUP_THREADS), GPU_GROUP_THREADS, pick, none,
                room, GPU_FAULTS);
     return gpu_by_width(gpu_units(), (uintptr_t)y.data | (uintptr_t)from.data | bytes, [&](auto t) {
         typedef typename decltype(t)::type P;
-        const gpu_lanes l = gpu_lanes_of(pick.n, (int64_t)(bytes / sizeof(P)), MOST, EACH);
-        GPU_LAUNCH((scatter_move<P>), l.blocks, GPU_LANES_THREADS, room, none, l, (P *)y.data,
+        const gpu_groups l = gpu_groups_of(pick.n, (int64_t)(bytes / sizeof(P)), MOST, EACH);
+        GPU_LAUNCH((scatter_move<P>), l.blocks, GPU_GROUP_THREADS, room, none, l, (P *)y.data,
                    (const P *)from.data);
         return gpu_launched(r->op->name);
     });

@@ -9,7 +9,7 @@
 #ifndef GRADD_KERNELS_CUDA_INDEX_SORT_H
 #define GRADD_KERNELS_CUDA_INDEX_SORT_H
 
-#include "kernels/cuda/index/lanes.h"
+#include "kernels/cuda/index/row_groups.h"
 
 enum {
     GPU_SORT_BITS = 8,

@@ -33,7 +33,7 @@ static char device_name[256], device_uuid[48];
 
 /* ---- failures ---- */
 
-/* The error is told here: it is no failure of what comes next. */
+/* The error is reported here, so the next call must not find it. */
 static gradd_status_t failed(cudaError_t error, const char *what) {
     cudaGetLastError();
     return GRADD_FAIL(DEVICE, "CUDA: %s: %s (%s, %d)", what, cudaGetErrorString(error),
@@ -140,7 +140,7 @@ static gradd_status_t queue_wait(gradd_queue_t *q, int *out_launch) {
 static gradd_status_t device_alloc(gradd_queue_t *q, size_t bytes, void **out) {
     const cudaError_t error = cudaMallocAsync(out, bytes + !bytes, q->stream);
     if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); /* it is no failure of what comes next */
+        cudaGetLastError(); /* the next call must not find it */
         return GRADD_FAIL(NOMEM, "the GPU has no memory for %zu bytes", bytes);
     }
     if (error) return noted(q, failed(error, "memory"));

@@ -4,8 +4,8 @@
  * Memory of the device that a client has made with cuMemCreate comes as a descriptor and outlives
  * the client; that of cudaMalloc comes as a handle, which the driver opens once and counts.
  *
- * Nothing here says anything through the thread's last error: a failure is no failure of what comes
- * next.
+ * Failures are returned, and never stay in the thread's last error, where the next call would find
+ * them.
  */
 #include "kernels/cuda/plugin/memory.h"
 

@@ -4,19 +4,19 @@
  * short rows waste no threads, and long ones are spread over many groups. Rows are walked in packs
  * of up to 16 bytes, as their length and addresses allow.
  */
-#ifndef GRADD_KERNELS_CUDA_INDEX_LANES_H
-#define GRADD_KERNELS_CUDA_INDEX_LANES_H
+#ifndef GRADD_KERNELS_CUDA_INDEX_ROW_GROUPS_H
+#define GRADD_KERNELS_CUDA_INDEX_ROW_GROUPS_H
 
 #include "kernels/cuda/index/pick.h"
 
-enum { GPU_LANES_THREADS = 256 };
+enum { GPU_GROUP_THREADS = 256 };
 
-struct gpu_lanes {
+struct gpu_groups {
     int shift, each; /* threads of a group; packs of a thread, as far as a row reaches */
     int64_t packs;   /* of a row */
     int64_t units;   /* pieces of all rows */
     gpu_div pieces;  /* of a row */
-    unsigned blocks; /* to launch, of GPU_LANES_THREADS */
+    unsigned blocks; /* to launch, of GPU_GROUP_THREADS */
 
     __device__ int64_t first() const {
         return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) >> shift;
@@ -61,14 +61,14 @@ template <int N, class P> struct gpu_part {
 };
 
 /* For `rows` rows, at most 2^most threads to each group. */
-static inline gpu_lanes gpu_lanes_of(int64_t rows, int64_t packs, int most, int each) {
-    gpu_lanes l = {.shift = 0, .each = each, .packs = packs};
+static inline gpu_groups gpu_groups_of(int64_t rows, int64_t packs, int most, int each) {
+    gpu_groups l = {.shift = 0, .each = each, .packs = packs};
     while (l.shift < most && ((int64_t)1 << l.shift) < packs)
         l.shift++;
     const int64_t span = (int64_t)each << l.shift, pieces = (packs + span - 1) / span;
     l.units = rows * pieces;
     l.pieces = gpu_div_by(pieces, l.units);
-    l.blocks = gpu_blocks(l.units << l.shift, GPU_LANES_THREADS);
+    l.blocks = gpu_blocks(l.units << l.shift, GPU_GROUP_THREADS);
     return l;
 }
 
@@ -88,7 +88,7 @@ gradd_status_t gpu_by_width(gpu_types<P, More...>, uintptr_t bits, F f) {
 }
 
 template <class P>
-__global__ void GPU_BLOCK(GPU_LANES_THREADS) gpu_copy_packs(int64_t n, P *to, const P *from) {
+__global__ void GPU_BLOCK(GPU_GROUP_THREADS) gpu_copy_packs(int64_t n, P *to, const P *from) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
         to[i] = from ? from[i] : P{};
@@ -100,7 +100,7 @@ static inline gradd_status_t gpu_fill(const char *what, void *to, const void *fr
     return gpu_by_width(gpu_units(), (uintptr_t)to | (uintptr_t)from | bytes, [&](auto t) {
         typedef typename decltype(t)::type P;
         const int64_t n = (int64_t)(bytes / sizeof(P));
-        GPU_LAUNCH((gpu_copy_packs<P>), gpu_blocks(n, GPU_LANES_THREADS), GPU_LANES_THREADS, n,
+        GPU_LAUNCH((gpu_copy_packs<P>), gpu_blocks(n, GPU_GROUP_THREADS), GPU_GROUP_THREADS, n,
                    (P *)to, (const P *)from);
         return gpu_launched(what);
     });
