@@ -113,6 +113,9 @@ typedef struct gradd_backend_s {
     /* What the driver calls the device on every machine and in every process, "GPU-...": 40
      * characters. NULL = it has no such name. */
     const char *(*uuid)(void);
+    /* Bytes of the device's memory: of all of it, and free for any process. NULL = it computes in
+     * the host's. Memory that the queue has freed is free after the next wait. */
+    gradd_status_t (*memory)(int64_t *out_free, int64_t *out_total);
 } gradd_backend_t;
 
 /* All devices of this build; the first is the default. */

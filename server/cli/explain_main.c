@@ -48,18 +48,33 @@ static int parse(const char *command, int argc, char **argv, explain_args_t *arg
     return USAGE;
 }
 
-static int explain_daemon(const explain_args_t *args) {
+typedef struct explaining_s {
+    const explain_args_t *args;
+    int n, n_failed;
+} explaining_t;
+
+static gradd_status_t explain_one(const rundir_t *dir, void *context) {
+    explaining_t *e = context;
+    if (e->n++ && !e->args->json) printf("\ndaemon in %s\n", dir->path);
+    const gradd_status_t status = explain_running(e->args, dir);
+    if (status) e->n_failed++;
+    return status;
+}
+
+static int explain_daemons(const explain_args_t *args) {
+    explaining_t explaining = {.args = args};
     rundir_t dir;
     gradd_status_t status = rundir_init(&dir, args->dir);
-    if (status == GRADD_OK && !rundir_is_locked(&dir)) {
-        fprintf(stderr,
-                "gradd: no daemon runs in %s; to explain a file: gradd explain MODEL.onnx "
-                "NAME=SIZES...\n",
-                dir.path);
-        return NONE;
-    }
-    if (status == GRADD_OK) status = explain_running(args, &dir);
-    return status == GRADD_OK ? DONE : failed("explain", status);
+    if (status == GRADD_OK) status = rundir_each_running(args->dir, explain_one, &explaining);
+    /* a session or plan that was asked for is one of a single daemon */
+    if (status == GRADD_E_STALE && explaining.n_failed < explaining.n) status = GRADD_OK;
+    if (status != GRADD_OK) return failed("explain", status);
+    if (explaining.n > 0) return DONE;
+    fprintf(stderr,
+            "gradd: no daemon runs in %s; to explain a file: gradd explain MODEL.onnx "
+            "NAME=SIZES...\n",
+            dir.path);
+    return NONE;
 }
 
 int explain_main(int argc, char **argv) {
@@ -69,7 +84,7 @@ int explain_main(int argc, char **argv) {
         explain_args_usage(stdout);
         return DONE;
     }
-    if (!args.model) return explain_daemon(&args);
+    if (!args.model) return explain_daemons(&args);
     gradd_status_t status = explain_model(&args);
     return status == GRADD_OK ? DONE : failed("explain", status);
 }

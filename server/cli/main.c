@@ -1,7 +1,8 @@
 /* The gradd binary: arguments, commands, exit codes. The only file that prints usage or decides how
  * the process ends.
  *
- * Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no daemon runs, 4 a daemon runs already.
+ * Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no daemon runs, 4 a daemon runs already, 5 the
+ * required device cannot be used.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 #include "server/host/machine.h"
 #include "server/wire/version.h"
 
-enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY };
+enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY, EXIT_DEVICE };
 
 static int failed(gradd_status_t status) {
     fprintf(stderr, "gradd: %s: %s\n", gradd_status_name(status), gradd_error_message());
@@ -75,30 +76,42 @@ static int handle_serve(const options_t *options) {
     }
     gradd_status_t st = daemon_serve(options, &other);
     if (st == GRADD_E_UNSUPPORTED) return failed(st), EXIT_USAGE; /* a device: no other try helps */
+    if (st == GRADD_E_DEVICE || st == GRADD_E_VERSION) return failed(st), EXIT_DEVICE;
     if (st != GRADD_OK) return failed(st);
     if (other == 0) return EXIT_DONE;
     fprintf(stderr, "gradd: already running pid %ld\n", (long)other);
     return EXIT_ALREADY;
 }
 
-static int handle_admin(const options_t *options,
-                        gradd_status_t (*handle)(const rundir_t *, const options_t *)) {
+typedef struct admin_s {
+    const options_t *options;
+    gradd_status_t (*handle)(const rundir_t *, const options_t *);
+    const char *between; /* of the texts about two daemons */
+    int n;
+} admin_t;
+
+static gradd_status_t handle_one(const rundir_t *dir, void *context) {
+    admin_t *admin = context;
+    if (admin->n++ && !admin->options->json) fputs(admin->between, stdout);
+    return admin->handle(dir, admin->options);
+}
+
+static int handle_admin(admin_t admin) {
     rundir_t dir;
-    gradd_status_t st = rundir_init(&dir, options->dir);
-    if (st == GRADD_OK && !rundir_is_locked(&dir)) {
-        fprintf(stderr, "gradd: no daemon runs in %s\n", dir.path);
-        return EXIT_NONE;
-    }
-    if (st == GRADD_OK) st = handle(&dir, options);
-    return st == GRADD_OK ? EXIT_DONE : failed(st);
+    gradd_status_t st = rundir_init(&dir, admin.options->dir);
+    if (st == GRADD_OK) st = rundir_each_running(admin.options->dir, handle_one, &admin);
+    if (st != GRADD_OK) return failed(st);
+    if (admin.n > 0) return EXIT_DONE;
+    fprintf(stderr, "gradd: no daemon runs in %s\n", dir.path);
+    return EXIT_NONE;
 }
 
 static int handle_ps(const options_t *options) {
-    return handle_admin(options, admin_ps);
+    return handle_admin((admin_t){options, admin_ps, "\n", 0});
 }
 
 static int handle_stop(const options_t *options) {
-    return handle_admin(options, admin_stop);
+    return handle_admin((admin_t){options, admin_stop, "", 0});
 }
 
 static int handle_version(const options_t *options) {

@@ -320,10 +320,11 @@ static gradd_status_t open_sockets(daemon_t *daemon) {
 
 /* Where the wanted device is known and cannot be used (no plug-in, no driver, no GPU, a library
  * that is missing), a daemon with the default one is worth more than none. Its clients are told. */
-static gradd_status_t open_device(worker_t *worker, const gradd_device_options_t *wanted) {
+static gradd_status_t open_device(worker_t *worker, const gradd_device_options_t *wanted,
+                                  bool required) {
     gradd_device_options_t other = *wanted;
     gradd_status_t status = worker_open_device(worker, wanted);
-    if (status != GRADD_E_DEVICE && status != GRADD_E_VERSION) return status;
+    if (required || (status != GRADD_E_DEVICE && status != GRADD_E_VERSION)) return status;
     log_event(LOG_WARN, "device", "wanted=%s used=default reason=\"%s\"", wanted->name,
               gradd_error_message());
     snprintf(worker->missed, sizeof worker->missed, "%s: %s", wanted->name, gradd_error_message());
@@ -347,7 +348,7 @@ static gradd_status_t start(daemon_t *daemon) {
         .memory_limit = daemon->options->memory_mib << 20,
         .compile_ms = daemon->options->compile_ms,
     };
-    GRADD_TRY(open_device(&daemon->worker, &device));
+    GRADD_TRY(open_device(&daemon->worker, &device, daemon->options->require_device));
     return open_sockets(daemon);
 }
 

@@ -76,6 +76,13 @@ const gradd_mapper_t *device_mapper(const gradd_device_t *d) {
     return d->backend->map ? &d->mapper : NULL;
 }
 
+bool device_memory(gradd_device_t *d, bool trim, int64_t *out_free, int64_t *out_total) {
+    if (!d->backend->memory) return false;
+    if (trim) gradd_device_trim(d);
+    if (trim) d->backend->wait(d->queue, NULL); /* freeing takes its turn */
+    return d->backend->memory(out_free, out_total) == GRADD_OK;
+}
+
 gradd_status_t device_read(gradd_device_t *d, void *to, const void *from, size_t bytes) {
     GRADD_TRY(d->backend->queue_enter(d->queue, 0));
     gradd_status_t status = d->backend->copy(d->queue, to, from, bytes);

@@ -53,6 +53,9 @@ gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_op
 /* Maps segments into the device's memory, as long as it is open; NULL: it takes the process's
  * mappings. */
 const gradd_mapper_t *device_mapper(const gradd_device_t *device);
+/* Whether the device has memory of its own; if so, how much of it is free. Spare arenas are not,
+ * unless they are trimmed first. */
+bool device_memory(gradd_device_t *device, bool trim, int64_t *out_free, int64_t *out_total);
 /* Copies what lies in memory of the device, or in the process's, to the process's. Waits. */
 gradd_status_t device_read(gradd_device_t *device, void *to, const void *from, size_t bytes);
 

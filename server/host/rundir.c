@@ -1,6 +1,7 @@
 /* Directory, lock and listening sockets. See rundir.h for the rules. */
 #include "server/host/rundir.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -147,6 +148,37 @@ pid_t rundir_owner(const rundir_t *dir) {
 
 bool rundir_is_locked(const rundir_t *dir) {
     return rundir_owner(dir) != 0;
+}
+
+/* ---- all daemons of a user ---- */
+
+static int is_folder(const struct dirent *entry) {
+    return entry->d_type == DT_DIR && entry->d_name[0] != '.';
+}
+
+static gradd_status_t visit_folder(const rundir_t *dir, const char *name, rundir_visit_t visit,
+                                   void *context) {
+    char path[RUNDIR_PATH_MAX + 256];
+    rundir_t inner;
+    snprintf(path, sizeof path, "%s/%s", dir->path, name);
+    if (rundir_init(&inner, path)) return GRADD_OK; /* too long: no daemon can be there */
+    return rundir_is_locked(&inner) ? visit(&inner, context) : GRADD_OK;
+}
+
+gradd_status_t rundir_each_running(const char *given, rundir_visit_t visit, void *context) {
+    rundir_t dir;
+    struct dirent **folders;
+    gradd_status_t failure = GRADD_OK;
+    GRADD_TRY(rundir_init(&dir, given));
+    if (rundir_is_locked(&dir)) failure = visit(&dir, context);
+    const int n_folders = scandir(dir.path, &folders, is_folder, alphasort);
+    for (int i = 0; i < n_folders; i++) {
+        const gradd_status_t status = visit_folder(&dir, folders[i]->d_name, visit, context);
+        if (status) failure = status;
+        free(folders[i]);
+    }
+    if (n_folders >= 0) free(folders);
+    return failure;
 }
 
 static const char *socket_path(const rundir_t *dir, rundir_socket_t which) {

@@ -5,6 +5,8 @@
  * replaced only under the lock. We bind and listen ourselves, because zmq_bind would silently take
  * over the path of a listening server.
  *
+ * The daemon of a GPU has a directory of its own within the one of the CPU's, named by the client.
+ *
  * A path may come to mean another directory while a daemon runs (the end of a login removes
  * /run/user/UID, a cleaner /tmp/gradd-UID), and another daemon may have locked that one. So files
  * are removed by name within the directory that we opened, and only while its lock is still ours.
@@ -52,6 +54,11 @@ gradd_status_t rundir_prepare(rundir_t *dir);
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner);
 /* True if some process holds the lock. Holds it itself for a moment. */
 bool rundir_is_locked(const rundir_t *dir);
+/* Calls `visit` for each directory in which a daemon runs: the one of rundir_init(given), then its
+ * folders by name. Goes on after a failure; returns the last one, with its message. Errors: those
+ * of rundir_init, and of `visit`. */
+typedef gradd_status_t (*rundir_visit_t)(const rundir_t *dir, void *context);
+gradd_status_t rundir_each_running(const char *given, rundir_visit_t visit, void *context);
 /* The pid of the daemon that holds the lock: 0 = none does, -1 = not readable. */
 pid_t rundir_owner(const rundir_t *dir);
 /* True while the path leads to the directory that was prepared. */

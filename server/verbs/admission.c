@@ -1,5 +1,6 @@
-/* Admission of memory: how much runs, models and plans may take of what the machine has left. The
- * limit of all runs together is the device's.
+/* Admission of memory: how much runs and plans may take of what the device has left, and models of
+ * what the machine has. A device without memory of its own has the machine's. The limit of all runs
+ * together is the device's.
  *
  * The engine asks before it takes new memory: an arena that no spare one serves, a wider one for a
  * backward, zeros. In the steps of a training loop that never happens, so reading the machine's
@@ -15,47 +16,66 @@
 
 #define READ_FROM ((int64_t)32 << 20) /* touching as much for the first time takes milliseconds */
 
-static gradd_status_t ask_machine(worker_t *worker, const char *what, const char *of,
-                                  int64_t bytes) {
-    if (worker->unread_bytes + bytes < READ_FROM) {
-        worker->unread_bytes += bytes;
+typedef struct need_s {
+    const char *what, *of; /* for the message: a run, of activations */
+    int64_t bytes;
+    bool on_device;
+} need_t;
+
+static int64_t memory_left(worker_t *worker, const need_t *need, const char **out_place) {
+    const bool trim = pool_bytes(worker->device) > 0;
+    int64_t left, total;
+    *out_place = "the device";
+    if (need->on_device && device_memory(worker->device, false, &left, &total)) {
+        if (need->bytes > left && trim) device_memory(worker->device, true, &left, &total);
+        return left;
+    }
+    *out_place = "the machine, or the control group of the daemon,";
+    left = machine_memory_left(worker->root);
+    if (need->bytes <= left || !trim) return left;
+    gradd_device_trim(worker->device);
+    return machine_memory_left(worker->root);
+}
+
+static gradd_status_t admit(worker_t *worker, const need_t *need) {
+    const char *place;
+    if (worker->unread_bytes + need->bytes < READ_FROM) {
+        worker->unread_bytes += need->bytes;
         return GRADD_OK;
     }
-    int64_t left = machine_memory_left(worker->root);
-    if (bytes > left && pool_bytes(worker->device) > 0) {
-        gradd_device_trim(worker->device);
-        left = machine_memory_left(worker->root);
-    }
-    if (bytes > left)
-        return GRADD_FAIL(NOMEM,
-                          "the %s needs %lld MiB of %s; the machine, or the control group of the "
-                          "daemon, has %lld MiB left",
-                          what, (long long)(bytes >> 20), of, (long long)(left >> 20));
+    const int64_t left = memory_left(worker, need, &place);
+    if (need->bytes > left)
+        return GRADD_FAIL(NOMEM, "the %s needs %lld MiB of %s; %s has %lld MiB left", need->what,
+                          (long long)(need->bytes >> 20), need->of, place, (long long)(left >> 20));
     worker->unread_bytes = 0;
     return GRADD_OK;
 }
 
 gradd_status_t worker_admit(void *context, int64_t bytes) {
-    return ask_machine(context, "run", "activations", bytes);
+    return admit(context, &(need_t){"run", "activations", bytes, true});
 }
 
 gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes) {
-    return ask_machine(worker, "model", "memory", bytes);
+    return admit(worker, &(need_t){"model", "memory", bytes, false});
 }
 
 gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes) {
-    return ask_machine(worker, "plan", "memory", bytes);
+    return admit(worker, &(need_t){"plan", "memory", bytes, true});
+}
+
+static void limit_memory(worker_t *worker) {
+    int64_t left, all;
+    if (!device_memory(worker->device, false, &left, &all)) all = machine_memory(worker->root);
+    worker->device->info.memory_limit = all == INT64_MAX ? all : all / 10 * 9;
 }
 
 gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options) {
     gradd_device_options_t o = *options;
-    if (o.memory_limit <= 0) {
-        int64_t all = machine_memory(worker->root);
-        o.memory_limit = all == INT64_MAX ? all : all / 10 * 9;
-    }
     o.admit = worker_admit;
     o.admit_context = worker;
-    return gradd_device_open(&o, &worker->device);
+    GRADD_TRY(gradd_device_open(&o, &worker->device));
+    if (options->memory_limit <= 0) limit_memory(worker);
+    return GRADD_OK;
 }
 
 gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,

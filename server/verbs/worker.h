@@ -75,14 +75,14 @@ void cache_finish(worker_t *worker);
 
 /* ---- device and memory (admission.c) ---- */
 
-/* Opens the device, which asks worker_admit; a memory limit of 0 means 90 % of the machine's
- * memory. */
+/* Opens the device, which asks worker_admit; a memory limit of 0 means 90 % of the memory that the
+ * device has, or the machine. */
 gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options);
 /* The device of that name, n bytes; NULL = the default. Fails with UNSUPPORTED. */
 gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,
                                   gradd_device_t **out_device);
-/* Whether the machine has room for what a run takes; context is the worker. Fails with NOMEM and
- * the figures. */
+/* Whether there is room for what a run takes, on the device or the machine; context is the worker.
+ * Fails with NOMEM and the figures. */
 gradd_status_t worker_admit(void *context, int64_t bytes);
 /* Whether the machine has room for a model that is loaded next, and once more what a new plan has
  * taken for its constants. Fails with NOMEM and the figures. */

@@ -59,6 +59,11 @@ _SECONDS = 60.0  # against a hanging test; a busy machine may need some of them
 _LOG_LINES = 50  # of the daemon, below a failure
 
 
+def gpu_directories(directory: Path) -> list[Path]:
+    """Of the daemons of GPUs beside the one of this directory."""
+    return sorted(directory.glob("GPU-*"))
+
+
 class Daemon:
     """A running daemon of a test.
 
@@ -95,9 +100,9 @@ class Daemon:
 
     def logs(self) -> str:
         """The same, and what those have written that clients started; also when all is over."""
-        later = self.directory / "daemon.log"
         if self.directory.parent.exists():
-            return self.log() + (later.read_text(errors="replace") if later.exists() else "")
+            later = [d / "daemon.log" for d in (self.directory, *gpu_directories(self.directory))]
+            return self.log() + "".join(p.read_text(errors="replace") for p in later if p.exists())
         return self._kept
 
     def keep_logs(self) -> None:
@@ -113,18 +118,19 @@ class Daemon:
         return int(self.ps()["pid"])
 
     def ps(self) -> dict[str, Any]:
-        """What `gradd ps --json` says."""
+        """What `gradd ps --json` says of it, not of the daemons of GPUs beside it."""
         command = [str(BINARY), "ps", "--json", "--dir", str(self.directory)]
-        return json.loads(subprocess.check_output(command, text=True, timeout=_SECONDS))
+        text = subprocess.check_output(command, text=True, timeout=_SECONDS)
+        return json.loads(text.splitlines()[0])
 
     def operators(self) -> set[str]:
         """Names of the operators that the daemon has."""
         text = subprocess.check_output([str(BINARY), "--list-ops"], text=True, timeout=_SECONDS)
         return {line.split()[0] for line in text.splitlines() if line.split()}
 
-    def kill(self) -> None:
-        """kill -9 of the daemon that serves now; returns when it is dead."""
-        pid = self.pid()
+    def kill(self, pid: int = 0) -> None:
+        """kill -9 of the daemon that serves now, or of a GPU's; returns when it is dead."""
+        pid = pid or self.pid()
         self.killed.add(pid)
         os.kill(pid, signal.SIGKILL)
         for process in self.processes():
@@ -267,7 +273,8 @@ def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> Non
         _settle("sessions of the daemon", lambda: server.ps()["sessions"], [])
     server.stop()
     sockets = ("cmd.sock", "ctl.sock")
-    leftover = [name for name in sockets if (server.directory / name).exists()]
+    directories = (server.directory, *gpu_directories(server.directory))
+    leftover = [d / name for d in directories for name in sockets if (d / name).exists()]
     if server.processes()[-1].pid in server.killed:
         leftover = []  # the last daemon was killed on purpose and could not remove them
     assert not leftover, f"sockets left behind: {leftover}"

@@ -163,6 +163,14 @@ static gradd_status_t device_zero(gradd_queue_t *q, void *memory, size_t bytes) 
     return error ? noted(q, failed(error, "zeros")) : GRADD_OK;
 }
 
+static gradd_status_t device_memory(int64_t *out_free, int64_t *out_total) {
+    size_t left, total;
+    CU(cudaMemGetInfo(&left, &total), "the memory that is left");
+    *out_free = (int64_t)left;
+    *out_total = (int64_t)total;
+    return GRADD_OK;
+}
+
 /* ---- work ---- */
 
 static gradd_status_t device_launch(gradd_queue_t *q, const gradd_kernel_t *kernel,
@@ -331,6 +339,7 @@ static const gradd_backend_t table = {
     .open = gpu_open,
     .close = gpu_close,
     .uuid = uuid,
+    .memory = device_memory,
 };
 
 /* A GPU that this build has code for. */

@@ -67,6 +67,38 @@ TEST(a_daemon_removes_its_sockets) {
     remove_base();
 }
 
+static gradd_status_t note_path(const rundir_t *dir, void *context) {
+    char *text = context;
+    const char *slash = strrchr(dir->path, '/');
+    strcat(text, slash);
+    return strcmp(slash, "/GPU-a") ? GRADD_OK : GRADD_FAIL(IO, "no answer in %s", dir->path);
+}
+
+TEST(all_daemons_of_a_user_are_visited) {
+    static const char *const names[] = {"GPU-b", "GPU-a", "old"};
+    char seen[256] = "";
+    rundir_t dirs[4];
+    make_base();
+    CHECK_OK(rundir_each_running(base, note_path, seen));
+    CHECK_EQ_STR(seen, "");
+    open_dir(&dirs[3], base);
+    for (int i = 0; i < 3; i++)
+        open_dir(&dirs[i], in_base(names[i]));
+    rundir_finish(&dirs[2]); /* its daemon has ended */
+    /* a failure is told, and does not end it */
+    CHECK_STATUS(GRADD_E_IO, rundir_each_running(base, note_path, seen));
+    CHECK_ERROR_HAS("no answer in");
+    snprintf(seen + 128, 128, "%s/GPU-a/GPU-b", strrchr(base, '/'));
+    CHECK_EQ_STR(seen, seen + 128);
+    rundir_finish(&dirs[3]);
+    seen[0] = 0;
+    CHECK_STATUS(GRADD_E_IO, rundir_each_running(base, note_path, seen));
+    CHECK_EQ_STR(seen, "/GPU-a/GPU-b");
+    rundir_finish(&dirs[0]);
+    rundir_finish(&dirs[1]);
+    remove_base();
+}
+
 /* The directory is moved away and made anew by another daemon: the first removes its own sockets,
  * wherever they are now. */
 TEST(sockets_of_a_later_daemon_stay) {

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import pytest
 import torch
 
 from gradd import ORTModule, errors
+from gradd.memory import devices
 from gradd.session import client
 from gradd.session import daemon as daemons
 from helpers.nets import Net, batch, loss_of
@@ -52,10 +55,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         process.terminate()
         process.wait(60)
     daemons.reap()
-    for name in folder.iterdir() if folder.exists() else ():
-        name.unlink()
-    if folder.exists():
-        folder.rmdir()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, death: str) -> Path:
@@ -264,6 +264,24 @@ def test_a_trainer_is_warned_of_an_unavailable_device(
     (said,) = [r.getMessage() for r in caplog.records if "on the CPU" in r.getMessage()]
     assert f"no plug-in at {tmp_path}/libgradd_cuda.so" in said and "gradd doctor" in said
     assert "device cpu" in str(model.gradd_explain())
+
+
+def test_a_daemon_of_a_gpu_does_not_compute_on_the_cpu(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends at once with a code of its own, and the trainer is told why."""
+    monkeypatch.setenv("GRADD_PLUGINS", str(tmp_path))
+    monkeypatch.setenv("GRADD_BIN", str(conftest.BINARY))
+    gpu = types.SimpleNamespace(
+        uuid="GPU-0",
+        device="cuda:0",
+        serve=("--device", "cuda", "--require-device"),
+        environment={},
+    )
+    with pytest.raises(devices.DeviceError, match=r"no daemon can compute on cuda:0 .*no plug-in"):
+        daemons.connect(place / gpu.uuid, gpu)
+    assert daemons.started[-1].returncode == 5
+    assert (place / gpu.uuid / "daemon.log").read_text().count("no plug-in") == 1
 
 
 @pytest.mark.parametrize("name", ["cuda", "nonsense"])

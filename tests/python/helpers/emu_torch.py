@@ -103,4 +103,5 @@ def _random() -> dict[str, object]:
 
 
 def _kept() -> dict[str, object]:
-    return {"empty_cache": lambda: None, "memory_allocated": lambda device=None: 0}
+    none = {"memory_allocated": lambda device=None: 0, "memory_reserved": lambda device=None: 0}
+    return {"empty_cache": lambda: None, **none}

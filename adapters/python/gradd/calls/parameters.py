@@ -27,7 +27,6 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from gradd import errors, module_tables
-from gradd.memory import unused
 from gradd.memory.holders import others
 from gradd.memory.shm import DTYPE_CODES, nbytes
 from gradd.memory.tensor_classes import is_dense, is_plain
@@ -267,7 +266,7 @@ class State:
                 self._move_one(tensor, stays=_stays(tensor, others[id(tensor)]))
                 left += nbytes(tensor.dtype, tensor.shape)
                 if left > _PIECE:
-                    unused.trim()
+                    self.client.memory.give_back()
                     left = 0
         except BaseException:
             for gone in self._homes.keys() - known:  # the daemon will not know them

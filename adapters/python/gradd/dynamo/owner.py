@@ -24,7 +24,7 @@ from gradd.dynamo.generator_state import GeneratorState
 from gradd.dynamo.own_forward import Now
 from gradd.dynamo.planning import Planning
 from gradd.fallback import Fallback
-from gradd.memory import devices, unused
+from gradd.memory import devices
 from gradd.memory.budget import Memory
 from gradd.memory.parameter_changes import watch_optimizers
 from gradd.session.client import Client, get_client
@@ -124,7 +124,7 @@ class Owner:
             with client.lock:
                 client.connect()
                 self.state.rehome_all()
-                unused.trim()  # memory that the parameters have left
+                client.memory.give_back()  # what the parameters have left
         except errors.GraddError as error:
             self.fallback.decide(error)
             self.failed = error

@@ -17,11 +17,12 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from gradd import errors
+from gradd.memory import unused
 from gradd.memory.shm import Header, Segment, round_up
 
 
@@ -42,15 +43,29 @@ class Host:
 
     Attributes:
         device: Of its tensors.
-        uuid: What the driver calls the device; "" = it has none.
+        uuid: What the driver calls the device; "" = it has none. Within the user's directory, a
+            GPU's daemon has the directory of this name.
+        serve: What `gradd serve` needs to compute there: arguments.
+        environment: The same: variables.
     """
 
     device = torch.device("cpu")
     uuid = ""
+    serve: tuple[str, ...] = ()
+    environment: ClassVar[dict[str, str]] = {}
 
     def segment(self, number: int, size: int, header: Header, in_pieces: bool = False) -> Segment:
         """A new segment; see Segment."""
         return Segment(number, size, header, in_pieces)
+
+    def held(self) -> int:
+        """Bytes that torch holds there beside those of tensors: none."""
+        return 0
+
+    def give_back(self) -> int:
+        """Returns memory that freed tensors have left behind; the bytes that torch had kept."""
+        unused.trim()
+        return 0
 
 
 HOST = Host()
@@ -198,8 +213,7 @@ class Gpu:
     """Memory of one GPU.
 
     Attributes:
-        device: Of its tensors.
-        uuid: What the driver calls it, in every process.
+        device, uuid, serve, environment: As for Host.
         driver: Its functions.
         grain: Bytes of which a segment's size is a multiple.
         properties: Of its memory, for cuMemCreate.
@@ -235,6 +249,8 @@ class Gpu:
         self.grain = grain.value
         text = bytes(uuid).hex()
         self.uuid = "-".join(("GPU", text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+        self.serve = ("--device", device.type, "--require-device")
+        self.environment = {"CUDA_VISIBLE_DEVICES": self.uuid}
 
     def segment(
         self, number: int, size: int, header: Header, in_pieces: bool = False
@@ -245,6 +261,16 @@ class Gpu:
     def tensor(self, owner: _Bytes, dtype: torch.dtype, count: int) -> torch.Tensor:
         """A tensor over these bytes, which keeps them."""
         return self._make(owner.address, owner, count, dtype, self.device)
+
+    def held(self) -> int:
+        """Bytes that torch holds there in this process, for tensors or for later ones."""
+        return torch.get_device_module(self.device).memory_reserved(self.device)
+
+    def give_back(self) -> int:
+        """Returns memory that torch keeps for later tensors; its bytes."""
+        before = self.held()
+        torch.get_device_module(self.device).empty_cache()
+        return before - self.held()
 
     def settle(self) -> None:
         """Waits until the work of torch's current stream is done."""

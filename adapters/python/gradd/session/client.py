@@ -117,6 +117,7 @@ class Client:
         if self.ends.died:
             self.ends.settle()
         failures = 0
+        no_room: errors.OutOfMemoryError | None = None
         while True:
             try:
                 if self._connection is None:
@@ -129,9 +130,25 @@ class Client:
             except ConnectionLost as lost:
                 failures += 1
                 self._lost(lost, verb, failures)
+            except errors.OutOfMemoryError as error:
+                if no_room is not None or not self.memory.give_back():
+                    raise self._described(error) from None
+                no_room = error  # now there may be room
+            except errors.StaleError:
+                if no_room is None:
+                    raise
+                raise self._described(no_room) from None  # what failed cannot be repeated
             except BaseException:
                 self._give_up_if_broken(verb)
                 raise
+
+    def _described(self, error: errors.OutOfMemoryError) -> errors.OutOfMemoryError:
+        """The error, and how much of the GPU's memory this process holds."""
+        held = self.memory.held()
+        if not held:
+            return error
+        what = f"{error.what}; PyTorch holds {held >> 20} MiB there in this process"
+        return errors.OutOfMemoryError(what, error.session)
 
     def next_id(self) -> int:
         """A number for a plan, binding or run: unique in the session, never used again."""
@@ -276,7 +293,7 @@ class Client:
             raise errors.SessionError("this client is closed: wrap the module again")
 
     def _connect(self) -> None:
-        connection = control.Connection(self.path)
+        connection = control.Connection(self.path, self.memory)
         try:
             self._check_device(connection)
             for segment in list(self._segments.values()):
@@ -284,7 +301,8 @@ class Client:
             self.session = connection.attach()
             if connection.daemon_pid != self.daemon_pid:
                 _warn_of_old_build(connection)
-                _warn_of_other_device(connection)
+                if self.memory is HOST:
+                    _warn_of_other_device(connection)
             self.daemon_pid = connection.daemon_pid
             self.device = connection.device
             self._connection = connection
@@ -536,15 +554,16 @@ def get_client(
     """The client of this process for a directory and a device, made when needed.
 
     Args:
-        path: The daemon's directory; None = the user's.
-        device: Of the parameters.
+        path: The user's directory; None = the one that the environment names.
+        device: Of the parameters: each has a daemon of its own.
 
     Raises:
         UnsupportedError: No daemon computes on such a device.
         DeviceLostError: Its driver fails.
     """
-    where = Path(path).absolute() if path is not None else daemon.directory()
     memory = devices.of(device)
+    user = Path(path).absolute() if path is not None else daemon.directory()
+    where = user / memory.uuid
     with _registry_lock:
         client = _clients.get((where, device))
         if client is None or client.closed or client.pid != os.getpid():

@@ -25,6 +25,7 @@ import msgpack
 import zmq
 
 from gradd import __version__, errors, interrupts
+from gradd.memory.devices import HOST, Gpu, Host
 from gradd.memory.shm import HEADER_VERSION, Segment
 from gradd.session import daemon, protocol, versions
 
@@ -69,8 +70,9 @@ def warm_up() -> None:
 class Connection:
     """One connection to one daemon."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: Host | Gpu = HOST) -> None:
         self.path = path
+        self.memory = memory  # of the device that a daemon started here computes on
         self.broken = False  # an answer was not waited for: nothing else may be asked here
         self._token = b""
         self._q = 0
@@ -105,7 +107,7 @@ class Connection:
         }
         pause, said = 0.005, False
         while True:
-            self._control = daemon.connect(self.path)
+            self._control = daemon.connect(self.path, self.memory)
             try:
                 return self._greeted(self._exchange(hello))
             except errors.StaleError as ending:

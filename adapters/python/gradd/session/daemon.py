@@ -3,6 +3,9 @@
 If no daemon listens on the directory's control socket, one is started: `gradd serve` by fork and
 exec, in a session of its own so that Ctrl-C in the trainer does not reach it. If two clients start
 one at once, the daemon's lock file lets only one win, and both clients connect to it.
+
+Each device has a daemon of its own: the CPU's in the user's directory, a GPU's in a directory there
+that is named by the GPU's UUID.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 
 import gradd
 from gradd import errors, options
+from gradd.memory.devices import HOST, DeviceError, Gpu, Host
 
 logger = logging.getLogger("gradd")
 
@@ -29,6 +33,7 @@ RESTART_SECONDS = 10.0  # of a daemon that this process may not start itself
 _STARTS = 5  # of daemons that die before they listen
 _EXIT_USAGE = 2  # of `gradd serve`: options that are none, which no other try changes
 _EXIT_ALREADY = 4  # of `gradd serve`: another process holds the directory
+_EXIT_DEVICE = 5  # of `gradd serve`: the device that it must have cannot be used
 _PATH_LIMIT = 107
 # Header of the linker's id of a binary: an ELF note named GNU, of type 3, with 20 bytes of content.
 _BUILD_NOTE = struct.pack("<3I", 4, 20, 3) + b"GNU\0"
@@ -37,7 +42,7 @@ started: list[subprocess.Popen] = []  # daemons that this process started, to re
 
 
 def directory() -> Path:
-    """The daemon's directory: GRADD_DIR, else under XDG_RUNTIME_DIR, else under the temp folder."""
+    """The user's directory: GRADD_DIR, else under XDG_RUNTIME_DIR, else under the temp folder."""
     named = options.get("GRADD_DIR")
     if named:
         return Path(str(named)).absolute()
@@ -134,24 +139,28 @@ def try_connect(path: Path) -> socket.socket | None:
     return sock
 
 
-def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
+def connect(path: Path, memory: Host | Gpu = HOST, wait: float = START_SECONDS) -> socket.socket:
     """Connects to the control socket; starts the daemon if no process listens.
 
     Args:
         path: The daemon's directory.
+        memory: Of the device that a daemon started here computes on.
         wait: Seconds to wait for a daemon that is starting or being restarted.
 
     Raises:
         SessionError: No daemon, and none could be started.
         DirectoryError: The directory is unfit.
+        DeviceError: A daemon cannot use that device.
     """
     autostart = bool(options.get("GRADD_AUTOSTART"))
+    if memory.uuid:
+        check_directory(path.parent, create=autostart)
     check_directory(path, create=autostart)
     sock = try_connect(path)
     if sock is not None:
         return sock
     begin = time.monotonic()
-    starts = _Starts(path) if autostart else None
+    starts = _Starts(path, memory) if autostart else None
     deadline = begin + (wait if autostart else min(wait, RESTART_SECONDS))
     pause = 0.002
     while time.monotonic() < deadline:
@@ -170,12 +179,13 @@ def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
 class _Starts:
     """The daemon that is being started, and those after it if it ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: Host | Gpu) -> None:
         self._path = path
+        self._memory = memory
         self._begin = time.monotonic()
         self._deaths = 0
         self._log_begin = _log_bytes(path)
-        self._process = _start(path)
+        self._process = _start(path, memory)
         self._again = self._begin + 0.1  # not before
 
     def look_after(self) -> None:
@@ -183,6 +193,7 @@ class _Starts:
 
         Raises:
             SessionError: So many have died in a row that the next one would, too.
+            DeviceError: It cannot use the device.
         """
         code = self._process.poll()
         if code is None or time.monotonic() < self._again:
@@ -192,6 +203,11 @@ class _Starts:
         pause = 0.5
         if code not in (0, _EXIT_ALREADY):
             self._deaths += 1
+            if code == _EXIT_DEVICE:
+                raise DeviceError(
+                    f"no daemon can compute on {self._memory.device}{self._last_words()}; "
+                    f"see {self._path}/daemon.log"
+                )
             if code == _EXIT_USAGE:
                 raise errors.SessionError(
                     f"the daemon does not start with these options{self._last_words()}; "
@@ -204,7 +220,7 @@ class _Starts:
                 "the daemon died during its start, %s; starting another one", _end_of(code)
             )
         self._log_begin = _log_bytes(self._path)
-        self._process = _start(self._path)
+        self._process = _start(self._path, self._memory)
         self._again = time.monotonic() + pause
 
     def _failure(self, code: int) -> errors.SessionError:
@@ -248,15 +264,16 @@ def _log_bytes(path: Path) -> int:
         return 0
 
 
-def _start(path: Path) -> subprocess.Popen:
+def _start(path: Path, memory: Host | Gpu) -> subprocess.Popen:
     reap()
-    command = [find_binary(), "serve", "--dir", str(path)]
+    command = [find_binary(), "serve", "--dir", str(path), *memory.serve]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
     # A trainer asks for its own plans (calls/graph.py); all trainers share the daemon.
     own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS")
     env = {"GRADD_IDLE_EXIT": str(IDLE_EXIT_SECONDS)}
     env |= {name: text for name, text in os.environ.items() if name not in own}
+    env |= memory.environment
     try:
         process = subprocess.Popen(
             command,
