@@ -10,6 +10,7 @@
 #include "server/daemon/accept_budget.h"
 #include "server/daemon/build.h"
 #include "server/host/log.h"
+#include "server/session/turns.h"
 #include "server/wire/version.h"
 #include "server/wire/wire.h"
 #include "shm/discard.h"
@@ -222,6 +223,20 @@ static gradd_status_t handle_segment(packet_t *packet) {
     return GRADD_OK;
 }
 
+/* Words that are in use cannot be exchanged. */
+static gradd_status_t handle_timeline(packet_t *packet) {
+    session_t *session = packet->session;
+    const uint64_t bytes = wire_u64(packet->args[0]);
+    if (session->state == SESSION_NEW) return GRADD_FAIL(SESSION, "timeline: say hello first");
+    if (session->words.base) return GRADD_FAIL(SHM, "timeline: the session has one");
+    if (bytes < TURNS_BYTES)
+        return GRADD_FAIL(SHM, "timeline: %llu bytes, expected at least %d",
+                          (unsigned long long)bytes, TURNS_BYTES);
+    GRADD_TRY(gradd_segment_open(packet->fds[0], bytes, NULL, &session->words));
+    packet->fds[0] = -1;
+    return GRADD_OK;
+}
+
 static gradd_status_t handle_unsegment(packet_t *packet) {
     uint64_t id = wire_u64(packet->args[0]);
     GRADD_TRY(gradd_handle_remove(gradd_lease_table(packet->session->lease), id));
@@ -247,6 +262,10 @@ static const control_row_t rows[] = {
                 [SEGMENT_HEADER] = {.name = "header", .kind = WIRE_FLAG, .optional = true},
                 [SEGMENT_PURPOSE] = {.name = "purpose", .kind = WIRE_TEXT, .optional = true},
                 [SEGMENT_HANDLE] = {.name = "handle", .kind = WIRE_BYTES, .optional = true}}},
+    {.name = "timeline",
+     .handle = handle_timeline,
+     .n_fds = 1,
+     .fields = {{.name = "bytes", .kind = WIRE_U64}}},
     {.name = "unsegment", .handle = handle_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
 };
 

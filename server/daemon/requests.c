@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "server/host/log.h"
+#include "server/session/turns.h"
 
 #define MAX_GUESTS 16
 
@@ -94,6 +95,8 @@ static void dispatch(daemon_t *daemon, request_t *request) {
         if (session) session_take(session, request->q);
         if (session) session->payload_bytes += request->payload_bytes;
         if (session) session->n_pending++;
+        if (request->turn) request->job.word = turns_ready(session);
+        request->job.value = request->turn;
         queue_push(daemon->queue, session ? &session->lane : &daemon->guests, &request->job);
         return;
     }

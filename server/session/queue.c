@@ -18,6 +18,7 @@ struct queue_s {
     lane_t *ring, *ring_tail;   /* lanes with a job that may run */
     job_t *done, *done_tail;    /* finished, to be reaped */
     atomic_int n_ready, n_done; /* lanes in the ring, jobs in done */
+    atomic_int n_words;         /* jobs in lanes that have a word */
     atomic_int n_out;           /* jobs pushed and not reaped */
     atomic_bool io_sleeps;
     int event; /* Owned */
@@ -44,6 +45,17 @@ void queue_destroy(queue_t *queue) {
 }
 
 /* ---- ring of lanes; the lock is held ---- */
+
+static bool may_run(const job_t *job) {
+    return !job->word || __atomic_load_n(job->word, __ATOMIC_ACQUIRE) >= job->value;
+}
+
+static lane_t *first_to_run(const queue_t *queue) {
+    lane_t *lane = queue->ring;
+    while (lane && !may_run(lane->head))
+        lane = lane->next;
+    return lane;
+}
 
 static void ring_append(queue_t *queue, lane_t *lane) {
     if (lane->in_ring || lane->busy || !lane->head) return;
@@ -95,6 +107,7 @@ static void push(queue_t *queue, lane_t *lane, job_t *job, bool first) {
     else
         lane->head = job;
     lane->length++;
+    atomic_fetch_add(&queue->n_words, job->word != NULL);
     atomic_fetch_add(&queue->n_out, 1);
     if (first)
         ring_prepend(queue, lane);
@@ -115,6 +128,8 @@ job_t *queue_drop(queue_t *queue, lane_t *lane) {
     pthread_mutex_lock(&queue->lock);
     job_t *list = lane->head;
     ring_remove(queue, lane);
+    for (const job_t *job = list; job; job = job->next)
+        atomic_fetch_sub(&queue->n_words, job->word != NULL);
     lane->head = lane->tail = NULL;
     atomic_fetch_sub(&queue->n_out, lane->length);
     lane->length = 0;
@@ -155,7 +170,16 @@ int queue_depth(queue_t *queue) {
 }
 
 bool queue_ready(queue_t *queue) {
-    return atomic_load(&queue->n_ready) > 0;
+    if (atomic_load(&queue->n_ready) == 0) return false;
+    if (atomic_load(&queue->n_words) == 0) return true;
+    pthread_mutex_lock(&queue->lock);
+    const bool found = first_to_run(queue);
+    pthread_mutex_unlock(&queue->lock);
+    return found;
+}
+
+bool queue_waits(queue_t *queue) {
+    return atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
 }
 
 /* ---- engine thread ---- */
@@ -163,16 +187,17 @@ bool queue_ready(queue_t *queue) {
 job_t *queue_take(queue_t *queue) {
     if (!queue_ready(queue)) return NULL;
     pthread_mutex_lock(&queue->lock);
-    if (!queue->ring) {
+    lane_t *lane = first_to_run(queue);
+    if (!lane) {
         pthread_mutex_unlock(&queue->lock);
         return NULL;
     }
-    lane_t *lane = queue->ring;
     ring_remove(queue, lane);
     job_t *job = lane->head;
     lane->head = job->next;
     if (!lane->head) lane->tail = NULL;
     lane->length--;
+    atomic_fetch_sub(&queue->n_words, job->word != NULL);
     lane->busy = true;
     job->next = NULL;
     pthread_mutex_unlock(&queue->lock);

@@ -4,6 +4,9 @@
  * lane that has any, in turn, so a client that sends much waits for itself, not for others; within
  * a lane one job runs at a time and in order. Finished jobs come back on one list.
  *
+ * A job may wait for a word that its client's device writes: then the job's lane waits, and no
+ * other.
+ *
  * The queue never blocks; loop.c decides which side waits where. It allocates no memory: links are
  * fields of the job and of the lane.
  */
@@ -20,6 +23,8 @@
 typedef struct job_s {
     struct job_s *next; /* Borrowed: in a lane or in the finished list */
     struct lane_s *lane;
+    const uint64_t *word; /* Borrowed: the job may run once *word is at least `value`; NULL: now */
+    uint64_t value;
 } job_t;
 
 /* Embedded in its owner, zeroed; may be forgotten once it is empty and not busy. */
@@ -54,6 +59,8 @@ void queue_wake(queue_t *queue); /* after sleeping: also empties the descriptor 
 int queue_depth(queue_t *queue);
 /* True if queue_take would return a job. */
 bool queue_ready(queue_t *queue);
+/* True if there is one, but all wait for their words: nothing tells when to look again. */
+bool queue_waits(queue_t *queue);
 
 /* ---- engine thread ---- */
 

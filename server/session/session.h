@@ -66,9 +66,11 @@ typedef struct session_s {
     bool late;     /* connected while the daemon was ending: its hello is refused */
     bool surplus;  /* one connection too many: its hello is refused, and then it is closed */
     int64_t born_ms, active_ms;
-    int64_t stalled_ms;      /* since when its replies cannot be sent; 0 = they can */
-    const char *end_reason;  /* for the log */
-    volatile int cancel;     /* read by the engine thread at every node boundary */
+    int64_t stalled_ms;     /* since when its replies cannot be sent; 0 = they can */
+    const char *end_reason; /* for the log */
+    volatile int cancel;    /* read by the engine thread at every node boundary */
+    gradd_segment_t words;  /* Owned: the turns of its requests (turns.h); unmapped = it has none */
+    uint64_t failed_chain;  /* the engine thread's: of requests of which one has failed; 0 = none */
     session_counts_t counts; /* written by the engine thread */
     void *objects;           /* the engine thread's, see worker.h */
 } session_t;

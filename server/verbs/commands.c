@@ -5,6 +5,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "server/session/turns.h"
+
 #define X(family) extern const command_family_t command_family_##family;
 #include "cmd_list.inc"
 #undef X
@@ -53,9 +55,13 @@ static int n_fields(const command_t *command) {
 }
 
 gradd_status_t command_match(request_t *request) {
-    static const wire_field_t rel = {
-        .name = "rel", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true, .max = MAX_RELEASES};
-    static const char *const envelope[] = {"v", "q", "t", "rel", NULL};
+    static const wire_field_t common[] = {
+        {.name = "rel", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true, .max = MAX_RELEASES},
+        {.name = "turn", .kind = WIRE_U64, .optional = true},
+        {.name = "chain", .kind = WIRE_U64, .optional = true},
+    };
+    static const char *const envelope[] = {"v", "q", "t", "rel", "turn", "chain", NULL};
+    const msgpack_object *found[3];
     const command_t *row = request->command;
     const int n = n_fields(row);
     if (request->n_payloads > row->max_payloads)
@@ -63,7 +69,12 @@ gradd_status_t command_match(request_t *request) {
                           request->n_payloads, row->max_payloads);
     if (!row->lasting)
         GRADD_TRY(wire_check_known(&request->doc, row->name, row->fields, n, envelope));
-    GRADD_TRY(wire_match(&request->doc, row->name, &rel, 1, &request->rel));
+    GRADD_TRY(wire_match(&request->doc, row->name, common, 3, found));
+    request->rel = found[0];
+    request->turn = found[1] ? wire_u64(found[1]) : 0;
+    request->chain = found[2] ? wire_u64(found[2]) : 0;
+    if (request->turn && !(request->session && turns_ready(request->session)))
+        return GRADD_FAIL(SESSION, "%s: field 'turn': the session has no timeline", row->name);
     return wire_match(&request->doc, row->name, row->fields, n, request->args);
 }
 

@@ -65,6 +65,7 @@ typedef struct request_s {
     wire_doc_t doc;
     const msgpack_object *args[COMMAND_MAX_FIELDS]; /* NULL: an optional field is missing */
     const msgpack_object *rel;                      /* runs to release first, or NULL */
+    uint64_t turn, chain;                           /* see turns.h; 0 = it has none */
     gradd_status_t status;                          /* result; `reply` is complete either way */
     wire_out_t reply;
     int64_t arrived_us, started_us;

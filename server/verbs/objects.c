@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "server/host/log.h"
+#include "server/session/turns.h"
 #include "server/verbs/worker.h"
 
 void *id_list_get(const id_list_t *list, uint64_t id) {
@@ -188,6 +189,18 @@ static _Noreturn void end_without_device(const request_t *request) {
     _exit(DEVICE_LOST_STATUS);
 }
 
+/* A request may read what the one before it should have written. */
+static gradd_status_t check_chain(const request_t *request) {
+    if (!request->chain || request->chain != request->session->failed_chain) return GRADD_OK;
+    return GRADD_FAIL(STALE, "%s: not done, because an earlier request has failed",
+                      request->command->name);
+}
+
+static void end_turn(request_t *request, gradd_status_t status) {
+    if (status && request->chain) request->session->failed_chain = request->chain;
+    if (!status && request->turn) turns_done(request->session, request->turn);
+}
+
 static void handle_request(worker_t *worker, request_t *request) {
     session_objects_t *objects = NULL;
     gradd_status_t st = find_objects(worker, request->session, &objects);
@@ -197,6 +210,7 @@ static void handle_request(worker_t *worker, request_t *request) {
         objects_release_run(objects, wire_u64(wire_at(request->rel, i)));
     if (objects) objects->subject = NULL;
     wire_reply_begin(&request->reply, request->q);
+    if (st == GRADD_OK) st = check_chain(request);
     if (st == GRADD_OK) st = request->command->handle(worker, request);
     if (st == GRADD_E_DEVICE) end_without_device(request);
     if (st != GRADD_OK) {
@@ -209,6 +223,7 @@ static void handle_request(worker_t *worker, request_t *request) {
                   gradd_error_where());
     }
     command_reply(request, st);
+    end_turn(request, request->status);
     if (request->session->objects) count(request->session->objects);
     atomic_store(&request->session->counts.running, false);
 }

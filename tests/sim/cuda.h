@@ -4,6 +4,8 @@
 #ifndef GRADD_TESTS_SIM_CUDA_H
 #define GRADD_TESTS_SIM_CUDA_H
 
+#include <stdint.h>
+
 #include "tests/sim/cuda_runtime.h"
 
 #ifdef __cplusplus
@@ -29,7 +31,8 @@ enum {
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
-    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+    CU_STREAM_WAIT_VALUE_GEQ = 0,
 };
 
 typedef struct CUmemLocation_st {
@@ -53,6 +56,12 @@ CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device);
 CUresult cuMemGetInfo_v2(size_t *out_free, size_t *out_total);
 CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
 CUresult cuMemHostUnregister(void *at);
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *at, unsigned flags);
+CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, CUstream stream);
+CUresult cuStreamCreate(CUstream *out, unsigned flags);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr at, uint64_t value, unsigned flags);
+CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr at, uint64_t value, unsigned flags);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuCtxSynchronize(void);
 CUresult cuStreamSynchronize(CUstream stream);

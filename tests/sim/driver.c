@@ -25,6 +25,12 @@ SAME(cuMemGetInfo_v2, cudaMemGetInfo(out_free, out_total), size_t *out_free, siz
 SAME(cuMemHostRegister_v2, cudaHostRegister(at, bytes, flags), void *at, size_t bytes,
      unsigned flags)
 SAME(cuMemHostUnregister, cudaHostUnregister(at), void *at)
+SAME(cuMemHostGetDevicePointer_v2, cudaHostGetDevicePointer((void **)out, at, flags),
+     CUdeviceptr *out, void *at, unsigned flags)
+SAME(cuMemsetD8Async, cudaMemsetAsync((void *)at, value, bytes, stream), CUdeviceptr at,
+     unsigned char value, size_t bytes, CUstream stream)
+SAME(cuStreamCreate, cudaStreamCreateWithFlags(out, flags), CUstream *out, unsigned flags)
+SAME(cuStreamDestroy_v2, cudaStreamDestroy(stream), CUstream stream)
 SAME(cuMemcpyAsync, cudaMemcpyAsync((void *)to, (void *)from, bytes, cudaMemcpyDefault, stream),
      CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 SAME(cuCtxSynchronize, cudaDeviceSynchronize(), void)

@@ -30,6 +30,7 @@ from gradd.session import protocol
 from gradd.session.client import Client
 from gradd.session.replay import Send
 from gradd.session.ring import Block
+from gradd.session.timeline import Pending
 
 logger = logging.getLogger("gradd")
 
@@ -129,6 +130,10 @@ class _Sent:
     def is_skipped(self) -> bool:
         """It is done, and changed nothing: a gradient was not finite."""
         return int(self._journal[2]) == self.fields["step"] << _CHUNK_BITS | _SKIPPED
+
+    def norm(self) -> float | None:
+        """The norm of all gradients; None once the journal is another step's."""
+        return float(self._journal[4].view(torch.float64)) if self.is_done() else None
 
     def is_torn(self) -> bool:
         """Some parameters are updated, others are not."""
@@ -275,7 +280,8 @@ class FusedAdam(torch.optim.Optimizer):
         self.max_grad_norm = max_grad_norm
         self.master_weights = master_weights
         self.sparse_rows = sparse_rows
-        self.grad_norm: float | None = None
+        self._norm: float | _Sent | None = None
+        self._waiting: Client | None = None  # for the reply to a step, which has its norm
         self.skipped = False
         self.copied_grads = 0
         self.copied_params = 0
@@ -314,7 +320,7 @@ class FusedAdam(torch.optim.Optimizer):
         if self.__dict__.get("_doubtful"):
             self._doubtful.forget()
         self._doubtful = None
-        self.grad_norm = None
+        self._norm = self._waiting = None
         self.skipped = False
         self.copied_grads = 0
         self.copied_params = 0
@@ -379,7 +385,7 @@ class FusedAdam(torch.optim.Optimizer):
             _check_settings(group)
         _check_clip(self.max_grad_norm)
         if self.max_grad_norm is not None:
-            self.grad_norm = 0.0  # of no gradients
+            self._norm = 0.0  # of no gradients
         entries = [
             (k, p) for k, group in enumerate(self.param_groups) for p in group["params"]
             if p.grad is not None
@@ -388,7 +394,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.skipped = False
         if scale is None and found:
             # What the scaler found may be gone: the gradients are unscaled, perhaps clipped.
-            self.grad_norm = None
+            self._norm = None
             self.skipped = True
         elif entries:
             self._check(entries)
@@ -398,6 +404,17 @@ class FusedAdam(torch.optim.Optimizer):
                     self._settle_doubt(client, self._doubtful)
                 self._send(client, entries, scale)
         return loss
+
+    @property
+    def grad_norm(self) -> float | None:
+        """See the class. On a GPU it waits for the step."""
+        if self._waiting is not None:
+            with self._waiting.lock, interrupts.deferred:
+                self._waiting.catch_up()
+            self._waiting = None
+        if isinstance(self._norm, _Sent):  # a daemon has died behind the step
+            self._norm = self._norm.norm()
+        return self._norm
 
     # ---- memory ----
 
@@ -594,6 +611,7 @@ class FusedAdam(torch.optim.Optimizer):
         kinds = sorted(set(of_each))
         index = {kind: i for i, kind in enumerate(kinds)}
         journal = self._journal_wire(client)  # a new one starts at step 0
+        grad_places = [_wire(client, g) for g in grads]
         fields = {
             "step": self._journal_step,
             "journal": journal,
@@ -603,7 +621,7 @@ class FusedAdam(torch.optim.Optimizer):
             "bp": self._bind(client, "p", params),
             "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
             "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
-            "g": protocol.tensors([_wire(client, g) for g in grads]),
+            "g": protocol.tensors(grad_places),
             "once": client.next_id(),
         }
         if scale is not None:
@@ -626,6 +644,9 @@ class FusedAdam(torch.optim.Optimizer):
         # Before the request: a daemon that is lost in the middle leaves changed parameters, from
         # which no forward of before may be run again.
         torch.autograd.graph.increment_version([p for _, p in entries])
+        if client.timeline is not None and scale is None:
+            self._send_later(client, sent, grad_places)
+            return
         try:
             reply = client.request("step", fields)
         except BaseException as error:
@@ -635,13 +656,33 @@ class FusedAdam(torch.optim.Optimizer):
                 sent.keep(grads)
             raise
         self._count(sent)
-        self.grad_norm = reply["norm"] if self.max_grad_norm is not None else None
+        self._norm = reply["norm"] if self.max_grad_norm is not None else None
+
+    def _send_later(self, client: Client, sent: _Sent, grad_places: list[protocol.Tensor]) -> None:
+        """The same, and the reply is not waited for. Nothing but a scaler's finding skips a step.
+
+        The gradients may be given up meanwhile: no request behind a failed one writes there.
+        """
+        clips = self.max_grad_norm is not None
+
+        def answered(reply: dict[str, Any]) -> None:
+            if clips:
+                self._norm = reply.get("norm", sent)
+
+        def failed(error: errors.GraddError) -> None:
+            self._count_back(sent)
+            self._doubtful = sent
+            sent.keep([client.tensor_at(*place) for place in grad_places])
+
+        client.ask_later(Pending("step", sent.fields, answered, failed=failed))
+        self._waiting = client if clips else None
+        self._count(sent)
 
     def _count(self, sent: _Sent) -> None:
         """The step is done."""
         if sent.client is self._client:  # otherwise the journal is a new one
             self._journal_step += 1
-        self.skipped = sent.is_skipped()
+        self.skipped = "finite" in sent.fields and sent.is_skipped()
         if self.skipped:
             return
         for s in sent.states:
@@ -649,6 +690,13 @@ class FusedAdam(torch.optim.Optimizer):
         with torch.no_grad():
             for p, copy in sent.held:
                 p.copy_(copy)
+
+    def _count_back(self, sent: _Sent) -> None:
+        """The step was counted, and is not done or only in part."""
+        if sent.client is self._client:
+            self._journal_step -= 1
+        for s in sent.states:
+            s["step"] -= 1
 
     def _settle_doubt(self, client: Client, sent: _Sent) -> None:
         """Settles the outcome of a step that ended in an exception.

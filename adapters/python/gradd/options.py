@@ -42,6 +42,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "device for a daemon that is started; a warning names a running one's other device",
     ),
+    Option("GRADD_WAIT", "bool", False, "wait for each reply of a GPU's daemon: errors at once"),
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
     Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs each operator by itself"),

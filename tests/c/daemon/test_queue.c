@@ -62,6 +62,35 @@ TEST(drop_leaves_the_running_one) {
     queue_destroy(queue);
 }
 
+/* The lane of a job that waits for its word waits, and no other. */
+TEST(a_job_waits_for_its_word) {
+    queue_t *queue;
+    uint64_t word = 4;
+    lane_t a = {0}, b = {0};
+    job_t jobs[4] = {{.word = &word, .value = 5}, {0}, {0}, {.word = &word, .value = 6}};
+    CHECK_OK(queue_create(&queue));
+    queue_push(queue, &a, &jobs[0]);
+    queue_push(queue, &a, &jobs[1]); /* behind it */
+    CHECK(!queue_ready(queue) && queue_waits(queue) && queue_take(queue) == NULL);
+    queue_push(queue, &b, &jobs[2]);
+    CHECK(queue_ready(queue) && !queue_waits(queue));
+    CHECK(queue_take(queue) == &jobs[2] && queue_take(queue) == NULL);
+    word = 5;
+    CHECK(queue_ready(queue));
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_finish(queue, &jobs[0]);
+    CHECK(queue_take(queue) == &jobs[1]);
+    queue_finish(queue, &jobs[1]);
+    queue_finish(queue, &jobs[2]);
+    queue_push(queue, &b, &jobs[3]);
+    CHECK(queue_waits(queue));
+    CHECK(queue_drop(queue, &b) == &jobs[3]);
+    CHECK(!queue_ready(queue) && !queue_waits(queue));
+    queue_push(queue, &b, &jobs[2]); /* nothing is left of the word */
+    CHECK(queue_ready(queue) && queue_take(queue) == &jobs[2]);
+    queue_destroy(queue);
+}
+
 TEST(push_first_overtakes_all_lanes) {
     queue_t *queue;
     lane_t lanes[3] = {0};

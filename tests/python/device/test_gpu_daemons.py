@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import conftest
@@ -76,9 +75,9 @@ def test_a_gpu_admits_what_its_own_memory_takes(
 
 
 def test_the_directory_of_a_gpu_is_as_private_as_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user = tmp_path / "user"
+    user = daemon.directory.parent / "user"
     monkeypatch.setenv("GRADD_DIR", str(user))
     _trained("emu:0")
     made = [user, *conftest.gpu_directories(user)]

@@ -128,6 +128,7 @@ class Call:
         live = self.plan.live
         if live is None:
             return self, inputs
+        self.client.catch_up()  # values are read: the stream is waited for, under the lock
         return live.choose(self, inputs, self._compile_for, quiet)
 
     def _compile_for(self, sizes: Sizes) -> Plan:

@@ -161,12 +161,13 @@ class Run:
                 fields["early"] = held.early.bind
             read = more = None
             if self._again_of:
+                client.catch_up()  # what the first forward has read is known by its reply
                 read, more = self._read, self._read.expected()
             elif call.trains:  # else it is over before anything can change
                 read = self._read
                 calm = accesses.quiet and not read.aliased
                 more = {"look": 1 if calm else read.look()}
-            if not client.forward(fields, read, more or {}, make_tensors):
+            if not client.forward(fields, read, more or {}, make_tensors, held.outputs):
                 self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
             if call.prints_memory and not self.flags & ONCE:
@@ -308,7 +309,11 @@ class Run:
                 }
                 if keep and early is not None:
                     fields["early"] = early.bind
-                for i in client.backward(fields, make_tensors).get("none", ()):
+                results = blocks
+                if client.timeline is not None:
+                    results = [*blocks, *(b for one in (slot, early) if one for b in one.blocks)]
+                reply = client.backward(fields, make_tensors, plan.info.id, results)
+                for i in reply.get("none", ()):
                     found[i] = self._flat_gradient(i, at)
             finally:
                 for one in slots:

@@ -273,7 +273,7 @@ class Piece:
                 # A self-check may run the user's forward, which Dynamo may have to compile.
                 runs_forward = self.owner.checks is not None and not self.graph.changed
                 lock = locks.both(self.client) if runs_forward else self.client.lock
-                with lock, watch.ours:
+                with lock, self.client.waiting(), watch.ours:
                     self._tensors[:] = args
                     try:
                         run, tensors = self._prepare(args, form, share)

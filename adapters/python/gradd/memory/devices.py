@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -34,8 +35,12 @@ class DeviceError(errors.UnsupportedError):
 
 _PINNED = _DESCRIPTOR = _DEVICE = 1  # of CU_MEM_ALLOCATION_TYPE, HANDLE_TYPE, LOCATION_TYPE
 _READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+_MAPPED = 2  # CU_MEMHOSTREGISTER_DEVICEMAP
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _U64, _SIZE, _INT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
+_BYTE = ctypes.c_ubyte
 
 
 class Host:
@@ -209,6 +214,57 @@ class GpuSegment:
         self.view = None  # type: ignore[assignment]
 
 
+class Words:
+    """Two numbers of 64 bits in memory that the host, a GPU's streams and the daemon share.
+
+    Attributes:
+        segment: Their memory: a page of the host's.
+    """
+
+    READY, DONE = 0, 16  # positions: in lines of the cache of their own
+
+    def __init__(self, gpu: Gpu) -> None:
+        """Raises: NoSpaceError, DeviceLostError (the driver cannot map memory of the host)."""
+        self.segment = Segment(0, 1)
+        self._gpu = gpu
+        self._numbers = self.segment.view.cast("Q")
+        self._mapped = mmap.mmap(self.segment.fd, self.segment.size)
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._mapped)
+        here, there = ctypes.c_void_p(ctypes.addressof(self._anchor)), _U64()
+        gpu.driver.call("cuMemHostRegister_v2", here, _SIZE(self.segment.size), _INT(_MAPPED))
+        gpu.driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), here, _INT(0))
+        self._here, self._address = here, there.value
+
+    def read(self, word: int) -> int:
+        """Its value now."""
+        return self._numbers[word]
+
+    def write(self, word: int, value: int) -> None:
+        """Writes it at once."""
+        self._numbers[word] = value
+
+    def write_in_turn(self, word: int, value: int) -> None:
+        """torch's current stream writes it when it has done all before."""
+        self._give("cuStreamWriteValue64_v2", word, value, 0)
+
+    def wait_in_turn(self, word: int, value: int) -> None:
+        """torch's current stream waits until it has at least this value; the host does not."""
+        self._give("cuStreamWaitValue64_v2", word, value, _AT_LEAST)
+
+    def _give(self, call: str, word: int, value: int, flags: int) -> None:
+        at = _U64(self._address + 8 * word)
+        self._gpu.driver.call(call, self._gpu.stream(), at, _U64(value), _INT(flags))
+
+    def close(self) -> None:
+        """No stream waits for it any more."""
+        with contextlib.suppress(errors.GraddError):
+            self._gpu.driver.call("cuMemHostUnregister", self._here)
+        self._numbers.release()
+        self.segment.close()
+        self._anchor = None
+        self._mapped.close()
+
+
 class Gpu:
     """Memory of one GPU.
 
@@ -274,7 +330,26 @@ class Gpu:
 
     def settle(self) -> None:
         """Waits until the work of torch's current stream is done."""
-        self.driver.call("cuStreamSynchronize", ctypes.c_void_p(self._stream()))
+        self.driver.call("cuStreamSynchronize", self.stream())
+
+    def stream(self) -> ctypes.c_void_p:
+        """torch's current stream."""
+        return ctypes.c_void_p(self._stream())
+
+    def fill_with_nan(self, places: Sequence[tuple[int, int]]) -> None:
+        """Fills memory with ones: NaN in all types of floats. Waits for that alone.
+
+        Args:
+            places: Addresses, and bytes.
+        """
+        stream = ctypes.c_void_p()
+        self.driver.call("cuStreamCreate", ctypes.byref(stream), _INT(_NON_BLOCKING))
+        try:
+            for address, size in places:
+                self.driver.call("cuMemsetD8Async", _U64(address), _BYTE(255), _SIZE(size), stream)
+            self.driver.call("cuStreamSynchronize", stream)
+        finally:
+            self.driver.call("cuStreamDestroy_v2", stream)
 
 
 class _Interface:

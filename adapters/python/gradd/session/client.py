@@ -24,24 +24,25 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gradd import errors, interrupts, options
+from gradd import errors, interrupts
 from gradd.memory import devices
 from gradd.memory.devices import HOST, Gpu, GpuSegment, Host
 from gradd.memory.parameter_changes import Snapshot
-from gradd.memory.shm import Header, Segment
+from gradd.memory.shm import DTYPES, Header, Segment, nbytes
 from gradd.memory.watch import data_ptr
-from gradd.session import control, daemon, protocol
+from gradd.session import control, daemon, other_daemon, protocol
 from gradd.session.control import ConnectionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
 from gradd.session.replay import Ledger
-from gradd.session.ring import Pool
+from gradd.session.ring import Block, Pool
+from gradd.session.timeline import MOST, Pending, Timeline
 
 logger = logging.getLogger("gradd")
 
@@ -81,6 +82,11 @@ class Client:
         self.state = Pool(self, "state")
         self.ring = Pool(self, "ring", _RING_BYTES, keep=True)
         self._retired: list[Pool] = []
+        # Of requests whose replies are not waited for; None = all are.
+        self.timeline = None if memory is HOST else Timeline.made(memory)
+        self._resending = False
+        self._waiting = 0
+        self._known: dict[int, dict[tuple[Any, ...], dict[str, Any]]] = {}  # replies, by plan
 
     # ---- requests ----
 
@@ -118,14 +124,12 @@ class Client:
             self.ends.settle()
         failures = 0
         no_room: errors.OutOfMemoryError | None = None
+        if self.memory is not HOST:
+            self.catch_up()
+            self.memory.settle()
         while True:
             try:
-                if self._connection is None:
-                    self._connect()
-                if self._retired:
-                    self._drain_retired()
-                if self._chores:
-                    self._do_chores()
+                self._prepare()
                 return self._exchange(verb, fields, frames, meanwhile)
             except ConnectionLost as lost:
                 failures += 1
@@ -142,6 +146,106 @@ class Client:
                 self._give_up_if_broken(verb)
                 raise
 
+    def ask_later(self, pending: Pending, meanwhile: Callable[[], None] | None = None) -> None:
+        """The same without a wait for the reply, for a client with a timeline.
+
+        Raises: What an earlier one has failed with; then this one is not sent.
+        """
+        if self.closed or self.pid != os.getpid():
+            self.check_process()
+        if self.ends.died:
+            self.ends.settle()
+        timeline: Timeline = self.timeline  # type: ignore[assignment]
+        self.catch_up(MOST - 1)
+        failures = 0
+        while True:
+            try:
+                self._prepare()
+                if self._connection is None or not self._connection.alive():
+                    raise ConnectionLost("the control socket hung up")
+                if not pending.turn:
+                    timeline.begin(pending)
+                self._send(pending)
+                break
+            except ConnectionLost as lost:
+                failures += 1
+                self._lost(lost, pending.verb, failures)
+        timeline.follow(pending)
+        if meanwhile is not None:
+            meanwhile()
+
+    def _send(self, pending: Pending) -> None:
+        envelope = self.timeline.envelope(pending)  # type: ignore[union-attr]
+        if self._releases and not self._resending:
+            envelope["rel"] = self._take_releases()
+        self.requests += 1
+        pending.q = self._connection.send_later(envelope)  # type: ignore[union-attr]
+
+    def catch_up(self, most: int = 0) -> None:
+        """Takes the replies that have come, and waits until at most so many requests have none.
+
+        Raises: What one of them has failed with.
+        """
+        timeline = self.timeline
+        if timeline is not None and (timeline.pending or timeline.has_failed):
+            self._collect(timeline, 0 if timeline.has_failed else most)
+            timeline.raise_failure()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In this context every reply is waited for; the caller has the lock.
+
+        What reads values of a GPU under the lock waits for its stream, and nothing could repeat
+        there what a daemon has died over.
+        """
+        self.catch_up()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def look_after_pending(self) -> None:
+        """Repeats requests over which a daemon has died, though no other request comes.
+
+        The user's thread may be waiting for the stream that waits for them.
+        """
+        timeline = self.timeline
+        if timeline is None or not timeline.pending or not self.lock.acquire(timeout=1):
+            return
+        try:
+            if not self.closed and self.pid == os.getpid():
+                self._collect(timeline, MOST)
+        finally:
+            self.lock.release()
+
+    def _collect(self, timeline: Timeline, most: int) -> None:
+        failures = 0
+        while timeline.pending:
+            first = timeline.pending[0]
+            try:
+                if self._connection is None:
+                    self._connect()
+                    continue  # perhaps nothing is pending any more
+                reply = self._connection.collect(first.q, wait=len(timeline.pending) > most)
+                if reply is None:
+                    return
+                if reply.get("session") == "lost":
+                    raise ConnectionLost(f"the daemon does not know this session: {reply}")
+                timeline.answer(reply, protocol.error_of(reply))
+                most = 0 if timeline.has_failed else most
+            except ConnectionLost as lost:
+                failures += 1
+                try:
+                    self._lost(lost, first.verb, failures)
+                except errors.SessionError as error:
+                    timeline.give_up(error)
+            except errors.GraddError as error:  # of what has to be repeated first
+                timeline.give_up(error)
+            except BaseException:
+                self._give_up_if_broken(first.verb)
+                raise
+
     def _described(self, error: errors.OutOfMemoryError) -> errors.OutOfMemoryError:
         """The error, and how much of the GPU's memory this process holds."""
         held = self.memory.held()
@@ -154,6 +258,16 @@ class Client:
         """A number for a plan, binding or run: unique in the session, never used again."""
         return next(self._ids)
 
+    def _prepare(self) -> None:
+        """Connects if need be, and sends what is queued."""
+        if self._connection is None:
+            self._connect()
+        if self._retired:
+            self._drain_retired()
+        if self._chores:
+            self.catch_up()  # a request on its way may need what they end
+            self._do_chores()
+
     def _exchange(
         self,
         verb: str,
@@ -161,10 +275,8 @@ class Client:
         frames: Sequence[bytes],
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        if self.memory is not HOST:
-            self.memory.settle()
         envelope = {"v": verb, **fields}
-        if self._releases:
+        if self._releases and not self._resending:
             envelope["rel"] = self._take_releases()
         self.requests += 1
         reply = self._connection.call(envelope, frames, None, meanwhile)  # type: ignore[union-attr]
@@ -203,7 +315,7 @@ class Client:
                 fields["onnx"] = protocol.tensor(block.wire(torch.uint8, (len(onnx),)))
                 frames = []
             elif sources:
-                frames += _source_frames(sources)
+                frames += protocol.source_frames(sources)
             try:
                 reply = self.request("graph.put", fields, frames)
             except BaseException:
@@ -236,6 +348,7 @@ class Client:
         read: Snapshot | None,
         more: dict[str, Any],
         meanwhile: Callable[[], None],
+        results: Sequence[Block],
     ) -> bool:
         """Runs a forward for a caller that has the lock and holds Ctrl-C back.
 
@@ -246,32 +359,74 @@ class Client:
             read: The parameters that it reads; once they have changed it is not run again.
             more: Fields of this request alone, about `read`.
             meanwhile: See ask().
+            results: Where the outputs go.
 
         Returns:
             False if nothing was run because the parameters have changed since `read` was taken.
         """
         request = {**fields, **more}
-        try:
-            reply = self.ask("forward", request, (), meanwhile)
-        except errors.StaleError:  # its plan has been given up there
-            reply = self.ledger.send_forward(self.ask, request)
-        if reply.get("changed"):
-            return False
-        if read is not None and "look" in more:
-            read.fingerprint, read.sum = reply.get("gen"), reply.get("sum")
+
+        def answered(reply: dict[str, Any]) -> None:
+            if read is not None and "look" in more:
+                read.fingerprint, read.sum = reply.get("gen"), reply.get("sum")
+
+        if "gen" not in more and self._is_known(fields["plan"], ("forward",)):
+            self.ask_later(Pending("forward", request, answered, results=results), meanwhile)
+        else:
+            try:
+                reply = self.ask("forward", request, (), meanwhile)
+            except errors.StaleError:  # its plan has been given up there
+                reply = self.ledger.send_forward(self.ask, request)
+            if reply.get("changed"):
+                return False
+            answered(reply)
+            self._know(fields["plan"], ("forward",), {})
         self.ledger.runs[fields["run"]] = (fields, read)
         return True
 
-    def backward(self, fields: dict[str, Any], meanwhile: Callable[[], None]) -> dict[str, Any]:
+    def _is_known(self, plan: int, what: tuple[Any, ...]) -> bool:
+        """Whether a request of this kind has succeeded: its like need not be waited for.
+
+        The daemon keeps a limited number of plans, and a reply says that one is gone.
+        """
+        if self.timeline is None or self._waiting or len(self.ledger.plans) > protocol.PLANS_KEPT:
+            return False
+        return what in self._known.get(plan, ())
+
+    def _know(self, plan: int, what: tuple[Any, ...], reply: dict[str, Any]) -> None:
+        if self.timeline is not None:
+            self._known.setdefault(plan, {})[what] = reply
+
+    def backward(
+        self,
+        fields: dict[str, Any],
+        meanwhile: Callable[[], None],
+        plan: int,
+        results: Sequence[Block],
+    ) -> dict[str, Any]:
         """Runs the backward of a run, for a caller that has the lock and holds Ctrl-C back.
 
-        `meanwhile`: see ask().
+        Args:
+            fields: Of the request.
+            meanwhile: See ask().
+            plan: Of the run.
+            results: Where the gradients go.
 
         Raises:
             StaleError: The run was released, or lost with a daemon.
         """
+        kind = ("backward", *fields["go"]["at"], bool(fields["keep"]))
+        if self._is_known(plan, kind):
+            forward = self.ledger.runs.get(fields["run"])
+            pending = Pending(
+                "backward", fields, lambda reply: None, results=results, forward=forward
+            )
+            self.ask_later(pending, meanwhile)
+            return self._known[plan][kind]
         try:
-            return self.ask("backward", fields, (), meanwhile)
+            reply = self.ask("backward", fields, (), meanwhile)
+            self._know(plan, kind, reply)
+            return reply
         except errors.StaleError:
             if fields["run"] not in self.ledger.lost:
                 raise
@@ -296,22 +451,21 @@ class Client:
         connection = control.Connection(self.path, self.memory)
         try:
             self._check_device(connection)
+            if self.timeline is not None:
+                connection.timeline(self.timeline.words.segment)
             for segment in list(self._segments.values()):
                 connection.segment(segment)
             self.session = connection.attach()
             if connection.daemon_pid != self.daemon_pid:
-                _warn_of_old_build(connection)
+                other_daemon.warn_of_old_build(connection)
                 if self.memory is HOST:
-                    _warn_of_other_device(connection)
+                    other_daemon.warn_of_other_device(connection)
             self.daemon_pid = connection.daemon_pid
             self.device = connection.device
             self._connection = connection
             self.flusher.start()
-            # A new session knows none of the runs and objects that these would end.
-            self._releases.clear()
-            self._chores.clear()
             again = self.recoveries > 0
-            runs, lost = self.ledger.resend(self._exchange)
+            runs, lost = self._resend()
         except BaseException:
             self._connection = None
             connection.close()
@@ -325,6 +479,40 @@ class Client:
                 runs,
                 f"; {lost} lost, their parameters have changed since" if lost else "",
             )
+
+    def _resend(self) -> tuple[int, int]:
+        """Gives a new session all that the client needs; how many runs, and how many are lost."""
+        timeline = self.timeline
+        if timeline is not None:
+            timeline.settle_done()
+        if timeline is None or not timeline.pending:
+            # A new session knows none of the runs and objects that these would end.
+            self._releases.clear()
+            for verb, fields in self._chores:
+                self._forget(verb, fields)
+            self._chores.clear()
+            return self.ledger.resend(self._exchange)
+        self._resending = True
+        try:
+            started = {p.fields["run"] for p in timeline.pending if p.verb == "forward"}
+            counts = self.ledger.resend(self._exchange, started)
+            for pending in list(timeline.pending):
+                if pending.forward is not None and pending.fields["run"] not in started:
+                    self._repeat_released(*pending.forward)
+                self._send(pending)
+            self._releases.extend(run for run in started if run not in self.ledger.runs)
+            return counts
+        finally:
+            self._resending = False
+
+    def _repeat_released(self, fields: dict[str, Any], read: Snapshot | None) -> None:
+        """The forward of a run that was released while its backward was on its way."""
+        run = fields["run"]
+        if run in self.ledger.runs or run in self.ledger.lost:
+            return
+        expected = read.expected() if read is not None else {}
+        self.ledger.send_forward(self._exchange, {**fields, **expected})
+        self._releases.append(run)
 
     def _check_device(self, connection: control.Connection) -> None:
         if self.memory is HOST or connection.uuid == self.memory.uuid:
@@ -439,6 +627,15 @@ class Client:
                 return segment.id, offset
         return None
 
+    def tensor_at(self, segment: int, offset: int, code: int, shape: Sequence[int]) -> torch.Tensor:
+        """What lies at a place, as long as its block is not used otherwise."""
+        dtype, found = DTYPES[code], self._segments[segment]
+        size = nbytes(dtype, shape)
+        if not size:
+            return torch.empty(tuple(shape), dtype=dtype, device=found.device)
+        memory = found.view[offset : offset + size]
+        return found.make(memory, dtype=dtype, count=size // dtype.itemsize).view(tuple(shape))
+
     def segment_count(self) -> int:
         """How many shared segments this client has; the daemon accepts 512."""
         return len(self._segments)
@@ -457,11 +654,17 @@ class Client:
 
     def later(self, verb: str, fields: dict[str, Any]) -> None:
         """Queues a request that has no result. Any thread, any time."""
+        if self.timeline is None or not self.timeline.pending:
+            self._forget(verb, fields)
+        self._chores.append((verb, fields))
+
+    def _forget(self, verb: str, fields: dict[str, Any]) -> None:
+        """What a chore ends need not be given to another daemon."""
         if verb == "unbind":
             self.ledger.binds.pop(fields["bind"], None)
         elif verb == "plan.drop":
             self.ledger.plans.pop(fields["plan"], None)
-        self._chores.append((verb, fields))
+            self._known.pop(fields["plan"], None)
 
     def _pools(self) -> list[Pool]:
         return [self.parameters, self.gradients, self.state, self.ring, *self._retired]
@@ -481,6 +684,8 @@ class Client:
             return
         with self.lock:
             if self._connection is None or self.closed or self.pid != os.getpid():
+                return
+            if self.timeline is not None and self.timeline.pending:
                 return
             for pool in self._pools():
                 pool.drain()
@@ -504,6 +709,7 @@ class Client:
         again = []
         while self._chores:
             verb, fields = self._chores.popleft()
+            self._forget(verb, fields)
             try:
                 if verb == "unsegment":
                     self._connection.unsegment(fields["id"])  # type: ignore[union-attr]
@@ -523,10 +729,15 @@ class Client:
         with self.lock:
             if self.closed:
                 return
+            if self.pid == os.getpid():
+                with contextlib.suppress(errors.GraddError):
+                    self.catch_up()
             self.closed = True
             self.flusher.stop()
             if self.pid != os.getpid():
                 return
+            if self.timeline is not None:
+                self.timeline.close()
             if self._connection is not None:
                 try:
                     self._connection.call({"v": "detach"}, (), timeout=5.0)
@@ -570,58 +781,6 @@ def get_client(
             client = Client(where, memory)
             _clients[where, device] = client
         return client
-
-
-def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
-    """The table of sources as a payload frame; none if it is beyond what the daemon accepts.
-
-    It only makes messages better, so a large graph must not fail for it.
-    """
-    if len(sources) <= protocol.SOURCE_ROWS:
-        frame = protocol.pack_sources(sources)
-        if len(frame) <= protocol.SOURCE_BYTES:
-            return [frame]
-    logger.warning(
-        "the table of source lines of a graph of %d nodes is larger than %d rows or %d MiB: errors "
-        "and `gradd explain` name its nodes without a line of Python",
-        len(sources),
-        protocol.SOURCE_ROWS,
-        protocol.SOURCE_BYTES >> 20,
-    )
-    return []
-
-
-def _warn_of_old_build(connection: control.Connection) -> None:
-    """A daemon outlives a rebuild: repairs made since it started are not in effect in it."""
-    ours = daemon.build_id()
-    if ours and connection.build != ours:
-        binary = daemon.find_binary()
-        logger.warning(
-            "daemon %d is another build than %s: changes since its start have no effect in it. "
-            "`%s stop` ends it after the request in progress; trainers continue with a new daemon",
-            connection.daemon_pid,
-            binary,
-            binary,
-        )
-
-
-def _warn_of_other_device(connection: control.Connection) -> None:
-    """Which device serves was settled when the daemon started, maybe by another trainer."""
-    wanted = options.get("GRADD_DEVICE")
-    if connection.missed:
-        logger.warning(
-            "the daemon computes on the CPU, because its device cannot be used: %s; see "
-            "`gradd doctor`",
-            connection.missed,
-        )
-    if not wanted or wanted == connection.device or connection.missed.startswith(f"{wanted}: "):
-        return
-    logger.warning(
-        "GRADD_DEVICE=%s, but the daemon in %s computes on %s; `gradd stop` ends it",
-        wanted,
-        connection.path,
-        connection.device,
-    )
 
 
 def clients() -> list[Client]:

@@ -79,6 +79,8 @@ class Connection:
         self._pack = protocol.packer()
         self._are_quick = False  # the replies, as the last one was
         self._slept_for = 0  # of the next replies
+        self._collected_later: set[int] = set()
+        self._late: dict[int, dict[str, Any]] = {}  # of these, read with others
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
@@ -187,6 +189,10 @@ class Connection:
             fields["header"] = True
         self._ask(fields, segment.fd)
 
+    def timeline(self, segment: Segment) -> None:
+        """Passes the memory of the client's turns (timeline.py)."""
+        self._ask({"v": "timeline", "bytes": segment.size}, segment.fd)
+
     def unsegment(self, segment_id: int) -> None:
         """Takes a segment back. Raises StaleError while something in the daemon uses it."""
         self._ask({"v": "unsegment", "id": segment_id})
@@ -214,6 +220,20 @@ class Connection:
         self.missed = str(reply.get("missed", ""))
         return int(reply.get("session", 0))
 
+    def send(self, envelope: dict[str, Any], frames: Sequence[bytes] = ()) -> int:
+        """Sends an envelope (adding number and token); returns its number."""
+        self._q += 1
+        envelope["q"] = self._q
+        if self._token:
+            envelope["t"] = self._token
+        if self._dealer is None:
+            raise ConnectionLost("not attached")
+        if frames:
+            self._dealer.send_multipart([self._pack(envelope), *frames])
+        else:
+            _Socket.send(self._dealer, self._pack(envelope))
+        return self._q
+
     def call(
         self,
         envelope: dict[str, Any],
@@ -231,17 +251,8 @@ class Connection:
         Raises:
             ConnectionLost: The daemon hung up, or nothing came within `timeout` seconds.
         """
-        self._q += 1
-        envelope["q"] = self._q
-        if self._token:
-            envelope["t"] = self._token
+        self.send(envelope, frames)
         dealer = self._dealer
-        if dealer is None:
-            raise ConnectionLost("not attached")
-        if frames:
-            dealer.send_multipart([self._pack(envelope), *frames])
-        else:
-            _Socket.send(dealer, self._pack(envelope))
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
@@ -259,15 +270,46 @@ class Connection:
             except BaseException:
                 self.broken = True
                 raise
-            try:
-                reply = protocol.read(frame)
-                if type(reply) is not dict:
-                    raise ValueError
-            except (ValueError, msgpack.UnpackException):
-                reply = protocol.unpack(frame)  # which says what is wrong
-            # A reply to an earlier request that was interrupted (Ctrl-C) is not ours.
+            reply = _read(frame)
+            # Another is one that is collected later, or of a request that was interrupted (Ctrl-C).
             if reply.get("q", self._q) == self._q:
                 return reply
+            if reply["q"] in self._collected_later:
+                self._late[reply["q"]] = reply
+
+    def send_later(self, envelope: dict[str, Any]) -> int:
+        """send() of a request whose reply is collected later."""
+        q = self.send(envelope)
+        self._collected_later.add(q)
+        return q
+
+    def collect(self, q: int, wait: bool) -> dict[str, Any] | None:
+        """The reply to a request of send_later(), ok or not; None = it has not come.
+
+        Replies come in the order of the requests. A Ctrl-C waits for a reply that is waited for.
+
+        Raises:
+            ConnectionLost: The daemon hung up.
+        """
+        while q not in self._late:
+            dealer = self._dealer
+            if dealer is None:
+                raise ConnectionLost("not attached")
+            if not dealer.poll(0):
+                if not wait and self.alive():
+                    return None
+                try:
+                    self._wait(dealer, None, patient=True)
+                except ConnectionLost:
+                    raise
+                except BaseException:
+                    self.broken = True
+                    raise
+            reply = _read(_Socket.recv(dealer))
+            if reply.get("q") in self._collected_later:
+                self._late[reply["q"]] = reply
+        self._collected_later.discard(q)
+        return self._late.pop(q)
 
     def _wait(self, dealer: zmq.Socket, deadline: float | None, patient: bool) -> None:
         mine = [(dealer, _READABLE)]
@@ -315,6 +357,16 @@ class Connection:
     def abandon(self) -> None:
         """In a forked child: closes the copy of the control socket, touches nothing of ZeroMQ."""
         self._control.close()
+
+
+def _read(frame: bytes) -> dict[str, Any]:
+    try:
+        reply = protocol.read(frame)
+        if type(reply) is not dict:
+            raise ValueError
+    except (ValueError, msgpack.UnpackException):
+        reply = protocol.unpack(frame)  # which says what is wrong
+    return reply
 
 
 def _name() -> str:

@@ -45,6 +45,7 @@ def _run(reference: weakref.ref[Client], stopped: threading.Event) -> None:
         client = reference()
         if client is None:
             return
+        client.look_after_pending()
         if client.requests == seen:
             client.flush_leftovers()
         seen = client.requests

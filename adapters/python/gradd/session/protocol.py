@@ -7,6 +7,7 @@ a request; the fields built here stay the same when a request is sent again afte
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,10 +17,13 @@ import msgpack
 
 from gradd import errors
 
+logger = logging.getLogger("gradd")
+
 PROTOCOL = (2, 2)  # lowest and highest version spoken here
 FRAME_BYTES = 16 << 20  # a larger payload goes through a segment
 SOURCE_BYTES = 4 << 20  # of a table of sources, which takes no other way
 SOURCE_ROWS = ((1 << 18) - 5) // 2  # a message holds 2^18 values: five, and two per row
+PLANS_KEPT = 200  # the daemon keeps some more; those used least recently go
 RELEASES_PER_REQUEST = 1024
 DROPOUT_OFF = 1
 FINITE_CHECK = 2
@@ -181,6 +185,15 @@ def unpack(frame: bytes) -> dict[str, Any]:
     return reply
 
 
+def error_of(reply: dict[str, Any]) -> errors.GraddError | None:
+    """The error that a reply tells of, or None."""
+    try:
+        checked(reply)
+    except errors.GraddError as error:
+        return error
+    return None
+
+
 def checked(reply: dict[str, Any]) -> dict[str, Any]:
     """The reply itself if it says ok, else its error as an exception."""
     if reply.get("ok"):
@@ -311,3 +324,22 @@ def plan_fields(
         "real_rows": live[1],
         "source_rows": live[2],
     }
+
+
+def source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
+    """The table of sources as a payload frame; none if it is beyond what the daemon accepts.
+
+    It only makes messages better, so a large graph must not fail for it.
+    """
+    if len(sources) <= SOURCE_ROWS:
+        frame = pack_sources(sources)
+        if len(frame) <= SOURCE_BYTES:
+            return [frame]
+    logger.warning(
+        "the table of source lines of a graph of %d nodes is larger than %d rows or %d MiB: errors "
+        "and `gradd explain` name its nodes without a line of Python",
+        len(sources),
+        SOURCE_ROWS,
+        SOURCE_BYTES >> 20,
+    )
+    return []

@@ -10,7 +10,7 @@ Entries are removed by single dict operations, which finalizers of any thread ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -40,11 +40,15 @@ class Ledger:
         self.lost: set[int] = set()  # runs that could not be repeated and are not released
         self.steps: list[Step] = []  # begun, and given up by the client: to be finished first
 
-    def resend(self, send: Send) -> tuple[int, int]:
+    def resend(self, send: Send, started: Collection[int] = ()) -> tuple[int, int]:
         """Repeats everything through `send`; returns how many runs were replayed, and how many not.
 
         A run whose parameters have changed is not replayed: it would compute other activations, for
         which there is no right backward, and write other values into the user's outputs.
+
+        Args:
+            send: Sends a request and waits for its reply.
+            started: Runs whose forward the client itself repeats.
 
         A forward of the ledger succeeded once with the same inputs, so its failure now (memory is
         short) is an error of the caller's next request and stops the replay.
@@ -58,7 +62,7 @@ class Ledger:
             send("bind", fields, ())
         for step in list(self.steps):
             step.finish(send)
-        runs = list(self.runs.items())
+        runs = [(run, entry) for run, entry in self.runs.items() if run not in started]
         lost = 0
         for run, (fields, read) in runs:
             if read is None:

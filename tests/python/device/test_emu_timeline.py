@@ -1,0 +1,243 @@
+"""Trainers on a GPU do not wait for their daemon; streams do, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradd import ORTModule, errors, optim
+from gradd.memory import devices
+from gradd.session import client as clients
+from gradd.session import control, timeline
+from helpers import emu_torch
+
+pytestmark = [
+    pytest.mark.emu,
+    pytest.mark.skipif(bool(emu_torch.why_not()), reason=emu_torch.why_not()),
+    pytest.mark.usefixtures("daemon"),
+]
+
+DEVICE = torch.device("emu", 0)
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "fused": lambda p: optim.FusedAdam(p, lr=1e-2, max_grad_norm=1.0),
+}
+
+
+class Words(nn.Module):
+    """A loss of classes of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 16), nn.Linear(16, 7)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Both of shape [N]."""
+        return F.cross_entropy(self.head(torch.tanh(self.words(ids))), labels)
+
+
+class Trainer:
+    """A module, its optimizer, and batches by number."""
+
+    def __init__(self, optimizer: str) -> None:
+        torch.manual_seed(3)
+        self.model = ORTModule(Words().to(DEVICE), strict=True)
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.client = clients.get_client(device=DEVICE)
+        self.ones = torch.ones((), device=DEVICE)
+        self.batches = [self.batch(i) for i in range(4)]
+
+    @staticmethod
+    def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and labels."""
+        generator = torch.Generator().manual_seed(number)
+        ids, labels = (torch.randint(n, (24,), generator=generator) for n in (20, 7))
+        return ids.to(DEVICE), labels.to(DEVICE)
+
+    def step(self, number: int) -> torch.Tensor:
+        """The loss, which nobody has waited for."""
+        loss = self.model(*self.batches[number % 4])
+        loss.backward(self.ones)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def values(self) -> list[torch.Tensor]:
+        """The parameters on the CPU."""
+        return [p.detach().cpu() for p in self.model.parameters()]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the client waits for the stream and for replies."""
+    found: Counter[str] = Counter()
+
+    def counted(kind: type, name: str) -> None:
+        real = getattr(kind, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            found[name] += name != "collect" or named.get("wait", False)
+            return real(*given, **named)
+
+        monkeypatch.setattr(kind, name, call)
+
+    counted(devices.Gpu, "settle")
+    counted(control.Connection, "call")
+    counted(control.Connection, "collect")
+    return found
+
+
+class Squares(Words):
+    """A loss without labels: no value decides about a call."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Both of shape [N]."""
+        return (self.head(torch.tanh(self.words(ids))) - labels[:, None]).square().mean()
+
+
+@pytest.mark.parametrize(("model", "most"), [(Squares, 0), (Words, 1)])
+def test_a_step_waits_for_labels_alone(
+    model: type[Words], most: int, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "Words", model)
+    trainer = Trainer("fused")
+    for i in range(4):
+        trainer.step(i).item()
+    assert isinstance(trainer.optimizer, optim.FusedAdam) and trainer.optimizer.grad_norm > 0
+    waits.clear()
+    losses = [trainer.step(i) for i in range(4)]
+    # the replies to forward, backward and step of before, of which the last is waited for
+    assert set(+waits) <= {"collect"} and waits["collect"] <= 3 * 4 * most
+    assert len({loss.item() for loss in losses}) == 4
+    assert trainer.optimizer.grad_norm > 0
+    assert trainer.model.gradd_stats()["mirrored"] == 0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_kills_at_any_moment_cost_no_bit(daemon: Any, optimizer: str) -> None:
+    steps, chance = 16, random.Random(optimizer)
+    reference = Trainer(optimizer)
+    expected = [reference.step(i).item() for i in range(steps)]
+    values = reference.values()
+    del reference
+    trainer = Trainer(optimizer)
+    for i in range(3):
+        assert trainer.step(i).item() == expected[i]
+    kills = {i: chance.random() * 4e-3 for i in chance.sample(range(3, steps), 6)}
+    losses = []
+    for i in range(3, steps):
+        if i in kills:
+            pid = trainer.client.daemon_pid
+            killer = threading.Timer(kills[i], daemon.kill, (pid,))
+            killer.start()
+        losses.append(trainer.step(i))
+        if i in kills:
+            killer.join()
+    assert [loss.item() for loss in losses] == expected[3:]
+    assert all(map(torch.equal, trainer.values(), values))
+    assert trainer.client.recoveries > 0
+
+
+def test_a_trainer_that_waits_for_its_stream_is_helped(daemon: Any) -> None:
+    """No request follows: the stream would wait for a dead daemon for ever."""
+    trainer = Trainer("sgd")
+    for i in range(4):
+        trainer.step(i)
+    with trainer.client.lock:  # so that the daemon is dead before the client can know
+        trainer.client.catch_up()
+        daemon.kill(trainer.client.daemon_pid)
+        trainer.client.timeline.begin(late := _Unsent(trainer.client))
+        trainer.client.timeline.follow(late)
+    torch.accelerator.synchronize(DEVICE)
+    with trainer.client.lock:
+        trainer.client.catch_up()
+    assert late.replies == [True] and trainer.client.recoveries == 1
+
+
+class _Unsent(timeline.Pending):
+    """A request that the dead daemon never got."""
+
+    __slots__ = ("replies",)
+
+    def __init__(self, client: clients.Client) -> None:
+        self.replies: list[bool] = []
+        super().__init__("release", {"runs": []}, lambda reply: self.replies.append(reply["ok"]))
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_refused_value_is_raised_and_its_results_are_nan(
+    wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADD_WAIT", str(int(wait)))
+    clients.close_all()
+    trainer = Trainer("fused")
+    for i in range(4):
+        trainer.step(i)
+    before = trainer.values()
+    ids, labels = trainer.batch(5)
+    labels[3] = 9  # there are 7 classes
+    if wait:
+        with pytest.raises(errors.GraddError, match="CrossEntropy|9"):
+            trainer.model(ids, labels)
+    else:
+        loss = trainer.model(ids, labels)
+        assert loss.isnan().item()
+        with pytest.raises(errors.GraddError, match="CrossEntropy|9"):
+            loss.backward(trainer.ones)
+    assert all(map(torch.equal, trainer.values(), before))
+    trainer.optimizer.zero_grad()
+    assert trainer.step(0).isfinite().item()
+    assert not all(map(torch.equal, trainer.values(), before))
+
+
+def test_steps_behind_a_failure_are_not_done() -> None:
+    """The whole step is on its way before the failure is known; it changes no parameter."""
+    trainer = Trainer("fused")
+    for i in range(4):
+        trainer.step(i).item()
+    before = trainer.values()
+    ids, labels = trainer.batch(5)
+    labels[3] = 9
+    trainer.batches[0] = (ids, labels)
+    gate = torch.zeros(1 << 20, device=DEVICE)
+    with pytest.raises(errors.GraddError):
+        gate += 1
+        trainer.step(0)
+        trainer.client.request("release", {"runs": []})
+    assert all(map(torch.equal, trainer.values(), before))
+    trainer.batches[0] = trainer.batch(0)
+    trainer.optimizer.zero_grad()
+    for i in range(4):
+        assert trainer.step(i).isfinite().item()
+
+
+@pytest.mark.parametrize("side", ["write_in_turn", "wait_in_turn"])
+def test_without_one_of_the_waits_it_is_wrong(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other tests prove: each side's wait is needed."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer = Trainer("sgd")
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
+    for i in range(4):
+        trainer.step(i)
+    right = [trainer.step(i).item() for i in range(4)]
+    if side == "write_in_turn":
+        monkeypatch.setattr(devices.Words, side, devices.Words.write)
+    else:
+        monkeypatch.setattr(devices.Words, side, lambda *unused: None)
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "20000")
+    late = []
+    for i in range(8):
+        late.append(trainer.model(*trainer.batches[i % 4]))
+    copies = [loss.detach().clone() for loss in late]
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
+    time.sleep(0.2)
+    assert any(c.item() != right[i % 4] for i, c in enumerate(copies))
