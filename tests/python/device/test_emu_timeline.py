@@ -64,7 +64,7 @@ class Trainer:
         return ids.to(DEVICE), labels.to(DEVICE)
 
     def step(self, number: int) -> torch.Tensor:
-        """The loss, which nobody has waited for."""
+        """The loss, without a wait for it."""
         loss = self.model(*self.batches[number % 4])
         loss.backward(self.ones)
         self.optimizer.step()

@@ -7,10 +7,11 @@ per sizes, lazy outputs, live rows, runs as steps of autograd.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import getpid
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from gradd.dynamo.own_forward import OwnForward
     from gradd.dynamo.owner import Owner
     from gradd.dynamo.program import Input
+    from gradd.session.client import Client
 
 _FAILURES = 4  # of different forms, and no success: no other is tried
 _KEPT = 64  # calls of a piece that are known
@@ -273,7 +275,7 @@ class Piece:
                 # A self-check may run the user's forward, which Dynamo may have to compile.
                 runs_forward = self.owner.checks is not None and not self.graph.changed
                 lock = locks.both(self.client) if runs_forward else self.client.lock
-                with lock, self.client.waiting(), watch.ours:
+                with lock, _waiting(self.client), watch.ours:
                     self._tensors[:] = args
                     try:
                         run, tensors = self._prepare(args, form, share)
@@ -419,3 +421,11 @@ class Piece:
         """Gives up all that the daemon holds."""
         self.graph.drop()
         self._known.clear()
+
+
+@contextlib.contextmanager
+def _waiting(client: Client) -> Iterator[None]:
+    """In this context every reply is waited for; the caller has the lock."""
+    client.catch_up()
+    with client.timeline.waiting() if client.timeline is not None else contextlib.nullcontext():
+        yield

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,8 @@ class Client:
         self.ring = Pool(self, "ring", _RING_BYTES, keep=True)
         self._retired: list[Pool] = []
         # Of requests whose replies are not waited for; None = all are.
-        self.timeline = None if memory is HOST else Timeline.made(memory)
+        self.timeline = None if memory is HOST else Timeline.made(memory, self.ledger.plans)
         self._resending = False
-        self._waiting = 0
-        self._known: dict[int, dict[tuple[Any, ...], dict[str, Any]]] = {}  # replies, by plan
 
     # ---- requests ----
 
@@ -190,20 +188,6 @@ class Client:
         if timeline is not None and (timeline.pending or timeline.has_failed):
             self._collect(timeline, 0 if timeline.has_failed else most)
             timeline.raise_failure()
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """In this context every reply is waited for; the caller has the lock.
-
-        What reads values of a GPU under the lock waits for its stream, and nothing could repeat
-        there what a daemon has died over.
-        """
-        self.catch_up()
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            self._waiting -= 1
 
     def look_after_pending(self) -> None:
         """Repeats requests over which a daemon has died, though no other request comes.
@@ -370,7 +354,8 @@ class Client:
             if read is not None and "look" in more:
                 read.fingerprint, read.sum = reply.get("gen"), reply.get("sum")
 
-        if "gen" not in more and self._is_known(fields["plan"], ("forward",)):
+        timeline, kind = self.timeline, (fields["plan"], "forward")
+        if timeline is not None and "gen" not in more and timeline.knows(kind):
             self.ask_later(Pending("forward", request, answered, results=results), meanwhile)
         else:
             try:
@@ -380,22 +365,10 @@ class Client:
             if reply.get("changed"):
                 return False
             answered(reply)
-            self._know(fields["plan"], ("forward",), {})
+            if timeline is not None:
+                timeline.known[kind] = {}
         self.ledger.runs[fields["run"]] = (fields, read)
         return True
-
-    def _is_known(self, plan: int, what: tuple[Any, ...]) -> bool:
-        """Whether a request of this kind has succeeded: its like need not be waited for.
-
-        The daemon keeps a limited number of plans, and a reply says that one is gone.
-        """
-        if self.timeline is None or self._waiting or len(self.ledger.plans) > protocol.PLANS_KEPT:
-            return False
-        return what in self._known.get(plan, ())
-
-    def _know(self, plan: int, what: tuple[Any, ...], reply: dict[str, Any]) -> None:
-        if self.timeline is not None:
-            self._known.setdefault(plan, {})[what] = reply
 
     def backward(
         self,
@@ -415,17 +388,18 @@ class Client:
         Raises:
             StaleError: The run was released, or lost with a daemon.
         """
-        kind = ("backward", *fields["go"]["at"], bool(fields["keep"]))
-        if self._is_known(plan, kind):
+        timeline, kind = self.timeline, (plan, *fields["go"]["at"], bool(fields["keep"]))
+        if timeline is not None and timeline.knows(kind):
             forward = self.ledger.runs.get(fields["run"])
             pending = Pending(
                 "backward", fields, lambda reply: None, results=results, forward=forward
             )
             self.ask_later(pending, meanwhile)
-            return self._known[plan][kind]
+            return timeline.known[kind]
         try:
             reply = self.ask("backward", fields, (), meanwhile)
-            self._know(plan, kind, reply)
+            if timeline is not None:
+                timeline.known[kind] = reply
             return reply
         except errors.StaleError:
             if fields["run"] not in self.ledger.lost:
@@ -664,7 +638,8 @@ class Client:
             self.ledger.binds.pop(fields["bind"], None)
         elif verb == "plan.drop":
             self.ledger.plans.pop(fields["plan"], None)
-            self._known.pop(fields["plan"], None)
+            if self.timeline is not None:
+                self.timeline.forget(fields["plan"])
 
     def _pools(self) -> list[Pool]:
         return [self.parameters, self.gradients, self.state, self.ring, *self._retired]

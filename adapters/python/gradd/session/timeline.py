@@ -14,14 +14,16 @@ request, and begins another chain.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 from gradd import errors, options
 from gradd.memory.devices import Gpu, Words
 from gradd.memory.parameter_changes import Snapshot
+from gradd.session import protocol
 from gradd.session.ring import Block
 
 logger = logging.getLogger("gradd")
@@ -70,29 +72,66 @@ class Timeline:
     Attributes:
         words: What the daemon is given.
         pending: Requests that are not answered, by turn.
+        known: Replies to requests that were waited for, by kind: the plan, and the rest.
     """
 
-    def __init__(self, memory: Gpu) -> None:
-        """Raises: NoSpaceError, DeviceLostError."""
+    def __init__(self, memory: Gpu, plans: Sized) -> None:
+        """Args:
+            memory: Of the client.
+            plans: That the daemon has for it.
+
+        Raises:
+            NoSpaceError: There is no memory for a page.
+            DeviceLostError: The driver cannot map it.
+        """
         self._memory = memory
+        self._plans = plans
         self.words = Words(memory)
         self.pending: deque[Pending] = deque()
         self._turn = 0
         self._chain = 1
         self._failure: errors.GraddError | None = None
+        self._waiting = 0
+        self.known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     @staticmethod
-    def made(memory: Gpu) -> Timeline | None:
+    def made(memory: Gpu, plans: Sized) -> Timeline | None:
         """One for a GPU whose driver has such waits, unless GRADD_WAIT=1."""
         if options.get("GRADD_WAIT"):
             return None
         try:
-            timeline = Timeline(memory)
+            timeline = Timeline(memory, plans)
             timeline.words.write_in_turn(Words.READY, 0)
         except errors.DeviceLostError as error:
             logger.warning("clients of %s wait for each reply: %s", memory.device, error)
             return None
         return timeline
+
+    def knows(self, kind: tuple[Any, ...]) -> bool:
+        """Whether a request of this kind has succeeded: then its like is not waited for.
+
+        The daemon keeps a limited number of plans, and only a reply says that one is gone.
+        """
+        few = len(self._plans) <= protocol.PLANS_KEPT
+        return few and not self._waiting and kind in self.known
+
+    def forget(self, plan: int) -> None:
+        """The plan is dropped."""
+        for kind in [kind for kind in self.known if kind[0] == plan]:
+            del self.known[kind]
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In this context every reply is waited for; nothing is pending before.
+
+        What reads values of a GPU under the client's lock waits for torch's stream, and nothing
+        could repeat meanwhile what a daemon has died over.
+        """
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     def begin(self, pending: Pending) -> None:
         """Gives a request its turn, which comes after all work of torch's current stream."""
