@@ -49,7 +49,12 @@ typedef struct CUmemAccessDesc_st {
     int flags;
 } CUmemAccessDesc;
 
+typedef struct CUctx_st *CUcontext;
+
 CUresult cuInit(unsigned flags);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device);
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *out);
 CUresult cuGetErrorName(CUresult error, const char **out);
 CUresult cuDeviceGetCount(int *out);
 CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device);

@@ -1,5 +1,6 @@
 /* Calls of the driver that are those of the runtime by another name: errors have the same numbers.
  * See sim.h. */
+#include <stdint.h>
 #include <string.h>
 
 #include "tests/sim/cuda.h"
@@ -53,6 +54,35 @@ CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
     const cudaError_t error = cudaGetDeviceProperties(&found, device);
     if (!error) memcpy(out, &found.uuid, sizeof *out);
     return (CUresult)error;
+}
+
+/* ---- contexts: of each device its own ----------------------------------------------------------
+ */
+
+enum { MOST_PUSHED = 8 };
+static _Thread_local int pushed[MOST_PUSHED], n_pushed; /* devices of before */
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
+    cudaDeviceProp found;
+    const cudaError_t error = cudaGetDeviceProperties(&found, device);
+    *out = (CUcontext)(intptr_t)(device + 1);
+    return (CUresult)error;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+    if (!context || n_pushed == MOST_PUSHED) return CUDA_ERROR_INVALID_VALUE;
+    cudaGetDevice(&pushed[n_pushed]);
+    const cudaError_t error = cudaSetDevice((int)(intptr_t)context - 1);
+    if (!error) n_pushed++;
+    return (CUresult)error;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *out) {
+    if (!n_pushed) return CUDA_ERROR_INVALID_VALUE;
+    int device;
+    cudaGetDevice(&device);
+    *out = (CUcontext)(intptr_t)(device + 1);
+    return (CUresult)cudaSetDevice(pushed[--n_pushed]);
 }
 
 /* ---- functions by name ----------------------------------------------------------------------- */

@@ -67,7 +67,12 @@ TEST(a_job_waits_for_its_word) {
     queue_t *queue;
     uint64_t word = 4;
     lane_t a = {0}, b = {0};
-    job_t jobs[4] = {{.word = &word, .value = 5}, {0}, {0}, {.word = &word, .value = 6}};
+    job_t jobs[4] = {
+        {.word = &word, .value = 5},
+        {0},
+        {0},
+        {.word = &word, .value = 6}
+    };
     CHECK_OK(queue_create(&queue));
     queue_push(queue, &a, &jobs[0]);
     queue_push(queue, &a, &jobs[1]); /* behind it */

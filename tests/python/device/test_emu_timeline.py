@@ -122,9 +122,12 @@ def test_a_step_waits_for_labels_alone(
     assert trainer.model.gradd_stats()["mirrored"] == 0
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_kills_at_any_moment_cost_no_bit(daemon: Any, optimizer: str) -> None:
-    steps, chance = 16, random.Random(optimizer)
+@pytest.mark.parametrize(
+    ("optimizer", "n_kills"),
+    [*((o, 6) for o in OPTIMIZERS), pytest.param("fused", 1000, marks=pytest.mark.nightly)],
+)
+def test_kills_at_any_moment_cost_no_bit(daemon: Any, optimizer: str, n_kills: int) -> None:
+    steps, chance = 16 if n_kills == 6 else 3 * n_kills, random.Random(optimizer)
     reference = Trainer(optimizer)
     expected = [reference.step(i).item() for i in range(steps)]
     values = reference.values()
@@ -132,7 +135,7 @@ def test_kills_at_any_moment_cost_no_bit(daemon: Any, optimizer: str) -> None:
     trainer = Trainer(optimizer)
     for i in range(3):
         assert trainer.step(i).item() == expected[i]
-    kills = {i: chance.random() * 4e-3 for i in chance.sample(range(3, steps), 6)}
+    kills = {i: chance.random() * 4e-3 for i in chance.sample(range(3, steps), n_kills)}
     losses = []
     for i in range(3, steps):
         if i in kills:

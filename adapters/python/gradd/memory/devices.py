@@ -101,16 +101,28 @@ class _Access(ctypes.Structure):
 class _Driver:
     """The functions of libcuda that are called here, each of which raises its error."""
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, device: int) -> None:
+        """Raises: OSError (there is no such library), DeviceLostError."""
         self._library = ctypes.CDLL(library)
+        self._context = ctypes.c_void_p()
+        self._check("cuInit", _INT(0))
+        self._check("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), _INT(device))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function.
+        """Calls a function, in the device's context: threads may have another one, or none.
 
         Raises:
             OutOfMemoryError: The GPU has no memory for it.
             DeviceLostError: Any other failure.
         """
+        before = ctypes.c_void_p()
+        self._check("cuCtxPushCurrent_v2", self._context)
+        try:
+            self._check(name, *arguments)
+        finally:
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(before))
+
+    def _check(self, name: str, *arguments: Any) -> None:
         error = getattr(self._library, name)(*arguments)
         if not error:
             return
@@ -293,12 +305,11 @@ class Gpu:
             DeviceLostError: The driver does not know the device.
         """
         self.device = device
-        self.driver = _Driver(library)
+        self.driver = _Driver(library, device.index)
         self._make, self._stream = tensor, stream
         number = device.index
         self.properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_DEVICE, number), None)
         grain, uuid = _SIZE(), (ctypes.c_ubyte * 16)()
-        self.driver.call("cuInit", _INT(0))
         self.driver.call("cuDeviceGetUuid_v2", uuid, _INT(number))
         where = ctypes.byref(self.properties)
         self.driver.call("cuMemGetAllocationGranularity", ctypes.byref(grain), where, _INT(0))

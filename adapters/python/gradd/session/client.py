@@ -186,7 +186,8 @@ class Client:
         """
         timeline = self.timeline
         if timeline is not None and (timeline.pending or timeline.has_failed):
-            self._collect(timeline, 0 if timeline.has_failed else most)
+            with interrupts.deferred:
+                self._collect(timeline, 0 if timeline.has_failed else most)
             timeline.raise_failure()
 
     def look_after_pending(self) -> None:
