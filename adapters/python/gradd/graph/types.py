@@ -1,13 +1,14 @@
 """Makes explicit the element types that torch's operators mix and their ONNX translations do not.
 
 softmax(x, dtype=float32) converts x first, its translation converts the result; the same holds for
-sums and means. A normalisation takes bf16 values with f32 weights (autocast), computes in f32 and
-rounds once; ONNX wants one type. A number that is computed from sizes (`x * x.shape[1] ** 0.5`)
-takes part in the type of the tensors beside it, and for halves in f32; so does a number that no
-half represents, as in `x / 301`. If torch computes an operator of halves in f32 and rounds once,
-and its translation takes several steps, values would be rounded, or overflow, between the steps.
-All of these become casts around the operator in the exported program, which neither decomposition
-nor translation can get wrong.
+sums and means. stack() and its like take tensors of several types, and ONNX wants one. A
+normalisation takes bf16 values with f32 weights (autocast), computes in f32 and rounds once; ONNX
+wants one type here too. A number that is computed from sizes (`x * x.shape[1] ** 0.5`) takes part
+in the type of the tensors beside it, and for halves in f32; so does a number that no half
+represents, as in `x / 301`. If torch computes an operator of halves in f32 and rounds once, and its
+translation takes several steps, values would be rounded, or overflow, between the steps. All of
+these become casts around the operator in the exported program, which neither decomposition nor
+translation can get wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ _WITH_DTYPE = frozenset(
         *(_aten.softmax.int, _aten.log_softmax.int),
         *(_aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim),
         *(_aten.prod.default, _aten.prod.dim_int),
+    }
+)
+_JOINED = frozenset(  # torch's exporter converts the operands of cat() alone
+    {
+        *(_aten.stack.default, _aten.concat.default, _aten.concatenate.default),
+        *(_aten.hstack.default, _aten.vstack.default, _aten.dstack.default),
+        *(_aten.column_stack.default, _aten.row_stack.default),
     }
 )
 # torch rounds numbers beside halves to their type here; elsewhere it computes with them in f32.
@@ -70,6 +78,8 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
         _round_numbers(node)
         if node.target in _WITH_DTYPE:
             _convert_first(graph, node)
+        elif node.target in _JOINED:
+            _convert_all(graph, node)
         elif node.target in _NORMS:
             _compute_in_one_type(graph, node, signature)
         elif node.target in _WITH_NUMBERS and any(map(_is_number, node.args)):
@@ -89,6 +99,14 @@ def _cast(graph: torch.fx.Graph, source: torch.fx.Node, dtype: torch.dtype) -> t
     with torch.no_grad():
         node.meta["val"] = source.meta["val"].to(dtype)
     return node
+
+
+def _convert_all(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    wanted = node.meta["val"].dtype
+    for source in node.all_input_nodes:
+        if _type(source) is not wanted:
+            with graph.inserting_before(node):
+                node.replace_input_with(source, _cast(graph, source, wanted))
 
 
 def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
