@@ -58,10 +58,10 @@ REASONS = (
     Reason(
         "autocast",
         _TORCH,
-        "Autocast is active for a device or type other than bf16 or f16 on the CPU, or hides its "
-        "casts inside an operator.",
-        'Use `torch.autocast("cpu", torch.bfloat16)`; put the operator that the message names '
-        "inside `enabled=False`.",
+        "Autocast is active for a type other than bf16 or f16, or hides its casts inside an "
+        "operator.",
+        "Use `torch.bfloat16` or `torch.float16`; put the operator that the message names inside "
+        "`torch.autocast(device_type, enabled=False)`.",
     ),
     Reason(
         "autograd_function",

@@ -30,7 +30,7 @@
 
 namespace {
 
-using at::Tensor;
+using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
 constexpr auto TYPE = c10::DeviceType::PrivateUse1;
 
 void check(int error, const char *what) {
@@ -572,10 +572,15 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
     m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
-// ---- autocast -----------------------------------------------------------------------------------
+// ---- autocast: as on CUDA -----------------------------------------------------------------------
+
+Tensor refused(const Tensor &, const Tensor &, const maybe<Tensor> &, int64_t) {
+    TORCH_CHECK(false, "emu: binary_cross_entropy is unsafe to autocast");
+}
 
 #define LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define FULL_PRECISION(...)  KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define FULL_RESULT(...)     KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
 #define WIDEST(...)          KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
     m.fallback(torch::CppFunction::makeFallthrough());
@@ -583,7 +588,10 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
     AT_FORALL_LOWER_PRECISION_FP(LOWER_PRECISION)
     AT_FORALL_FP32(FULL_PRECISION)
+    AT_FORALL_FP32_SET_OPT_DTYPE(FULL_RESULT)
+    AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
     AT_FORALL_PROMOTE(WIDEST)
+    m.impl("binary_cross_entropy", refused);
 }
 
 // ---- for Python ---------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class Reference:
             torch.inference_mode(False),
             torch.set_grad_enabled(self.task.grad),
             torch.random.fork_rng(devices=[]),
-            # Its cache would outlive the stand-ins.
+            # The cache, which all devices share, would outlive the stand-ins.
             torch.autocast("cpu", cast, enabled=on, cache_enabled=False),
             Quiet(),
             torch.autograd.graph.saved_tensors_hooks(

@@ -37,7 +37,6 @@ from gradd.dynamo.steps import InTorch, Reader, Values
 from gradd.fallback import classify
 from gradd.graph.locations import is_named, location_of
 from gradd.graph.nodes import fake_mode, storages
-from gradd.memory import devices
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
@@ -116,8 +115,6 @@ class CompiledGraph:
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
         self.around = modes.now()
-        if owner.device not in (None, devices.HOST.device):
-            modes.refuse_autocast(module.graph)
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()

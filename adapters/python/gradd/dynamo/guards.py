@@ -29,6 +29,7 @@ import torch
 from torch.nn import functional
 
 from gradd import module_tables, private
+from gradd.memory import devices
 
 _NOT_USERS = {"torch", "numpy", "gradd", *sys.stdlib_module_names} - {"__main__"}
 _FUNCTIONS = (types.FunctionType, classmethod, staticmethod, property)
@@ -40,7 +41,6 @@ _ELEMENTS = 100  # of one container
 _MRO = vars(type)["__mro__"].__get__
 _TABLE = vars(type)["__dict__"].__get__
 _CODE = attrgetter("__code__")
-_DEVICES = ("cpu", "cuda")
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter, torch.nn.Module)
 _OF_DYNAMO = ("__init__", "__setstate__")  # of Module, which it replaces in its first call
 _ENVIRONMENT = getattr(os.environ, "_data", os.environ)
@@ -147,7 +147,7 @@ class Supplement:
         return [
             *map(_MRO, self._classes),
             *map(_CODE, self._plain),
-            *map(torch.get_autocast_dtype, _DEVICES),
+            *map(torch.get_autocast_dtype, devices.types()),
             os.getpid(),
         ]
 

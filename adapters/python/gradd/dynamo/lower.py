@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -39,6 +39,7 @@ from gradd.graph.nodes import (
     takes_graphs,
     targets,
 )
+from gradd.memory import devices
 from gradd.memory.watch import address
 from gradd.spec import CaptureError
 
@@ -210,11 +211,12 @@ def _recorded(
     planned: set[sympy.Symbol],
 ) -> _Recorder:
     """The operators of some nodes."""
-    mode = fake_mode(value_of(n) for n in (*inputs, *nodes))
-    recorder = _Recorder(Lowered(), inputs, owner, mode, planned)
+    values = [value_of(n) for n in (*inputs, *nodes)]
+    mode = fake_mode(values)
+    recorder = _Recorder(Lowered(), inputs, owner, mode, planned, _device_of(values))
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(True))
-        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(autocast.entered(frozenset()))
         if mode is not None:
             stack.enter_context(mode)
         stack.enter_context(private.enable_python_dispatcher())
@@ -222,6 +224,12 @@ def _recorded(
         for node in nodes:
             recorder.take(node)
     return recorder
+
+
+def _device_of(values: Iterable[Any]) -> str:
+    """The type of device of some values: of the CPU there may be numbers among those of a GPU."""
+    types = {v.device.type for v in values if isinstance(v, torch.Tensor)}
+    return next((t for t in devices.types() if t in types and t != "cpu"), "cpu")
 
 
 class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in here
@@ -234,9 +242,11 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         owner: torch.fx.GraphModule,
         mode: Any,
         planned: set[sympy.Symbol],
+        device: str,
     ) -> None:
         super().__init__(PythonKeyTracer(), "real", pre_dispatch=True)
         self.mode = mode  # of the fake tensors; None: there are none
+        self.device = device  # type: autocast for any other does not change what they give
         self.done = done
         self.flat = done.graph
         self.owner = owner
@@ -517,14 +527,14 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 return value
         return result
 
-    @staticmethod
-    def _enter(wanted: modes.Modes) -> None:
+    def _enter(self, wanted: modes.Modes) -> None:
         if torch.is_grad_enabled() is not wanted.grad:
             torch.set_grad_enabled(wanted.grad)
-        if torch.is_autocast_enabled("cpu") is not (wanted.cast is not None):
-            torch.set_autocast_enabled("cpu", wanted.cast is not None)
-        if wanted.cast is not None and torch.get_autocast_dtype("cpu") is not wanted.cast:
-            torch.set_autocast_dtype("cpu", wanted.cast)
+        dtype = dict(wanted.casts).get(self.device)
+        if torch.is_autocast_enabled(self.device) is not (dtype is not None):
+            torch.set_autocast_enabled(self.device, dtype is not None)
+        if dtype is not None and torch.get_autocast_dtype(self.device) is not dtype:
+            torch.set_autocast_dtype(self.device, dtype)
 
     def _take_one(self, node: torch.fx.Node) -> bool:
         """Tries a node as a call of one operator, or of none."""
@@ -588,7 +598,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.is_autocast_enabled("cpu") and func in autocast.COMPOUND:
+        if torch.is_autocast_enabled(self.device) and self._hides_casts(func, args, kwargs):
             with self:
                 return func.decompose(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags:
@@ -601,7 +611,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             raise self._refusal("memory_layout", text)
         if self.expected is _UNKNOWN or is_mutable(func):
             node = self._emit(func, args, kwargs)
-            args, kwargs = private.pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
+            args, kwargs = self._as_fakes(args, kwargs)
             self.steps += 1
             with torch.no_grad():
                 result = func(*args, **kwargs)
@@ -615,6 +625,17 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
 
     def __sym_dispatch__(self, func: Any, types: Any, args: tuple, kwargs: dict | None) -> Any:
         return func(*args, **(kwargs or {}))
+
+    def _hides_casts(self, func: Any, args: tuple, kwargs: dict) -> bool:
+        if func not in autocast.COMPOUND:
+            return False
+        private.pytree.tree_map(self._operand, (args, kwargs))  # constants become known
+        dtype = torch.get_autocast_dtype(self.device)
+        call = autocast.Call(func, *self._as_fakes(args, kwargs), self.device, dtype)
+        return not call.has_casts() and call.hides_casts()
+
+    def _as_fakes(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return private.pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
 
     def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
@@ -650,9 +671,8 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             if writes or id(result) not in self.nodes:  # it may return its arguments
                 self._track(result, node)
             self.last = node
-            cast = modes.of(self.origin).cast  # type: ignore[arg-type]
-            if cast is not None and torch.is_autocast_enabled("cpu"):
-                node.meta[_CAST] = cast
+            if torch.is_autocast_enabled(self.device):
+                node.meta[_CAST] = torch.get_autocast_dtype(self.device)
             return result
         if isinstance(result, (list, tuple)):
             for i, item in enumerate(result):
@@ -709,7 +729,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             cast = node.meta.pop(_CAST, None)
             if cast is not None:
                 self.origin = node.meta[ORIGIN]
-                autocast.make_explicit(self.flat, node, cast)
+                autocast.make_explicit(self.flat, node, self.device, cast)
         written = {s for n in self.flat.nodes for t in targets(n) for s in storages(t)}
         self.done.written = [
             i for i, node in enumerate(self.done.placeholders()) if storages(node) & written

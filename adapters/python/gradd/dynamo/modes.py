@@ -16,11 +16,10 @@ import torch.fx
 
 from gradd import private
 from gradd.graph import autocast
-from gradd.spec import CaptureError
+from gradd.memory import devices
 
 KEY = "gradd_modes"
 _LEFT = "gradd_left_inference"
-_DEVICE = "cpu"
 _GRAD = "grad"
 _AUTOCAST = torch.amp.autocast_mode.__name__
 _INFERENCE = torch.autograd.grad_mode.__name__
@@ -32,18 +31,21 @@ class Modes(NamedTuple):
     Attributes:
         grad: Gradients are recorded.
         inference: By inference_mode that they are not.
-        cast: Element type of autocast on the CPU; None = off.
+        casts: Where autocast is on, and to which element types.
     """
 
     grad: bool
     inference: bool
-    cast: torch.dtype | None
+    casts: autocast.Active
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """These modes for real."""
-        cast = torch.autocast(_DEVICE, self.cast, enabled=self.cast is not None)
-        with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad), cast:
+        with (
+            torch.inference_mode(self.inference),
+            torch.set_grad_enabled(self.grad),
+            autocast.entered(self.casts),
+        ):
             yield
 
 
@@ -51,22 +53,9 @@ def now() -> Modes:
     """Those of the caller.
 
     Raises:
-        CaptureError: "autocast" for a device or an element type that the daemon does not have.
+        CaptureError: "autocast" for an element type that the daemon does not have.
     """
     return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast.ambient())
-
-
-def refuse_autocast(graph: torch.fx.Graph) -> None:
-    """Raises CaptureError for autocast around the caller or in a graph: on GPUs there is none."""
-    active = [device for device, _ in autocast.state()]
-    for node in graph.nodes:
-        if _kind(node) == _AUTOCAST and len(node.args) > 1 and node.args[2]:
-            active.append(str(node.args[0]))
-    if active:
-        raise CaptureError(
-            "autocast",
-            f"torch.autocast({active[0]!r}) is active; the daemon computes with it on the CPU only",
-        )
 
 
 def of(node: torch.fx.Node) -> Modes:
@@ -95,7 +84,7 @@ def mark(graph: torch.fx.Graph, around: Modes) -> None:
         CaptureError: "autocast" for an element type that the daemon does not have.
     """
     modes = around
-    casts: list[tuple[torch.fx.Node, torch.dtype | None]] = []
+    casts: list[tuple[torch.fx.Node, autocast.Active]] = []
     inferences: list[tuple[torch.fx.Node, Modes, bool]] = []
     left = False
     for node in graph.nodes:
@@ -104,11 +93,11 @@ def mark(graph: torch.fx.Graph, around: Modes) -> None:
         if kind == _GRAD:
             modes = modes._replace(grad=bool(begun))
         elif kind == _AUTOCAST and isinstance(begun, torch.fx.Node):
-            before = next(cast for begin, cast in casts if begin is begun)
-            modes = modes._replace(cast=before)
+            active = next(active for begin, active in casts if begin is begun)
+            modes = modes._replace(casts=active)
         elif kind == _AUTOCAST:
-            casts.append((node, modes.cast))
-            modes = modes._replace(cast=_entered(node, modes.cast))
+            casts.append((node, modes.casts))
+            modes = modes._replace(casts=_entered(node, modes.casts))
         elif kind == _INFERENCE and isinstance(begun, torch.fx.Node):
             before, left = next(m for begin, *m in inferences if begin is begun)
             modes = modes._replace(inference=before.inference, grad=before.grad)
@@ -135,12 +124,13 @@ def _kind(node: torch.fx.Node) -> str:
     return module if module in (_AUTOCAST, _INFERENCE) else ""
 
 
-def _entered(node: torch.fx.Node, before: torch.dtype | None) -> torch.dtype | None:
+def _entered(node: torch.fx.Node, before: autocast.Active) -> autocast.Active:
     device, dtype, enabled, *_ = node.args
-    if device != _DEVICE:  # says nothing about tensors on the CPU
+    if device not in devices.types():  # says nothing about the tensors of a daemon
         return before
+    others = frozenset(pair for pair in before if pair[0] != device)
     if not enabled:
-        return None
-    dtype = dtype or torch.get_autocast_dtype(_DEVICE)
+        return others
+    dtype = dtype or torch.get_autocast_dtype(device)
     autocast.check(device, dtype, "inside forward()")
-    return dtype
+    return others | {(device, dtype)}

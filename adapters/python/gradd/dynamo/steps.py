@@ -51,7 +51,7 @@ class InTorch:
 
         for wanted, nodes in self._groups:
             if read is not None:
-                wanted = wanted._replace(cast=None)
+                wanted = wanted._replace(casts=frozenset())
             if wanted == self._around:
                 self._run(nodes, known, numbers, read)
             else:

@@ -1,69 +1,141 @@
 """Autocast: its state around a call, and its casts as nodes of the graph.
 
-torch's autocast kernels show, operator by operator, which operands they cast, so there is no list
-of them here. A compound operator that hides such operators would lose their casts: the known ones
-are traced as their parts, any other is refused. Equal casts are merged later, when the graph has no
-writes.
+Each type of device has autocast kernels of its own, which act on its tensors alone. They show,
+operator by operator, which operands they cast, so there is no list of them here. Where a kernel
+asks its operator for a type of result instead, as that of sum() on a GPU does, a cast of the
+operand gives the same. A compound operator that hides such operators would lose their casts: the
+known ones are traced as their parts, any other is refused. Equal casts are merged later, when the
+graph has no writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradd.graph.nodes import Operator, fake_mode
+from gradd import private
+from gradd.graph.nodes import Operator, fake_mode, is_float
 from gradd.memory import devices
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
-_DEVICE = "cpu"
 _TYPES = (torch.bfloat16, torch.float16)
-COMPOUND = (
+_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_OTHERS = "AutocastPrivateUse1"  # key of devices that torch is told of at run time
+COMPOUND = (  # to be traced as their parts where these cast
     *(_aten.einsum.default, _aten.tensordot.default, _aten.inner.default, _aten.bilinear.default),
     *(_aten.linalg_matmul.default, _aten.linalg_multi_dot.default, _aten.chain_matmul.default),
     *(_aten.nll_loss_nd.default, _aten.concat.default, _aten.concatenate.default),
     *(_aten.hstack.default, _aten.vstack.default, _aten.dstack.default),
     *(_aten.column_stack.default, _aten.row_stack.default),
+    *(_aten.cross_entropy_loss.default, _aten.square.default, _aten.linalg_norm.default),
+    *(_aten.pairwise_distance.default, _aten.special_softmax.default),
+    *(_aten.special_log_softmax.default, _aten.special_logsumexp.default),
+    *(_aten.special_log1p.default, _aten.special_expm1.default),
 )
+Active = frozenset[tuple[str, torch.dtype]]
 
 
-def state() -> tuple[tuple[str, torch.dtype], ...]:
+def state() -> Active:
     """The device types with autocast enabled around the caller, and their element types."""
-    return tuple(
+    return frozenset(
         (device, torch.get_autocast_dtype(device))
         for device in devices.types()
         if torch.is_autocast_enabled(device)
     )
 
 
-def ambient() -> torch.dtype | None:
-    """The element type of the autocast around the caller; None if there is none.
+def ambient() -> Active:
+    """The same.
 
     Raises:
-        CaptureError: "autocast" for another device or element type than the daemon computes in.
+        CaptureError: "autocast" for another element type than the daemon computes in.
     """
-    found = None
-    for device, dtype in state():
+    found = state()
+    for device, dtype in found:
         check(device, dtype, "around the call")
-        found = dtype
     return found
 
 
 def check(device: str, dtype: torch.dtype, where: str) -> None:
     """Raises CaptureError for an autocast that the daemon does not compute in."""
-    if device != _DEVICE or dtype not in _TYPES:
+    if dtype not in _TYPES:
         raise CaptureError(
             "autocast",
             f"torch.autocast({device!r}, {dtype}) is active {where}; the daemon computes in "
-            "torch.bfloat16 and torch.float16 on the CPU",
+            "torch.bfloat16 and torch.float16",
         )
 
 
-def make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
+@contextlib.contextmanager
+def entered(active: Active) -> Iterator[None]:
+    """Autocast for these devices and no other."""
+    wanted = dict(active)
+    with contextlib.ExitStack() as stack:
+        for device in devices.types():
+            on = device in wanted
+            stack.enter_context(torch.autocast(device, wanted.get(device), enabled=on))
+        yield
+
+
+class Call(NamedTuple):
+    """A call of an operator under autocast.
+
+    Attributes:
+        target: The operator.
+        args: Its arguments; tensors without values.
+        kwargs: The same.
+        device: The type of device whose autocast is on.
+        dtype: Its element type.
+    """
+
+    target: Any
+    args: tuple
+    kwargs: dict
+    device: str
+    dtype: torch.dtype
+
+    def has_casts(self) -> bool:
+        """Whether autocast has a kernel of its own for the operator."""
+        return _has_kernel(self.target, _KEYS.get(self.device, _OTHERS))
+
+    def hides_casts(self) -> bool:
+        """Whether something inside a compound operator computes in another type under autocast."""
+        if not any(t.is_floating_point() for t in self._tensors()):
+            return False
+        try:
+            plain = self.probe(False, run=True).steps
+        except RuntimeError:  # operands of different types, which only autocast makes one of
+            return True
+        return self.probe(True, run=True).steps != plain
+
+    def probe(self, on: bool, run: bool) -> _Probe:
+        """Calls the operator, under autocast or without."""
+        probe = _Probe(run)
+        with (
+            torch.no_grad(),
+            fake_mode(self._tensors())
+            or contextlib.nullcontext(),  # numbers that become tensors in the operator
+            torch.autocast(self.device, self.dtype, enabled=on, cache_enabled=False),
+            contextlib.suppress(_Enough),
+            probe,
+        ):
+            probe.result = self.target(*self.args, **self.kwargs)
+        return probe
+
+    def _tensors(self) -> list[torch.Tensor]:
+        leaves = private.pytree.tree_leaves((self.args, self.kwargs))
+        return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def make_explicit(
+    graph: torch.fx.Graph, node: torch.fx.Node, device: str, dtype: torch.dtype
+) -> None:
     """Inserts in front of a node the casts that autocast to `dtype` makes, in place.
 
     Raises:
@@ -71,13 +143,15 @@ def make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype
     """
     if not isinstance(node.target, Operator):
         return
-    if _has_kernel(node.target, "AutocastCPU"):
-        _cast_operands(graph, node, dtype)
-    elif _has_kernel(node.target, "CompositeImplicitAutograd") and _hides_casts(node, dtype):
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    call = Call(node.target, args, kwargs, device, dtype)
+    if call.has_casts():
+        _cast_operands(graph, node, call)
+    elif _has_kernel(node.target, "CompositeImplicitAutograd") and call.hides_casts():
         raise CaptureError(
             "autocast",
             f"{node.target.name()} changes its operands' types under autocast in a way that is "
-            "not captured; call it inside torch.autocast('cpu', enabled=False)",
+            f"not captured; call it inside torch.autocast({device!r}, enabled=False)",
         )
 
 
@@ -91,68 +165,59 @@ class _Enough(Exception):
 
 
 class _Probe(TorchDispatchMode):
-    """Notes the casts in front of an operator and keeps it from running; or all casts in it."""
+    """Notes the casts in front of an operator and keeps it from running; or all steps in it."""
 
     def __init__(self, run: bool) -> None:
         super().__init__()
         self.run = run
         self.types: dict[int, torch.dtype] = {}  # id of a cast tensor -> its new type
-        self.count = 0
+        self.steps: list[Any] = []  # operators, and the types that each reads and is asked for
+        self.result: Any = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # reads sizes and devices
+            return func(*args, **kwargs)
         if func is _aten._to_copy.default:
-            self.count += 1
             self.types[id(args[0])] = kwargs.get("dtype") or args[0].dtype
-        elif not self.run and func.namespace != "prim":  # those only read sizes and devices
+        elif not self.run:
             raise _Enough
+        read = [x.dtype for x in private.pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
+        self.steps.append((func, read, kwargs.get("dtype")))
         return func(*args, **kwargs)
 
 
-def _probe(node: torch.fx.Node, dtype: torch.dtype | None, run: bool) -> _Probe:
-    """Calls a node's operator with the values of its trace, under autocast or without."""
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    probe = _Probe(run)
-    values = [n.meta["val"] for n in node.all_input_nodes]
-    with (
-        torch.no_grad(),
-        fake_mode(values)
-        or contextlib.nullcontext(),  # numbers that become tensors in the operator
-        torch.autocast(_DEVICE, dtype, enabled=dtype is not None, cache_enabled=False),
-        contextlib.suppress(_Enough),
-        probe,
-    ):
-        node.target(*args, **kwargs)  # type: ignore[operator]
-    return probe
-
-
-def _hides_casts(node: torch.fx.Node, dtype: torch.dtype) -> bool:
-    """True if something inside a compound operator casts under autocast."""
-    values = [n.meta.get("val") for n in node.all_input_nodes]
-    if not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values):
-        return False
-    return _probe(node, dtype, True).count != _probe(node, None, True).count
-
-
-def _own_casts(node: torch.fx.Node) -> dict[int, torch.dtype]:
+def _own_casts(call: Call) -> dict[int, torch.dtype]:
     """Those that a compound operator begins with by itself (attention of three dimensions)."""
     try:
-        return _probe(node, None, False).types
-    except RuntimeError:  # operands of different types, which only autocast makes one of
+        return call.probe(False, run=False).types
+    except RuntimeError:  # as above
         return {}
 
 
-def _cast_operands(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
+def _cast_operands(graph: torch.fx.Graph, node: torch.fx.Node, call: Call) -> None:
     """Inserts in front of an operator the casts that autocast makes of its operands."""
-    types = _probe(node, dtype, False).types
-    own = _own_casts(node) if types else {}
+    types = call.probe(True, run=False).types
+    own = _own_casts(call) if types else {}
     types = {at: wanted for at, wanted in types.items() if own.get(at) is not wanted}
+    types = types or _asked_for(node, call)
     for source in node.all_input_nodes:
         wanted = types.get(id(source.meta.get("val")))
         if wanted is not None and wanted is not source.meta["val"].dtype:
             node.replace_input_with(source, _cast(graph, source, wanted, node))
+
+
+def _asked_for(node: torch.fx.Node, call: Call) -> dict[int, torch.dtype]:
+    """A cast of the operand to the type that autocast asks the operator for, if it does."""
+    floats = [n.meta["val"] for n in node.all_input_nodes if is_float(n)]
+    if not is_float(node) or len(floats) != 1:
+        return {}
+    wanted = node.meta["val"].dtype
+    if floats[0].dtype is wanted or call.probe(False, run=True).result.dtype is wanted:
+        return {}
+    return {id(floats[0]): wanted}
 
 
 def _cast(
