@@ -219,6 +219,13 @@ DEVICE = [
         "    cudaIpcCloseMemHandle(at);\n    if (asked)",
         "    if (asked)",
     ),
+    Mutant(
+        "a request that does not wait for its client's stream",
+        "server/session/queue.c",
+        "return !job->word ||",
+        "return true ||",
+        tests=("test_queue",),
+    ),
     lent("memory that stays mapped", "        d->unmap((CUdeviceptr)at, bytes);\n", ""),
 ]
 MUTANTS = KERNELS + WAITS + DEVICE

@@ -39,7 +39,7 @@ POINTS = [
     (side, call, n)
     for side, calls in (("trainer", _OF_THE_TRAINER), ("daemon", _OF_THE_DAEMON))
     for call in calls
-    for n in (1, 2, 7)
+    for n in ("1", "2", "7")
 ]
 
 
@@ -76,14 +76,15 @@ def _losses(device: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(("side", "call", "n"), every_run(drawn(POINTS, 10), POINTS))
+@pytest.mark.parametrize("point", every_run(drawn(POINTS, 10), POINTS), ids="-".join)
 def test_a_call_that_fails_once(
-    side: str, call: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    point: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    side, call, n = point
     library = ctypes.CDLL(str(emu_torch.LIBRARY))
     expected = _losses("cpu")
     if side == "trainer":
-        library.sim_fail(call.encode(), n)
+        library.sim_fail(call.encode(), int(n))
     else:
         monkeypatch.setenv("GRADD_SIM_FAIL", f"{call}:{n}")
         monkeypatch.setenv("GRADD_SIM_ONCE", str(tmp_path / "failed"))
