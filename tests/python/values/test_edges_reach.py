@@ -11,7 +11,8 @@ import torch
 from test_edges import TABLE
 from torch.onnx._internal.exporter import _core
 
-from gradd.graph.translation import translate
+from gradd import private
+from gradd.graph.translation import stock
 from gradd.spec import CaptureError
 from helpers.edges import rows
 from helpers.graphs import captures
@@ -51,7 +52,8 @@ _ALLOWED = re.compile("|".join(f"({p})" for p in UNREACHED.values()))
 def _translated() -> set[str]:
     """Names of the registered overloads as a graph shows them."""
     names = set()
-    for target in translate._registry().functions:
+    whole = private.ONNXRegistry.from_torchlib(stock.OPSET)
+    for target in {*whole.functions, *stock.own()}:
         if not isinstance(target, str) or target.startswith("onnx_symbolic"):
             continue  # Python's own operators on sizes
         name = target.replace("::", ".")

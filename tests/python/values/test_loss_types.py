@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradd import ORTModule
-from gradd.graph.translation import build, decompositions, translate
+from gradd.graph.translation import build, decompositions, stock
 from gradd.spec import CaptureError
 from helpers.graphs.captures import Lambda, capture
 from helpers.selection import drawn, every_run
@@ -233,10 +233,9 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("way", DECOMPOSED)
 def test_a_wrong_translation_is_refused(what, way, monkeypatch):
-    registry = translate._registry()
-    target = torch.ops.aten.tanh.default
-    own = {target: list(found) for target, found in registry.functions.items()}
-    monkeypatch.setattr(registry, "functions", own)
-    registry.register_op(target, WRONG[what])
+    rows = {**stock.own(), "aten::tanh": [lambda before: WRONG[what]]}
+    monkeypatch.setattr(stock, "own", lambda: rows)
+    table = stock.Table()
+    monkeypatch.setattr(stock, "table", lambda: table)
     text = _refused(_module(_nll, lambda n: torch.tanh(n[:, None]), way), *_data())
     assert "aten.tanh.default" in text and what in text

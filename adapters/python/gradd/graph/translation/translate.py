@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,11 +20,10 @@ from gradd.graph import nodes
 from gradd.graph.decompose import decompose
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import Operator
-from gradd.graph.translation import doubles, indices, norms, operators, pointwise, quotients, shapes
+from gradd.graph.translation import doubles, operators, quotients, stock
 from gradd.spec import CaptureError
 
 OPSET = 23
-_STOCK_OPSET = 20  # of the exporter's own translations, which later opsets take as they are
 
 # Operators that are functional by schema but whose direct translation loses training semantics.
 _DECOMPOSE = {
@@ -43,57 +41,6 @@ _LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
 _WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
 
 
-@functools.lru_cache(maxsize=1)
-def _registry() -> Any:
-    import logging
-
-    logger = logging.getLogger(private.ONNXRegistry.__module__)
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # torchvision's absence is not news
-    try:
-        registry = private.ONNXRegistry.from_torchlib(_STOCK_OPSET)
-    finally:
-        logger.setLevel(level)
-    for target, function in operators.table().items():
-        registry.register_op(target, function)
-    for target, function in (pointwise.of_doubles() | norms.of_doubles()).items():
-        stock = registry.get_decomps(target)[0].onnx_function
-        registry.register_op(target, _by_type(function, stock))
-    for target, (place, function) in shapes.of_sizes().items():
-        stock = registry.get_decomps(target)[0].onnx_function
-        registry.register_op(target, _by_argument(place, function, stock))
-    for target, function in indices.by_masks().items():
-        stock = registry.get_decomps(target)[0].onnx_function
-        registry.register_op(target, _or_else(function, stock))
-    return registry
-
-
-def _or_else(special: Callable, stock: Callable) -> Callable:
-    def translate(*args: Any, **kwargs: Any) -> Any:
-        done = special(*args, **kwargs)
-        return stock(*args, **kwargs) if done is None else done
-
-    return translate
-
-
-def _by_type(of_doubles: Callable, of_others: Callable) -> Callable:
-    def translate(x: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = of_doubles if x.dtype == doubles.DOUBLE else of_others
-        return chosen(x, *args, **kwargs)
-
-    return translate
-
-
-def _by_argument(place: int, of_sizes: Callable, of_numbers: Callable) -> Callable:
-    def translate(*args: Any, **kwargs: Any) -> Any:
-        given = args[place]
-        parts = given if isinstance(given, (list, tuple)) else [given]
-        known = all(isinstance(part, (bool, int, float)) for part in parts)
-        return (of_numbers if known else of_sizes)(*args, **kwargs)
-
-    return translate
-
-
 def to_onnx(program: Any) -> tuple[Any, Any]:
     """Translates an ExportedProgram prepared by fx.prepare().
 
@@ -104,7 +51,7 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     Raises:
         CaptureError: "unsupported_operator" or "input_mutation".
     """
-    registry = _registry()
+    registry = stock.table()
     try:
         _inline_untranslated(program, registry)
         reason = _only_decomposed(program, registry)
