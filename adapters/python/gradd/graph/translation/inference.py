@@ -3,8 +3,8 @@
 The translation gives every value the element type and sizes of the trace, and translations rely on
 them: the sum of a value of rank 0 is the value itself. If the trace has them wrong, or a
 translation computes something other than its operator, ONNX infers another type from the node's
-operands. The pass infers each node once anyway; here a difference is an error with a place in the
-user's code instead of a log line and a wrong graph.
+operands. The pass infers each kind of node anyway; here a difference is an error with a place in
+the user's code instead of a log line and a wrong graph.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from gradd.spec import CaptureError
 
 _OTHER_SIZES = {"Attention", "CrossEntropy"}  # of our domain: the trace's sizes count
 
+_TENSORS = (ir.TensorType, type(None))
+_SMALL = 20  # elements: the pass gives inference the values of such constants
+_PLAIN = {  # attributes without tensors and graphs
+    *(ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING),
+    *(ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS),
+}
 _RANDOM = {"Bernoulli", "Dropout"}  # those of ONNX that the pass does not know as such
 
 
@@ -34,6 +40,7 @@ class Folding(_constant_folding.FoldConstantsPass):
             input_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
             output_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
         )
+        self._inferred: dict[Any, list[tuple[Any, Any]]] = {}  # by kind: layers are alike
 
     def process_node(self, node: ir.Node, is_function: bool) -> Any:
         """As the pass does it, but for casts of numbers that are doubles, and for chance.
@@ -56,11 +63,26 @@ class Folding(_constant_folding.FoldConstantsPass):
         if node.domain == "com.gradd":
             _infer_own(node)
         else:
-            self._infer(node)
+            self._infer_once(node)
         for value, (shape, kind) in zip(node.outputs, said, strict=True):
             _compare(node, (shape, _traced(node, value) or kind), (value.shape, value.type))
             value.shape = _constant_folding._merge_shapes(shape, value.shape)
             value.type = value.type or kind
+
+    def _infer_once(self, node: ir.Node) -> None:
+        """Sets the types and sizes of results that ONNX infers for a node of this kind."""
+        kind = _kind(node)
+        known = self._inferred.get(kind) if kind is not None else None
+        if known is not None:
+            for value, (shape, dtype) in zip(node.outputs, known, strict=True):
+                value.shape = None if shape is None else shape.copy()
+                value.type = None if dtype is None else ir.TensorType(dtype)
+            return
+        self._infer(node)
+        if kind is not None and all(type(v.type) in _TENSORS for v in node.outputs):
+            copies = [v.shape if v.shape is None else v.shape.copy() for v in node.outputs]
+            dtypes = [v.dtype for v in node.outputs]
+            self._inferred[kind] = list(zip(copies, dtypes, strict=True))
 
     def _infer(self, node: ir.Node) -> None:
         """As the opset of the nodes; the exporter's model says 18."""
@@ -70,6 +92,26 @@ class Folding(_constant_folding.FoldConstantsPass):
             super()._do_inference(node)
         finally:
             self._opset_imports = given
+
+
+def _kind(node: ir.Node) -> Any:
+    """Equal for nodes of which ONNX infers the same; None = a tensor or a graph may decide."""
+    attributes = node.attributes.values()
+    if any(a.is_ref() or a.type not in _PLAIN for a in attributes):
+        return None
+    given = tuple([(a.name, a.type, repr(a.value)) for a in attributes])
+    operands = tuple([None if value is None else _known(value) for value in node.inputs])
+    return node.domain, node.op_type, given, operands, len(node.outputs)
+
+
+def _known(value: ir.Value) -> Any:
+    """The part of a value that inference reads."""
+    shape = None if value.shape is None else value.shape.dims
+    number = value.const_value
+    if number is None or number.size > _SMALL:
+        return repr(value.type), shape, None
+    array = number.numpy()
+    return repr(value.type), shape, (number.dtype, array.shape, array.tobytes())
 
 
 def _infer_own(node: ir.Node) -> None:

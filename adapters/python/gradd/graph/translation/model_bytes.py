@@ -8,22 +8,14 @@ meaning (metadata, shapes of inner values, exporter names) is removed.
 
 from __future__ import annotations
 
-import copy
-import functools
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import rewriter
-from onnxscript.rewriter.rules.common import (
-    _basic_rules,
-    _cast_constant_of_shape,
-    _collapse_slices,
-    _no_op,
-)
 
-from gradd.graph.translation import doubles, inference, wide
+from gradd.graph.translation import doubles, inference, rewrites, wide
 from gradd.graph.translation.build import SPARSE
 from gradd.graph.translation.translate import OPSET
 from gradd.spec import CaptureError
@@ -162,7 +154,6 @@ def _add_lookup_outputs(graph: ir.Graph, signature: Any, done: Cleaned) -> None:
         done.lookups.append((of[table], value, node.meta[SPARSE]))
 
 
-_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 _DRAWS = {"Dropout", "Bernoulli"}
 
 
@@ -193,46 +184,6 @@ def _trim_outputs(graph: ir.Graph) -> None:
             node.resize_outputs(count)
 
 
-@functools.lru_cache(maxsize=1)
-def _rules() -> list:
-    rules = [
-        *_no_op.rules,
-        *_cast_constant_of_shape.rules,
-        *_collapse_slices.rules,
-        *_basic_rules.basic_optimization_rules(),
-    ]
-    return [_only_where_it_may(rule) for rule in rules]
-
-
-def _only_where_it_may(rule: Any) -> Any:
-    """A copy of a rule that looks at the node first.
-
-    At its type, which saves most of the matcher's time, and at the constant of a sum or product:
-    the matcher takes 1e-8 for 0 and 1.00001 for 1, and `x / (norm + 1e-8)` would lose its epsilon.
-    """
-    roots = [node.op for node in rule._target_pattern.output_nodes]
-    copied = copy.copy(rule)
-    attempt = copied.try_rewrite
-
-    def try_rewrite(model: Any, scope: Any, node: ir.Node, **options: Any) -> Any:
-        if not any(root.matches(node.op_type) for root in roots) or _changes_value(node):
-            return None
-        return attempt(model, scope, node, **options)
-
-    copied.try_rewrite = try_rewrite
-    return copied
-
-
-def _changes_value(node: ir.Node) -> bool:
-    """True for sums and products with a constant that is not exactly the neutral one."""
-    neutral = _NEUTRAL.get(node.op_type)
-    if neutral is None:
-        return False
-    constants = (v.const_value for v in node.inputs if v is not None)
-    known = [c.numpy() for c in constants if c is not None and c.size == 1]
-    return not any(c.item() == neutral for c in known)
-
-
 def _optimize(model: ir.Model) -> None:
     ir.passes.Sequential(
         passes.InlinePass(),
@@ -240,7 +191,7 @@ def _optimize(model: ir.Model) -> None:
         ir.passes.PassManager(
             [
                 inference.Folding(),
-                rewriter.RewritePass(_rules()),
+                rewriter.RewritePass([rewrites.rules()]),
                 passes.RemoveUnusedNodesPass(),
             ],
             steps=2,

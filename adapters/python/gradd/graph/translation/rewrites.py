@@ -1,0 +1,86 @@
+"""The rewrites that simplify a translated graph: the exporter's own, where they keep all values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript.rewriter.rules.common import (
+    _basic_rules,
+    _cast_constant_of_shape,
+    _collapse_slices,
+    _no_op,
+)
+
+_NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+
+
+class Rules:
+    """Several rules as one rule, which looks at a node before they do.
+
+    At its type, which saves most of the matcher's time, and at the constant of a sum or product:
+    the matcher takes 1e-8 for 0 and 1.00001 for 1, and `x / (norm + 1e-8)` would lose its epsilon.
+    """
+
+    name, as_function = None, False  # of the result; the rules make no functions
+
+    def __init__(self, rules: Sequence[Any]) -> None:
+        self.all = rules
+        self.remove_nodes = False  # that of the rule that has matched
+        self._of: dict[str, list[Any]] = {}  # by type of node
+
+    def graph_pre_visitor(self) -> None:
+        """Tells the rules that a graph begins."""
+        for rule in self.all:
+            if rule.graph_pre_visitor:
+                rule.graph_pre_visitor()
+
+    def graph_post_visitor(self) -> None:
+        """Tells the rules that a graph is over."""
+        for rule in self.all:
+            if rule.graph_post_visitor:
+                rule.graph_post_visitor()
+
+    def try_rewrite(self, model: Any, scope: Any, node: ir.Node, **options: Any) -> Any:
+        """The replacement of a node by the first rule that has one; else None."""
+        rules = self._of.get(node.op_type)
+        if rules is None:
+            rules = [rule for rule in self.all if _is_about(rule, node.op_type)]
+            self._of[node.op_type] = rules
+        if not rules or _changes_value(node):
+            return None
+        for rule in rules:
+            done = rule.try_rewrite(model, scope, node, **options)
+            if done is not None:
+                self.remove_nodes = rule.remove_nodes
+                return done
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def rules() -> Rules:
+    """The rules in use."""
+    return Rules(
+        [
+            *_no_op.rules,
+            *_cast_constant_of_shape.rules,
+            *_collapse_slices.rules,
+            *_basic_rules.basic_optimization_rules(),
+        ]
+    )
+
+
+def _is_about(rule: Any, kind: str) -> bool:
+    return any(node.op.matches(kind) for node in rule._target_pattern.output_nodes)
+
+
+def _changes_value(node: ir.Node) -> bool:
+    """True for sums and products with a constant that is not exactly the neutral one."""
+    neutral = _NEUTRAL.get(node.op_type)
+    if neutral is None:
+        return False
+    constants = (v.const_value for v in node.inputs if v is not None)
+    known = [c.numpy() for c in constants if c is not None and c.size == 1]
+    return not any(c.item() == neutral for c in known)
