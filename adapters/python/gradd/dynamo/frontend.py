@@ -37,7 +37,7 @@ from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.dynamo.traces import Frames, cause
-from gradd.memory import watch
+from gradd.memory import garbage, watch
 from gradd.session.client import Client
 from gradd.spec import CaptureError
 
@@ -187,6 +187,9 @@ class Compiled:
         mode = private.dispatch_mode()
         if isinstance(mode, Watch):  # of a module around this one, which counts its own
             with mode.paused():
+                return self._call(args, kwargs)
+        if self.calls == 1:
+            with garbage.postponed():
                 return self._call(args, kwargs)
         return self._call(args, kwargs)
 
