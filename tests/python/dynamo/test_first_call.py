@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from gradd import ORTModule
+from gradd.dynamo.program import Program
 from gradd.graph.translation import inference, rewrites
 from gradd.memory import garbage
-from helpers.graphs.captures import capture
+from gradd.spec import CaptureError
+from helpers.graphs.captures import Lambda, capture
 from helpers.models import families
 from helpers.nets import Net
 from helpers.selection import every_run
@@ -111,6 +115,43 @@ def test_the_first_rule_about_a_node_that_replaces_it_does() -> None:
     one.graph_pre_visitor()
     one.graph_post_visitor()
     assert [rule.over for rule in given] == [1] * 4
+
+
+# ---- operators without a translation ----
+
+
+@torch.library.custom_op("gradd_tests::ends_a_graph", mutates_args=())
+def _of_an_extension(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+_of_an_extension.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [
+        (lambda s, x: _of_an_extension(x).sum(), "gradd_tests.ends_a_graph.default"),
+        (lambda s, x: (x.median(1)[0] + x.median(0)[0].sum()).sum(), "aten.median.dim (2 of them)"),
+        (lambda s, x: (x.histc(4) * x.detach().inverse()[0, :4]).sum(), "histc puts values on"),
+    ],
+)
+def test_it_is_refused_before_torch_decomposes_the_graph(
+    forward: Callable, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decomposed: list[bool] = []
+    monkeypatch.setattr(Program, "exported", lambda program: decomposed.append(True))
+    with pytest.raises(CaptureError, match=re.escape(named)):
+        capture(Lambda(forward), (torch.eye(5),))
+    assert not decomposed
+
+
+def test_what_torch_decomposes_or_leaves_out_is_not_refused_early() -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        _of_an_extension(x)  # nothing reads it
+        return F.batch_norm(x, None, None, training=True).square().sum()
+
+    capture(Lambda(forward), (torch.randn(5, 4),))
 
 
 # ---- full collections of garbage ----

@@ -194,11 +194,12 @@ def reduced(loss: Any, reduction: int) -> Any:
 
 
 def refuse(name: str, why: str) -> Any:
-    """A translation that raises an error with the reason why there is none."""
+    """A translation that raises an error with the reason why there is none; `refuses` marks it."""
 
     def translate(*unused: Any, **unused_kw: Any) -> Any:
         raise CaptureError("unsupported_operator", f"{name} {why}")
 
+    translate.refuses = True  # type: ignore[attr-defined]
     return translate
 
 

@@ -25,6 +25,7 @@ from gradd.graph.translation.build import (
     with_slope,
 )
 from gradd.graph.translation.doubles import DOUBLE, is_exact
+from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -102,6 +103,17 @@ def _rounded_once(formula: Callable) -> Callable:
         return narrow(formula(wide(added), wide(x), wide(y), beta, alpha), added)
 
     return translate
+
+
+def grouped_mm(x: Any, y: Any, offs: Any = None, *unused: Any, **unused_kw: Any) -> None:
+    """_grouped_mm(): a product per group of rows is refused, others are left to the stock one."""
+    if offs is not None:
+        raise CaptureError("unsupported_operator", "grouped_mm with groups of rows is no product")
+
+
+def by_operands() -> dict[Any, Callable]:
+    """aten overload -> a translation that is None: then the stock one does it."""
+    return {_aten._grouped_mm.default: grouped_mm}
 
 
 def table() -> dict[Any, Callable]:

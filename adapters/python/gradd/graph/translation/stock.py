@@ -18,7 +18,7 @@ from onnxscript.function_libs.torch_lib import registration
 
 from gradd import private
 from gradd.graph.nodes import Operator
-from gradd.graph.translation import doubles, indices, norms, operators, pointwise, shapes
+from gradd.graph.translation import doubles, indices, norms, operators, pointwise, products, shapes
 
 OPSET = 20  # of the stock translations, which later opsets take as they are
 _PYTHONS = {"_operator": operator, "math": math}  # modules with functions of sizes
@@ -126,7 +126,7 @@ def own() -> dict[str, list[Callable]]:
     add(operators.table(), lambda function, before: function)
     add(pointwise.of_doubles() | norms.of_doubles(), _by_type)
     add(shapes.of_sizes(), _by_argument)
-    add(indices.by_masks(), _or_else)
+    add(indices.by_masks() | products.by_operands(), _or_else)
     return found
 
 

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -126,6 +126,7 @@ _signatures: dict[tuple[str, str, int], Any] = {}
 
 def _decomposed(program: Any, registry: Any, reason: str) -> tuple[Any, Any]:
     _refuse_lost(program, reason)
+    _refuse_early(program, registry)
     traced = _results(program)
     if not isinstance(program, torch.export.ExportedProgram):
         program = program.exported()
@@ -134,7 +135,7 @@ def _decomposed(program: Any, registry: Any, reason: str) -> tuple[Any, Any]:
     _promote(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
-    _refuse_untranslated(program, registry)
+    _refuse(n for n in _calls(program) if not _is_translated(n.target, registry))
     return _translated(program, registry), program
 
 
@@ -164,14 +165,43 @@ def _drop_assertions(module: torch.fx.GraphModule) -> None:
     module.recompile()
 
 
-def _refuse_untranslated(program: Any, registry: Any) -> None:
+def _calls(program: Any) -> list[torch.fx.Node]:
+    return [n for n in program.graph_module.graph.nodes if n.op == "call_function"]
+
+
+def _is_translated(target: Any, registry: Any) -> bool:
+    return registry.is_registered(target) or getattr(target, "__name__", "") == "getitem"
+
+
+def _refuse_early(program: Any, registry: Any) -> None:
+    """Refuses operators that torch's decompositions would not replace.
+
+    They need not be tried then, for they take several times as long as the translation.
+    """
+    calls = _calls(program)
+    for node in calls:
+        row = operators.table().get(node.target)
+        if getattr(row, "refuses", False):
+            row()  # type: ignore[misc]
+    _refuse(n for n in calls if _is_final(n, registry))
+
+
+def _is_final(node: torch.fx.Node, registry: Any) -> bool:
+    """Whether torch's decompositions leave a node as it is, and it has no translation."""
+    target = node.target
+    if not isinstance(target, Operator) or registry.is_registered(target):
+        return False
+    if not node.users or nodes.is_mutable(target) or target in _ASSERTIONS:
+        return False  # removed, or made functional
+    composed = target.has_kernel_for_dispatch_key("CompositeImplicitAutograd")
+    return not composed and target not in _untranslated(registry)
+
+
+def _refuse(found: Iterable[torch.fx.Node]) -> None:
     """Names all kinds of operators that have no translation; the exporter names the first."""
     kinds: dict[str, list[torch.fx.Node]] = {}
-    for node in program.graph_module.graph.nodes:
-        if node.op == "call_function" and not (
-            registry.is_registered(node.target) or getattr(node.target, "__name__", "") == "getitem"
-        ):
-            kinds.setdefault(str(node.target), []).append(node)
+    for node in found:
+        kinds.setdefault(str(node.target), []).append(node)
     if kinds:
         texts = [
             f"{location_of(nodes[0])}: {kind}" + (f" ({len(nodes)} of them)" if nodes[1:] else "")
@@ -233,7 +263,7 @@ def _only_decomposed(program: Any, registry: Any) -> str | None:
 
 def _is_direct(target: Any, registry: Any) -> bool:
     if not isinstance(target, Operator):
-        return registry.is_registered(target) or getattr(target, "__name__", "") == "getitem"
+        return _is_translated(target, registry)
     if target.name() in _DECOMPOSE or nodes.is_mutable(target):
         return False
     return registry.is_registered(target)
