@@ -291,7 +291,7 @@ def test_a_table_of_sources_is_sent_up_to_the_daemons_limits(
     (graph,) = wrapper_internals.graphs(model)
     row = ["node", "source"]
     for rows, text in ((protocol.SOURCE_ROWS, "x"), (10, "x" * 400_000)):
-        assert len(client._source_frames([[row[0], text]] * rows)) == 1
+        assert len(protocol.source_frames([[row[0], text]] * rows)) == 1
     frames = [graph.cap.onnx, protocol.pack_sources([row] * protocol.SOURCE_ROWS)]
     session.request("graph.put", {"alias": []}, frames)
     frames[1] = protocol.pack_sources([row] * (protocol.SOURCE_ROWS + 1))

@@ -267,7 +267,7 @@ def test_a_trainer_is_warned_of_an_unavailable_device(
 
 
 def test_a_daemon_of_a_gpu_does_not_compute_on_the_cpu(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends at once with a code of its own, and the trainer is told why."""
     monkeypatch.setenv("GRADD_PLUGINS", str(tmp_path))
@@ -279,9 +279,9 @@ def test_a_daemon_of_a_gpu_does_not_compute_on_the_cpu(
         environment={},
     )
     with pytest.raises(devices.DeviceError, match=r"no daemon can compute on cuda:0 .*no plug-in"):
-        daemons.connect(place / gpu.uuid, gpu)
+        daemons.connect(directory / gpu.uuid, gpu)
     assert daemons.started[-1].returncode == 5
-    assert (place / gpu.uuid / "daemon.log").read_text().count("no plug-in") == 1
+    assert (directory / gpu.uuid / "daemon.log").read_text().count("no plug-in") == 1
 
 
 @pytest.mark.parametrize("name", ["cuda", "nonsense"])

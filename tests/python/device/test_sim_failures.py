@@ -88,13 +88,17 @@ def test_a_call_that_fails_once(
     else:
         monkeypatch.setenv("GRADD_SIM_FAIL", f"{call}:{n}")
         monkeypatch.setenv("GRADD_SIM_ONCE", str(tmp_path / "failed"))
-    try:
-        torch.testing.assert_close(_losses("emu"), expected, rtol=1e-4, atol=1e-5)
-    except errors.GraddError as error:
-        assert "cuda" in str(error).lower() or "cu" in str(error) or error.code == "NOMEM"
-    except RuntimeError as error:  # a call of torch's own
-        assert side == "trainer" and "emu" in str(error), error
+    failed = []
+    for _ in range(3):
+        try:
+            torch.testing.assert_close(_losses("emu"), expected, rtol=1e-4, atol=1e-5)
+        except errors.GraddError as error:
+            assert any(word in str(error) for word in ("CUDA", "cu", "GPU")), error
+            failed.append(error)
+        except RuntimeError as error:  # a call of torch's own
+            assert side == "trainer" and "emu" in str(error), error
+            failed.append(error)
     library.sim_fail(b"", 0)
-    torch.testing.assert_close(_losses("emu"), expected, rtol=1e-4, atol=1e-5)
+    assert len(failed) <= 1
     (client,) = (c for c in clients.clients() if c.memory.uuid)
     assert client.unreleased_runs() == []

@@ -143,10 +143,14 @@ class _Mapping:
             "cuMemAddressReserve", ctypes.byref(at), _SIZE(size), _SIZE(0), _U64(0), _U64(0)
         )
         self.address = at.value
-        driver.call("cuMemMap", at, _SIZE(size), _SIZE(0), handle, _U64(0))
-        self._mapped = True
-        access = _Access(_Location(_DEVICE, device), _READ_WRITE)
-        driver.call("cuMemSetAccess", at, _SIZE(size), ctypes.byref(access), _SIZE(1))
+        try:
+            driver.call("cuMemMap", at, _SIZE(size), _SIZE(0), handle, _U64(0))
+            self._mapped = True
+            access = _Access(_Location(_DEVICE, device), _READ_WRITE)
+            driver.call("cuMemSetAccess", at, _SIZE(size), ctypes.byref(access), _SIZE(1))
+        except BaseException:
+            self.__del__()  # not when the error is gone, which may be kept
+            raise
 
     def __del__(self) -> None:
         with contextlib.suppress(errors.GraddError):
@@ -155,6 +159,7 @@ class _Mapping:
                 self._driver.call("cuMemUnmap", _U64(self.address), _SIZE(self.size))
             if self.address:
                 self._driver.call("cuMemAddressFree", _U64(self.address), _SIZE(self.size))
+        self.address, self._mapped = 0, False
 
 
 class _Bytes:
