@@ -112,11 +112,12 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *acc
                : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Also of memory to which access was not given. */
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
     void *there = (void *)(uintptr_t)at;
     sim_block_t b;
     sim_wait_all();
-    if (!sim_memory_remove(there, SIM_MAPPED, &b) || b.bytes != bytes)
+    if (sim_memory_remove(there, SIM_MAPPED, &b) && b.bytes != bytes)
         return CUDA_ERROR_INVALID_VALUE;
     mmap(there, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     return CUDA_SUCCESS;

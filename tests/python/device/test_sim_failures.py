@@ -94,10 +94,10 @@ def test_a_call_that_fails_once(
             torch.testing.assert_close(_losses("emu"), expected, rtol=1e-4, atol=1e-5)
         except errors.GraddError as error:
             assert any(word in str(error) for word in ("CUDA", "cu", "GPU")), error
-            failed.append(error)
+            failed.append(str(error))
         except RuntimeError as error:  # a call of torch's own
             assert side == "trainer" and "emu" in str(error), error
-            failed.append(error)
+            failed.append(str(error))
     library.sim_fail(b"", 0)
     assert len(failed) <= 1
     (client,) = (c for c in clients.clients() if c.memory.uuid)

@@ -247,10 +247,15 @@ class Words:
         self._numbers = self.segment.view.cast("Q")
         self._mapped = mmap.mmap(self.segment.fd, self.segment.size)
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._mapped)
-        here, there = ctypes.c_void_p(ctypes.addressof(self._anchor)), _U64()
-        gpu.driver.call("cuMemHostRegister_v2", here, _SIZE(self.segment.size), _INT(_MAPPED))
-        gpu.driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), here, _INT(0))
-        self._here, self._address = here, there.value
+        self._here, there = ctypes.c_void_p(ctypes.addressof(self._anchor)), _U64()
+        size, driver = _SIZE(self.segment.size), gpu.driver
+        try:
+            driver.call("cuMemHostRegister_v2", self._here, size, _INT(_MAPPED))
+            driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), self._here, _INT(0))
+        except BaseException:
+            self.close()
+            raise
+        self._address = there.value
 
     def read(self, word: int) -> int:
         """Its value now."""

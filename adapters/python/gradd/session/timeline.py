@@ -99,11 +99,15 @@ class Timeline:
         """One for a GPU whose driver has such waits, unless GRADD_WAIT=1."""
         if options.get("GRADD_WAIT"):
             return None
+        timeline = None
         try:
             timeline = Timeline(memory, plans)
             timeline.words.write_in_turn(Words.READY, 0)
         except errors.DeviceLostError as error:
-            logger.warning("clients of %s wait for each reply: %s", memory.device, error)
+            text = str(error)  # a kept record would keep the frames of the error
+            logger.warning("clients of %s wait for each reply: %s", memory.device, text)
+            if timeline is not None:
+                timeline.close()
             return None
         return timeline
 
