@@ -28,9 +28,8 @@ def _evaluations(trainer: Trainer) -> list[float]:
     return [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
 
 
-@pytest.mark.parametrize(
-    "optim", [pytest.param("adamw_torch", marks=pytest.mark.nightly), "adamw_ort_fused"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_ort_fused"])
 def test_autocast_runs_in_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optim: str
 ) -> None:

@@ -50,7 +50,11 @@ def _memory(device: torch.device) -> devices.Gpu:
     ) -> torch.Tensor:
         return torch.ops.emu.from_address(address, id(owner), [count], dtype, where.index)
 
-    return devices.Gpu(device, str(LIBRARY), tensor, torch.ops.emu.stream_address)
+    def stream() -> int:
+        with _Device(device):  # the current stream of this device, whichever is the current one
+            return torch.ops.emu.stream_address()
+
+    return devices.Gpu(device, str(LIBRARY), tensor, stream)
 
 
 class _Device:

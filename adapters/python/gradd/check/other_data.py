@@ -123,8 +123,9 @@ def others(data: Data) -> Iterator[Data]:
 def _moved(tensor: torch.Tensor, j: int, has_rows: bool) -> torch.Tensor:
     """Whole numbers move along their axis where there is one row alone."""
     if tensor.is_floating_point() and tensor.numel():
-        pattern = torch.cos(torch.arange(tensor.numel(), dtype=torch.float64) * (1.3 + j))
-        moved = (tensor.double() * (1 + _SHIFT * pattern.reshape(tensor.shape))).to(tensor.dtype)
+        at = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
+        pattern = torch.cos(at * (1.3 + j)).reshape(tensor.shape)
+        moved = (tensor.double() * (1 + _SHIFT * pattern)).to(tensor.dtype)
         # Probabilities stay what they are.
         return torch.minimum(torch.maximum(moved, tensor.amin()), tensor.amax())
     return tensor if has_rows or not tensor.dim() else tensor.roll(j + 1, -1)
