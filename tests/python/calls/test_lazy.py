@@ -26,7 +26,8 @@ def test_metadata_is_known_without_computing() -> None:
     scores, expected = ours(x, y)[1], theirs(x, y)[1]
     assert isinstance(scores, LazyTensor) and isinstance(scores, torch.Tensor)
     assert scores.shape == expected.shape and scores.size(-1) == 4 and len(scores) == 7
-    assert scores.dtype is torch.float32 and scores.device.type == "cpu" and scores.ndim == 2
+    assert scores.dtype is torch.float32 and scores.device == x.device and scores.ndim == 2
+    assert scores.is_cpu == x.is_cpu and scores.get_device() == x.get_device()
     assert scores.requires_grad and not scores.is_leaf and scores.is_floating_point()
     assert scores.float() is scores and scores.to(torch.float32) is scores
     assert not scores.gradd_is_computed
@@ -352,8 +353,8 @@ def test_unread_outputs_hold_no_run(daemon: object) -> None:
 CASTS = {
     "double": lambda t: t.double(),
     "to": lambda t: t.to(torch.float64),
-    "device": lambda t: t.to(device="cpu", dtype=torch.float64),
-    "twice": lambda t: t.double().float().to("cpu", torch.float64),
+    "device": lambda t: t.to(device=t.device, dtype=torch.float64),
+    "twice": lambda t: t.double().float().to(str(t.device), torch.float64),
 }
 
 

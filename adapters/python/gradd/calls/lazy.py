@@ -40,8 +40,10 @@ _CONVERSIONS = {
     torch.Tensor.half: torch.float16,
     torch.Tensor.bfloat16: torch.bfloat16,
 }
+_CPU = torch.device("cpu")
 _METADATA = {
     torch.Tensor.dim,
+    torch.Tensor.get_device,
     torch.Tensor.size,
     torch.Tensor.numel,
     torch.Tensor.nelement,
@@ -64,6 +66,7 @@ _PROPERTIES = (
     "is_leaf",
     "output_nr",
     "_version",
+    "is_cpu",
     "is_cuda",
     "is_sparse",
     "is_quantized",
@@ -103,7 +106,8 @@ class LazyTensor(torch.Tensor):
     def make(run: Run, spec: OutputSpec) -> LazyTensor:
         """A lazy output of a run."""
         dtype, shape = run.type_of_output(spec.name)
-        self = LazyTensor._new(shape, dtype, run, spec.name, None)
+        device = run.client.memory.device
+        self = LazyTensor._new(shape, dtype, device, run, spec.name, None)
         if not run.graph.stepped:
             _await_step(self)
         return self
@@ -111,15 +115,20 @@ class LazyTensor(torch.Tensor):
     @staticmethod
     def cast(source: LazyTensor, dtype: torch.dtype) -> LazyTensor:
         """A lazy output in another type."""
-        self = LazyTensor._new(source.shape, dtype, None, source._output, source)
+        self = LazyTensor._new(source.shape, dtype, source.device, None, source._output, source)
         source._casts.append(weakref.ref(self))
         return self
 
     @staticmethod
     def _new(
-        shape: Any, dtype: torch.dtype, run: Run | None, output: str, source: LazyTensor | None
+        shape: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        run: Run | None,
+        output: str,
+        source: LazyTensor | None,
     ) -> LazyTensor:
-        self = private.make_wrapper(LazyTensor, shape, dtype=dtype)
+        self = private.make_wrapper(LazyTensor, shape, dtype=dtype, device=device)
         self._run = run
         self._output = output
         self._source = source
@@ -225,23 +234,23 @@ def _converted_type(func: Any, args: tuple, kwargs: dict) -> torch.dtype | None:
     if not isinstance(tensor, LazyTensor):
         return None
     if func is torch.Tensor.to and kwargs.keys() <= {"dtype", "device"}:
-        return _type_in(tensor.dtype, (*args[1:], *kwargs.values()))
+        return _type_in(tensor, (*args[1:], *kwargs.values()))
     if kwargs or len(args) > 1:
         return None
-    if func is torch.Tensor.cpu or func is torch.Tensor.contiguous:
+    if func is torch.Tensor.contiguous or func is torch.Tensor.cpu and tensor.device == _CPU:
         return tensor.dtype
     return _CONVERSIONS.get(func)
 
 
-def _type_in(own: torch.dtype, given: tuple) -> torch.dtype | None:
-    """The type among the arguments of `to`, if they are nothing but types and the CPU."""
-    wanted = own
+def _type_in(tensor: torch.Tensor, given: tuple) -> torch.dtype | None:
+    """The type among the arguments of `to`, if they are nothing but types and its device."""
+    wanted = tensor.dtype
     for value in given:
         if isinstance(value, torch.dtype):
             wanted = value
-        elif not isinstance(value, (str, torch.device)) or str(value) != "cpu":
+        elif not isinstance(value, (str, torch.device)) or torch.device(value) != tensor.device:
             return None
-    return wanted if wanted is own or wanted.is_floating_point else None
+    return wanted if wanted is tensor.dtype or wanted.is_floating_point else None
 
 
 def _await_step(tensor: LazyTensor) -> None:
