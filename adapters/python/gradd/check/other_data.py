@@ -111,7 +111,7 @@ def others(data: Data) -> Iterator[Data]:
     n = _size(data, 0)
     for j in range(_SETS):
         k = max(1, n // (16 if j % 4 == 3 else 4))
-        index = (torch.arange(n) % k + j * max(n // _SETS, 1)) % max(n, 1)
+        index = (torch.arange(n, device="cpu") % k + j * max(n // _SETS, 1)) % max(n, 1)
         new = [
             _like(x, _moved(x.detach()[index] if n and data.has(i, 0, n) else x.detach(), j, n > 1))
             for i, x in enumerate(data.leaves)

@@ -8,7 +8,7 @@ parameters exist in the higher precision at a time.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class Shaken(TorchDispatchMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator("cpu").manual_seed(seed)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
@@ -81,6 +81,9 @@ class Shaken(TorchDispatchMode):
 
     def _shake(self, value: torch.Tensor) -> None:
         """Every number by its own rounding, and all by a common one: sums average the former."""
-        own = torch.rand(value.shape, generator=self._generator, dtype=torch.float64)
-        common = float(torch.rand((), generator=self._generator) < 0.5)
+        own = self._drawn(value.shape).to(value.device)
+        common = float(self._drawn(()) < 0.5)
         value.mul_(1.0 + (2.0 * (own + common) - 2.0) * _ROUNDING)
+
+    def _drawn(self, shape: Sequence[int]) -> torch.Tensor:
+        return torch.rand(shape, generator=self._generator, dtype=torch.float64, device="cpu")

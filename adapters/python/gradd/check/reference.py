@@ -46,7 +46,7 @@ def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     if not tensor.dim():
         return torch.full_like(tensor, scale)
     n = tensor.numel()
-    pattern = torch.cos(torch.arange(min(n, _PERIOD), dtype=torch.float64) * 1.7)
+    pattern = torch.cos(torch.arange(min(n, _PERIOD), dtype=torch.float64, device="cpu") * 1.7)
     pattern = (pattern * scale).to(tensor.device, tensor.dtype)
     return pattern.repeat(n // _PERIOD + 1)[:n].reshape(tensor.shape)
 
@@ -153,12 +153,14 @@ class Reference:
 
     @contextlib.contextmanager
     def _quiet(self, precise: Precise | None) -> Iterator[None]:
+        device = self.piece.client.memory.device
+        numbers = [] if device.type == "cpu" else [device.index]
         on = torch.is_autocast_enabled("cpu")
         cast = torch.get_autocast_dtype("cpu")
         with (
             torch.inference_mode(False),
             torch.set_grad_enabled(self.task.grad),
-            torch.random.fork_rng(devices=[]),
+            torch.random.fork_rng(numbers, device_type=device.type),
             # The cache, which all devices share, would outlive the stand-ins.
             torch.autocast("cpu", cast, enabled=on, cache_enabled=False),
             Quiet(),

@@ -526,7 +526,7 @@ class CompiledGraph:
         owner = self.owner
         if owner.planning.on:
             return owner.planning.results(self, args)
-        if self.draws and owner.generator.is_moved():
+        if self.draws and owner.generator.is_moved(owner.client.memory.device):
             return self._seeded(args)
         shares = self._shares(args) if owner.budget.amount else ()
         if self.whole is not None:
@@ -535,7 +535,7 @@ class CompiledGraph:
         else:
             result = self._in_steps(args, self.steps, shares)
         if self.draws or self.whole is None:  # what PyTorch runs may draw as well
-            owner.generator.go_on()
+            owner.generator.go_on(owner.client.memory.device)
         return result
 
     def numbers(self, args: Sequence[Any]) -> Callable[[Any], Any]:

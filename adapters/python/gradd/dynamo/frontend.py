@@ -219,7 +219,7 @@ class Compiled:
                 self._go_on()
         owner.last.clear()
         owner.budget.begin()
-        owner.generator.note()
+        owner.generator.note(owner.client.memory.device)
         here = forwarding.here
         outer, here.module = here.module, self.module
         try:

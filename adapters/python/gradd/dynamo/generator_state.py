@@ -21,31 +21,37 @@ _numpy = torch.Tensor.__base__.numpy  # type: ignore[union-attr]
 
 
 class GeneratorState(threading.local):
-    """The state of the CPU's generator at the last known point of a call of this thread."""
+    """The state of torch's generators at the last known point of a call of this thread.
+
+    Of the CPU's, and of that of the device on which the module computes.
+    """
 
     def __init__(self) -> None:
         self._state: bytes | None = None
 
-    def note(self) -> None:
-        """A call begins."""
-        self._state = _now()
+    def note(self, device: torch.device) -> None:
+        """A call begins, of a module on this device."""
+        self._state = _now(device)
 
-    def go_on(self) -> None:
+    def go_on(self, device: torch.device) -> None:
         """A graph has run, and may have drawn."""
         if self._state is not None:
-            self._state = _now()
+            self._state = _now(device)
 
     def forget(self) -> None:
         """The call is over."""
         self._state = None
 
-    def is_moved(self) -> bool:
+    def is_moved(self, device: torch.device) -> bool:
         """Whether something else than a graph has drawn, or seeded, in this call."""
-        return self._state is not None and self._state != _now()
+        return self._state is not None and self._state != _now(device)
 
 
-def _now() -> bytes:
-    return _numpy(torch.get_rng_state()).tobytes()  # torch.equal() takes 10 us
+def _now(device: torch.device) -> bytes:
+    state = _numpy(torch.get_rng_state()).tobytes()  # torch.equal() takes 10 us
+    if device.type == "cpu":
+        return state
+    return state + _numpy(torch.get_device_module(device).get_rng_state(device)).tobytes()
 
 
 def refusal() -> CaptureError:
