@@ -17,6 +17,8 @@ import ctypes
 import functools
 import mmap
 import os
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -72,6 +74,15 @@ class Host:
         unused.trim()
         return 0
 
+    def make_room(self) -> bool:
+        """As give_back(); whether memory of the device has become free: the host has no cache."""
+        self.give_back()
+        return False
+
+    def described(self, error: errors.OutOfMemoryError) -> errors.OutOfMemoryError:
+        """The error, with what torch holds there: nothing."""
+        return error
+
 
 HOST = Host()
 
@@ -107,6 +118,40 @@ class _Driver:
         self._context = ctypes.c_void_p()
         self._check("cuInit", _INT(0))
         self._check("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), _INT(device))
+        self._leaving: set[int] = set()  # addresses that are to be unmapped
+        self._unneeded: queue.SimpleQueue[tuple[int, int] | threading.Event] = queue.SimpleQueue()
+        threading.Thread(target=self._unmap_all, name="gradd-unmap", daemon=True).start()
+
+    def unmap(self, address: int, size: int) -> None:
+        """Unmaps memory soon, when all work is done that the GPU has by now; safe in finalizers.
+
+        A thread of its own waits: the work may wait for a daemon that has died, and what drops the
+        memory may hold the lock that is needed to start the next one.
+        """
+        self._leaving.add(address)
+        self._unneeded.put((address, size))
+
+    def wait_for_unmapping(self) -> bool:
+        """Waits until all that memory is free; whether there was any. Nothing may be pending."""
+        if not self._leaving:
+            return False
+        free = threading.Event()
+        self._unneeded.put(free)
+        free.wait()
+        return True
+
+    def _unmap_all(self) -> None:
+        while True:
+            item = self._unneeded.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            address, size = item
+            with contextlib.suppress(errors.GraddError):
+                self.call("cuCtxSynchronize")  # work of torch's may still read it
+                self.call("cuMemUnmap", _U64(address), _SIZE(size))
+                self.call("cuMemAddressFree", _U64(address), _SIZE(size))
+            self._leaving.discard(address)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a function, in the device's context: threads may have another one, or none.
@@ -153,11 +198,10 @@ class _Mapping:
             raise
 
     def __del__(self) -> None:
-        with contextlib.suppress(errors.GraddError):
-            if self._mapped:
-                self._driver.call("cuCtxSynchronize")  # work of torch's may still read it
-                self._driver.call("cuMemUnmap", _U64(self.address), _SIZE(self.size))
-            if self.address:
+        if self._mapped:
+            self._driver.unmap(self.address, self.size)
+        elif self.address:
+            with contextlib.suppress(errors.GraddError):
                 self._driver.call("cuMemAddressFree", _U64(self.address), _SIZE(self.size))
         self.address, self._mapped = 0, False
 
@@ -348,6 +392,18 @@ class Gpu:
         before = self.held()
         torch.get_device_module(self.device).empty_cache()
         return before - self.held()
+
+    def make_room(self) -> bool:
+        """The same, and memory of segments that are gone; whether any has become free.
+
+        Nothing may be pending.
+        """
+        return self.driver.wait_for_unmapping() + self.give_back() > 0
+
+    def described(self, error: errors.OutOfMemoryError) -> errors.OutOfMemoryError:
+        """The error, and how much of the GPU's memory this process holds."""
+        what = f"{error.what}; PyTorch holds {self.held() >> 20} MiB there in this process"
+        return errors.OutOfMemoryError(what, error.session) if self.held() else error
 
     def settle(self) -> None:
         """Waits until the work of torch's current stream is done."""

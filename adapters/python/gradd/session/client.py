@@ -72,6 +72,7 @@ class Client:
         self._connection: control.Connection | None = None
         self._ids = itertools.count(1)
         self._segments: dict[int, AnySegment] = {}
+        self._unneeded: list[AnySegment] = []  # dropped while requests were pending
         self._releases: deque[int] = deque()
         self._chores: deque[tuple[str, dict[str, Any]]] = deque()
         self.ends = Ends()
@@ -133,13 +134,13 @@ class Client:
                 failures += 1
                 self._lost(lost, verb, failures)
             except errors.OutOfMemoryError as error:
-                if no_room is not None or not self.memory.give_back():
-                    raise self._described(error) from None
+                if no_room is not None or not self.memory.make_room():
+                    raise self.memory.described(error) from None
                 no_room = error  # now there may be room
             except errors.StaleError:
                 if no_room is None:
                     raise
-                raise self._described(no_room) from None  # what failed cannot be repeated
+                raise self.memory.described(no_room) from None  # what failed cannot be repeated
             except BaseException:
                 self._give_up_if_broken(verb)
                 raise
@@ -231,14 +232,6 @@ class Client:
                 self._give_up_if_broken(first.verb)
                 raise
 
-    def _described(self, error: errors.OutOfMemoryError) -> errors.OutOfMemoryError:
-        """The error, and how much of the GPU's memory this process holds."""
-        held = self.memory.held()
-        if not held:
-            return error
-        what = f"{error.what}; PyTorch holds {held >> 20} MiB there in this process"
-        return errors.OutOfMemoryError(what, error.session)
-
     def next_id(self) -> int:
         """A number for a plan, binding or run: unique in the session, never used again."""
         return next(self._ids)
@@ -249,8 +242,10 @@ class Client:
             self._connect()
         if self._retired:
             self._drain_retired()
-        if self._chores:
+        if self._chores or self._unneeded:
             self.catch_up()  # a request on its way may need what they end
+            while self._unneeded:
+                self.drop_segment(self._unneeded.pop())
             self._do_chores()
 
     def _exchange(
@@ -551,7 +546,14 @@ class Client:
 
     def new_segment(self, size: int, purpose: str, in_pieces: bool = False) -> AnySegment:
         """One of this purpose (shm.PURPOSES) that the daemon does not know yet."""
-        return self.memory.segment(self.next_id(), size, Header(purpose, self._owner), in_pieces)
+        what = (self.next_id(), size, Header(purpose, self._owner), in_pieces)
+        try:
+            return self.memory.segment(*what)
+        except errors.OutOfMemoryError:
+            with self.lock:
+                self.catch_up()
+                self.memory.make_room()
+            return self.memory.segment(*what)
 
     def create_segment(self, size: int, purpose: str) -> AnySegment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
@@ -588,6 +590,9 @@ class Client:
 
     def drop_segment(self, segment: AnySegment) -> None:
         """The segment is no longer needed; the daemon unmaps it before the next request."""
+        if self.timeline is not None and self.timeline.pending:
+            self._unneeded.append(segment)  # if the daemon dies, the next one still needs it
+            return
         self._segments.pop(segment.id, None)
         self.later("unsegment", {"id": segment.id})
         segment.close()
@@ -726,6 +731,7 @@ class Client:
             for segment in self._segments.values():
                 segment.close()
             self._segments.clear()
+            self._unneeded.clear()
             if _clients.get(self._key) is self:
                 del _clients[self._key]
 
@@ -735,9 +741,7 @@ class Client:
             self._connection.abandon()
 
 
-def get_client(
-    path: Path | str | None = None, device: torch.device = devices.HOST.device
-) -> Client:
+def get_client(path: Path | str | None = None, device: torch.device = HOST.device) -> Client:
     """The client of this process for a directory and a device, made when needed.
 
     Args:
