@@ -399,7 +399,7 @@ def test_self_check_disturbs_nothing() -> None:
         parameter.grad = torch.ones_like(parameter)
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    drawn = torch.empty((), dtype=torch.int64).random_()
+    drawn = torch.empty((), dtype=torch.int64, device="cpu").random_()
     after_one_draw = torch.get_rng_state()
     torch.set_rng_state(state)
     loss = loss_of(model(*batch()))

@@ -48,7 +48,7 @@ def rounded(n: int) -> int:
 
 def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
     """A list of that size: live rows, and behind them ~r for an unused row r."""
-    out = torch.empty(size, dtype=torch.int64)
+    out = rows.new_empty(size)
     n = rows.numel()
     out[:n] = rows
     out[n:] = ~rows[-1] if n else -1

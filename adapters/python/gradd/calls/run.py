@@ -105,7 +105,7 @@ class Run:
         self.flags = flags
         self.seed = 0
         if graph.info.random and not flags & DROPOUT_OFF:
-            self.seed = int(torch.empty((), dtype=torch.int64).random_())
+            self.seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
         self._sources: Sequence[torch.Tensor] | None = inputs
         self._again_of = ""  # the output that this run repeats another one for
         self.given: list[weakref.ref] = []  # the outputs as the user has them

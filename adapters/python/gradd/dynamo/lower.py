@@ -396,7 +396,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             if isinstance(value, (torch.SymInt, torch.SymFloat)) and value.node.expr == expression:
                 if isinstance(value, torch.SymInt):
                     return self._whole(node, value)
-                scalar = torch.zeros((), dtype=torch.float64)
+                scalar = torch.zeros((), dtype=torch.float64, device="cpu")
                 fake = self.mode.from_tensor(scalar, static_shapes=True)
                 given = self._placeholder(node.name, node, fake)
                 made = self.flat.call_function(_aten._local_scalar_dense.default, (given,))

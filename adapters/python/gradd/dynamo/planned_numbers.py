@@ -36,7 +36,8 @@ def symbols(values: Iterable[Any]) -> set[sympy.Symbol]:
 
 def as_tensor(number: int | torch.SymInt) -> torch.Tensor:
     """A tensor whose first size, less its second one, is a number; int64, without elements."""
-    return torch.empty(torch.sym_max(number, 0), torch.sym_max(-number, 0), 0, dtype=torch.int64)
+    sizes = torch.sym_max(number, 0), torch.sym_max(-number, 0), 0
+    return torch.empty(sizes, dtype=torch.int64, device="cpu")
 
 
 def given(number: float, planned: bool) -> torch.Tensor:
@@ -48,7 +49,8 @@ def given(number: float, planned: bool) -> torch.Tensor:
     """
     if planned:
         return as_tensor(number)  # type: ignore[arg-type]
-    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
+    dtype = torch.float64 if isinstance(number, float) else torch.int64
+    return torch.tensor(number, dtype=dtype, device="cpu")
 
 
 def value(tensor: torch.Tensor) -> Any:

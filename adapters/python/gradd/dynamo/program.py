@@ -133,7 +133,7 @@ class Program:
 @functools.cache
 def _verifier() -> Any:
     """That of torch's programs before autograd, which lets them write in place."""
-    return torch.export.export(torch.nn.Identity(), (torch.zeros(1),)).verifier
+    return torch.export.export(torch.nn.Identity(), (torch.zeros(1, device="cpu"),)).verifier
 
 
 _ORDER = {

@@ -161,7 +161,7 @@ def mark(leaves: Sequence[Any]) -> None:
 @functools.lru_cache
 def _marks(axes: tuple[int, ...]) -> dict[str, Any]:
     """Attributes that maybe_mark_dynamic sets on a tensor: calling it takes ten times as long."""
-    tensor = torch.empty(0)
+    tensor = torch.empty(0, device="cpu")
     maybe_mark_dynamic(tensor, axes)
     return tensor.__dict__
 

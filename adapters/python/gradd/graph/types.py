@@ -124,7 +124,7 @@ def _round_numbers(node: torch.fx.Node) -> None:
     dtype = next((t for t in map(_type, node.args) if t is not None), None)
     for i in places if dtype in _HALVES else ():
         if isinstance(node.args[i], (int, float)):
-            node.update_arg(i, torch.tensor(node.args[i], dtype=dtype).item())
+            node.update_arg(i, torch.tensor(node.args[i], dtype=dtype, device="cpu").item())
 
 
 def _rounds_between(node: torch.fx.Node) -> bool:
@@ -137,7 +137,7 @@ def _rounds_between(node: torch.fx.Node) -> bool:
     (dtype,) = types
     numbers = (v for v in (*node.args, *node.kwargs.values()) if type(v) in (int, float))
     return node.target in _FORMULAS or any(
-        torch.tensor(v, dtype=dtype).double() != v and v == v for v in numbers
+        torch.tensor(v, dtype=dtype, device="cpu").double() != v and v == v for v in numbers
     )
 
 

@@ -66,7 +66,7 @@ def _layout() -> _Layout | None:
             return None
         deleters.add(words[_DELETER])
         calls.add(context[_CALLS])
-    plain = _storage(torch.empty(1))
+    plain = _storage(torch.empty(1, device="cpu"))
     if len(deleters) != 1 or plain[_DELETER] in deleters or plain[_ADDRESS] != plain[_CONTEXT]:
         return None
     return _Layout(deleters.pop(), frozenset(calls))
@@ -98,7 +98,7 @@ def _handles(tensor: torch.Tensor) -> int:
 
 @functools.cache
 def _uses_when_alone() -> int:
-    return uses(torch.empty(1))
+    return uses(torch.empty(1, device="cpu"))
 
 
 def is_foreign(tensor: torch.Tensor) -> bool:

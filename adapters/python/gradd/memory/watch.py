@@ -130,8 +130,8 @@ def _holders(tensor: torch.Tensor) -> int:
     return sys.getrefcount(untyped_storage(tensor))
 
 
-_ALONE = uses(torch.empty(1))
-_UNHELD = _holders(torch.empty(1))
+_ALONE = uses(torch.empty(1, device="cpu"))
+_UNHELD = _holders(torch.empty(1, device="cpu"))
 accesses = Accesses()
 
 

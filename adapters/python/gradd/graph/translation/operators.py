@@ -126,7 +126,11 @@ def _default_float() -> ir.DataType:
 
 def _arange(start: Any, end: Any, step: Any, dtype: int | None) -> Any:
     if dtype is None or dtype == -1:
-        parts = [torch.tensor(v).dtype for v in (start, end, step) if isinstance(v, (int, float))]
+        parts = [
+            torch.tensor(v, device="cpu").dtype
+            for v in (start, end, step)
+            if isinstance(v, (int, float))
+        ]
         is_float = any(d.is_floating_point for d in parts)
         dtype = _default_float() if is_float else ir.DataType.INT64
     dtype = ir.DataType(dtype)
