@@ -17,6 +17,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static sim_entry_t *entries;
 static size_t taken, mapped, in_use[SIM_DEVICES];
 static int working; /* streams */
+static bool is_open;
 
 size_t sim_pages(size_t bytes) {
     return (bytes + SIM_PAGE - 1) / SIM_PAGE * SIM_PAGE;
@@ -58,7 +59,7 @@ bool sim_memory_add(const sim_block_t *block) {
     if (!known) {
         entries = e;
         account(block, 1);
-        protect(block, working > 0);
+        protect(block, is_open);
     }
     pthread_mutex_unlock(&lock);
     if (known) free(e);
@@ -114,12 +115,22 @@ bool sim_memory_drop(void *at) {
     return true;
 }
 
+/* Of so many times that the streams become idle, one closes the memory. */
+static unsigned closing(void) {
+    const char *text = getenv("GRADD_SIM_CLOSE");
+    return text && atoi(text) > 0 ? (unsigned)atoi(text) : 1;
+}
+
 static void change(int by) {
+    static unsigned idle, one_in;
     pthread_mutex_lock(&lock);
-    const bool was_open = working > 0;
     working += by;
-    for (const sim_entry_t *e = entries; e && was_open != (working > 0); e = e->next)
-        protect(&e->block, working > 0);
+    if (!one_in) one_in = closing();
+    if (working ? !is_open : ++idle % one_in == 0) {
+        is_open = working > 0;
+        for (const sim_entry_t *e = entries; e; e = e->next)
+            protect(&e->block, is_open);
+    }
     pthread_mutex_unlock(&lock);
 }
 

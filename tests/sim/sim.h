@@ -21,6 +21,7 @@
  *
  * Environment:
  *   GRADD_SIM_DELAY_US    longest pause in front of work that finds a stream idle (500)
+ *   GRADD_SIM_CLOSE=N     of N times that the streams become idle, one closes the memory (1)
  *   GRADD_SIM_MEMORY_MB   memory of each device (4096); other processes' use does not count
  *   GRADD_SIM_COUNTS=DIR  a file DIR/PID: how often the host waited and copied to itself, how many
  *                         bytes, and kernels: four numbers of 64 bits

@@ -1,9 +1,10 @@
 // Devices of type `emu` for torch's CPU build: memory, streams and events of the stand-in for CUDA
 // (tests/sim), which the process shares with what loads libsim.so.
 //
-// A copy is work of the current stream. Every other operator reads its operands, waits, runs on the
-// CPU and writes its result: only the time and the number of waits differ from a GPU. So only waits
-// outside operators are counted. Small tensors share blocks of 2 MiB, or with GRADD_SIM_VMM=1 all
+// A copy is work of the current stream, and so is filling. Every other operator reads its operands,
+// waits, runs on the CPU and writes its result: only the time and the number of waits differ from a
+// GPU. So only waits outside operators are counted. Tensors of the CPU beside those of a device are
+// refused as by CUDA. Small tensors share blocks of 2 MiB, or with GRADD_SIM_VMM=1 all
 // lie in memory of cuMemCreate, which has no handle, as torch's expandable segments. Freed memory
 // is given to the next tensor of the stream.
 #include <ATen/ATen.h>
@@ -443,6 +444,22 @@ Tensor copy_from_and_resize(const Tensor &self, const Tensor &to) {
     return copy_from(self, to, false);
 }
 
+// Without a wait where the elements lie side by side.
+Tensor &fill(Tensor &self, const Scalar &value) {
+    if (!self.numel()) return self;
+    const c10::DeviceGuard guard(self.device());
+    const Tensor made = at::empty(self.sizes(), self.options().device(at::kCPU)).fill_(value);
+    if (self.is_contiguous() && !is_lazy(self))
+        copy_bytes(self.data_ptr(), made.data_ptr(), bytes_of(self));
+    else
+        copy_from(made, self, false);
+    return self;
+}
+
+Tensor &zero(Tensor &self) {
+    return fill(self, 0);
+}
+
 at::Scalar item(const Tensor &t) {
     return on_host(t).item();
 }
@@ -524,10 +541,37 @@ struct Drawing {
     }
 };
 
+// Operators that take tensors of the CPU beside those of a device: indices, and lengths.
+bool mixes_devices(const std::string &name) {
+    for (const char *part : {"index", "_pack_padded_sequence", "tensor_split", "ctc_loss"})
+        if (name.find(part) != std::string::npos) return true;
+    return false;
+}
+
+// Refuses what CUDA refuses: a tensor of the CPU that is no scalar.
+void check_devices(const c10::OperatorHandle &op, c10::ArrayRef<c10::IValue> arguments) {
+    bool here = false, there = false;
+    const auto look = [&](const Tensor &t) {
+        if (!t.defined()) return;
+        here = here || is_here(t);
+        there = there || (t.is_cpu() && t.dim());
+    };
+    for (const c10::IValue &value : arguments) {
+        if (value.isTensor()) look(value.toTensor());
+        if (value.isTensorList())
+            for (const Tensor &t : value.toTensorVector())
+                look(t);
+    }
+    const std::string &name = op.schema().name();
+    TORCH_CHECK(!(here && there) || mixes_devices(name), name,
+                ": expected all tensors to be on the same device, found emu and cpu");
+}
+
 // An operator on the CPU. A generator of the device is the one within it.
 void run_on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     const size_t first = stack->size() - op.schema().arguments().size();
     int device = current_device();
+    check_devices(op, c10::ArrayRef<c10::IValue>(*stack).slice(first));
     for (size_t i = first; i < stack->size(); i++) {
         c10::IValue &value = (*stack)[i];
         if (value.isTensor() && value.toTensor().defined() && is_here(value.toTensor()))
@@ -559,6 +603,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", item);
+    m.impl("fill_.Scalar", fill);
+    m.impl("zero_", zero);
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
     m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
