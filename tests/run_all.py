@@ -81,16 +81,30 @@ def run_fake(build: Path) -> Outcome:
     chosen = [word for name in FAKE_C for word in ("--filter", name)]
     both = run_c(build, "fake", chosen) + run_python(build, "fake and not nightly")
     del os.environ["GRADD_TEST_DEVICE"]
-    return both + run_emulated(build, "(fake_only or emu) and not nightly")
+    both += run_emulated(build, "(fake_only or emu) and not nightly")
+    return both + run_tensors(build, 1)
 
 
-def run_emulated(build: Path, marked: str) -> Outcome:
+def run_emulated(build: Path, marked: str, files: Sequence[str] = ()) -> Outcome:
     """What is marked so on the emulated GPU."""
     os.environ["GRADD_TEST_DEVICE"] = "emu"
     try:
-        return run_python(build, marked)
+        return run_python(build, marked, files)
     finally:
         del os.environ["GRADD_TEST_DEVICE"]
+
+
+def run_tensors(build: Path, count: int = 0) -> Outcome:
+    """The adapter's tests with their tensors on the emulated GPU; so many files, 0 = all."""
+    sys.path.insert(0, str(ROOT / "tests" / "python"))
+    from helpers import gpu_tensors, selection
+
+    chosen = selection.drawn(gpu_tensors.SHORT, count) if count else gpu_tensors.FILES
+    os.environ["GRADD_TEST_TENSORS"] = "emu"
+    try:
+        return run_emulated(build, "not nightly", [f"tests/python/{name}" for name in chosen])
+    finally:
+        del os.environ["GRADD_TEST_TENSORS"]
 
 
 def run_fuzz(folder: Path) -> Outcome:
@@ -157,7 +171,7 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
         if part == EMULATED:
             count = run_c(build, "", ["--filter", EMULATED])
         elif part == TENSORS:
-            count = run_emulated(build, "emu and nightly")
+            count = run_emulated(build, "emu and nightly") + run_tensors(build)
         elif part in SWITCHES:
             count = run_switched(build, part)
         else:

@@ -29,7 +29,7 @@ import pytest
 import torch
 import torch._dynamo.guards
 
-from helpers import BUILD, ROOT, emu_torch
+from helpers import BUILD, ROOT, emu_torch, gpu_tensors
 from helpers.selection import SEED, mark_undrawn
 
 TESTS = ROOT / "tests/python"
@@ -43,6 +43,7 @@ logging.getLogger("torch.__trace").addFilter(lambda record: False)  # megabytes 
 torch._dynamo.guards.profile_guard_manager = lambda *unused: 0.0
 torch.set_num_threads(1)  # there is a worker for each core (tests/machine.py)
 
+from gradd.memory import devices  # noqa: E402
 from gradd.session import client as gradd_client  # noqa: E402
 from gradd.session import control  # noqa: E402
 from gradd.session import daemon as gradd_daemon  # noqa: E402
@@ -50,6 +51,9 @@ from gradd.session import daemon as gradd_daemon  # noqa: E402
 DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
 if DEVICE == "emu" and not emu_torch.why_not():
     emu_torch.load()  # autograd's first backward counts the devices of the process
+    torch.set_default_device(os.environ.get("GRADD_TEST_TENSORS", "cpu"))
+    if gpu_tensors.is_on():  # each operator of torch works on the device: closing it takes long
+        os.environ.setdefault("GRADD_SIM_CLOSE", "50")
 BINARY = BUILD / "bin" / "gradd"
 if DEVICE != "cpu":  # the daemon that has the device of the tests, too
     BINARY = BINARY.with_name("gradd-fake")
@@ -68,20 +72,30 @@ class Daemon:
     """A running daemon of a test.
 
     Attributes:
-        directory: Its directory.
+        root: The user's directory, GRADD_DIR.
+        directory: Its own: the same, or that of its GPU.
         process: The process that the fixture started (a client may have started later ones).
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, root: Path, memory: devices.Host | devices.Gpu = devices.HOST) -> None:
+        self.root = root
+        self.directory = root / memory.uuid
+        self._memory = memory
         self.killed: set[int] = set()
         self._kept = ""
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen:
-        with open(self.directory.parent / "log", "ab") as log:
-            command = [str(BINARY), "serve", "--dir", str(self.directory)]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        for folder in (self.root, self.directory):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        with open(self.root.parent / "log", "ab") as log:
+            process = subprocess.Popen(
+                [str(BINARY), "serve", "--dir", str(self.directory), *self._memory.serve],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._memory.environment},
+            )
         deadline = time.monotonic() + _SECONDS
         while time.monotonic() < deadline:
             sock = gradd_daemon.try_connect(self.directory)
@@ -95,13 +109,13 @@ class Daemon:
 
     def log(self) -> str:
         """What the daemon has written."""
-        path = self.directory.parent / "log"
+        path = self.root.parent / "log"
         return path.read_text() if path.exists() else ""
 
     def logs(self) -> str:
         """The same, and what those have written that clients started; also when all is over."""
-        if self.directory.parent.exists():
-            later = [d / "daemon.log" for d in (self.directory, *gpu_directories(self.directory))]
+        if self.root.parent.exists():
+            later = [d / "daemon.log" for d in (self.root, *gpu_directories(self.root))]
             return self.log() + "".join(p.read_text(errors="replace") for p in later if p.exists())
         return self._kept
 
@@ -219,7 +233,7 @@ def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Ite
     control.warm_up()  # ZeroMQ's own threads and descriptors belong to the process
     # What a failed test before this one holds in its traceback may go during this one.
     before = (Counter(_own_descriptors()), _own_mappings())
-    server = Daemon(directory)
+    server = Daemon(directory, devices.of(torch.get_default_device()))
     try:
         yield server
         if passed():
@@ -273,7 +287,7 @@ def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> Non
         _settle("sessions of the daemon", lambda: server.ps()["sessions"], [])
     server.stop()
     sockets = ("cmd.sock", "ctl.sock")
-    directories = (server.directory, *gpu_directories(server.directory))
+    directories = (server.root, *gpu_directories(server.root))
     leftover = [d / name for d in directories for name in sockets if (d / name).exists()]
     if server.processes()[-1].pid in server.killed:
         leftover = []  # the last daemon was killed on purpose and could not remove them
@@ -292,10 +306,19 @@ def _keep_from_collections() -> None:
     gc.freeze()
 
 
+def _name_of(item: pytest.Item) -> str:
+    """FILE::NAME of a test, the file below tests/python."""
+    return f"{item.path.relative_to(TESTS)}::{item.name}"
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m "not nightly" counts
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what only the device of the tests can do, unless it is there."""
     mark_undrawn(items)
+    if gpu_tensors.is_on():
+        for item in items:
+            if why := gpu_tensors.why_not(_name_of(item)):
+                item.add_marker(pytest.mark.skip(reason=why))
     elsewhere = [mark for mark, here in MARKED if not here]
     left = [i for i in items if any(map(i.get_closest_marker, elsewhere))]
     config.hook.pytest_deselected(items=left)
@@ -312,7 +335,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _lighten_collections() -> Iterator[None]:
-    yield
+def _lighten_collections(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if gpu_tensors.is_on() and gpu_tensors.waits(str(request.path.relative_to(TESTS))):
+            monkeypatch.setenv("GRADD_WAIT", "1")
+        yield
     torch.compiler.reset()  # graphs of modules that are gone
     _keep_from_collections()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
-from gradd.session import client
+from helpers import sessions
 from helpers.nets import assert_close
 
 pytestmark = [pytest.mark.one_in(4), pytest.mark.fake]
@@ -238,7 +238,7 @@ def test_forwards_without_backward_give_their_slot_back(daemon: object) -> None:
     for seed in range(20):
         model(*batch(seed=seed))
     model(*batch()).backward()
-    binds = client.get_client().ledger.binds  # of the parameters, early gradients, the others
+    binds = sessions.session().ledger.binds  # of the parameters, early gradients, the others
     assert len(binds) == 3
 
 
@@ -280,4 +280,4 @@ def test_kills_cost_no_bit(daemon: Any, tied: bool, when: str) -> None:
         return {n: p.grad.clone() for n, p in parameters.items()}
 
     same_bits(train(daemon.kill), train(lambda: None))
-    assert client.get_client().recoveries >= 1
+    assert sessions.session().recoveries >= 1

@@ -12,9 +12,9 @@ from accelerate.utils import find_executable_batch_size
 
 from gradd import ORTModule, errors, options
 from gradd.session import protocol
-from gradd.session.client import get_client
 from helpers import ROOT
 from helpers.nets import Net, batch
+from helpers.sessions import session
 
 STATUS = ROOT / "shm" / "status.h"
 
@@ -122,7 +122,7 @@ def _refusal(name: str, sources: list[tuple[str, str]], x: protocol.Type = (1, (
     inputs = [value("x", 1, [2, "n"]), value("w", 1, [None, 5])]
     graph = onnx.helper.make_graph([node], "g", inputs, [value("y", 1, [2, 5])])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
-    client = get_client()
+    client = session()
     info = client.put_graph(model.SerializeToString(), sources)
     with pytest.raises(errors.GraddError) as caught:
         client.plan(protocol.plan_fields(info.id, [x, WRONG], (), (), ("y",), ()))

@@ -130,7 +130,6 @@ _TRAIN = '''
 import gc, json, torch
 import gradd
 from gradd import ORTModule
-from gradd.session.client import get_client
 
 def step(model, optimizer, x):
     optimizer.zero_grad()
@@ -153,7 +152,7 @@ def held(pid):
 
 def measured():
     gc.collect()
-    return held("self") + held(get_client().daemon_pid)
+    return held("self") + held(session().daemon_pid)
 
 warm = ORTModule(make(64), strict=True)
 optimizer = torch.optim.AdamW(warm.parameters(), fused=True)

@@ -22,13 +22,13 @@ from torch import nn
 from gradd import ORTModule, errors
 from gradd.explain import Explanation, Row, explain_plan, with_sources
 from gradd.session import protocol
-from gradd.session.client import get_client
 from helpers import ROOT
 from helpers.graphs import captures
 from helpers.graphs import engine as E
 from helpers.graphs.onnx_writer import Writer
 from helpers.models import families
 from helpers.nets import Net, batch
+from helpers.sessions import session
 
 pytestmark = pytest.mark.one_in(4)
 
@@ -589,7 +589,7 @@ def test_a_text_of_many_pieces(daemon: Any) -> None:
         nodes, "g", [value("v0", [4]), value("w", [4])], [value(f"v{count}", [4])]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    client = get_client()
+    client = session()
     info = client.put_graph(model.SerializeToString())
     types = [(F, (4,)), (F, (4,))]
     plan = client.plan(protocol.plan_fields(info.id, types, [], [], [f"v{count}"], []))

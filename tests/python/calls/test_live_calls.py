@@ -12,8 +12,8 @@ import torch
 import gradd
 from gradd import ORTModule, errors
 from gradd.calls import graph
-from gradd.session.client import get_client
 from helpers.models.families import build
+from helpers.sessions import session
 from helpers.wrapper_internals import graphs, last
 
 pytestmark = [pytest.mark.one_in(5), pytest.mark.usefixtures("shared_daemon")]
@@ -192,7 +192,7 @@ def test_plans_that_are_forgotten_are_gone(monkeypatch: pytest.MonkeyPatch) -> N
     model, draw = ORTModule(build("llama")[0], strict=True), random.Random(6)
     for _ in range(60):
         model(**padded(draw.random())).loss.backward()
-    client = get_client()
+    client = session()
     client.flush()
     mine = [
         p
@@ -212,7 +212,7 @@ def test_plans_that_are_used_stay_and_others_go(monkeypatch: pytest.MonkeyPatch)
         for data in (batch, short, batch):
             model(**data).loss.backward()
         used.add(last(model)[1].info.id)
-    client = get_client()
+    client = session()
     client.flush()
     plans = client.request("explain", {"proto": 2})["plans"]
     mine = [p for p in plans if p["session"] == client.session]

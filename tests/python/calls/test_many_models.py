@@ -8,7 +8,7 @@ from torch import nn
 
 from gradd import ORTModule, errors
 from gradd.optim import FusedAdam
-from gradd.session import client
+from helpers import sessions
 from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of
 
 pytestmark = pytest.mark.usefixtures("daemon")
@@ -48,7 +48,7 @@ def test_many_kept_outputs_share_segments() -> None:
         kept = [model(x) for x in inputs]
         for x, output in zip(inputs, kept, strict=True):
             assert_close(output, layer(x))
-    session = client.get_client()
+    session = sessions.session()
     used = sum(t.numel() * 4 for t in kept)
     assert session.segment_count() < len(kept) // 4 and session.segment_bytes() < 2 * used
 
@@ -61,7 +61,7 @@ def test_the_state_of_many_parameters_shares_a_segment() -> None:
     model(torch.randn(2, 8)).sum().backward()
     optimizer.step()
     assert sum(not torch.equal(p, q) for p, q in zip(model.parameters(), before)) > _LIMIT
-    assert client.get_client().segment_count() < 8
+    assert sessions.session().segment_count() < 8
 
 
 class Lookup(nn.Module):

@@ -14,7 +14,7 @@ import torch
 
 from gradd import ORTModule, errors, optim
 from gradd.optim import AdamWMode, FusedAdam
-from gradd.session import client
+from helpers import sessions
 from helpers.nets import Net, batch
 
 TORCH = {"adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8}
@@ -344,7 +344,7 @@ def _steps(length=None):
 def test_a_journal_fits_the_device_of_the_daemon(daemon):
     optimizer, _ = _steps()
     words = optimizer._journal_words
-    on_cpu = client.get_client().device == "cpu"
+    on_cpu = sessions.session().device == "cpu"
     chunk = CHUNK if on_cpu else 3 * CHUNK
     assert words.numel() * 8 == 4096 + 3 * 4 * chunk
     assert int(words[0]) == (0x4C4E524A44524731 if on_cpu else 0x324E524A << 32 | chunk)

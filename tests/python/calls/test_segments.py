@@ -15,9 +15,9 @@ from gradd import ORTModule, errors
 from gradd.calls.slots import Layout
 from gradd.memory import shm
 from gradd.optim import FusedAdam
-from gradd.session.client import get_client
 from gradd.session.ring import packed
 from helpers.nets import assert_same_grads
+from helpers.sessions import session
 
 KIB = 1 << 10
 LARGEST = 128 * KIB
@@ -54,7 +54,7 @@ def wrapped() -> ORTModule:
 
 def largest() -> int:
     """Bytes of the largest segment of parameters, gradients or state that is none of its own."""
-    client = get_client()
+    client = session()
     found = [segment.size for pool in (client.parameters, client.gradients, client.state)
              for segment, _, _ in pool._free.values()]  # fmt: skip
     return max(size for size in found if size < WIDE)
@@ -87,14 +87,14 @@ def test_gradients_are_torchs(daemon: Any, small: None) -> None:
         model(data(seed)).backward()
         plain(data(seed)).backward()  # adds up
     assert_same_grads(model, plain)
-    assert len(get_client().gradients._free) > 3 and largest() <= LARGEST
+    assert len(session().gradients._free) > 3 and largest() <= LARGEST
     assert all(p.grad is None or p.grad.data_ptr() % 64 == 0 for p in model.parameters())
 
 
 def test_a_gradient_that_is_kept_keeps_its_segment_alone(daemon: Any, small: None) -> None:
     model = wrapped()
     model(data()).backward()
-    client = get_client()
+    client = session()
     segments = len(client.gradients._free)
     kept, value = model.module.layers[0].weight.grad, model.module.layers[0].weight.grad.clone()
     model.zero_grad(set_to_none=True)
@@ -122,7 +122,7 @@ def test_killed_between_forward_and_backward(daemon: Any, small: None) -> None:
     daemon.kill()
     loss.backward()
     assert all(map(torch.equal, (p.grad for p in model.parameters() if p.requires_grad), expected))
-    assert get_client().recoveries == 1
+    assert session().recoveries == 1
 
 
 def trained(daemon: Any, kill: bool, **options: Any) -> tuple[ORTModule, FusedAdam]:
@@ -171,7 +171,7 @@ def test_state_of_an_optimizer(daemon: Any, small: None) -> None:
     optimizer = FusedAdam(model.parameters())
     model(data()).backward()
     optimizer.step()
-    client = get_client()
+    client = session()
     assert len(client.state._free) > 4 and largest() <= LARGEST
     del optimizer
     client.flush()
@@ -196,7 +196,7 @@ def test_parameters_that_move(daemon: Any, small: None) -> None:
 def test_no_space_for_all_of_it(daemon: Any, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that were made before go back; the backward can be repeated when there is space."""
     model = wrapped()
-    client, loss = get_client(), model(data())
+    client, loss = session(), model(data())
     optimizer = FusedAdam(model.parameters())
     create, made = type(client).create_segment, []
 
@@ -231,7 +231,7 @@ def test_segments_begin_with_a_header(daemon: Any) -> None:
     model = wrapped()
     model(data()).backward()
     FusedAdam(model.parameters()).step()
-    client = get_client()
+    client = session()
     owners = set()
     for segment in client._segments.values():
         fields = struct.unpack_from("<QIIQQQI", segment.view)
@@ -241,10 +241,10 @@ def test_segments_begin_with_a_header(daemon: Any) -> None:
         assert (size, id) == (segment.size, segment.id)
         assert shm.PURPOSES[purpose] == segment.header.purpose
     assert len(owners) == 1 and owners != {0}
-    (session,) = daemon.ps()["sessions"]
-    bytes_of = session["segment_kinds"]
+    (shown,) = daemon.ps()["sessions"]
+    bytes_of = shown["segment_kinds"]
     assert bytes_of.pop("other") == 0 and all(bytes_of.values())
-    assert sum(bytes_of.values()) == session["segment_bytes"] == client.segment_bytes()
+    assert sum(bytes_of.values()) == shown["segment_bytes"] == client.segment_bytes()
     assert bytes_of["gradients"] == client.gradients.bytes()
 
 
@@ -252,7 +252,7 @@ def test_a_descriptor_that_has_become_another_one(daemon: Any) -> None:
     """The next daemon is not given other memory of the same size: nothing is computed with it."""
     model, other = wrapped(), wrapped()
     model(data()).backward()
-    client = get_client()
+    client = session()
     mine, theirs = (
         client._segments[client.locate(m.module.wide.weight)[0]] for m in (model, other)
     )

@@ -21,7 +21,7 @@ from gradd.memory import shm
 from gradd.session import client, control, protocol, ring
 from gradd.session.daemon import DirectoryError, check_directory, directory
 from gradd.session.finalizers import Ends
-from helpers import wrapper_internals
+from helpers import sessions, wrapper_internals
 from helpers.nets import Net, batch, loss_of
 
 
@@ -177,11 +177,11 @@ def test_gradd_ps_shows_the_session(daemon: object) -> None:
     loss_of(model(*batch())).backward()
     (session,) = daemon.ps()["sessions"]
     assert session["pid"] == os.getpid() and session["graphs"] == 1 and session["plans"] >= 1
-    assert session["segment_bytes"] == client.get_client().segment_bytes()
+    assert session["segment_bytes"] == sessions.session().segment_bytes()
 
 
 def test_refused_requests_name_the_field_and_leave_the_session_alive(daemon: object) -> None:
-    session = client.get_client()
+    session = sessions.session()
     with pytest.raises(errors.GraddError, match="plan"):
         session.request("forward", {"run": 1})
     with pytest.raises(errors.StaleError, match="999"):
@@ -197,7 +197,7 @@ def test_refused_requests_name_the_field_and_leave_the_session_alive(daemon: obj
 
 
 def test_model_bytes_that_are_no_model(daemon: object) -> None:
-    session = client.get_client()
+    session = sessions.session()
     for bytes_ in (b"", b"not a protobuf at all", bytes(range(256)) * 40):
         with pytest.raises((errors.ModelError, errors.GraphError, errors.LimitError)):
             session.put_graph(bytes_)
@@ -205,7 +205,7 @@ def test_model_bytes_that_are_no_model(daemon: object) -> None:
 
 
 def test_foreign_token_is_refused(daemon: object) -> None:
-    session = client.get_client()
+    session = sessions.session()
     session.connect()
     connection = control.Connection(daemon.directory)
     connection.attach()
@@ -219,13 +219,13 @@ def test_foreign_token_is_refused(daemon: object) -> None:
 def test_newer_protocol_is_refused_by_name(daemon: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "PROTOCOL", (98, 99))
     with pytest.raises(errors.VersionError, match="9[89]"):
-        client.get_client().connect()
+        sessions.session().connect()
     monkeypatch.setattr(protocol, "PROTOCOL", (1, 2))
-    client.get_client().connect()
+    sessions.session().connect()
 
 
 def test_repeated_sequence_number_gets_the_stored_reply(daemon: object) -> None:
-    session = client.get_client()
+    session = sessions.session()
     session.connect()
     connection = session._connection
     before = daemon.ps()["sessions"][0]["requests"]

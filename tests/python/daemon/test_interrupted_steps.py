@@ -19,6 +19,7 @@ import torch
 from gradd import errors
 from gradd.optim import FusedAdam
 from gradd.session import client
+from helpers import sessions
 
 pytestmark = pytest.mark.fake
 LARGE = 8_000_000  # a step of it takes long enough to be interrupted
@@ -108,7 +109,7 @@ def test_a_refused_step_leaves_nothing_behind(
         patch.setattr(optimizer, "_groups", lambda kinds: {})
         with pytest.raises(errors.TensorError, match="groups.lr"):
             _step(p, optimizer, 7)
-    assert optimizer._doubtful is None and not client.get_client().ledger.steps
+    assert optimizer._doubtful is None and not sessions.session().ledger.steps
     for i in range(2):
         for parameter, one in pair:
             _step(parameter, one, i)
@@ -154,7 +155,7 @@ def test_half_a_step_is_finished_with_its_own_gradients(
     p, optimizer = pair[0]
     _interrupt(daemon, monkeypatch, p, optimizer)
     p.grad.fill_(3.0)  # it is the user's
-    client.get_client().request("release", {"runs": []})  # anything that connects
+    sessions.session().request("release", {"runs": []})  # anything that connects
     assert optimizer._doubtful.is_done()
     for seed in (1, 2):
         _step(*pair[1], seed)

@@ -14,6 +14,7 @@ from conftest import DEVICE
 
 from gradd import ORTModule, errors, optim
 from gradd.session import client
+from helpers import sessions
 from helpers.nets import Net, batch, loss_of
 
 pytestmark = [pytest.mark.fake, pytest.mark.fake_only, pytest.mark.usefixtures("daemon")]
@@ -69,7 +70,7 @@ def test_a_lost_device_loses_no_bit(
     got = _train(4)
     _forgive(daemon)
     assert (tmp_path / "happened").exists()
-    assert client.get_client().recoveries == 1
+    assert sessions.session().recoveries == 1
     for a, b in zip(got, expected, strict=True):
         assert torch.equal(a, b)
 
@@ -91,4 +92,4 @@ def test_a_refusal_is_named_and_the_session_survives(
     with pytest.raises(error, match=what):
         _train(2)
     assert _train(2)
-    assert client.get_client().recoveries == 0
+    assert sessions.session().recoveries == 0

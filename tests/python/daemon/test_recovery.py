@@ -14,6 +14,7 @@ import torch
 import gradd
 from gradd import ORTModule, errors, optim
 from gradd.session import client, control
+from helpers import sessions
 from helpers.nets import Net, batch, loss_of
 
 pytestmark = pytest.mark.fake
@@ -47,7 +48,7 @@ def test_kill_between_forward_and_backward(daemon: object, dropout: float) -> No
     expected = _train(4, {}, dropout)
     got = _train(4, {1: daemon.kill, 2: daemon.kill}, dropout)
     _assert_equal_bits(got, expected)
-    assert client.get_client().recoveries == 2
+    assert sessions.session().recoveries == 2
 
 
 class Deep(torch.nn.Sequential):
@@ -132,7 +133,7 @@ def test_outputs_of_before_a_step_keep_their_values(daemon: object, fused: bool)
         match="the parameters have changed since" if fused else "modified by an inplace operation",
     ):
         two.backward()
-    assert client.get_client().recoveries == 1
+    assert sessions.session().recoveries == 1
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -175,7 +176,7 @@ def test_kill_in_a_step_of_fused_adam_leaves_outputs_alone(
     monkeypatch.setattr(control.Connection, "call", killing)
     optimizer.step()
     assert two.item() == value
-    assert client.get_client().recoveries == 1
+    assert sessions.session().recoveries == 1
 
 
 def test_kill_during_requests(daemon: object) -> None:
@@ -186,7 +187,7 @@ def test_kill_during_requests(daemon: object) -> None:
     def killer() -> None:
         delay = 0.01
         while not stop.wait(delay):
-            pid = client.get_client().daemon_pid
+            pid = sessions.session().daemon_pid
             daemon.killed.add(pid)
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -202,7 +203,7 @@ def test_kill_during_requests(daemon: object) -> None:
         stop.set()
         thread.join()
     _assert_equal_bits(got, expected)
-    assert client.get_client().recoveries >= 1
+    assert sessions.session().recoveries >= 1
 
 
 def test_stopped_daemon_is_started_again(daemon: object) -> None:
@@ -212,7 +213,7 @@ def test_stopped_daemon_is_started_again(daemon: object) -> None:
     daemon.process.wait(60)
     model.zero_grad()
     loss_of(model(*batch())).backward()
-    assert client.get_client().recoveries == 1
+    assert sessions.session().recoveries == 1
 
 
 def test_recovery_says_so_once(daemon: object, caplog: pytest.LogCaptureFixture) -> None:

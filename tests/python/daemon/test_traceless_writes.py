@@ -19,6 +19,7 @@ from torch import nn
 from gradd import ORTModule, errors
 from gradd.memory import watch
 from gradd.session import client
+from helpers import sessions
 from helpers.hostile import raw_client
 from helpers.nets import Net, batch, loss_of
 from helpers.selection import quick_or_slow
@@ -198,7 +199,7 @@ def test_a_run_is_replayed_after_a_read(daemon: Daemon) -> None:
     daemon.kill()
     loss.backward()
     assert torch.equal(model.first.weight.grad, expected)
-    assert client.get_client().recoveries == 1
+    assert sessions.session().recoveries == 1
 
 
 def test_a_kill_between_the_write_and_the_read(daemon: Daemon) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from gradd import ORTModule
 from gradd.dynamo.guards import Supplement
-from gradd.session import client
+from helpers import sessions
 
 X = torch.ones(2, 3)
 _NAMES = ("gradd_pack", "gradd_pack.part", "gradd_plain")
@@ -275,12 +275,12 @@ def test_a_network_of_code_that_was_executed() -> None:
         ours(X).sum().backward()
         torch.testing.assert_close(ours(X), eager(X))
     assert ours.gradd_stats()["graphs"] <= 2
-    before = len(client.get_client().unreleased_runs())
+    before = len(sessions.session().unreleased_runs())
     result = ours(X)
     del ours, eager, names, result
     gc.collect()
-    client.get_client().flush()
-    assert len(client.get_client().unreleased_runs()) <= before
+    sessions.session().flush()
+    assert len(sessions.session().unreleased_runs()) <= before
 
 
 # ---- the environment ----

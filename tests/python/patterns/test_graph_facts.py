@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 
 from gradd import ORTModule
 from gradd.session import protocol
-from gradd.session.client import get_client
 from helpers.graphs import engine as E
 from helpers.graphs.onnx_writer import Writer
 from helpers.hostile.graphs import N, graph
+from helpers.sessions import session
 
 SHAPE = (3, 4)
 INT, FLOAT = TensorProto.INT64, TensorProto.FLOAT
@@ -179,7 +179,7 @@ def test_the_reply_names_inputs_types_and_sizes(daemon: Daemon) -> None:
     w = Writer()
     y = w("Mul", w("Add", "a", "b"), w("Cast", w("Greater", "b", "c"), to=FLOAT))
     shapes = {"a": ["N", 4], "b": ["N", 4], "c": [None, 4], "i": ["M"]}
-    info = get_client().put_graph(w.proto(shapes, [y, "a"], ints=("i",)))
+    info = session().put_graph(w.proto(shapes, [y, "a"], ints=("i",)))
     assert info.reach == {y: {"a", "b"}, "a": {"a"}}
     assert (info.random, info.half) == (False, 0)
     assert info.types["a"] == (1, ("N", 4))

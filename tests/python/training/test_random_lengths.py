@@ -16,9 +16,9 @@ import torch
 from gradd import ORTModule
 from gradd.calls import graph
 from gradd.memory.pss import pss_bytes
-from gradd.session.client import get_client
 from helpers.models import families
 from helpers.selection import SEED
+from helpers.sessions import session
 
 IGNORED = -100
 LONGEST = 64
@@ -48,13 +48,13 @@ def batch(draw: random.Random) -> dict[str, torch.Tensor]:
 def held() -> tuple[int, int]:
     """PSS of the trainer and of the daemon, in bytes."""
     gc.collect()
-    client = get_client()
+    client = session()
     client.flush()
     return pss_bytes(), pss_bytes(client.daemon_pid)
 
 
 def plans_of_daemon() -> int:
-    client = get_client()
+    client = session()
     client.flush()
     plans = client.request("explain", {"proto": 2})["plans"]
     return sum(plan["session"] == client.session for plan in plans)
