@@ -162,6 +162,7 @@ class _Sent:
                 block.fill(grad, (grad.dtype, grad.shape, size, 0))
                 wires.append(block.wire(grad.dtype, grad.shape))
             self.client.gradients.drop_empty()
+            self.client.settle_copies()
             send("step", {**self.fields, "g": protocol.tensors(wires)}, ())
             self.forget()
         except errors.GraddError as error:

@@ -232,6 +232,11 @@ class Client:
                 self._give_up_if_broken(first.verb)
                 raise
 
+    def settle_copies(self) -> None:
+        """Waits for what torch has to write, unless its stream may wait for a request itself."""
+        if self.memory is not HOST and not (self.timeline and self.timeline.pending):
+            self.memory.settle()
+
     def next_id(self) -> int:
         """A number for a plan, binding or run: unique in the session, never used again."""
         return next(self._ids)
