@@ -18,7 +18,7 @@ from conftest import PYTHONPATH
 
 from gradd import ORTModule, errors
 from gradd.memory import shm
-from gradd.session import client, control, protocol, ring
+from gradd.session import control, protocol, ring
 from gradd.session.daemon import DirectoryError, check_directory, directory
 from gradd.session.finalizers import Ends
 from helpers import sessions, wrapper_internals
