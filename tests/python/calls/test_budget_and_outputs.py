@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForMaskedLM
 import gradd
 from gradd import ORTModule, errors
 
-pytestmark = [pytest.mark.one_in(6), pytest.mark.slow, pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(8), pytest.mark.slow, pytest.mark.usefixtures("shared_daemon")]
 VOCAB = 8000
 
 
@@ -60,7 +60,7 @@ def test_logits_that_have_no_room_are_computed_apart(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "gradd"):
         got = losses(model, batch(), read=True)
     assert got == pytest.approx(losses(bert(), batch(), True), rel=1e-4)
-    said = [r.message for r in caplog.records if "do not fit its memory budget" in r.message]
+    said = [r.message for r in caplog.records if "do not fit into its memory budget" in r.message]
     assert len(said) == 1
     assert model.gradd_stats()["repeated_forwards"] == 3
 

@@ -30,7 +30,7 @@ from helpers.models import families
 from helpers.nets import Net, batch
 from helpers.sessions import session
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -25,6 +25,7 @@ from conftest import Daemon
 
 from gradd import ORTModule
 from gradd.session import client
+from gradd.session import daemon as daemons
 from helpers.hostile.raw_client import Raw
 from helpers.nets import Net, batch, loss_of
 
@@ -48,6 +49,13 @@ def _until(true: Callable[[], bool], what: str) -> None:
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+
+
+def _listens(directory: Path) -> bool:
+    connected = daemons.try_connect(directory)
+    if connected is not None:
+        connected.close()
+    return connected is not None
 
 
 def _until_restored(daemon: Daemon, times: int) -> None:
@@ -134,7 +142,7 @@ def test_a_daemon_whose_place_was_taken_finishes_its_work(daemon: Daemon) -> Non
         [str(conftest.BINARY), "serve", "--dir", str(daemon.directory)], stderr=subprocess.DEVNULL
     )
     try:
-        _until(lambda: (daemon.directory / "ctl.sock").exists(), "the other one does not listen")
+        _until(lambda: _listens(daemon.directory), "the other one does not listen")
         _until(lambda: f"event=displaced by={other.pid}" in daemon.log(), "it did not notice")
         for a, b in zip(_steps(model, 2), expected, strict=True):
             assert torch.equal(a, b)
@@ -176,6 +184,7 @@ import resource, sys, torch
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 from gradd import ORTModule
 from gradd.session import client
+from gradd.session import daemon as daemons
 model = ORTModule(torch.nn.Linear(8, 4), strict=True)
 model(torch.ones(2, 8)).sum().backward()
 print(model.weight.grad.sum().item(), client.get_client().daemon_pid)
@@ -227,7 +236,7 @@ def test_an_unread_log_does_not_stop_the_daemon(daemon: Daemon, tmp_path: Path) 
         [str(conftest.BINARY), "serve", "--log", "debug", "--dir", str(folder)], stderr=write
     )
     try:
-        _until(lambda: (folder / "ctl.sock").exists(), "it does not listen")
+        _until(lambda: _listens(folder), "it does not listen")
         for _ in range(1200):  # some 100 bytes each; a pipe holds 65,536
             with Raw(folder):
                 pass

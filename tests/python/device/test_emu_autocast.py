@@ -141,7 +141,7 @@ _NOT_CUDAS = {"attention", "nested", "autocast for the CPU"}
 
 
 @pytest.mark.usefixtures("daemon")
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", one_in(2, HALVES))
 def test_casts_are_those_of_torch(half: str) -> None:
     theirs = Forms().to("emu")
     ours = ORTModule(copy.deepcopy(theirs), strict=True)
@@ -263,10 +263,10 @@ def _on_device(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("family", "half"),
     [
-        *(("mlp", "bf16"), ("mlp", "f16"), ("llama", "bf16")),
+        *(("mlp", "bf16"), ("mlp", "f16")),
         *(
             pytest.param(*pair, marks=pytest.mark.nightly)
-            for pair in (("llama", "f16"), *itertools.product(("gpt2", "bert_cls"), HALVES))
+            for pair in itertools.product(("llama", "gpt2", "bert_cls"), HALVES)
         ),
     ],
 )

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.usefixtures("daemon"),
 ]
 
-DEVICE = torch.device("emu", 0)
+DEVICE = "emu:0"  # no device yet where this file is only collected
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "fused": lambda p: optim.FusedAdam(p, lr=1e-2, max_grad_norm=1.0),
@@ -52,7 +52,7 @@ class Trainer:
         torch.manual_seed(3)
         self.model = ORTModule(Words().to(DEVICE), strict=True)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
-        self.client = clients.get_client(device=DEVICE)
+        self.client = clients.get_client(device=torch.device(DEVICE))
         self.ones = torch.ones((), device=DEVICE)
         self.batches = [self.batch(i) for i in range(4)]
 

@@ -14,7 +14,7 @@ from helpers.graphs.captures import Lambda, assert_same
 from helpers.models import families
 from helpers.selection import every_run, quick_or_slow
 
-pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
+pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
 
 
 def _centred(self, x):

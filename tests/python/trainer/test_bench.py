@@ -21,7 +21,7 @@ import report  # noqa: E402
 import stats  # noqa: E402
 import workloads  # noqa: E402
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 
 @pytest.mark.quick

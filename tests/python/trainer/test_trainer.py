@@ -25,7 +25,7 @@ from helpers.trainers.hugging_face import (
 )
 from optimum.gradd import attach
 
-pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("daemon")]
+pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("daemon")]
 
 # Accumulation, clipping that really clips, warm-up and weight decay at once.
 FULL = {

@@ -246,7 +246,7 @@ SEGMENTS = [
     passes("a header of another size in words", "SHM", "has 8192 bytes, the message said 4096",
         memfd, header=True, bytes=BYTES // 2),
     passes("a field that is not known", "UNSUPPORTED",
-        "segment: unknown field 'seals' (known: id, bytes, kind, device, header)", memfd,
+        "segment: unknown field 'seals' (known: id, bytes, kind, device, header, purpose, handle)", memfd,
         seals=7),
     passes("descriptors for another verb", "SHM",
         "unsegment: 1 descriptors came along, expected 0", memfd,
