@@ -434,7 +434,7 @@ CONSTANTS = [
     bad("segmented constant", "UNSUPPORTED", f"{C}: segmented tensors",
         constant(lambda t: setattr(t.segment, "begin", 1))),
     bad("a default of another shape", "GRAPH",
-        "initializer 0 'x'|is f32[2]|not what the graph input",
+        "initializer 0 'x'|is f32[2]|but the graph input",
         lambda: graph([relu()], {"x": np.ones(2, np.float32)})),
 ]  # fmt: skip
 
