@@ -65,10 +65,6 @@ class Host:
         """A new segment; see Segment."""
         return Segment(number, size, header, in_pieces)
 
-    def held(self) -> int:
-        """Bytes that torch holds there beside those of tensors: none."""
-        return 0
-
     def give_back(self) -> int:
         """Returns memory that freed tensors have left behind; the bytes that torch had kept."""
         unused.trim()
@@ -76,8 +72,7 @@ class Host:
 
     def make_room(self) -> bool:
         """As give_back(); whether memory of the device has become free: the host has no cache."""
-        self.give_back()
-        return False
+        return self.give_back() > 0
 
     def described(self, error: errors.OutOfMemoryError) -> errors.OutOfMemoryError:
         """The error, with what torch holds there: nothing."""
@@ -383,15 +378,15 @@ class Gpu:
         """A tensor over these bytes, which keeps them."""
         return self._make(owner.address, owner, count, dtype, self.device)
 
-    def held(self) -> int:
+    def _held(self) -> int:
         """Bytes that torch holds there in this process, for tensors or for later ones."""
         return torch.get_device_module(self.device).memory_reserved(self.device)
 
     def give_back(self) -> int:
         """Returns memory that torch keeps for later tensors; its bytes."""
-        before = self.held()
+        before = self._held()
         torch.get_device_module(self.device).empty_cache()
-        return before - self.held()
+        return before - self._held()
 
     def make_room(self) -> bool:
         """The same, and memory of segments that are gone; whether any has become free.
@@ -401,9 +396,9 @@ class Gpu:
         return self.driver.wait_for_unmapping() + self.give_back() > 0
 
     def described(self, error: errors.OutOfMemoryError) -> errors.OutOfMemoryError:
-        """The error, and how much of the GPU's memory this process holds."""
-        what = f"{error.what}; PyTorch holds {self.held() >> 20} MiB there in this process"
-        return errors.OutOfMemoryError(what, error.session) if self.held() else error
+        """The error, and how much of the GPU's memory torch holds in this process."""
+        what = f"{error.what}; PyTorch holds {self._held() >> 20} MiB there in this process"
+        return errors.OutOfMemoryError(what, error.session)
 
     def settle(self) -> None:
         """Waits until the work of torch's current stream is done."""

@@ -79,8 +79,7 @@ class Connection:
         self._pack = protocol.packer()
         self._are_quick = False  # the replies, as the last one was
         self._slept_for = 0  # of the next replies
-        self._collected_later: set[int] = set()
-        self._late: dict[int, dict[str, Any]] = {}  # of these, read with others
+        self._later: dict[int, dict[str, Any] | None] = {}  # replies that are collected later
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
@@ -274,13 +273,13 @@ class Connection:
             # Another is one that is collected later, or of a request that was interrupted (Ctrl-C).
             if reply.get("q", self._q) == self._q:
                 return reply
-            if reply["q"] in self._collected_later:
-                self._late[reply["q"]] = reply
+            if reply["q"] in self._later:
+                self._later[reply["q"]] = reply
 
     def send_later(self, envelope: dict[str, Any]) -> int:
         """send() of a request whose reply is collected later."""
         q = self.send(envelope)
-        self._collected_later.add(q)
+        self._later[q] = None
         return q
 
     def collect(self, q: int, wait: bool) -> dict[str, Any] | None:
@@ -291,7 +290,7 @@ class Connection:
         Raises:
             ConnectionLost: The daemon hung up.
         """
-        while q not in self._late:
+        while self._later.get(q) is None:
             dealer = self._dealer
             if dealer is None:
                 raise ConnectionLost("not attached")
@@ -306,10 +305,9 @@ class Connection:
                     self.broken = True
                     raise
             reply = _read(_Socket.recv(dealer))
-            if reply.get("q") in self._collected_later:
-                self._late[reply["q"]] = reply
-        self._collected_later.discard(q)
-        return self._late.pop(q)
+            if reply.get("q") in self._later:
+                self._later[reply["q"]] = reply
+        return self._later.pop(q)
 
     def _wait(self, dealer: zmq.Socket, deadline: float | None, patient: bool) -> None:
         mine = [(dealer, _READABLE)]

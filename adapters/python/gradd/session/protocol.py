@@ -186,23 +186,22 @@ def unpack(frame: bytes) -> dict[str, Any]:
 
 
 def error_of(reply: dict[str, Any]) -> errors.GraddError | None:
-    """The error that a reply tells of, or None."""
-    try:
-        checked(reply)
-    except errors.GraddError as error:
-        return error
-    return None
-
-
-def checked(reply: dict[str, Any]) -> dict[str, Any]:
-    """The reply itself if it says ok, else its error as an exception."""
+    """The error that a reply tells of; None = it says ok."""
     if reply.get("ok"):
-        return reply
-    raise errors.from_code(
+        return None
+    return errors.from_code(
         str(reply.get("code", "INTERNAL")),
         str(reply.get("what", "no reason given")),
         str(reply.get("session", "alive")),
     )
+
+
+def checked(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply itself if it says ok, else its error as an exception."""
+    error = error_of(reply)
+    if error is not None:
+        raise error
+    return reply
 
 
 @contextlib.contextmanager

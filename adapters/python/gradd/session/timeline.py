@@ -168,7 +168,9 @@ class Timeline:
             self._chain += 1
 
     def settle_done(self) -> None:
-        """A daemon has died: what it had done needs no reply."""
+        """A daemon has died: what it had done needs no reply, and the next one knows no chain."""
+        if self._failure is not None:
+            self.give_up(self._failure)
         done = self.words.read(Words.DONE)
         while self.pending and self.pending[0].turn <= done:
             self.answer({}, None)
