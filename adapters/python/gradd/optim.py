@@ -282,7 +282,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.master_weights = master_weights
         self.sparse_rows = sparse_rows
         self._norm: float | _Sent | None = None
-        self._waiting: Client | None = None  # for the reply to a step, which has its norm
+        self._awaited: _Sent | None = None  # the step whose reply has the norm
         self.skipped = False
         self.copied_grads = 0
         self.copied_params = 0
@@ -321,7 +321,7 @@ class FusedAdam(torch.optim.Optimizer):
         if self.__dict__.get("_doubtful"):
             self._doubtful.forget()
         self._doubtful = None
-        self._norm = self._waiting = None
+        self._norm = self._awaited = None
         self.skipped = False
         self.copied_grads = 0
         self.copied_params = 0
@@ -385,6 +385,7 @@ class FusedAdam(torch.optim.Optimizer):
         for group in self.param_groups:  # other code may have changed them, such as a scheduler
             _check_settings(group)
         _check_clip(self.max_grad_norm)
+        self._awaited = None
         if self.max_grad_norm is not None:
             self._norm = 0.0  # of no gradients
         entries = [
@@ -409,10 +410,10 @@ class FusedAdam(torch.optim.Optimizer):
     @property
     def grad_norm(self) -> float | None:
         """See the class. On a GPU it waits for the step."""
-        if self._waiting is not None:
-            with self._waiting.lock, interrupts.deferred:
-                self._waiting.catch_up()
-            self._waiting = None
+        if self._awaited is not None:
+            with self._awaited.client.lock, interrupts.deferred:
+                self._awaited.client.catch_up()
+            self._awaited = None
         if isinstance(self._norm, _Sent):  # a daemon has died behind the step
             self._norm = self._norm.norm()
         return self._norm
@@ -664,19 +665,20 @@ class FusedAdam(torch.optim.Optimizer):
 
         The gradients may be given up meanwhile: no request behind a failed one writes there.
         """
-        clips = self.max_grad_norm is not None
 
         def answered(reply: dict[str, Any]) -> None:
-            if clips:
+            if self._awaited is sent:
                 self._norm = reply.get("norm", sent)
 
         def failed(error: errors.GraddError) -> None:
             self._count_back(sent)
+            self._norm = None
             self._doubtful = sent
             sent.keep([client.tensor_at(*place) for place in grad_places])
 
         client.ask_later(Pending("step", sent.fields, answered, failed=failed))
-        self._waiting = client if clips else None
+        if self.max_grad_norm is not None:
+            self._awaited = sent
         self._count(sent)
 
     def _count(self, sent: _Sent) -> None:
