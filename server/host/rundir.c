@@ -153,7 +153,8 @@ bool rundir_is_locked(const rundir_t *dir) {
 /* ---- all daemons of a user ---- */
 
 static int is_folder(const struct dirent *entry) {
-    return entry->d_type == DT_DIR && entry->d_name[0] != '.';
+    const bool may_be = entry->d_type == DT_DIR || entry->d_type == DT_UNKNOWN;
+    return may_be && entry->d_name[0] != '.';
 }
 
 static gradd_status_t visit_folder(const rundir_t *dir, const char *name, rundir_visit_t visit,

@@ -47,8 +47,8 @@ class ORTModule(torch.nn.Module):
     of that part.
 
     Args:
-        module: The module; its parameters and buffers move into shared memory in place. An
-            ORTModule (a notebook cell that runs twice) is unwrapped and its module wrapped anew.
+        module: The module; its parameters and buffers move into shared memory in place. If it is
+            an ORTModule already (a notebook cell was run twice), its module is wrapped anew.
         debug_options: Logging and saving of captured graphs.
         strict: Raise instead of falling back to PyTorch if the daemon cannot run something.
         memory_budget: Limit of the activations and workspace of one forward and backward, in bytes

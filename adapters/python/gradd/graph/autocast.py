@@ -79,7 +79,8 @@ def entered(active: Active) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for device in devices.types():
             on = device in wanted
-            stack.enter_context(torch.autocast(device, wanted.get(device), enabled=on))
+            if on or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, wanted.get(device), enabled=on))
         yield
 
 
