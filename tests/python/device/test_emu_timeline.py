@@ -223,6 +223,32 @@ def test_steps_behind_a_failure_are_not_done() -> None:
         assert trainer.step(i).isfinite().item()
 
 
+def test_no_daemon_repeats_what_is_behind_a_failure(daemon: Any) -> None:
+    """The next daemon does not know the chain: it must not get the rest of it."""
+    trainer = Trainer("fused")
+    for i in range(4):
+        trainer.step(i).item()
+    before, client = trainer.values(), trainer.client
+    trainer.step(0)
+    with client.lock:
+        client.timeline._failure = errors.GraddError("a request before it")
+        daemon.kill(client.daemon_pid)
+        with pytest.raises(errors.GraddError, match="a request before it"):
+            client.catch_up()
+    done = [not torch.equal(a, b) for a, b in zip(trainer.values(), before, strict=True)]
+    assert all(done) or not any(done)  # the killed daemon may have done all of it
+    trainer.optimizer.zero_grad()
+    assert trainer.step(1).isfinite().item()
+
+
+def test_a_step_without_gradients_has_no_norm_of_another() -> None:
+    trainer = Trainer("fused")
+    for i in range(4):
+        trainer.step(i)
+    trainer.optimizer.step()
+    assert trainer.optimizer.grad_norm == 0
+
+
 @pytest.mark.parametrize("side", ["write_in_turn", "wait_in_turn"])
 def test_without_one_of_the_waits_it_is_wrong(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other tests prove: each side's wait is needed."""

@@ -161,9 +161,9 @@ class Timeline:
             return
         if self._failure is None:
             self._failure = error
+        self._let_go(pending)  # first: the stream may be waited for
         if pending.failed is not None:
             pending.failed(error)
-        self._let_go(pending)
         if not self.pending:
             self._chain += 1
 
