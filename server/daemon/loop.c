@@ -13,9 +13,9 @@
 #define MAX_EVENTS      64
 #define TICK_MS         500
 #define ROUNDS_PER_POLL 16
-#define LOOK_US         30
-#define LOOK_LATER_US   1000
-#define OFTEN           10000 /* looks: some 0.5 s */
+#define POLL_US         30
+#define POLL_LATER_US   1000
+#define POLLED_OFTEN    10000 /* times: some 0.5 s */
 #define WATCH_NS 1000000 /* a request that outlives one to two of these gets the standby thread */
 
 /* One turn: all work that is there, else sleep until an event. The caller owns the loop. */
@@ -26,14 +26,14 @@ static void turn(loop_t *loop, bool is_engine) {
     laps_begin(&daemon->laps);
     bool busy = daemon_turn(daemon) || (is_engine && queue_ready(daemon->queue));
     /* No event tells that a device has written the word for which a job waits. */
-    const bool looks = is_engine && !busy && queue_waits(daemon->queue);
-    loop->looks = looks ? loop->looks + 1 : 0;
-    if (looks) usleep(loop->looks < OFTEN ? LOOK_US : LOOK_LATER_US);
+    const bool polls = is_engine && !busy && queue_waits(daemon->queue);
+    loop->polls = polls ? loop->polls + 1 : 0;
+    if (polls) usleep(loop->polls < POLLED_OFTEN ? POLL_US : POLL_LATER_US);
     /* Requests that never pause must not keep the other descriptors from their turn. */
     if (busy && ++loop->rounds % ROUNDS_PER_POLL != 0) return;
     if (daemon_ended(daemon)) return;
     /* libzmq tells of a message once: sleep only after a round that found none. */
-    bool quiet = !busy && !looks && queue_sleep(daemon->queue);
+    bool quiet = !busy && !polls && queue_sleep(daemon->queue);
     int n = epoll_wait(daemon->epoll, events, MAX_EVENTS, quiet ? TICK_MS : 0);
     laps_begin(&daemon->laps);
     queue_wake(daemon->queue);

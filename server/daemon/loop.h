@@ -31,7 +31,7 @@ typedef struct loop_s {
     atomic_uint n_requests;  /* started so far */
     atomic_bool ended;
     unsigned rounds;   /* of the loop; by the holder of the lock */
-    unsigned looks;    /* in a row for jobs that wait for a word; the same */
+    unsigned polls;    /* in a row for jobs that wait for a word; the same */
     int64_t ticked_ms; /* the same */
 } loop_t;
 
