@@ -28,6 +28,7 @@ from gradd.session import client
 from gradd.session import daemon as daemons
 from helpers.hostile.raw_client import Raw
 from helpers.nets import Net, batch, loss_of
+from helpers.waiting import until
 
 pytestmark = pytest.mark.one_in(2)
 
@@ -44,13 +45,6 @@ def _steps(model: torch.nn.Module, n: int) -> list[torch.Tensor]:
     return found
 
 
-def _until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def _listens(directory: Path) -> bool:
     connected = daemons.try_connect(directory)
     if connected is not None:
@@ -60,7 +54,7 @@ def _listens(directory: Path) -> bool:
 
 def _until_restored(daemon: Daemon, times: int) -> None:
     said = "event=sockets_restored"
-    _until(lambda: daemon.log().count(said) == times, "the daemon did not notice")
+    until(lambda: daemon.log().count(said) == times, "the daemon did not notice")
     with Raw(daemon.directory).open() as session:
         session.step()
 
@@ -142,8 +136,8 @@ def test_a_daemon_whose_place_was_taken_finishes_its_work(daemon: Daemon) -> Non
         [str(conftest.BINARY), "serve", "--dir", str(daemon.directory)], stderr=subprocess.DEVNULL
     )
     try:
-        _until(lambda: _listens(daemon.directory), "the other one does not listen")
-        _until(lambda: f"event=displaced by={other.pid}" in daemon.log(), "it did not notice")
+        until(lambda: _listens(daemon.directory), "the other one does not listen")
+        until(lambda: f"event=displaced by={other.pid}" in daemon.log(), "it did not notice")
         for a, b in zip(_steps(model, 2), expected, strict=True):
             assert torch.equal(a, b)
         client.close_all()
@@ -162,7 +156,7 @@ def test_losing_the_sockets_again_and_again_ends(daemon: Daemon) -> None:
     for _ in range(70):
         before = daemon.log().count("sockets_restored")
         (daemon.directory / "cmd.sock").unlink()
-        _until(
+        until(
             lambda n=before: (
                 daemon.log().count("sockets_restored") > n or "unreachable" in daemon.log()
             ),
@@ -198,7 +192,7 @@ def no_daemon(daemon: Daemon) -> Iterator[Daemon]:
     daemon.process.wait(60)
     yield daemon
     subprocess.run([str(conftest.BINARY), "stop", "--dir", str(daemon.directory)], check=False)
-    _until(lambda: not (daemon.directory / "ctl.sock").exists(), "it does not end")
+    until(lambda: not (daemon.directory / "ctl.sock").exists(), "it does not end")
 
 
 def _train(limit: int) -> list[str]:
@@ -236,7 +230,7 @@ def test_an_unread_log_does_not_stop_the_daemon(daemon: Daemon, tmp_path: Path) 
         [str(conftest.BINARY), "serve", "--log", "debug", "--dir", str(folder)], stderr=write
     )
     try:
-        _until(lambda: _listens(folder), "it does not listen")
+        until(lambda: _listens(folder), "it does not listen")
         for _ in range(1200):  # some 100 bytes each; a pipe holds 65,536
             with Raw(folder):
                 pass

@@ -33,6 +33,7 @@ from helpers.hostile.raw_client import (
     many,
     tensor,
 )
+from helpers.waiting import until
 
 
 def chain(n: int) -> bytes:
@@ -114,7 +115,7 @@ def test_a_flood_of_connections_to_the_control_socket(daemon: Daemon, neighbour:
     assert len(sessions) <= 256
     for sock in flood:
         sock.close()
-    _until(lambda: len(neighbour.call({"v": "ps", "t": DROP})["sessions"]) == 1)
+    until(lambda: len(neighbour.call({"v": "ps", "t": DROP})["sessions"]) == 1, "it is still there")
     with Raw(daemon.directory) as late:
         late.open().step()
 
@@ -157,7 +158,7 @@ def test_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
         assert Balance(pid, session).cpu_ms() - busy < 250, "the daemon spins"
         for sock in flood:
             sock.close()
-        _until(lambda: len(session.call({"v": "ps", "t": DROP})["sessions"]) == 1)
+        until(lambda: len(session.call({"v": "ps", "t": DROP})["sessions"]) == 1, "others stay")
         with Raw(server.directory) as late:
             assert late.attach().token
 
@@ -219,10 +220,3 @@ def _seconds(session: Raw) -> float:
 def _resident_mib(daemon: Daemon) -> float:
     with open(f"/proc/{daemon.pid()}/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-
-
-def _until(condition: object) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "what was expected of the daemon has not come in 60 s"
-        time.sleep(0.02)

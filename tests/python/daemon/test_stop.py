@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from gradd import ORTModule
 from gradd.session import client
 from gradd.session import daemon as daemons
 from helpers.nets import Net, batch, loss_of
+from helpers.waiting import until
 
 pytestmark = pytest.mark.one_in(4)
 
@@ -108,24 +109,17 @@ def _said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
     return [r.getMessage() for r in ours if what in r.getMessage()]
 
 
-def _until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
 def _wait_until_running(daemon: Any) -> None:
     def running() -> bool:
         return any(s["state"] == "running" for s in daemon.ps()["sessions"])
 
-    _until(running, "the slow trainer's request does not run")
+    until(running, "the slow trainer's request does not run")
 
 
 def _tell_to_stop(daemon: Any) -> None:
     """SIGTERM that was taken note of: a second one before would be the same one."""
     daemon.process.send_signal(signal.SIGTERM)
-    _until(lambda: "event=daemon_stop" in daemon.log(), "the daemon does not notice SIGTERM")
+    until(lambda: "event=daemon_stop" in daemon.log(), "the daemon does not notice SIGTERM")
 
 
 def test_stop_during_a_long_request_ends_no_training(
