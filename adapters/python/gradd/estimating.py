@@ -21,9 +21,9 @@ import torch
 from gradd import errors, picture, private
 from gradd.calls.planned import Planned
 from gradd.dynamo import locks
+from gradd.dynamo.owner import device_of
 from gradd.dynamo.planner import Planner
 from gradd.memory.budget import Memory, parse_bytes
-from gradd.memory.shm import available_bytes
 from gradd.session.client import Client, get_client
 
 _MAX_BATCH = 1 << 20
@@ -113,7 +113,7 @@ class Estimate:
     _lines: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
     _foot: str = field(repr=False, compare=False)
     _curve: tuple[str, ...] = field(repr=False, compare=False)
-    _machine: int = field(repr=False, compare=False)  # bytes that it has left
+    _machine: int = field(repr=False, compare=False)  # bytes that the device has left
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -170,7 +170,8 @@ def estimate(
         accumulate: Whether gradients of several backwards are added before a step.
         memory_budget: As in ORTModule; by default that of `model`, if it is an ORTModule.
             GRADD_MEMORY_BUDGET is not read.
-        client: Session to use; by default that of the process.
+        client: Session to use; by default the process's for the device of the parameters, or of
+            the batch if there are none.
 
     Returns:
         An Estimate, or Estimates (a tuple) if `batches` or `fits_gib` is given.
@@ -183,9 +184,7 @@ def estimate(
         GraddError: The daemon cannot plan it.
     """
     sizes = _checked(model, batch, optimizer, batches, fits_gib)
-    with contextlib.closing(
-        _Planner(model, batch, optimizer, accumulate, client or get_client())
-    ) as planner:
+    with contextlib.closing(_Planner(model, batch, optimizer, accumulate, client)) as planner:
         return _estimated(planner, sizes, batches, fits_gib, memory_budget)
 
 
@@ -249,20 +248,25 @@ class _Planner:
     """A model, and all that stays the same for all batch sizes."""
 
     def __init__(
-        self, model: torch.nn.Module, batch: Any, optimizer: str, accumulate: bool, client: Client
+        self,
+        model: torch.nn.Module,
+        batch: Any,
+        optimizer: str,
+        accumulate: bool,
+        client: Client | None,
     ) -> None:
         self.module = getattr(model, "_gradd_module", model)
-        self.client = client
         self.accumulate = accumulate
         self.optimizer = optimizer
         self.args, self.kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (batch, {})
         if any(p.is_meta for p in self.module.parameters()):
             self.args, self.kwargs = _mapped(self.args, self.kwargs, _on_meta)
         leaves = _tensors(self.args, self.kwargs)
+        self.client = client or get_client(device=device_of(self.module, leaves))
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         own = getattr(model, "_gradd_memory", None)
         self.memory = Memory() if own is None else Memory(parse_bytes(own, "memory_budget"))
-        self.front = Planner(self.module, client)
+        self.front = Planner(self.module, self.client)
 
     def close(self) -> None:
         """Gives up all that the daemon holds."""
@@ -330,7 +334,7 @@ class _Planner:
             ),
             live=_live(found),
             _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
-            _machine=available_bytes(),
+            _machine=self.client.memory.available(),
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradd import ORTModule
+from gradd import ORTModule, estimate
 from gradd.calls.lazy import LazyTensor
 from gradd.memory import devices
 from gradd.memory.shm import Header
@@ -58,6 +58,36 @@ def test_a_gradient_passes_a_conversion(here: None) -> None:
     for model in (ours, theirs):
         model(*batch())[1].double().square().sum().backward()
     assert_same_grads(ours, theirs)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_torch_compile_takes_it_as_a_back_end(here: None, several: bool) -> None:
+    ours, theirs = pair()
+    step = torch.compile(ours, backend="gradd", options={"strict": True})
+    if several:  # graphs of the CPU are of another daemon
+        torch.compile(nn.Linear(4, 4, device="cpu"), backend="gradd")(
+            torch.zeros(1, 4, device="cpu")
+        )
+    for model in (step, theirs):
+        model(*batch())[0].backward()
+    assert_same_grads(ours, theirs)
+    assert {_device_of_daemon(p) for p in ours.parameters()} == {torch.device(DEVICE)}
+
+
+def _device_of_daemon(tensor: torch.Tensor) -> torch.device | None:
+    found = clients.find(tensor)
+    return None if found is None else found[0].memory.device
+
+
+def test_an_estimate_is_of_the_daemon_of_its_gpu(here: None) -> None:
+    model = pair()[1]
+    known = {client.memory.device for client in clients.clients()}
+    planned = estimate(model, batch(), batches=[2, 4])
+    assert planned[1].total > planned[0].total > planned[0].parameters
+    added = {client.memory.device for client in clients.clients()} - known
+    assert added <= {torch.device(DEVICE)}
+    assert {_device_of_daemon(p) for p in model.parameters()} == {None}  # it stays where it was
+    assert "KiB" in planned[0]._repr_html_()
 
 
 def test_self_checks_leave_the_gpus_random_state(here: None) -> None:

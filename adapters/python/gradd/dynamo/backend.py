@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,9 +27,9 @@ from gradd import interrupts
 from gradd.dynamo import between_graphs, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
 from gradd.dynamo.own_forward import does_more, stored
-from gradd.dynamo.owner import SOURCE, Owner
+from gradd.dynamo.owner import SOURCE, Owner, device_of
 from gradd.memory import unused
-from gradd.session.client import get_client
+from gradd.session import daemon
 
 logger = logging.getLogger("gradd")
 _Run = tuple[Callable[..., Any], Callable[[], work.Amounts]]
@@ -58,24 +59,25 @@ def gradd(
         TypeError: The budget is neither a number nor text.
         SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
     """
-    return compiled(_owner(options or {}), graph, examples)
+    return compiled(_owner(options or {}, device_of(None, examples)), graph, examples)
 
 
-def _owner(options: dict[str, Any]) -> Owner:
+def _owner(options: dict[str, Any], device: torch.device) -> Owner:
+    """The owner of graphs on a device, with these options."""
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise ValueError(
             f"backend='gradd' has no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}"
         )
     with _lock:
-        client = get_client()
-        key = (id(client), *sorted(options.items()))
+        key = (daemon.directory(), device, *sorted(options.items()))
         known = _owners.get(key)
-        if known is None or known.client is not client:
+        gone = known is not None and (known.client.closed or known.client.pid != os.getpid())
+        if known is None or gone:
             known = _owners[key] = Owner(
                 None,
                 "a compiled function",
-                client=client,
+                device=device,
                 strict=bool(options.get("strict")),
                 memory_budget=options.get("memory_budget"),
             )

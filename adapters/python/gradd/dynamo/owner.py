@@ -6,7 +6,7 @@ import logging
 import re
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ class Owner:
         *,
         strict: bool = False,
         client: Client | None = None,
+        device: torch.device | None = None,
         on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
         memory_budget: int | str | None = None,
         moves: bool = True,
@@ -69,7 +70,8 @@ class Owner:
         module: Whose parameters move into shared memory now; None = those that graphs read, later.
         title: For messages.
         strict: Raise where something runs in PyTorch.
-        client: Session to use (default: the one of the user's daemon).
+        client: Session to use (default: the one of the user's daemon for the device).
+        device: That of all graphs, where that is known (default: that of the parameters).
         on_capture: Called with every new capture and the module.
         memory_budget: The most that a training run may take.
         moves: False = calls are only planned, and the module stays where it is.
@@ -109,9 +111,10 @@ class Owner:
         if module is not None and moves:
             tables.note(module)
         watch_optimizers()
-        self._moves, self._stays = moves, client is not None or not moves
+        self._moves = moves
+        self._stays = client is not None or device is not None or not moves
         if client is None:
-            client = self._client_of(_device_of(module, ())) if moves else get_client()
+            client = self._client_of(device or device_of(module, ()))
         self._begin(client)
 
     def _begin(self, client: Client) -> None:
@@ -151,7 +154,7 @@ class Owner:
         """
         if self._stays:
             return
-        device = _device_of(self.module(), arguments)
+        device = device_of(self.module(), arguments)
         if device == self.client.memory.device:
             return
         self.failed = None
@@ -255,7 +258,7 @@ def _finish(
     state.drop_all()
 
 
-def _device_of(module: torch.nn.Module | None, arguments: Sequence[Any]) -> torch.device:
+def device_of(module: torch.nn.Module | None, arguments: Iterable[Any]) -> torch.device:
     """Where the parameters of a module are, or else the first argument with a size: or the CPU."""
     found = iter(module.parameters()) if module is not None else iter(())
     given = (x for x in arguments if isinstance(x, torch.Tensor) and x.dim())

@@ -26,7 +26,7 @@ import torch
 
 from gradd import errors
 from gradd.memory import unused
-from gradd.memory.shm import Header, Segment, round_up
+from gradd.memory.shm import Header, Segment, available_bytes, round_up
 
 
 class DeviceError(errors.UnsupportedError):
@@ -64,6 +64,10 @@ class Host:
     def segment(self, number: int, size: int, header: Header, in_pieces: bool = False) -> Segment:
         """A new segment; see Segment."""
         return Segment(number, size, header, in_pieces)
+
+    def available(self) -> int:
+        """Bytes that this machine has left."""
+        return available_bytes()
 
     def give_back(self) -> int:
         """Returns memory that freed tensors have left behind; the bytes that torch had kept."""
@@ -377,6 +381,12 @@ class Gpu:
     def tensor(self, owner: _Bytes, dtype: torch.dtype, count: int) -> torch.Tensor:
         """A tensor over these bytes, which keeps them."""
         return self._make(owner.address, owner, count, dtype, self.device)
+
+    def available(self) -> int:
+        """Bytes that the GPU has left."""
+        free, total = _SIZE(), _SIZE()
+        self.driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
 
     def _held(self) -> int:
         """Bytes that torch holds there in this process, for tensors or for later ones."""
