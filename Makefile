@@ -89,7 +89,7 @@ FAKE := $(B)/bin/gradd-fake
 # ---------------------------------------------------------------- targets
 .PHONY: all versions cuda cuda-deps gpu-bundle setup test nightly check check-asan check-tsan \
         check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint pages site docs clean \
-        help unit info FORCE
+        help unit info wheel FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 
@@ -143,7 +143,7 @@ help: ## this list
 	 while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
 	@echo "  variables: B CC NVCC CUDA_HOME ARCH DEBUG ASAN UBSAN TSAN WERROR ONEDNN V; T for unit"
 
-include mk/tests.mk mk/fuzz.mk mk/cuda.mk mk/gen.mk
+include mk/tests.mk mk/fuzz.mk mk/cuda.mk mk/wheel.mk mk/gen.mk
 
 # ---------------------------------------------------------------- compile and link
 $(ALL_OBJ): $(B)/gen/flags.txt | $(GEN) $(PB_C:.c=.h)

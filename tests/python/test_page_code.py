@@ -38,11 +38,12 @@ class Left(NamedTuple):
 NOT_RUN = {
     "git clone <this repository> && cd gradd": Left("this is one", "test -f Makefile"),
     "make demo": Left("minutes; trainer/test_demo.py", "make -o .venv/gradd-setup.mk -n demo"),
-    "pip install ./adapters/python ./adapters/optimum": Left(
-        "changes the environment; calls/test_packaging.py",
-        "test -f adapters/python/pyproject.toml && test -f adapters/optimum/pyproject.toml",
+    "pip install dist/*.whl": Left(
+        "changes the environment; trainer/test_wheel.py", "make -o .venv/gradd-setup.mk -n wheel"
     ),
-    "export GRADD_BIN=$PWD/build/bin/gradd": Left("each command has a shell of its own", "true"),
+    "gradd demo": Left(
+        "minutes; trainer/test_wheel.py", "grep -q demo adapters/python/gradd_command.py"
+    ),
 }
 # Text that no block prints, by its first line.
 PICTURES = (

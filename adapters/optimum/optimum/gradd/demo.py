@@ -1,4 +1,4 @@
-"""`make demo`: a small Llama learns Python's standard library through the gradd daemon.
+"""`make demo`, or `gradd demo` of the wheels: a small Llama learns Python's standard library.
 
 A byte-pair tokenizer and a Llama of 11 million parameters are trained on the sources of the running
 Python. Plain `transformers.Trainer` takes the first steps in a process of its own, then
@@ -22,6 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 BATCH = 8
+_IN_CHECKOUT = (Path(__file__).resolve().parents[4] / "Makefile").exists()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,8 +41,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="build/demo", help="folder for tokenizer, model, picture")
+    prog, out = ("make demo", "build/demo") if _IN_CHECKOUT else ("gradd demo", "gradd-demo")
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=out, help="folder for tokenizer, model, picture")
     parser.add_argument("--steps", type=int, default=240, help="steps through the daemon")
     parser.add_argument("--compare", type=int, default=25, help="steps with plain Trainer")
     parser.add_argument("--minutes", type=float, default=4.0, help="stop training after this time")
@@ -238,14 +240,20 @@ def _print_sample(tokenizer: Any, model: Any) -> None:
         print(f"  | {line}")
 
 
-def _print_next() -> None:
-    print(
-        """
-  next:
+_NEXT = """
     make bench ARGS=--quick     five workloads against torch eager and torch.compile
     build/bin/gradd ps          the daemon and its sessions
     make demo ARGS="--steps 1000 --minutes 20"
-    make test                   everything that is checked
+    make test                   everything that is checked"""
+_NEXT_INSTALLED = """
+    gradd ps                    the daemon and its sessions
+    gradd demo --steps 1000 --minutes 20"""
+
+
+def _print_next() -> None:
+    print(
+        f"""
+  next:{_NEXT if _IN_CHECKOUT else _NEXT_INSTALLED}
   in a script of your own:
     from optimum.gradd import ORTTrainer as Trainer, ORTTrainingArguments as TrainingArguments"""
     )

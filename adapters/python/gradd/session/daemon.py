@@ -95,7 +95,7 @@ def find_binary() -> str:
     named = options.get("GRADD_BIN")
     package = Path(gradd.__file__).resolve().parent
     build = Path(os.environ.get("GRADD_BUILD") or package.parents[2] / "build")
-    candidates = [package / "_bin" / "gradd", build / "bin" / "gradd"]
+    candidates = [package / "_native" / "bin" / "gradd", build / "bin" / "gradd"]
     if named:
         candidates = [Path(str(named))]
     for path in candidates:
