@@ -56,7 +56,7 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(B)/gen $(ZMQ_CFLAGS) $(MSGPACK_CFLAGS) $(PR
 CFLAGS_ALL   = -std=gnu11 $(OPTIMISE) $(ARCH) -fopenmp -fPIC -ffp-contract=off -fno-math-errno \
                -fno-trapping-math $(HARDEN) $(SANITIZE) $(CFLAGS)
 # Kernels of GPUs as C++ for the host: the words of CUDA are functions there (tests/emu/emu.h).
-CXXFLAGS_ALL = -std=gnu++20 $(if $(SANITIZE),$(OPTIMISE),-O1 -g) $(ARCH) -fPIC -ffp-contract=off \
+CXXFLAGS_ALL = -std=gnu++20 $(if $(SANITIZE),$(OPTIMISE),-O1 -g1) $(ARCH) -fPIC -ffp-contract=off \
                -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti \
                -Itests/emu -Itests/sim $(SANITIZE) \
                -Wall -Wno-unknown-pragmas -Wno-deprecated-enum-enum-conversion \
