@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "server/cli/admin.h"
+#include "server/cli/cache.h"
 #include "server/cli/doctor.h"
 #include "server/cli/explain_command.h"
 #include "server/cli/list_ops.h"
@@ -131,6 +132,11 @@ static int handle_doctor(const options_t *options) {
     return doctor(stdout, wanted, options->json) ? EXIT_DONE : EXIT_FAILED;
 }
 
+static int handle_cache(const options_t *options) {
+    gradd_status_t st = cache_show(stdout, options->clear, options->json);
+    return st == GRADD_OK ? EXIT_DONE : failed(st);
+}
+
 static int handle_help(const options_t *options) {
     (void)options;
     options_usage(stdout);
@@ -155,6 +161,7 @@ int main(int argc, char **argv) {
         {"--version",  handle_version },
         {"--list-ops", handle_list_ops},
         {"doctor",     handle_doctor  },
+        {"cache",      handle_cache   },
         {"help",       handle_help    },
         {"--help",     handle_help    },
     };

@@ -138,6 +138,7 @@ void options_usage(FILE *out) {
           "  estimate    planned memory of training a model (estimate --help)\n"
           "  version     version of binary and protocol\n"
           "  doctor      the devices, and why others are not available\n"
+          "  cache       the translated graphs that trainers keep on disk\n"
           "  --list-ops  operators of the engine\n\noptions\n",
           out);
     for (size_t i = 0; i < N_ROWS; i++) {

@@ -43,6 +43,9 @@ logging.getLogger("torch.__trace").addFilter(lambda record: False)  # megabytes 
 torch._dynamo.guards.profile_guard_manager = lambda *unused: 0.0
 torch.set_num_threads(1)  # there is a worker for each core (tests/machine.py)
 
+os.environ.setdefault("GRADD_QUIET", "1")  # at the end of the run
+os.environ.setdefault("GRADD_CACHE", "0")  # tests of the translation are no tests of files
+
 from gradd.memory import devices  # noqa: E402
 from gradd.session import client as gradd_client  # noqa: E402
 from gradd.session import control  # noqa: E402

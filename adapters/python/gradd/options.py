@@ -43,6 +43,10 @@ OPTIONS: tuple[Option, ...] = (
         "device for a daemon that is started; a warning names a running one's other device",
     ),
     Option("GRADD_WAIT", "bool", False, "wait for each reply of a GPU's daemon: errors at once"),
+    Option(
+        "GRADD_QUIET", "bool", False, "say nothing of compiling, and nothing at the end of a run"
+    ),
+    Option("GRADD_CACHE", "bool", True, "keep translated graphs on disk, for the next process"),
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
     Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs each operator by itself"),
@@ -98,7 +102,7 @@ OPTIONS: tuple[Option, ...] = (
         False,
     ),
     Option("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", "text", None, "never needed", False),
-    Option("ORTMODULE_CACHE_DIR", "text", None, "not yet", False),
+    Option("ORTMODULE_CACHE_DIR", "text", None, "folder of translated graphs"),
     Option("ORTMODULE_ENABLE_ZERO_STAGE3", "text", None, "not yet", False),
     Option("ORTMODULE_USE_TRITON", "text", None, "no Triton here", False),
     Option("ORTMODULE_TRITON_CONFIG_FILE", "text", None, "no Triton here", False),

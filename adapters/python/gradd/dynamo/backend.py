@@ -23,7 +23,7 @@ import torch
 import torch.fx
 from torch._dynamo import config
 
-from gradd import interrupts
+from gradd import interrupts, progress
 from gradd.dynamo import between_graphs, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
 from gradd.dynamo.own_forward import does_more, stored
@@ -112,7 +112,8 @@ def _run_of(
     if owner.failed is not None:
         return _refused(owner, graph, owner.failed)
     start = time.perf_counter()
-    with interrupts.deferred_for(f"the capture of {owner.title}"), unused.unkept():
+    said = progress.Compiling(owner.title, "for another form of call")
+    with said, interrupts.deferred_for(f"the capture of {owner.title}"), unused.unkept():
         try:
             alone = not does_more(code)
             made = CompiledGraph(owner, graph, examples, alone=alone, stored=stored())

@@ -1,4 +1,4 @@
-"""Caches captures by their graphs: an equal graph is translated once per process.
+"""Caches captures by their graphs: an equal graph is translated once, see disk_cache.py.
 
 A failed guard makes Dynamo recompile, though the operators are often the same (a config field was
 filled in, parameters were frozen, another instance of the class). Symbols are numbered in order of
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.dynamo import lower
+from gradd.dynamo import disk_cache, lower
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable
 from gradd.spec import Capture
@@ -43,10 +43,13 @@ def find(
         if known is not None:
             _captures.move_to_end(key)
             return known, True
-    before = decided()
-    made = make()
-    if decided() != before:
-        return made, False
+    made = disk_cache.load(key)
+    if made is None:
+        before = decided()
+        made = make()
+        if decided() != before:
+            return made, False
+        disk_cache.store(key, made)
     with _lock:
         _captures[key] = made
         if len(_captures) > _KEPT:

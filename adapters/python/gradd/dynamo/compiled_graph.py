@@ -25,11 +25,11 @@ from gradd.dynamo import (
     partition,
     planned_numbers,
     planning,
-    program,
     refused,
     work,
 )
 from gradd.dynamo import sizes as sizes_of
+from gradd.dynamo.inputs import Input
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
@@ -37,7 +37,7 @@ from gradd.dynamo.steps import InTorch, Reader, Values
 from gradd.fallback import classify
 from gradd.graph.locations import is_named, location_of
 from gradd.graph.nodes import fake_mode, storages
-from gradd.spec import CaptureError
+from gradd.spec import Capture, CaptureError
 
 Node = torch.fx.Node
 _KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
@@ -341,7 +341,7 @@ class CompiledGraph:
         key = cache.key_of(done, inputs, names, self.checkpoints)
         cap, _ = cache.find(
             key,
-            lambda: program.capture(done, inputs, names, bool(self.checkpoints)),
+            lambda: _translated(done, inputs, names, bool(self.checkpoints)),
             lambda: 0 if self.env is None else len(self.env.guards),
         )
         if trial:
@@ -415,7 +415,7 @@ class CompiledGraph:
                 error.node = writer  # type: ignore[attr-defined]
                 raise error
 
-    def _inputs(self, done: lower.Lowered, given: list[Node]) -> list[program.Input]:
+    def _inputs(self, done: lower.Lowered, given: list[Node]) -> list[Input]:
         examples = dict(zip(self.placeholders, self.examples, strict=True))
         at = {node: i for i, node in enumerate(given)}
         taken: set[str] = set()
@@ -423,7 +423,7 @@ class CompiledGraph:
         for number_, source in enumerate(done.inputs):
             if isinstance(source, torch.Tensor):
                 name = _fresh(f"constant_{number_}", taken)
-                inputs.append(program.Input(name, -1, False, source))
+                inputs.append(Input(name, -1, False, source))
                 continue
             position = at.get(source)
             if position is None:  # a number, which may go in twice: as a size, and as data
@@ -436,7 +436,7 @@ class CompiledGraph:
             name = self.owner.name_of(real, source) if real is not None else source.name
             shape = getattr(lower.value_of(source), "shape", ())
             inputs.append(
-                program.Input(
+                Input(
                     _fresh(name, taken),
                     position,
                     bound,
@@ -663,6 +663,14 @@ def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return torch.empty_strided(
         tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
     ).copy_(tensor)
+
+
+def _translated(
+    done: lower.Lowered, inputs: Sequence[Input], names: Sequence[str], checkpoints: bool
+) -> Capture:
+    from gradd.dynamo import program  # takes most of a second, and a cached capture needs none
+
+    return program.capture(done, inputs, names, checkpoints)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

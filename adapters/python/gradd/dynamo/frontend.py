@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from gradd import arguments, errors, forwarding, interrupts, options, private, transforms
+from gradd import arguments, errors, forwarding, interrupts, options, private, progress, transforms
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
@@ -94,7 +94,7 @@ class Compiled:
         self.given_forward = forward
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self._disabled = bool(options.get("GRADD_DISABLE"))
-        self.calls = 0
+        self._tally = progress.Tally(type(module).__name__)
         # Why the last call had no graph: Dynamo says so once.
         self._cause = _SKIPPED
         if self._disabled:
@@ -106,6 +106,10 @@ class Compiled:
             client=client,
             on_capture=on_capture,
             memory_budget=memory_budget,
+        )
+        owner = self.owner
+        self._tally = progress.tally(
+            type(module).__name__, owner.counts, owner.fallback.counts, owner.parts
         )
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.end())
@@ -181,15 +185,15 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of `forward(*args, **kwargs)`, computed by the daemon."""
-        self.calls += 1
+        self._tally.calls += 1
         if self._disabled:
             return self._eager(*args, **kwargs)
         mode = private.dispatch_mode()
         if isinstance(mode, Watch):  # of a module around this one, which counts its own
             with mode.paused():
                 return self._call(args, kwargs)
-        if self.calls == 1:
-            with garbage.postponed():
+        if self._tally.calls == 1:
+            with garbage.postponed(), progress.Compiling(self._tally.title, "in its first call"):
                 return self._call(args, kwargs)
         return self._call(args, kwargs)
 
@@ -401,7 +405,7 @@ class Compiled:
         """
         if self._disabled:
             none = {"captures": 0, "forwards": 0, "fallbacks": {}}
-            return {**none, "in_torch": {"disabled": self.calls}}
+            return {**none, "in_torch": {"disabled": self._tally.calls}}
         owner = self.owner
         graphs = list(owner.alive)
         seen: Counter[str] = sum((g.live_rows for g in graphs), Counter())

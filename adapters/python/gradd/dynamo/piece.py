@@ -37,9 +37,9 @@ from gradd.memory.watch import data_ptr
 from gradd.spec import Capture, CaptureError
 
 if TYPE_CHECKING:
+    from gradd.dynamo.inputs import Input
     from gradd.dynamo.own_forward import OwnForward
     from gradd.dynamo.owner import Owner
-    from gradd.dynamo.program import Input
     from gradd.session.client import Client
 
 _FAILURES = 4  # of different forms, and no success: no other is tried

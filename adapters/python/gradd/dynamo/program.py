@@ -10,7 +10,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -21,33 +20,13 @@ from torch.export import graph_signature as signatures
 
 from gradd import private
 from gradd.dynamo import lower
+from gradd.dynamo.inputs import Input
 from gradd.graph import fx, outputs, sources
 from gradd.graph.locations import location_of
 from gradd.graph.silence import silence
 from gradd.graph.translation import decompositions, model_bytes, translate
 from gradd.memory.shm import DTYPE_CODES
 from gradd.spec import ONNX_DTYPES, Capture, CaptureError, InputSpec, OutputSpec
-
-
-@dataclass(frozen=True)
-class Input:
-    """The input of a placeholder of a lowered graph.
-
-    Attributes:
-        name: For messages, and in the ONNX graph.
-        position: Index among the arguments of the graph; -1: it is a constant.
-        bound: A parameter or a buffer, which lives in shared memory.
-        tensor: The tensor of the first call (or the constant).
-        varies: It has other sizes in other calls.
-        planned: It stands for a number, see planned_numbers.py.
-    """
-
-    name: str
-    position: int
-    bound: bool
-    tensor: torch.Tensor | None
-    varies: bool = False
-    planned: bool = False
 
 
 class Program:

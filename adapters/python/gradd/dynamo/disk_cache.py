@@ -1,0 +1,162 @@
+"""Captures on disk: what was translated once need not be translated by the next process.
+
+A file for each capture, named by its key and by everything that translates: the sources of this
+package, and the versions of torch, onnx, onnx-ir and onnxscript. It holds plain data (msgpack) and
+a digest of it; a file that is not exactly of this form is ignored. The folder is the user's alone,
+or nothing is read from it. GRADD_CACHE=0 turns it off; ORTMODULE_CACHE_DIR names another folder
+than `gradd/graphs` in $XDG_CACHE_HOME or ~/.cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import re
+import stat
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from gradd import options
+from gradd.spec import Capture, InputSpec, OutputSpec
+
+logger = logging.getLogger("gradd")
+
+_FORM = 1
+_TRANSLATORS = ("torch", "onnx", "onnx-ir", "onnxscript")
+_MOST_BYTES, _MOST_FILES = 512 << 20, 4096
+# Names, which `gradd cache` knows as well (server/cli/cache.c); the latter is being written.
+_NEW = "new-"
+_OURS = re.compile(rf"[0-9a-f]{{64}}|{_NEW}.*")
+_DIGEST = hashlib.sha256().digest_size
+
+
+def folder() -> Path | None:
+    """Where captures are kept; None = nowhere."""
+    if not options.get("GRADD_CACHE"):
+        return None
+    named = options.get("ORTMODULE_CACHE_DIR")
+    if named:
+        return Path(str(named)).absolute()
+    home = os.environ.get("XDG_CACHE_HOME") or ""
+    if not home.startswith("/"):
+        home = str(Path("~/.cache").expanduser())
+    return Path(home) / "gradd" / "graphs" if home.startswith("/") else None
+
+
+def load(key: bytes) -> Capture | None:
+    """The capture under a key, if there is one."""
+    path = _path(key)
+    if path is None:
+        return None
+    try:
+        data = path.read_bytes()
+        if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+            raise ValueError("its digest is wrong")
+        made = _from_plain(msgpack.unpackb(data[_DIGEST:], strict_map_key=False))
+        os.utime(path)  # the oldest go first
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.info("the cached graph %s is ignored: %s", path, error)
+        return None
+    return made
+
+
+def store(key: bytes, capture: Capture) -> None:
+    """Keeps a capture; says nothing where that fails."""
+    path = _path(key, create=True)
+    if path is None:
+        return
+    data = msgpack.packb(_as_plain(capture))
+    try:
+        handle, name = tempfile.mkstemp(prefix=_NEW, dir=path.parent)  # with mode 0600
+        try:
+            with open(handle, "wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+        _drop_oldest(path.parent)
+    except OSError as error:
+        logger.info("a graph is not cached: %s", error)
+
+
+def _path(key: bytes, create: bool = False) -> Path | None:
+    parent = folder()
+    if parent is None or not _is_ours(parent, create):
+        return None
+    return parent / hashlib.sha256(_translators() + key).hexdigest()
+
+
+def _is_ours(parent: Path, create: bool) -> bool:
+    """Whether no other user can write there."""
+    with contextlib.suppress(OSError):
+        if create:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = parent.stat()
+        return info.st_uid == os.geteuid() and not stat.S_IMODE(info.st_mode) & 0o022
+    return False
+
+
+@functools.cache
+def _translators() -> bytes:
+    """A digest of all that decides how a graph is translated, but for the graph."""
+    digest = hashlib.sha256(repr((_FORM, sys.version_info[:2])).encode())
+    package = Path(__file__).parents[1]
+    for source in sorted(package.rglob("*.py")):
+        digest.update(source.read_bytes())
+    for name in _TRANSLATORS:
+        digest.update(f"{name} {metadata.version(name)}\n".encode())
+    return digest.digest()
+
+
+def _drop_oldest(parent: Path) -> None:
+    """Keeps the folder within its limits; files of other names are not ours."""
+    with os.scandir(parent) as entries:
+        own = [e for e in entries if _OURS.fullmatch(e.name)]
+        found = sorted((e.stat().st_mtime, e.stat().st_size, e.path) for e in own)
+    bytes_, files = sum(size for _, size, _ in found), len(found)
+    for _, size, path in found:
+        if bytes_ <= _MOST_BYTES and files <= _MOST_FILES:
+            break
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        bytes_, files = bytes_ - size, files - 1
+
+
+def _as_plain(capture: Capture) -> dict[str, Any]:
+    return {
+        "onnx": capture.onnx,
+        "inputs": [(x.name, x.leaf, x.dtype) for x in capture.inputs],
+        "params": list(capture.params),
+        "buffers": list(capture.buffers),
+        "outputs": [(x.name, x.kind, x.fqn, x.leaf, x.dtype, x.padding) for x in capture.outputs],
+        "loss_leaf": capture.loss_leaf,
+        "depends": {leaf: sorted(leaves) for leaf, leaves in capture.depends.items()},
+        "sources": [list(pair) for pair in capture.sources],
+        "checkpoints": capture.checkpoints,
+    }
+
+
+def _from_plain(plain: dict[str, Any]) -> Capture:
+    return Capture(
+        onnx=plain["onnx"],
+        inputs=tuple(InputSpec(*fields) for fields in plain["inputs"]),
+        params=tuple(plain["params"]),
+        buffers=tuple(plain["buffers"]),
+        outputs=tuple(OutputSpec(*fields) for fields in plain["outputs"]),
+        loss_leaf=plain["loss_leaf"],
+        depends={leaf: frozenset(leaves) for leaf, leaves in plain["depends"].items()},
+        sources=tuple((name, place) for name, place in plain["sources"]),
+        seconds={},
+        checkpoints=plain["checkpoints"],
+    )

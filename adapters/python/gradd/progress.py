@@ -1,0 +1,154 @@
+"""Lines for people: a call that compiles says so, and a run says at its end what was in PyTorch.
+
+A line about compiling is printed on a terminal or in a notebook only, by the first process of a
+launcher. The lines at the end are warnings of the logger "gradd". GRADD_QUIET=1 turns both off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TextIO
+
+from gradd import options
+
+logger = logging.getLogger("gradd")
+
+_SOON = 0.4  # seconds: what is done by then needs no line
+_LINES = 3  # at the end of a run
+_active = threading.Lock()  # of the one that is shown
+
+
+def _shown() -> bool:
+    """Whether a person looks at stderr."""
+    if options.get("GRADD_QUIET") or os.environ.get("LOCAL_RANK", "0") != "0":
+        return False
+    return "ipykernel" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
+
+
+def _print(text: str) -> None:
+    """Prints a line above the progress bars of tqdm."""
+    tqdm = sys.modules.get("tqdm")
+    if tqdm is not None:
+        tqdm.tqdm.write(text, file=sys.stderr)
+    else:
+        stream: TextIO = sys.stderr
+        print(text, file=stream, flush=True)
+
+
+class Compiling:
+    """Around what may compile: a line if it takes long, and another one when it is done."""
+
+    def __init__(self, title: str, why: str) -> None:
+        """Args:
+        title: Of what is compiled.
+        why: It is.
+        """
+        self._title, self._why = title, why
+        self._timer: threading.Timer | None = None
+        self._said = False
+
+    def __enter__(self) -> None:
+        if _shown() and _active.acquire(blocking=False):  # not within another one
+            self._start = time.perf_counter()
+            self._timer = threading.Timer(_SOON, self._say)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _say(self) -> None:
+        self._said = True
+        _print(f"gradd: compiling {self._title}, {self._why} ...")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        _active.release()
+        if self._said:
+            took = time.perf_counter() - self._start
+            done = "done" if kind is None else f"ended by {kind.__name__}"
+            _print(f"gradd: {self._title}: {done} after {took:.1f} s")
+
+
+@dataclass
+class Tally:
+    """What became of the calls of one wrapped module.
+
+    Attributes:
+        title: Name of its class.
+        calls: Of the module.
+        counts: Of what the daemon did: `forwards`.
+        in_torch: Calls and parts of calls in PyTorch, by reason.
+    """
+
+    title: str
+    calls: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    in_torch: tuple[Counter[str], ...] = ()
+
+
+_tallies: list[Tally] = []
+
+
+def tally(title: str, counts: Counter[str], *in_torch: Counter[str]) -> Tally:
+    """A tally that is looked at when the process ends. Counters stay those of the caller."""
+    made = Tally(title, counts=counts, in_torch=in_torch)
+    _tallies.append(made)
+    return made
+
+
+def summary() -> list[str]:
+    """A line for each class of modules of which something ran in PyTorch, or that had no call."""
+    lines = []
+    for title in dict.fromkeys(t.title for t in _tallies):
+        found = [t for t in _tallies if t.title == title]
+        calls = sum(t.calls for t in found)
+        in_torch: Counter[str] = Counter()
+        for each in found:
+            in_torch.update(_largest(each.in_torch))
+        forwards = sum(t.counts["forwards"] for t in found)
+        if not calls:
+            lines.append(
+                f"{title} was wrapped, but never called: what the script called of it ran in "
+                "PyTorch"
+            )
+        elif in_torch:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in in_torch.most_common())
+            lines.append(
+                f"{title}: {calls} calls, {forwards} forwards in the daemon; in PyTorch: {reasons} "
+                "(docs/messages.md)"
+            )
+    return lines
+
+
+def _largest(counters: tuple[Counter[str], ...]) -> Counter[str]:
+    """A graph that runs in PyTorch as a whole is counted by both."""
+    result: Counter[str] = Counter()
+    for counter in counters:
+        result |= counter
+    return result
+
+
+def _at_exit() -> None:
+    if options.get("GRADD_QUIET"):
+        return
+    lines = summary()
+    for line in lines[:_LINES]:
+        logger.warning("%s", line)
+    if len(lines) > _LINES:
+        logger.warning("%d more modules ran in PyTorch, or had no call", len(lines) - _LINES)
+
+
+atexit.register(_at_exit)
