@@ -324,7 +324,7 @@ def _kind(options: argparse.Namespace, results: list[dict[str, Any]]) -> str:
 def environment(folder: str, threads: int) -> dict[str, str]:
     """For trainers with a daemon of their own in this folder."""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "GRADD_DIR": folder}
-    env |= {"GRADD_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    env |= {"GRADD_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "GRADD_CACHE": "0"}
     env |= {"TOKENIZERS_PARALLELISM": "false"}
     ours = [str(HERE.parent / "adapters" / name) for name in ("python", "optimum")]
     env["PYTHONPATH"] = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(":")
