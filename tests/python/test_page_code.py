@@ -75,6 +75,20 @@ for part in (self.net, model.model, model[0].model):
     assert part.gradd_stats()["forwards"] and not part.gradd_stats()["fallbacks"]
 """,
     ),
+    "trainer = optimum.gradd.accelerate(SFTTrainer(model, args, train_dataset=rows))": Around(
+        """
+import optimum.gradd, tempfile, torch
+from transformers import Trainer as SFTTrainer, TrainingArguments
+class Squares(torch.nn.Linear):
+    def forward(self, x, labels): return {"loss": (super().forward(x) - labels).square().mean()}
+model, rows = Squares(2, 1), [{"x": [1.0, 2.0], "labels": [1.0]}] * 8
+args = TrainingArguments(tempfile.mkdtemp(), max_steps=1, use_cpu=True, save_strategy="no")
+""",
+        """
+trainer.train()
+assert trainer.gradd_stats()["forwards"] and not trainer.gradd_stats()["fallbacks"]
+""",
+    ),
     "print(gradd.estimate(model, batch))              "
     "# possible budgets, and the time each costs": Around(
         """

@@ -14,6 +14,7 @@ from typing import Any
 
 _WHERE = {
     "ORTTrainer": "trainer",
+    "accelerate": "trainer",
     "ORTSeq2SeqTrainer": "trainer_seq2seq",
     "ORTTrainingArguments": "training_args",
     "ORTSeq2SeqTrainingArguments": "training_args",

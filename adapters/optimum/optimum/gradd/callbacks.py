@@ -1,4 +1,4 @@
-"""The callback through which ORTTrainer hears of events in Trainer's loop."""
+"""The callback through which a trainer hears of events in Trainer's loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 if TYPE_CHECKING:
-    from .trainer import ORTTrainer
+    from .daemon_training import DaemonTraining
 
 
 class GraddCallback(TrainerCallback):
     """Completes the logged gradient norm once the optimizer's step has measured it."""
 
-    def __init__(self, trainer: ORTTrainer) -> None:
+    def __init__(self, trainer: DaemonTraining) -> None:
         self._trainer = trainer
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,39 +1,23 @@
 """`ORTTrainer`: transformers' Trainer whose forward and backward passes run in the gradd daemon.
 
-Only small hooks are overridden and no part of Trainer's loop is copied: `_prepare_for_training`
-replaces the model's forward before anything wraps the model, `train` gives it back at the end, and
-the clipping hooks step aside where the optimizer clips by itself. GRADD_DISABLE=1 leaves plain
-Trainer.
+`accelerate` does the same for a trainer that is there already (daemon_training.py).
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
-import os
-import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-from torch import nn
 from transformers import Trainer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.training_args import OptimizerNames
 
-from . import attach, refuse
-from .callbacks import GraddCallback
-from .training_args import ORTOptimizerNames, ORTTrainingArguments, gradd_is_disabled
+from . import refuse
+from .daemon_training import DaemonTraining, unwrapped
+from .training_args import ORTTrainingArguments
 
-
-def _unwrapped(model: Any) -> Any:
-    """The module in an ORTModule: the trainer sends its calls to the daemon itself."""
-    made = sys.modules.get("gradd.module")
-    return model.module if made is not None and isinstance(model, made.ORTModule) else model
+_Trainer = TypeVar("_Trainer", bound=Trainer)
 
 
-class ORTTrainer(Trainer):
+class ORTTrainer(DaemonTraining):
     """Drop-in replacement of `transformers.Trainer`, which takes the same arguments.
 
     Args:
@@ -59,243 +43,37 @@ class ORTTrainer(Trainer):
             kwargs.setdefault("processing_class", tokenizer)
         if args is None:
             args = ORTTrainingArguments(output_dir="tmp_trainer")
-        self._compiled: Any = None  # made at the first train() and kept for the next ones
-        self._compiled_module: nn.Module | None = None
-        self._grad_norm: torch.Tensor | None = None
-        super().__init__(_unwrapped(model), args, *rest, **kwargs)
-        self._enabled = not gradd_is_disabled()
-        if self._enabled:
-            refuse.check_trainer(self)
-            self.add_callback(GraddCallback(self))
-
-    # ---- the module ----
-
-    def call_model_init(self, trial: Any = None) -> nn.Module:
-        """The user's new model, without the ORTModule that may be around it."""
-        return _unwrapped(super().call_model_init(trial))
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        if self._enabled:
-            refuse.check_model(self)
-            self._attach(self.model)
-        return super()._prepare_for_training(*args, **kwargs)
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as Trainer does; the model has its own forward again when this returns."""
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            if self._compiled_module is not None:
-                attach.detach(self._compiled_module)
-
-    def _attach(self, model: nn.Module) -> None:
-        if self._compiled is None or self._compiled_module is not model:
-            from gradd.dynamo.frontend import Compiled
-
-            debug = self._debug_options()
-            if self._compiled_module is not None:  # model_init: the model of an earlier trial
-                attach.detach(self._compiled_module)
-                self._compiled.close()
-            strict = bool(getattr(self.args, "strict", False))
-            self._compiled = Compiled(
-                model,
-                forward=self._forward_to_capture(model),
-                strict=strict,
-                on_capture=debug.save,
-                memory_budget=getattr(self.args, "memory_budget", None),
-            )
-            self._compiled_module = model
-        attach.attach(model, self._compiled)
-
-    def gradd_stats(self) -> dict[str, Any]:
-        """The dict of ORTModule.gradd_stats(); empty before train() and under GRADD_DISABLE."""
-        return self._compiled.stats() if self._compiled is not None else {}
-
-    def gradd_explain(self, *args: Any, **kwargs: Any) -> Any:
-        """Explains the daemon's work in a step, as ORTModule.gradd_explain() does.
-
-        Args:
-            args: Positional arguments of the model's forward.
-            kwargs: Its keyword arguments. Without any arguments: the call that ran last.
-
-        Raises:
-            ValueError: train() has not been called, or the plan of the last call is gone.
-        """
-        if self._compiled is None:
-            raise ValueError("nothing has run in the daemon: call train() first")
-        from gradd.explain import explain_call
-
-        return explain_call(self._compiled, args, kwargs)
-
-    def _debug_options(self) -> Any:
-        """`save_onnx`, `onnx_prefix` and `onnx_log_level` as ORTModule takes them."""
-        from gradd import DebugOptions, LogLevel
-
-        args = self.args
-        if getattr(args, "save_onnx", False):
-            os.makedirs(args.output_dir, exist_ok=True)
-        debug = DebugOptions(
-            log_level=LogLevel[getattr(args, "onnx_log_level", "WARNING")],
-            save_onnx=bool(getattr(args, "save_onnx", False)),
-            onnx_prefix=getattr(args, "onnx_prefix", None) or "",
-            save_path=args.output_dir,
-        )
-        debug.apply()
-        return debug
-
-    # ---- the loss ----
-
-    def _forward_to_capture(self, model: nn.Module) -> Callable[..., Any]:
-        """The callable that graphs are captured from: forward, or forward and smoothed loss.
-
-        One callable serves both: the keyword that chooses is a constant of the call, and therefore
-        part of what makes two captures different.
-        """
-        plain = _without_cache(model, attach.original_forward(model))
-        if not self._loss_in_graph:
-            return plain
-        smoother, causal = self.label_smoother, self._is_causal_lm(model)
-
-        def forward(*args: Any, gradd_smooth_labels: bool = False, **kwargs: Any) -> Any:
-            if not gradd_smooth_labels:
-                return plain(*args, **kwargs)
-            labels = kwargs.pop("labels")
-            outputs = plain(*args, **kwargs)
-            loss = smoother(
-                outputs,
-                labels,
-                shift_labels=causal,
-                num_items_in_batch=kwargs.get("num_items_in_batch"),
-            )
-            return {"loss": loss}
-
-        return forward
-
-    @property
-    def _loss_in_graph(self) -> bool:
-        """Without label smoothing models compute their loss in forward: nothing is left to add."""
-        wanted = bool(getattr(self.args, "use_module_with_loss", False))
-        return wanted and self.label_smoother is not None and self.compute_loss_func is None
-
-    def _is_causal_lm(self, model: nn.Module) -> bool:
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return inner.__class__.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
-    ) -> Any:
-        """As in Trainer; with `use_module_with_loss` the smoothed loss comes out of the graph."""
-        inside = (
-            self._loss_in_graph
-            and not return_outputs
-            and model.training
-            and "labels" in inputs
-            and self._compiled_module is not None
-            and attach.is_attached(self._compiled_module)
-        )
-        if not inside:
-            return super().compute_loss(model, inputs, return_outputs, **kwargs)
-        # Trainer's own code does the rest (scaling over processes): it only must not smooth again.
-        smoother, self.label_smoother = self.label_smoother, None
-        try:
-            return super().compute_loss(model, {**inputs, "gradd_smooth_labels": True}, **kwargs)
-        finally:
-            self.label_smoother = smoother
-
-    # ---- the optimizer ----
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
-        """As in Trainer; knows `adamw_ort_fused` in addition."""
-        if args.optim != ORTOptimizerNames.ADAMW_ORT_FUSED:
-            return Trainer.get_optimizer_cls_and_kwargs(args, model)
-        if gradd_is_disabled():
-            plain = copy.copy(args)
-            plain.optim = OptimizerNames.ADAMW_TORCH
-            return Trainer.get_optimizer_cls_and_kwargs(plain, model)
-        return ORTTrainer.get_ort_optimizer_cls_and_kwargs(args)
-
-    @staticmethod
-    def get_ort_optimizer_cls_and_kwargs(args: Any) -> tuple[Any, dict[str, Any]]:
-        """The fused AdamW, with torch's arithmetic, which also clips."""
-        from gradd.optim import AdamWMode, FusedAdam
-
-        return FusedAdam, {
-            "lr": args.learning_rate,
-            "betas": (args.adam_beta1, args.adam_beta2),
-            "eps": args.adam_epsilon,
-            "adam_w_mode": AdamWMode.ADAMW_TORCH,
-            # 0 and less: no clipping
-            "max_grad_norm": args.max_grad_norm if (args.max_grad_norm or 0) > 0 else None,
-            **_optimizer_options(args.optim_args),
-        }
-
-    def _own_optimizer(self) -> Any:
-        """The optimizer without accelerate's wrapper."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
-
-    def _clipping_optimizer(self) -> Any:
-        """The optimizer, if it clips by itself; None where Trainer has to clip."""
-        optimizer = self._own_optimizer()
-        return optimizer if getattr(optimizer, "max_grad_norm", None) else None
-
-    def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if self._clipping_optimizer() is None:
-            return super()._clip_grad_norm(model)
-        return None  # the step clips
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        if self._clipping_optimizer() is None:
-            return super()._get_grad_norm(model, grad_norm=grad_norm)
-        # The norm is a by-product of the step, which comes after this call and before the value is
-        # logged: hand out the tensor that the step's callback fills.
-        self._grad_norm = torch.zeros(())
-        return self._grad_norm
-
-    def gradd_after_optimizer_step(self) -> None:
-        """Called by GraddCallback: completes what only the step could know."""
-        optimizer = self._clipping_optimizer()
-        if optimizer is not None and self._grad_norm is not None:
-            norm = optimizer.grad_norm
-            self._grad_norm.fill_(float("nan") if norm is None else norm)
-        # accelerate takes a step that was called for one that was made; skipped, it must not move
-        # the scheduler
-        if getattr(self._own_optimizer(), "skipped", False):
-            self.optimizer._is_overflow = True
+        super().__init__(unwrapped(model), args, *rest, **kwargs)
+        self.gradd_begin()
 
 
-def _optimizer_options(text: str | None) -> dict[str, Any]:
-    """`optim_args` of adamw_ort_fused: master_weights and sparse_rows, true or false."""
-    if not text:
-        return {}
-    options: dict[str, Any] = {}
-    for item in text.replace(" ", "").split(","):
-        name, _, value = item.partition("=")
-        if name not in ("master_weights", "sparse_rows") or value.lower() not in ("true", "false"):
-            raise ValueError(
-                f"optim_args={text!r}: adamw_ort_fused takes master_weights=true or =false, and "
-                "sparse_rows=true or =false"
-            )
-        options[name] = value.lower() == "true"
-    return options
+def accelerate(trainer: _Trainer) -> _Trainer:
+    """Lets a trainer train in the daemon: of TRL, of your own, any class made from Trainer.
 
+    The trainer gets a class of the same name that is made from its own one; its methods, and the
+    way in which it computes the loss, stay. What the loss does with the outputs runs in PyTorch.
 
-def _without_cache(model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward, told not to return a cache of keys and values where it would.
+    Args:
+        trainer: Before it trains.
 
-    Trainer turns that off in the model's own configuration; inner decoders (T5's) keep a copy of it
-    in which it is on, and a cache is no output that a graph can have.
+    Returns:
+        The same object.
+
+    Raises:
+        TypeError: It is no Trainer of transformers.
+        NotImplementedError, ValueError: As for ORTTrainer.
     """
-    configs = [getattr(m, "config", None) for m in model.modules()]
-    if not any(getattr(c, "use_cache", False) for c in configs):
-        return forward
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if "use_cache" not in inspect.signature(inner.forward).parameters:
-        return forward
-
-    def uncached(*args: Any, **kwargs: Any) -> Any:
-        if not args:
-            kwargs.setdefault("use_cache", False)
-        return forward(*args, **kwargs)
-
-    return uncached
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"trainer: expected a transformers.Trainer, got {type(trainer).__name__}")
+    if not isinstance(trainer, DaemonTraining):
+        refuse.check_trainer(trainer)
+        own = type(trainer)
+        about: dict[str, Any] = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+        chooses = own.get_optimizer_cls_and_kwargs
+        if chooses is not Trainer.get_optimizer_cls_and_kwargs:
+            about["get_optimizer_cls_and_kwargs"] = staticmethod(chooses)
+        trainer.model = unwrapped(trainer.model)
+        trainer.model_wrapped = unwrapped(trainer.model_wrapped)
+        trainer.__class__ = type(own.__name__, (DaemonTraining, own), about)
+        trainer.gradd_begin()  # type: ignore[attr-defined]
+    return trainer

@@ -94,16 +94,20 @@ def _common(folder: Path) -> dict[str, Any]:
     }
 
 
-def _train_sft(model: Any, folder: Path) -> list[float]:
+def _sft_trainer(model: Any, folder: Path) -> Any:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    trainer = SFTTrainer(
+    return SFTTrainer(
         model=model,
         args=SFTConfig(**_common(folder), bf16=False, max_length=32),
         train_dataset=Dataset.from_dict({"text": TEXTS}),
         processing_class=_tokenizer(),
     )
+
+
+def _train_sft(model: Any, folder: Path) -> list[float]:
+    trainer = _sft_trainer(model, folder)
     trainer.train()
     return _logged(trainer)
 
@@ -125,6 +129,17 @@ def whole_sft(wrap: bool, folder: Path) -> Result:
     """The same with the whole model wrapped: TRL's forward goes around it."""
     model = ORTModule(_llama()) if wrap else _llama()
     return _train_sft(model, folder), model
+
+
+def accelerated_sft(wrap: bool, folder: Path) -> Result:
+    """The same with TRL's trainer told to use the daemon."""
+    from optimum.gradd import accelerate
+
+    trainer = _sft_trainer(_llama(), folder)
+    if wrap:
+        accelerate(trainer)
+    trainer.train()
+    return _logged(trainer), trainer
 
 
 def dpo(wrap: bool, folder: Path) -> Result:
@@ -230,7 +245,8 @@ def lightning(wrap: bool, folder: Path) -> Result:
 
 
 TRAINERS: dict[str, Callable[[bool, Path], Result]] = {
-    f.__name__: f for f in (sft, whole_sft, dpo, sentences, whole_sentences, lightning)
+    f.__name__: f
+    for f in (sft, whole_sft, accelerated_sft, dpo, sentences, whole_sentences, lightning)
 }
 
 
