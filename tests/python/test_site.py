@@ -127,13 +127,13 @@ def build(tree: Path) -> subprocess.CompletedProcess:
 def test_links_lead_to_pages_and_wrong_ones_fail(tree: Path) -> None:
     status = tree / "docs" / "status.md"
     text = status.read_text()
-    good = "[a](../README.md#five-minutes) [b](../shm/lease.h) [c](../LICENSE) `[d](e.md)`\n"
+    good = "[a](../README.md#install) [b](../shm/lease.h) [c](../LICENSE) `[d](e.md)`\n"
     shutil.copy(ROOT / "LICENSE", tree)
     status.write_text(f"{text}\n\n{good}")
     done = build(tree)
     assert done.returncode == 0, done.stderr
     page = (tree / "build" / "site" / "status.html").read_text()
-    assert '<a href="index.html#five-minutes">a</a>' in page
+    assert '<a href="index.html#install">a</a>' in page
     assert '<a href="reference/c/shm/lease.h.html">b</a> c <code>[d](e.md)</code>' in page
     names = (tree / "build" / "site" / "python.html").read_text()
     assert 'id="gradd.debug.DebugOptions"' in names and "DebugOptions.save" not in names
