@@ -122,7 +122,7 @@ def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Outcome:
     """Runs pytest on what is marked so."""
     shown = files if len(files) < _MANY else [f"{len(files)} files"]
     print(" ".join(["== Python tests", f"({marked})", *shown]), flush=True)
-    report = build / "pytest.xml"
+    report = build / f"pytest-{re.sub(r'[^a-z]+', '-', marked).strip('-')}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers())]
     command += ["--dist", "worksteal", f"--junitxml={report}", "-o", "junit_family=xunit1"]
