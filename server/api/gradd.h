@@ -206,6 +206,9 @@ typedef struct gradd_plan_info_s {
     gradd_live_t live;        /* of a plan over all rows */
     int n_lists;              /* inputs behind those of the model: lists of live rows */
     int64_t lists[3];         /* their sizes */
+    /* One per `grads`: after so many launches of the expected backward it is final, and its input
+     * is not read any more. 0 = that backward does not make it. */
+    const int32_t *final;
 } gradd_plan_info_t;
 
 /* The plan keeps the model's nodes by reference: destroy plans before their model and their device.
@@ -340,6 +343,21 @@ void gradd_run_set_early(gradd_run_t *run, void *const *early);
 gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags,
                                  const void *const *inputs, void *const *outputs,
                                  const volatile int *cancel);
+/* The gradients of a backward in groups, which are done one after the other while it goes on. */
+typedef struct gradd_groups_s {
+    int n;             /* 0 = there are none */
+    const int32_t *of; /* Borrowed: one per wanted gradient, its group, from 0 to n - 1 */
+    /* Of the first so many groups nothing is written for the caller, and the word is not raised:
+     * an earlier backward with the same results has given them. */
+    int skipped;
+    /* Borrowed: of the device. Raised to value + g once the first g groups are done: their
+     * gradients are final, and their inputs are not read any more. */
+    uint64_t *word;
+    uint64_t value;
+} gradd_groups_t;
+
+/* Of the next backward; what is borrowed stays valid until that returns. */
+void gradd_run_set_groups(gradd_run_t *run, const gradd_groups_t *groups);
 /* grad_outputs: one per wanted output, NULL = no gradient arrives. grads: one per wanted gradient;
  * entries without a path are not touched, out_written[i] tells. keep: the activations stay for
  * another backward. */

@@ -2,6 +2,7 @@
 #include "server/daemon/control.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -223,6 +224,17 @@ static gradd_status_t handle_segment(packet_t *packet) {
     return GRADD_OK;
 }
 
+/* Maps the words into a device that has addresses of its own. */
+static gradd_status_t map_marks(packet_t *packet, uint64_t bytes) {
+    const gradd_mapper_t *mapper = packet->host->mapper;
+    if (!mapper) return GRADD_OK;
+    const int fd = fcntl(packet->fds[0], F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return GRADD_FAIL(IO, "timeline: no descriptor: %s", strerror(errno));
+    const gradd_status_t st = gradd_segment_open(fd, bytes, mapper, &packet->session->marks);
+    if (st != GRADD_OK) close(fd);
+    return st;
+}
+
 /* Words that are in use cannot be exchanged. */
 static gradd_status_t handle_timeline(packet_t *packet) {
     session_t *session = packet->session;
@@ -232,9 +244,13 @@ static gradd_status_t handle_timeline(packet_t *packet) {
     if (bytes < TURNS_BYTES)
         return GRADD_FAIL(SHM, "timeline: %llu bytes, expected at least %d",
                           (unsigned long long)bytes, TURNS_BYTES);
-    GRADD_TRY(gradd_segment_open(packet->fds[0], bytes, NULL, &session->words));
-    packet->fds[0] = -1;
-    return GRADD_OK;
+    GRADD_TRY(map_marks(packet, bytes));
+    const gradd_status_t st = gradd_segment_open(packet->fds[0], bytes, NULL, &session->words);
+    if (st == GRADD_OK)
+        packet->fds[0] = -1;
+    else
+        gradd_segment_finish(&session->marks);
+    return st;
 }
 
 static gradd_status_t handle_unsegment(packet_t *packet) {

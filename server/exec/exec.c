@@ -118,6 +118,16 @@ static gradd_status_t execute(const gradd_run_t *run, plan_launch_t *launch, con
     return status;
 }
 
+/* Raises the word if groups are done behind so many launches. */
+static gradd_status_t mark_groups(const gradd_run_t *run, exec_marks_t *marks, int launches) {
+    const int before = marks->done;
+    const gradd_device_t *d = run->device;
+    while (marks->done < marks->n && marks->after[marks->done] <= launches)
+        marks->done++;
+    if (marks->done == before) return GRADD_OK;
+    return d->backend->store(d->queue, marks->word, marks->value + (uint64_t)marks->done);
+}
+
 static gradd_status_t execute_all(const gradd_run_t *run, program_t *program, const exec_bases_t *b,
                                   const volatile int *cancel) {
     const plan_launch_t *first_inf = NULL;
@@ -125,6 +135,7 @@ static gradd_status_t execute_all(const gradd_run_t *run, program_t *program, co
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
         gradd_status_t status = execute(run, &program->launches[k], b, &first_inf);
+        if (!status && b->marks) status = mark_groups(run, b->marks, k + 1);
         if (status) return at_launch(status, run, &program->launches[k]);
     }
     return GRADD_OK;

@@ -43,6 +43,10 @@ void gradd_run_set_early(gradd_run_t *run, void *const *early) {
     memcpy(run->early, early, sizeof early[0] * (size_t)run->plan->n_grads);
 }
 
+void gradd_run_set_groups(gradd_run_t *run, const gradd_groups_t *groups) {
+    run->groups = *groups;
+}
+
 int64_t gradd_run_bytes(const gradd_run_t *run) {
     return run->arena_bytes;
 }
@@ -148,21 +152,25 @@ static gradd_status_t run_variant(gradd_run_t *run, const variant_t *v,
                                   const void *const *grad_outputs, void *const *grads,
                                   const volatile int *cancel) {
     arrivals_t arrivals = {0};
+    exec_groups_t groups = {0};
     gradd_status_t status = admit_variant(run, v, grad_outputs);
     if (!status) status = arrivals_init(run, v, grad_outputs, &arrivals);
+    if (!status && run->groups.n) status = groups_init(run, v, grads, &groups);
     if (!status) status = pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes);
     if (!status) {
         exec_bases_t b = {.arena = run->arena,
                           .constants = run->plan->constants.blocks,
                           .inputs = run->inputs,
-                          .grads = grads,
+                          .grads = groups.grads ? groups.grads : grads,
                           .early = run->early,
-                          .grad_outputs = arrivals.address};
+                          .grad_outputs = arrivals.address,
+                          .marks = groups.grads ? &groups.marks : NULL};
         program_t *program = (program_t *)&v->program; /* its views are scratch of this call */
         status = check_bases(run->plan, program, &b);
         if (!status) run->has_forward = v->keep;
         if (!status) status = exec_program(run, program, &b, cancel);
     }
+    groups_finish(run, &groups);
     arrivals_finish(run, &arrivals);
     return status;
 }
@@ -179,9 +187,9 @@ static gradd_status_t check_kept(const gradd_run_t *run, void *const *grads, boo
     return GRADD_OK;
 }
 
-gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outputs,
-                                  void *const *grads, bool keep, bool *out_written,
-                                  const volatile int *cancel) {
+static gradd_status_t backward(gradd_run_t *run, const void *const *grad_outputs,
+                               void *const *grads, bool keep, bool *out_written,
+                               const volatile int *cancel) {
     gradd_plan_t *plan = run->plan;
     if (!plan->variants)
         return GRADD_FAIL(STALE, "the plan was made for inference: it has no backward");
@@ -202,4 +210,12 @@ gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outp
     for (int i = 0; i < plan->n_grads; i++)
         out_written[i] = v->grads[i] != GRADD_NONE;
     return GRADD_OK;
+}
+
+gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outputs,
+                                  void *const *grads, bool keep, bool *out_written,
+                                  const volatile int *cancel) {
+    const gradd_status_t status = backward(run, grad_outputs, grads, keep, out_written, cancel);
+    run->groups = (gradd_groups_t){0};
+    return status;
 }

@@ -15,10 +15,20 @@ struct run_s {
     int64_t arena_bytes;
     uint64_t seed;
     uint32_t flags;
-    const void **inputs; /* Owned array of borrowed pointers, set by forward */
-    void **early;        /* the same, per gradient, set by gradd_run_set_early */
-    bool has_forward;    /* the saved values are valid */
+    const void **inputs;   /* Owned array of borrowed pointers, set by forward */
+    void **early;          /* the same, per gradient, set by gradd_run_set_early */
+    bool has_forward;      /* the saved values are valid */
+    gradd_groups_t groups; /* of the next backward */
 };
+
+/* When a program raises the word of its groups. */
+typedef struct exec_marks_s {
+    int n;          /* groups */
+    int done;       /* of these, already */
+    int32_t *after; /* Owned: per group, behind so many launches; rising */
+    uint64_t *word; /* Borrowed: of the device */
+    uint64_t value;
+} exec_marks_t;
 
 /* External addresses of one program. */
 typedef struct exec_bases_s {
@@ -29,7 +39,21 @@ typedef struct exec_bases_s {
     void *const *grads;
     void *const *early;
     const void *const *grad_outputs;
+    exec_marks_t *marks; /* NULL = there are no groups */
 } exec_bases_t;
+
+/* The groups of a backward: their marks, and the gradients with memory for those that are not for
+ * the caller. */
+typedef struct exec_groups_s {
+    exec_marks_t marks;
+    void **grads;   /* Owned array: per gradient */
+    void **skipped; /* Owned array, and the device's memory: the same, NULL = for the caller */
+} exec_groups_t;
+
+gradd_status_t groups_init(const gradd_run_t *run, const variant_t *variant, void *const *grads,
+                           exec_groups_t *out);
+/* Accepts one that is half built, or zeroed. */
+void groups_finish(const gradd_run_t *run, exec_groups_t *groups);
 
 /* The device's queue has been entered. Waits, also if it fails. */
 gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const exec_bases_t *bases,

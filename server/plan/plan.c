@@ -140,6 +140,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     }
     if (!status) status = program_make(p, &sequence, &layout, true, &p->forward);
     if (!status && primary) status = program_make(p, &sequence, &layout, false, &primary->program);
+    if (!status && primary) status = variant_find_final(p, primary);
     if (!status) status = constants_upload(p);
     if (!status) {
         keep_places(p, &layout);
@@ -241,6 +242,7 @@ static void fill_info(gradd_plan_t *p, const gradd_plan_options_t *o) {
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
     p->info.early = p->is_early;
+    p->info.final = p->variants ? p->variants->final : NULL;
     p->info.live = p->graph->live;
     p->info.n_lists = p->graph->n_lists;
     for (int i = 0; i < p->graph->n_lists; i++)

@@ -108,6 +108,7 @@ typedef struct variant_s {
     bool full;          /* serves any set of arriving gradients: absent ones are zeros */
     gradd_val_t *grads; /* Owned: per plan gradient */
     program_t program;
+    int32_t *final; /* Owned: per plan gradient, as in gradd_plan_info_t */
     int64_t arena_bytes;
     struct variant_s *next;
 } variant_t;
@@ -258,6 +259,8 @@ gradd_status_t plan_join(const gradd_plan_t *plan, const variant_t *primary, con
                          sequence_t *out);
 /* Counts what the plan holds beside the arenas of its runs. */
 void plan_count_bytes(gradd_plan_t *plan);
+/* Looks in the program of a variant for the launch behind which each gradient is final. */
+gradd_status_t variant_find_final(const gradd_plan_t *plan, variant_t *variant);
 /* Backward for exactly these arriving gradients; compiled when first asked for. */
 gradd_status_t plan_variant(gradd_plan_t *plan, const bool *arrives, bool keep,
                             const variant_t **out);

@@ -20,6 +20,7 @@ void variant_destroy(variant_t *v) {
     if (!v) return;
     free(v->arrives);
     free(v->grads);
+    free(v->final);
     program_finish(&v->program);
     free(v);
 }
@@ -50,6 +51,39 @@ gradd_status_t variant_differentiate(gradd_plan_t *p, const bool *arrives, varia
     return GRADD_OK;
 }
 
+/* Gradients of this input, or -1. */
+static gradd_status_t gradients_of_inputs(const gradd_plan_t *p, int32_t **out) {
+    const int n = p->graph->model->n_inputs + p->graph->n_lists;
+    int32_t *of = malloc(sizeof of[0] * ((size_t)n + 1));
+    if (!of) return no_memory();
+    for (int i = 0; i < n; i++)
+        of[i] = -1;
+    for (int i = 0; i < p->n_grads; i++)
+        of[p->grads[i]] = i;
+    *out = of;
+    return GRADD_OK;
+}
+
+/* The client may change a parameter once it has the gradient, so later reads of it count as well.
+ */
+gradd_status_t variant_find_final(const gradd_plan_t *p, variant_t *v) {
+    int32_t *of;
+    GRADD_TRY(gradients_of_inputs(p, &of));
+    v->final = calloc((size_t)p->n_grads + 1, sizeof v->final[0]);
+    for (int k = 0; v->final && k < v->program.n; k++) {
+        const plan_launch_t *launch = &v->program.launches[k];
+        for (int i = 0; i < launch->args.n_in + launch->args.n_out; i++) {
+            const loc_t *loc = &launch->loc[i];
+            int32_t grad = -1;
+            if (loc->kind == LOC_GRAD || loc->kind == LOC_EARLY) grad = loc->index;
+            if (loc->kind == LOC_INPUT) grad = of[loc->index];
+            if (grad >= 0) v->final[grad] = k + 1;
+        }
+    }
+    free(of);
+    return v->final ? GRADD_OK : no_memory();
+}
+
 /* Lays a variant out around the values that the forward saved. UNSUPPORTED (without a message to
  * show) if it needs one that was not saved. */
 static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
@@ -76,6 +110,7 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
         status = layout_make(g, &o, &layout);
     }
     if (!status) status = program_make(p, &sequence, &layout, false, &v->program);
+    if (!status) status = variant_find_final(p, v);
     if (!status) status = constants_upload(p);
     v->arena_bytes = layout.arena_bytes;
     layout_finish(&layout);

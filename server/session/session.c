@@ -85,6 +85,7 @@ void session_destroy(session_table_t *table, session_t *session) {
     }
     if (session->control >= 0) close(session->control);
     gradd_lease_destroy(session->lease);
+    gradd_segment_finish(&session->marks);
     gradd_segment_finish(&session->words);
     free(session->last_reply);
     explicit_bzero(session->token, sizeof session->token);

@@ -70,6 +70,7 @@ typedef struct session_s {
     const char *end_reason; /* for the log */
     volatile int cancel;    /* read by the engine thread at every node boundary */
     gradd_segment_t words;  /* Owned: the turns of its requests (turns.h); unmapped = it has none */
+    gradd_segment_t marks;  /* Owned: the same memory in the device; unmapped = that reads ours */
     uint64_t failed_chain;  /* the engine thread's: of requests of which one has failed; 0 = none */
     session_counts_t counts; /* written by the engine thread */
     void *objects;           /* the engine thread's, see worker.h */

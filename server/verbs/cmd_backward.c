@@ -4,9 +4,19 @@
  */
 #include <stdlib.h>
 
+#include "server/session/turns.h"
 #include "server/verbs/run_tensors.h"
 
-enum { BACKWARD_RUN, BACKWARD_GO, BACKWARD_B, BACKWARD_G, BACKWARD_KEEP, BACKWARD_EARLY };
+enum {
+    BACKWARD_RUN,
+    BACKWARD_GO,
+    BACKWARD_B,
+    BACKWARD_G,
+    BACKWARD_KEEP,
+    BACKWARD_EARLY,
+    BACKWARD_GROUPS,
+    BACKWARD_SKIP
+};
 
 typedef struct pass_s {
     tensors_t go, g;
@@ -14,6 +24,7 @@ typedef struct pass_s {
     const void **grad_outputs;  /* Owned */
     void **grads;               /* Owned */
     bool *written;              /* Owned */
+    int32_t *of;                /* Owned: the group of each gradient; NULL = there are no groups */
 } pass_t;
 
 static void pass_finish(pass_t *pass) {
@@ -22,6 +33,7 @@ static void pass_finish(pass_t *pass) {
     free(pass->grad_outputs);
     free(pass->grads);
     free(pass->written);
+    free(pass->of);
 }
 
 /* The gradients that arrive, each at the position of its output. */
@@ -127,6 +139,41 @@ static gradd_status_t check_backward_memory(const session_run_t *run, const pass
     return check_written("bound gradient", &pass->binding->tensors, run, pass);
 }
 
+static gradd_status_t fill_groups(const request_t *request, session_run_t *run, pass_t *pass) {
+    const msgpack_object *list = request->args[BACKWARD_GROUPS];
+    const uint64_t skip = request->args[BACKWARD_SKIP] ? wire_u64(request->args[BACKWARD_SKIP]) : 0;
+    gradd_groups_t groups = {0};
+    if (!list) {
+        if (skip) return GRADD_FAIL(TENSOR, "backward: field 'skip' without 'groups'");
+        gradd_run_set_groups(run->handle, &groups);
+        return GRADD_OK;
+    }
+    if (!request->turn || request->turn >= TURNS_MAX)
+        return GRADD_FAIL(SESSION, "backward: field 'groups': it needs a turn from 1 to 2^46 - 1");
+    if (wire_count(list) != run->plan->n_grads)
+        return GRADD_FAIL(TENSOR, "backward: field 'groups': the plan has %d gradients, got %d",
+                          run->plan->n_grads, wire_count(list));
+    pass->of = calloc((size_t)run->plan->n_grads + 1, sizeof pass->of[0]);
+    if (!pass->of) return GRADD_FAIL(NOMEM, "no memory for a backward");
+    for (int i = 0; i < run->plan->n_grads; i++) {
+        const uint64_t group = wire_u64(wire_at(list, i));
+        if (group >= TURNS_MAX_GROUPS)
+            return GRADD_FAIL(LIMIT, "backward: field 'groups': %llu, the last one is %d",
+                              (unsigned long long)group, TURNS_MAX_GROUPS - 1);
+        pass->of[i] = (int32_t)group;
+        if (pass->of[i] >= groups.n) groups.n = pass->of[i] + 1;
+    }
+    if (skip > (uint64_t)groups.n)
+        return GRADD_FAIL(TENSOR, "backward: field 'skip': %llu of %d groups",
+                          (unsigned long long)skip, groups.n);
+    groups.of = pass->of;
+    groups.skipped = (int)skip;
+    groups.word = turns_groups(request->session);
+    groups.value = request->turn << TURNS_GROUP_BITS;
+    gradd_run_set_groups(run->handle, &groups);
+    return GRADD_OK;
+}
+
 static gradd_status_t fill_pass(session_objects_t *objects, request_t *request,
                                 const session_run_t *run, pass_t *pass) {
     session_plan_t *plan = run->plan;
@@ -174,6 +221,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
     objects->subject = run->plan->compiled->model;
     pass_t pass = {0};
     gradd_status_t st = fill_pass(objects, request, run, &pass);
+    if (st == GRADD_OK) st = fill_groups(request, run, &pass);
     if (st == GRADD_OK) {
         atomic_fetch_add(&worker->n_backward, 1);
         st = gradd_run_backward(run->handle, pass.grad_outputs, pass.grads, keep, pass.written,
@@ -205,5 +253,11 @@ GRADD_COMMANDS(backward,
                                        .keys = wire_placed_keys,
                                        .optional = true},
                               [BACKWARD_KEEP] = {.name = "keep", .kind = WIRE_FLAG, .optional = true},
-                              [BACKWARD_EARLY] = {.name = "early", .kind = WIRE_U64, .optional = true}}
+                              [BACKWARD_EARLY] = {.name = "early", .kind = WIRE_U64, .optional = true},
+                              [BACKWARD_GROUPS] = {.name = "groups",
+                                            .kind = WIRE_LIST,
+                                            .item = WIRE_U64,
+                                            .optional = true,
+                                            .max = SESSION_MAX_TENSORS},
+                              [BACKWARD_SKIP] = {.name = "skip", .kind = WIRE_U64, .optional = true}}
 });

@@ -115,6 +115,10 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_list(out, (uint32_t)info->n_grads);
     for (int i = 0; i < info->n_grads; i++)
         wire_put_u64(out, info->early[i] ? 1 : 0);
+    wire_key(out, "final");
+    wire_put_list(out, info->final ? (uint32_t)info->n_grads : 0);
+    for (int i = 0; info->final && i < info->n_grads; i++)
+        wire_put_i64(out, info->final[i]);
     wire_key(out, "peak");
     wire_put_i64(out, info->arena_bytes);
     wire_key(out, "saved");
