@@ -41,6 +41,7 @@ SWITCHES = (
     "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER=0",
     "ORTMODULE_MEMORY_OPT_LEVEL=1",
     "ORTMODULE_MEMORY_OPT_LEVEL=2",
+    "GRADD_GROUP_BYTES=1KiB",
 )
 EMULATED = "emu"  # the module of C tests that runs kernels of GPUs: all cases only in the nightly
 TENSORS = "emu_tensors"  # of PyTorch on the emulated GPU

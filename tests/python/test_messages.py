@@ -376,8 +376,8 @@ def _without_its_first_node(wrap: Wrap, world: World) -> ORTModule:
 def _wrong_gradients(wrap: Wrap, world: World) -> ORTModule:
     backward = run.Run.backward
 
-    def wrong(self: run.Run, go: Any, keep: bool) -> list:
-        grads = backward(self, go, keep)
+    def wrong(self: run.Run, go: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, go, keep, *more)
         grads[self.plan.params.index("second.bias")].mul_(1.01)
         return grads
 

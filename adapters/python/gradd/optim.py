@@ -646,7 +646,7 @@ class FusedAdam(torch.optim.Optimizer):
         # Before the request: a daemon that is lost in the middle leaves changed parameters, from
         # which no forward of before may be run again.
         torch.autograd.graph.increment_version([p for _, p in entries])
-        if client.timeline is not None and scale is None:
+        if client.timeline is not None and not client.timeline.waits_itself and scale is None:
             self._send_later(client, sent, grad_places)
             return
         try:

@@ -60,6 +60,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("GRADD_LAZY", "bool", True, "compute outputs beside the loss only if they are read"),
     Option("GRADD_MEMORY_BUDGET", "text", None, "limit of a run's activations and workspace: 2GiB"),
+    Option(
+        "GRADD_GROUP_BYTES",
+        "text",
+        None,
+        "gradients leave a backward in groups of this size; 0: together; default: 25MiB if several "
+        "processes train",
+    ),
     Option("GRADD_NO_ALIASES", "bool", False, "1 serves no names of ONNX Runtime Training"),
     Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
     Option("ORTMODULE_SAVE_ONNX_PATH", "text", None, "folder for DebugOptions(save_onnx=True)"),

@@ -376,7 +376,7 @@ def test_self_check_finds_a_wrong_gradient_and_names_it(
         grads[self.plan.params.index("second.bias")].mul_(1.01)
         return grads
 
-    monkeypatch.setattr(run.Run, "backward", lambda self, go, keep: wrong(self, go, keep))
+    monkeypatch.setattr(run.Run, "backward", lambda self, go, keep, *more: wrong(self, go, keep))
     with pytest.raises(SelfCheckError, match=r"second\.bias"):
         ORTModule(Net(), strict=True)(*batch())
     model = ORTModule(Net())

@@ -34,8 +34,8 @@ def call(way: tuple[str, torch.dtype]) -> Any:
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     backward = run.Run.backward
 
-    def changed(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = backward(self, grad_outputs, keep)
+    def changed(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, grad_outputs, keep, *more)
         change(grads[self.plan.params.index("second.weight")])
         return grads
 
@@ -74,9 +74,9 @@ def test_a_missing_gradient_is_found(daemon, monkeypatch, way: Any) -> None:
     monkeypatch.setattr(
         run.Run,
         "backward",
-        lambda self, go, keep: [
+        lambda self, go, keep, *more: [
             None if name == "second.weight" else g
-            for name, g in zip(self.plan.params, backward(self, go, keep), strict=True)
+            for name, g in zip(self.plan.params, backward(self, go, keep, *more), strict=True)
         ],
     )
     with pytest.raises(SelfCheckError, match=r"the daemon has no gradient for second\.weight"):

@@ -89,8 +89,8 @@ def test_training_in_eval_mode_is_compared_too(monkeypatch: pytest.MonkeyPatch) 
     """Fine-tuning under eval(): dropout is off, gradients flow."""
     backward = run.Run.backward
 
-    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = backward(self, grad_outputs, keep)
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, grad_outputs, keep, *more)
         grads[self.plan.params.index("second.bias")].mul_(1.01)
         return grads
 

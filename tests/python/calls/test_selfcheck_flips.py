@@ -93,8 +93,8 @@ def test_a_wrong_gradient_is_convicted(
     backward = run.Run.backward
     which = {"seed": 0}
 
-    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = backward(self, grad_outputs, keep)
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, grad_outputs, keep, *more)
         names = list(self.plan.params)
         name = ("inner.weight", "outer.weight", "outer.bias")[which["seed"] % 3]
         change(grads[names.index(name)], which["active"])

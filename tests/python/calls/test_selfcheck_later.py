@@ -110,8 +110,8 @@ def test_sizes_that_failed() -> None:
 def fault(monkeypatch: pytest.MonkeyPatch, where: Callable[[run.Run], bool]) -> None:
     backward = run.Run.backward
 
-    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = backward(self, grad_outputs, keep)
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, grad_outputs, keep, *more)
         if where(self):
             grads[self.plan.params.index("second.bias")].mul_(1.01)
         return grads

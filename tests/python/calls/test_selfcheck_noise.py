@@ -64,8 +64,8 @@ def test_an_encoder_layer() -> None:
 def test_more_than_that_is_convicted(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = run.Run.backward
 
-    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = right(self, grad_outputs, keep)
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = right(self, grad_outputs, keep, *more)
         grads[0].add_(1e-3)
         return grads
 

@@ -34,8 +34,8 @@ def spoil_outputs(monkeypatch: pytest.MonkeyPatch, change: Callable[[run.Run, li
 def spoil_gradients(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable) -> None:
     backward = run.Run.backward
 
-    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = backward(self, grad_outputs, keep)
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, grad_outputs, keep, *more)
         names = (*self.plan.params, *self.plan.input_grads)
         grad = grads[names.index(name)] if name in names else None
         if grad is not None:
@@ -232,8 +232,8 @@ def test_a_failure_counts_for_its_sizes(
 ) -> None:
     backward = run.Run.backward
 
-    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = backward(self, grad_outputs, keep)
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, grad_outputs, keep, *more)
         if self.call.in_types[0][1][0] == 6:
             grads[0].mul_(1.01)
         return grads

@@ -130,8 +130,8 @@ class Gated(nn.Module):
 def _lost(monkeypatch: pytest.MonkeyPatch, how: Callable[[torch.Tensor], Any]) -> None:
     backward = run.Run.backward
 
-    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
-        grads = backward(self, grad_outputs, keep)
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        grads = backward(self, grad_outputs, keep, *more)
         at = self.plan.params.index("inner.weight")
         grads[at] = how(grads[at])
         return grads

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradd import ORTModule, errors
-from gradd.calls.run import DaemonFunction
+from gradd.calls.function import DaemonFunction
 from gradd.session import client
 from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import options
+from gradd.calls import function
+from gradd.calls.groups import Groups
 from gradd.memory.shm import DTYPE_CODES, DTYPES, nbytes, round_up
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class Call:
         out_rows: Per output of the plan its type, sizes and bytes.
         plain: The plan's results are the user's outputs, in this order.
         left_out: Types and sizes of outputs that the plan leaves out, as far as they are known.
+        groups: In which the gradients come; None = together.
+        apply: Makes a run a step of autograd.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class Call:
         self.selection = selection
         self.last = (weakref.ref(graph), weakref.ref(plan))
         self.trains = bool(plan.params or plan.input_grads)
+        self.groups = None if graph.rows else Groups.of_plan(plan)
+        self.apply = function.apply if self.groups is None else function.apply_in_groups
         all_types = [*self.in_types, *((torch.int64, (n,)) for n in lists)]
         self.in_rows, self.in_bytes = _side_by_side(all_types)
         self._in_offsets = [offset for *_, offset in self.in_rows]

@@ -4,12 +4,7 @@ A run pins its inputs in the ring until its release, so that a restarted daemon 
 forward again, and so that outputs that were not computed (lazy ones) can still be requested: the
 same graph, inputs and seed, planned for that output, give the value that the first forward would
 have given.
-
-`DaemonFunction` makes a run a step of torch's autograd and keeps torch's guarantees: parameters are
-saved so that an in-place change between forward and backward raises torch's own error; outputs
-without a path to a parameter are not differentiable; missing output gradients stay missing;
-gradients are fresh tensors over shared memory, which AccumulateGrad takes over without a copy.
-`retain_graph=True` keeps the daemon's activations.
+function.py makes a run a step of torch's autograd.
 """
 
 from __future__ import annotations
@@ -22,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gradd import errors, interrupts, private
-from gradd.calls import batched, sparse
 from gradd.calls.lazy import LazyTensor, untouched
 from gradd.memory import pss
+from gradd.memory.devices import HOST
 from gradd.memory.parameter_changes import Snapshot, steps, version_of
 from gradd.memory.shm import DTYPE_CODES, DTYPES
 from gradd.memory.watch import accesses
@@ -33,6 +28,7 @@ from gradd.session.protocol import DROPOUT_OFF, ONCE, Type
 
 if TYPE_CHECKING:
     from gradd.calls.call import Call, TensorType
+    from gradd.calls.groups import Delivery
     from gradd.calls.slots import Layout, Slot
     from gradd.session.client import Client
     from gradd.session.ring import Block
@@ -199,7 +195,7 @@ class Run:
     def differentiated(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """outputs(), as a step of autograd if there are tensors with a gradient."""
         if tensors:
-            return _apply(self, *tensors)
+            return self.call.apply(self, *tensors)
         outputs = self.outputs()
         self.end()
         return outputs
@@ -228,14 +224,17 @@ class Run:
                     "Compute the later one outside of the module, or that part in PyTorch"
                 )
 
-    def gradients(self, grads: Grads, keep: bool) -> list[torch.Tensor | None]:
+    def gradients(
+        self, grads: Grads, keep: bool, delivery: Delivery | None = None
+    ) -> list[torch.Tensor | None]:
         """backward() from the user's outputs, lazy ones among them."""
         if self.call.plain:
-            return self.backward(grads, keep)
+            return self.backward(grads, keep, delivery)
         real = self.call.selection.real
         if not any(g is not None and p not in real for p, g in enumerate(grads)):
             own = [grads[p] for p in real]
-            return self.backward(own + [None] * (len(self.plan.outputs) - len(own)), keep)
+            own += [None] * (len(self.plan.outputs) - len(own))
+            return self.backward(own, keep, delivery)
         # A loss outside the graph used an output that was left out: run again with it.
         with self.client.lock:
             names = [self.graph.user[p].name for p, g in enumerate(grads) if g is not None]
@@ -249,12 +248,15 @@ class Run:
                 self.release()
             return found
 
-    def backward(self, grads: Grads, keep: bool) -> list[torch.Tensor | None]:
+    def backward(
+        self, grads: Grads, keep: bool, delivery: Delivery | None = None
+    ) -> list[torch.Tensor | None]:
         """Gradients of the plan's parameters and inputs, in that order; None where there is none.
 
         Args:
             grads: One per output of the plan; None = no gradient arrives.
             keep: The activations stay for another backward.
+            delivery: May take the request over, and waits for the gradients then.
         """
         client, call, plan = self.client, self.call, self.plan
         with client.lock, interrupts.deferred:
@@ -274,7 +276,10 @@ class Run:
             scratch: list[Block] = []
             try:
                 slot = self._slot(slots, plan.layout) if plan.layout.items else None
-                if keep and early is not None:  # its gradients are needed again
+                # Its gradients are needed again; or a daemon that repeats the forward writes them
+                # again, when groups are in use.
+                apart = early is not None and (keep or delivery is not None)
+                if apart:
                     early = self._slot(slots, plan.early_layout)
                 arriving = _columns()
                 at: list[int] = []
@@ -307,24 +312,42 @@ class Run:
                     "g": wires,
                     "keep": keep,
                 }
-                if keep and early is not None:
+                if apart:
                     fields["early"] = early.bind
                 results = blocks
                 if client.timeline is not None:
                     results = [*blocks, *(b for one in (slot, early) if one for b in one.blocks)]
-                reply = client.backward(fields, make_tensors, plan.info.id, results)
+                reply = None
+                if delivery is not None:
+                    places = self._places(slot, early, blocks)
+                    reply = delivery.ask(self, fields, make_tensors, (slots, scratch), places)
+                if reply is None:
+                    reply = client.backward(fields, make_tensors, plan.info.id, results)
                 for i in reply.get("none", ()):
                     found[i] = self._flat_gradient(i, at)
             finally:
-                for one in slots:
-                    one.free()
-                for block in scratch:
-                    block.returned.append(block)
+                asked = delivery is not None and delivery.pending is not None
+                if not asked:
+                    for one in slots:
+                        one.free()
+                    for block in scratch:
+                        block.returned.append(block)
             if call.prints_memory and not self.flags & ONCE:
                 pss.print_after("backward", self)
-            if not keep:
+            if not (keep or asked):
                 self._held.release()
             return found
+
+    def _places(
+        self, slot: Slot | None, early: Slot | None, blocks: Sequence[Block]
+    ) -> list[tuple[int, int]]:
+        """Addresses and bytes of the gradients in memory of a GPU; nothing on the host."""
+        if self.client.memory is HOST:
+            return []
+        found = slot.places() if slot else []
+        for i, place in zip(self.plan.early, early.places() if early else (), strict=True):
+            found.insert(i, place)
+        return found + [(b.segment.address + b.offset, b.size) for b in blocks]
 
     def _slot(self, slots: list[Slot], layout: Layout) -> Slot:
         """A slot for the time of a request."""
@@ -468,64 +491,3 @@ _retains_grad = torch.Tensor.retains_grad.__get__  # type: ignore[attr-defined]
 def _is_waited_for(output: torch.Tensor) -> bool:
     # A look is no reason to compute it.
     return bool(untouched(private.hooks, output) or untouched(_retains_grad, output))
-
-
-class DaemonFunction(torch.autograd.Function):
-    """Forward and backward of one run.
-
-    The run comes first, then the parameters and inputs that need a gradient, in the order of the
-    plan's gradients.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, run: Run, *tensors: torch.Tensor) -> tuple:
-        outputs = run.outputs()
-        ctx.run = run
-        run.given = list(map(weakref.ref, outputs))
-        ctx.set_materialize_grads(False)
-        if not run.call.all_differentiable:
-            pairs = zip(outputs, run.call.selection.differentiable, strict=True)
-            ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
-        # The run holds copies of the arguments: a later write to those does not matter.
-        ctx.save_for_backward(*tensors[: len(run.plan.params)])
-        return tuple(outputs)
-
-    @staticmethod
-    @torch.compiler.disable(reason="a backward of the daemon")  # one within a compiled function
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
-        if torch.is_grad_enabled():
-            raise errors.UnsupportedError(
-                "create_graph=True: second derivatives are not available through the daemon; "
-                "compute that term with the original module in PyTorch"
-            )
-        # Raises torch's errors for a second backward and for parameters modified in place.
-        ctx.saved_tensors  # noqa: B018
-        for grad in grads:
-            if grad is not None:
-                break
-        else:
-            return (None,) * (len(ctx.needs_input_grad))
-        run: Run = ctx.run
-        if run.call.watches_readers:
-            run.check_readers(grads)
-        if private.keeps_graph is None:
-            raise errors.UnsupportedError(
-                "this torch does not tell whether retain_graph is set; use a supported version"
-            )
-        keep = bool(private.keeps_graph())
-        if batched.is_transformed(grads):
-            found = batched.one_by_one(lambda own: run.gradients(own, True), grads)
-            if not keep:
-                run.release()
-        else:
-            found = run.gradients(grads, keep)
-        if run.rows:
-            found = sparse.gradients(run.graph.rows, run.rows, run.plan.params, found)
-        if not keep:
-            ctx.run = None
-        return (None, *found)
-
-
-# Torch's own apply() looks for what transforms of torch.func have left behind; a call under one
-# never comes here.
-_apply = super(torch.autograd.Function, DaemonFunction).apply

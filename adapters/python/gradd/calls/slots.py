@@ -105,6 +105,14 @@ class Slot:
             for block in self.blocks:
                 block.drop()
 
+    def places(self) -> list[tuple[int, int]]:
+        """Addresses and bytes of the gradients, in order."""
+        return [
+            (block.segment.address + block.offset + offset, size)
+            for block, (_, rows) in zip(self.blocks, self.layout.parts, strict=True)
+            for _, _, offset, size, _ in rows
+        ]
+
     def tensors(self) -> list[torch.Tensor]:
         """Fresh tensors over the buffers, each the only owner of its storage.
 

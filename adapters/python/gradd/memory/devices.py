@@ -82,6 +82,16 @@ class Host:
         """The error, with what torch holds there: nothing."""
         return error
 
+    def words(self) -> HostWords:
+        """Those of a timeline."""
+        return HostWords()
+
+    def fill_with_nan(self, places: Sequence[tuple[int, int]]) -> None:
+        """Nothing: what waits for results gets the error."""
+
+    def settle(self) -> None:
+        """Nothing: torch has done its work when it returns."""
+
 
 HOST = Host()
 
@@ -274,20 +284,48 @@ class GpuSegment:
         self.view = None  # type: ignore[assignment]
 
 
-class Words:
-    """Two numbers of 64 bits in memory that the host, a GPU's streams and the daemon share.
+class HostWords:
+    """Numbers of 64 bits in memory that the host and the daemon share.
 
     Attributes:
         segment: Their memory: a page of the host's.
     """
 
-    READY, DONE = 0, 16  # positions: in lines of the cache of their own
+    READY, DONE, GROUPS = 0, 16, 32  # positions: in lines of the cache of their own
+
+    def __init__(self) -> None:
+        """Raises: NoSpaceError."""
+        self.segment = Segment(0, 1)
+        self._numbers = self.segment.view.cast("Q")
+
+    def read(self, word: int) -> int:
+        """Its value now."""
+        return self._numbers[word]
+
+    def write(self, word: int, value: int) -> None:
+        """Writes it at once."""
+        self._numbers[word] = value
+
+    def write_in_turn(self, word: int, value: int) -> None:
+        """The same: the host has done all before."""
+        self.write(word, value)
+
+    def wait_in_turn(self, word: int, value: int) -> None:
+        """Nothing: the host waits where it reads what it waits for."""
+
+    def close(self) -> None:
+        """Nothing waits for it any more."""
+        self._numbers.release()
+        self.segment.close()
+
+
+class Words(HostWords):
+    """The same for a GPU, whose streams write them and wait for them."""
 
     def __init__(self, gpu: Gpu) -> None:
         """Raises: NoSpaceError, DeviceLostError (the driver cannot map memory of the host)."""
-        self.segment = Segment(0, 1)
+        super().__init__()
         self._gpu = gpu
-        self._numbers = self.segment.view.cast("Q")
         self._mapped = mmap.mmap(self.segment.fd, self.segment.size)
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._mapped)
         self._here, there = ctypes.c_void_p(ctypes.addressof(self._anchor)), _U64()
@@ -299,14 +337,6 @@ class Words:
             self.close()
             raise
         self._address = there.value
-
-    def read(self, word: int) -> int:
-        """Its value now."""
-        return self._numbers[word]
-
-    def write(self, word: int, value: int) -> None:
-        """Writes it at once."""
-        self._numbers[word] = value
 
     def write_in_turn(self, word: int, value: int) -> None:
         """torch's current stream writes it when it has done all before."""
@@ -324,8 +354,7 @@ class Words:
         """No stream waits for it any more."""
         with contextlib.suppress(errors.GraddError):
             self._gpu.driver.call("cuMemHostUnregister", self._here)
-        self._numbers.release()
-        self.segment.close()
+        super().close()
         self._anchor = None
         self._mapped.close()
 
@@ -409,6 +438,10 @@ class Gpu:
         """The error, and how much of the GPU's memory torch holds in this process."""
         what = f"{error.what}; PyTorch holds {self._held() >> 20} MiB there in this process"
         return errors.OutOfMemoryError(what, error.session)
+
+    def words(self) -> Words:
+        """Those of a timeline. Raises: NoSpaceError, DeviceLostError."""
+        return Words(self)
 
     def settle(self) -> None:
         """Waits until the work of torch's current stream is done."""

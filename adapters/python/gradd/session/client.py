@@ -40,7 +40,7 @@ from gradd.session import control, daemon, other_daemon, protocol
 from gradd.session.control import ConnectionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
-from gradd.session.replay import Ledger
+from gradd.session.replay import Ledger, lost_run
 from gradd.session.ring import Block, Pool
 from gradd.session.timeline import MOST, Pending, Timeline
 
@@ -85,7 +85,7 @@ class Client:
         self._retired: list[Pool] = []
         # Of requests whose replies are not waited for; None = all are.
         self.timeline = None if memory is HOST else Timeline.made(memory, self.ledger.plans)
-        self._resending = False
+        self._settles, self._resending = memory is not HOST, False  # the first: before asking
 
     # ---- requests ----
 
@@ -123,7 +123,7 @@ class Client:
             self.ends.settle()
         failures = 0
         no_room: errors.OutOfMemoryError | None = None
-        if self.memory is not HOST:
+        if self._settles:
             self.catch_up()
             self.memory.settle()
         while True:
@@ -322,8 +322,8 @@ class Client:
 
     def bind(self, bind: int, tensors: Sequence[protocol.Tensor]) -> None:
         """Names a list of tensors, which must stay where they are until `unbind`."""
+        fields = {"bind": bind, "tensors": protocol.tensors(tensors)}
         with self.lock, interrupts.deferred:
-            fields = {"bind": bind, "tensors": protocol.tensors(tensors)}
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
 
@@ -405,10 +405,16 @@ class Client:
         except errors.StaleError:
             if fields["run"] not in self.ledger.lost:
                 raise
-            raise errors.StaleError(
-                "the daemon was restarted after the forward of this backward, and the parameters "
-                "have changed since then: its activations are lost. Run the forward again"
-            ) from None
+            raise lost_run() from None
+
+    def with_turns(self) -> Timeline | None:
+        """The timeline; on the host it is made here, and the next daemon gets it if one is lost."""
+        if self.timeline is None and self.memory is HOST:
+            self.timeline, self._settles = Timeline(HOST, self.ledger.plans), True
+            if self._connection is not None:
+                with contextlib.suppress(ConnectionLost):
+                    self._connection.timeline(self.timeline.words.segment)
+        return self.timeline
 
     # ---- connecting and recovering ----
 
@@ -459,7 +465,7 @@ class Client:
         """Gives a new session all that the client needs; how many runs, and how many are lost."""
         timeline = self.timeline
         if timeline is not None:
-            timeline.settle_done()
+            timeline.settle_done(self.daemon_pid)
         if timeline is None or not timeline.pending:
             # A new session knows none of the runs and objects that these would end.
             self._releases.clear()
@@ -473,21 +479,15 @@ class Client:
             counts = self.ledger.resend(self._exchange, started)
             for pending in list(timeline.pending):
                 if pending.forward is not None and pending.fields["run"] not in started:
-                    self._repeat_released(*pending.forward)
+                    if self.ledger.repeat_released(self._exchange, *pending.forward):
+                        self._releases.append(pending.fields["run"])
+                if pending.groups:  # all that the old daemon has done is done by now
+                    pending.given = timeline.groups_done(pending)
                 self._send(pending)
             self._releases.extend(run for run in started if run not in self.ledger.runs)
             return counts
         finally:
             self._resending = False
-
-    def _repeat_released(self, fields: dict[str, Any], read: Snapshot | None) -> None:
-        """The forward of a run that was released while its backward was on its way."""
-        run = fields["run"]
-        if run in self.ledger.runs or run in self.ledger.lost:
-            return
-        expected = read.expected() if read is not None else {}
-        self.ledger.send_forward(self._exchange, {**fields, **expected})
-        self._releases.append(run)
 
     def _check_device(self, connection: control.Connection) -> None:
         if self.memory is HOST or connection.uuid == self.memory.uuid:

@@ -112,6 +112,7 @@ class PlanInfo:
         recomputed: Bytes that are not kept for the backward, but computed again.
         recompute_share: Time of that by a model, as a part of forward and backward.
         live: The rows that it could leave out.
+        final: Per wanted gradient, after so many launches of the expected backward it is final.
     """
 
     id: int
@@ -126,6 +127,7 @@ class PlanInfo:
     recomputed: int = 0
     recompute_share: float = 0.0
     live: Live | None = None
+    final: tuple[int, ...] = ()
 
 
 def tensor(one: Tensor) -> dict[str, Any]:
@@ -272,6 +274,7 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         recomputed=int(reply.get("recomputed", 0)),
         recompute_share=float(reply.get("recompute_share", 0.0)),
         live=_live(reply.get("live")),
+        final=tuple(reply.get("final", ())),
     )
 
 

@@ -21,6 +21,14 @@ from gradd.session.protocol import GraphInfo
 Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]
 
 
+def lost_run() -> errors.StaleError:
+    """The error of a backward whose forward could not be repeated."""
+    return errors.StaleError(
+        "the daemon was restarted after the forward of this backward, and the parameters have "
+        "changed since then: its activations are lost. Run the forward again"
+    )
+
+
 class Step(Protocol):
     """A step of an optimizer of which half may be done (optim.py)."""
 
@@ -93,6 +101,15 @@ class Ledger:
         except errors.StaleError:
             self.send_plan(send, self.plans[fields["plan"]])
             return send("forward", fields, ())
+
+    def repeat_released(self, send: Send, fields: dict[str, Any], read: Snapshot | None) -> bool:
+        """The forward of a run that may have been released; False if it need not be repeated."""
+        run = fields["run"]
+        if run in self.runs or run in self.lost:
+            return False
+        expected = read.expected() if read is not None else {}
+        self.send_forward(send, {**fields, **expected})
+        return True
 
     def forget_all(self) -> None:
         """Drops every entry (the client closes)."""

@@ -10,18 +10,23 @@ next daemon has repeated the requests that were not done.
 A request that fails does not raise `done`, and the daemon runs none of the later ones of the same
 chain. The client fills the results with NaN, lets the stream go on, raises the error at its next
 request, and begins another chain.
+
+A third number says how many groups of gradients of a backward are done (in_groups.py). Such a
+request is the only kind for which a client on the host has a timeline; the host itself waits then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 from gradd import errors, options
-from gradd.memory.devices import Gpu, Words
+from gradd.memory.devices import HOST, Gpu, Host, HostWords, Words
 from gradd.memory.parameter_changes import Snapshot
 from gradd.session import protocol
 from gradd.session.ring import Block
@@ -30,6 +35,8 @@ logger = logging.getLogger("gradd")
 
 MOST = 16  # requests that are not answered
 _END = 1 << 62  # of all turns; streams compare differences
+_END_MS = 30_000  # in which the process of a daemon ends that has hung up
+_GROUP_BITS = 16  # of the word of groups: their number, below the turn
 
 
 class Pending:
@@ -39,13 +46,20 @@ class Pending:
         verb, fields: Of the request.
         answered: Is called with the reply; without keys if a daemon died that had done the request.
         failed: Is called with the error.
-        results: Memory that the request writes: addresses, and bytes.
+        results: Memory that the request writes, by group: addresses, and bytes.
         forward: Of a backward: the fields of its forward, and the parameters that this has read.
         turn: Its number.
         q: The number of its envelope on the present connection.
+        groups: Of a backward whose gradients come in groups, their number; 0 = all at once.
+        given: Groups that were done when a daemon died.
+        is_over: Its reply or its error has come.
+        error: That.
     """
 
-    __slots__ = ("answered", "failed", "fields", "forward", "q", "results", "turn", "verb")
+    __slots__ = (
+        *("answered", "error", "failed", "fields", "forward", "given", "groups", "is_over", "q"),
+        *("results", "turn", "verb"),
+    )
 
     def __init__(
         self,
@@ -56,14 +70,18 @@ class Pending:
         failed: Callable[[errors.GraddError], None] | None = None,
         results: Sequence[Block] = (),
         forward: tuple[dict[str, Any], Snapshot | None] | None = None,
+        groups: int = 0,
     ) -> None:
         self.verb = verb
         self.fields = fields
         self.answered = answered
         self.failed = failed
-        self.results = [(b.segment.address + b.offset, b.size) for b in results]
+        self.results = [[(b.segment.address + b.offset, b.size) for b in results]]
         self.forward = forward
-        self.turn = self.q = 0
+        self.groups = groups
+        self.turn = self.q = self.given = 0
+        self.is_over = False
+        self.error: errors.GraddError | None = None
 
 
 class Timeline:
@@ -75,7 +93,7 @@ class Timeline:
         known: Replies to requests that were waited for, by kind: the plan, and the rest.
     """
 
-    def __init__(self, memory: Gpu, plans: Sized) -> None:
+    def __init__(self, memory: Host | Gpu, plans: Sized) -> None:
         """Args:
             memory: Of the client.
             plans: That the daemon has for it.
@@ -86,12 +104,13 @@ class Timeline:
         """
         self._memory = memory
         self._plans = plans
-        self.words = Words(memory)
+        self.words: HostWords = memory.words()
         self.pending: deque[Pending] = deque()
         self._turn = 0
         self._chain = 1
         self._failure: errors.GraddError | None = None
         self._waiting = 0
+        self._daemon = 0  # the process that has it
         self.known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     @staticmethod
@@ -111,11 +130,18 @@ class Timeline:
             return None
         return timeline
 
-    def knows(self, kind: tuple[Any, ...]) -> bool:
+    @property
+    def waits_itself(self) -> bool:
+        """Whether the host waits for the results of requests; else streams do."""
+        return self._memory is HOST
+
+    def knows(self, kind: tuple[Any, ...], in_groups: bool = False) -> bool:
         """Whether a request of this kind has succeeded: then its like is not waited for.
 
         The daemon keeps a limited number of plans, and only a reply says that one is gone.
         """
+        if self.waits_itself and not in_groups:
+            return False
         few = len(self._plans) <= protocol.PLANS_KEPT
         return few and not self._waiting and kind in self.known
 
@@ -144,18 +170,38 @@ class Timeline:
         self.words.write_in_turn(Words.READY, pending.turn)
 
     def follow(self, pending: Pending) -> None:
-        """The request is on its way: torch's current stream goes on when it is done."""
+        """The request is on its way: torch's current stream goes on when it is done.
+
+        Of one in groups it goes on in any case, and waits for each group where that is used.
+        """
         self.pending.append(pending)
-        self.words.wait_in_turn(Words.DONE, pending.turn)
+        if not pending.groups:
+            self.words.wait_in_turn(Words.DONE, pending.turn)
+
+    def wait_for_group(self, pending: Pending, group: int) -> None:
+        """torch's current stream goes on when the group is done; behind the last, when all is."""
+        if group + 1 == pending.groups:
+            self.words.wait_in_turn(Words.DONE, pending.turn)
+        else:
+            value = (pending.turn << _GROUP_BITS) + group + 1
+            self.words.wait_in_turn(Words.GROUPS, value)
+
+    def groups_done(self, pending: Pending) -> int:
+        """How many groups of a request are done, at least in a daemon that has died."""
+        turn, done = divmod(self.words.read(Words.GROUPS), 1 << _GROUP_BITS)
+        return max(pending.given, done) if turn == pending.turn else pending.given
 
     def envelope(self, pending: Pending) -> dict[str, Any]:
         """The request as it is sent."""
         order = {"turn": pending.turn, "chain": self._chain}
+        if pending.given:
+            order["skip"] = pending.given
         return {"v": pending.verb, **pending.fields, **order}
 
     def answer(self, reply: dict[str, Any], error: errors.GraddError | None) -> None:
         """Takes the reply to the first request that has none, or its error."""
         pending = self.pending.popleft()
+        pending.is_over, pending.error = True, error
         if error is None:
             pending.answered(reply)
             return
@@ -167,8 +213,40 @@ class Timeline:
         if not self.pending:
             self._chain += 1
 
-    def settle_done(self) -> None:
-        """A daemon has died: what it had done needs no reply, and the next one knows no chain."""
+    def _wait_for_end(self, daemon: int) -> None:
+        """Waits until a daemon is gone, with the work of its GPU, which may still write groups.
+
+        A daemon has hung up when its descriptors are closed, those of the GPU perhaps later.
+        """
+        if not daemon or not any(pending.groups for pending in self.pending):
+            return
+        try:
+            process = os.pidfd_open(daemon)
+        except OSError:  # there is no such process here
+            return
+        try:
+            poller = select.poll()
+            poller.register(process, select.POLLIN)
+            if not poller.poll(_END_MS):
+                raise errors.SessionError(
+                    f"daemon {daemon} has hung up, but its process has not ended within "
+                    f"{_END_MS // 1000} s"
+                )
+        finally:
+            os.close(process)
+
+    def settle_done(self, daemon: int) -> None:
+        """A daemon has died: what it had done needs no reply, and the next one knows no chain.
+
+        Args:
+            daemon: The process of the next one.
+
+        Raises:
+            SessionError: The process of the one that has died does not end.
+        """
+        if daemon != self._daemon:
+            self._wait_for_end(self._daemon)
+            self._daemon = daemon
         if self._failure is not None:
             self.give_up(self._failure)
         done = self.words.read(Words.DONE)
@@ -192,12 +270,18 @@ class Timeline:
             self.answer({}, error)
 
     def _let_go(self, pending: Pending) -> None:
+        rest = pending.results[self.groups_done(pending) :]
         try:
-            self._memory.fill_with_nan(pending.results)
+            self._memory.fill_with_nan([place for part in rest for place in part])
         finally:
-            self.words.write(Words.DONE, max(self.words.read(Words.DONE), pending.turn))
+            self._raise(Words.GROUPS, pending.turn + 1 << _GROUP_BITS)
+            self._raise(Words.DONE, pending.turn)
+
+    def _raise(self, word: int, value: int) -> None:
+        self.words.write(word, max(self.words.read(word), value))
 
     def close(self) -> None:
         """Nothing is pending; streams that still wait go on."""
+        self.words.write(Words.GROUPS, _END)
         self.words.write(Words.DONE, _END)
         self.words.close()
