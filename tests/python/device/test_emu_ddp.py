@@ -1,0 +1,35 @@
+"""Two processes, each with a GPU and its daemon, train one model."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import conftest
+import pytest
+import torch
+
+from helpers import emu_torch, ranks, torchrun
+
+pytestmark = [
+    pytest.mark.emu,
+    pytest.mark.skipif(bool(emu_torch.why_not()), reason=emu_torch.why_not()),
+    pytest.mark.usefixtures("daemon"),
+]
+_CASES = ("plain", "killed")
+
+
+def test_two_gpus_have_the_gradient_of_one_process(daemon: Any, tmp_path: Path) -> None:
+    """Together and in groups; and if each rank's daemon dies between two groups."""
+    found = torchrun.launch(tmp_path, "emu", *_CASES)
+    assert len(conftest.gpu_directories(daemon.root)) == 2
+    for case in _CASES[:-1]:
+        torchrun.assert_gradients(found, case)
+    expected = found[0]["killed"]["False"]["gradients"]
+    for rank in found:
+        assert all(map(torch.equal, rank["killed"]["True"]["gradients"], expected))
+        assert rank["killed"]["True"]["pids"] and rank["killed"]["True"]["recoveries"] == 1
+        assert rank["plain"]["True"]["groups"] == ranks.LAYERS
+    stop = [str(conftest.BINARY), "stop", "--dir", str(daemon.root)]
+    subprocess.run(stop, check=True, timeout=60, capture_output=True)

@@ -1,0 +1,74 @@
+"""A process group for tensors of type `emu`: gloo, on copies of them on the CPU.
+
+A copy to the CPU is work of torch's current stream, for which the host waits; the way back is work
+of that stream again. So a collective takes part in the order of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+Tensors = Sequence[torch.Tensor]
+
+
+class _Done(distributed.Work):
+    """Work that is done."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._future: torch.futures.Future = torch.futures.Future()
+        self._future.set_result(result)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future:
+        return self._future
+
+
+class EmuGroup(distributed.ProcessGroup):
+    """The collectives that DistributedDataParallel needs."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._gloo = distributed.ProcessGroupGloo(store, rank, size, timeout)
+        self.reduced: list[int] = []  # elements of each reduction
+
+    def getBackendName(self) -> str:
+        return "emu"
+
+    def _on_cpu(self, tensors: Tensors, collective: Any, *options: Any) -> _Done:
+        copies = [t.cpu() for t in tensors]
+        collective(copies, *options).wait()
+        for tensor, copy in zip(tensors, copies, strict=True):
+            tensor.copy_(copy)
+        return _Done(list(tensors))
+
+    def allreduce(self, tensors: Tensors, *options: Any) -> _Done:
+        self.reduced += [t.numel() for t in tensors]
+        return self._on_cpu(tensors, self._gloo.allreduce, *options)
+
+    def broadcast(self, tensors: Tensors, *options: Any) -> _Done:
+        return self._on_cpu(tensors, self._gloo.broadcast, *options)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, *options: Any) -> _Done:
+        copies = [[t.cpu() for t in list_of_one] for list_of_one in outputs]
+        self._gloo.allgather(copies, [t.cpu() for t in inputs], *options).wait()
+        for list_of_one, found in zip(outputs, copies, strict=True):
+            for tensor, copy in zip(list_of_one, found, strict=True):
+                tensor.copy_(copy)
+        return _Done([t for list_of_one in outputs for t in list_of_one])
+
+    def barrier(self, opts: Any = None) -> _Done:
+        self._gloo.barrier().wait()
+        return _Done([])
+
+
+def register() -> None:
+    """Makes "emu" a back end of torch.distributed."""
+    distributed.Backend.register_backend("emu", EmuGroup, devices=["emu"])

@@ -1,0 +1,215 @@
+"""The work of a rank of several, which torchrun starts; see test_ddp.py and test_emu_ddp.py.
+
+Arguments: the folder for what it finds, the type of device, and the cases. On a GPU each rank has
+one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers import emu_group, emu_torch
+
+if __name__ == "__main__" and sys.argv[2] == "emu":
+    emu_torch.load()  # autograd's first backward counts the devices of the process
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from gradd import ORTModule
+from gradd.memory.devices import HostWords
+from gradd.session import in_groups
+from gradd.session.client import Client, get_client
+
+WIDTH, LAYERS, STEPS = 48, 5, 3
+DEVICE = "cpu"
+# Of DistributedDataParallel, by case.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bucket_view": {"gradient_as_bucket_view": True},
+    "no_sync": {},
+    "static_graph": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+}
+_wait = in_groups.wait
+CASES = ("plain", *OPTIONS, "events", "default", "killed", "killed_bucket_view")
+
+
+class Stack(nn.Module):
+    """Layers, and one that the loss does not depend on."""
+
+    def __init__(self, width: int, unused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(LAYERS))
+        if unused:
+            self.unused = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def batch(step: int, rank: int, rows: int = 6, width: int = WIDTH) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(rows, width, generator=generator)
+
+
+def stack(case: str) -> Stack:
+    return Stack(WIDTH, case == "unused")
+
+
+def in_one_process(case: str = "plain") -> list[torch.Tensor]:
+    """The gradients of all steps in PyTorch, of the mean of what two ranks see."""
+    model = stack(case)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for micro in _micros(case, step):
+            for rank in range(2):
+                (model(batch(micro, rank)) / 2).backward()
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+    return found
+
+
+def _micros(case: str, step: int) -> list[int]:
+    return [2 * step, 2 * step + 1] if case == "no_sync" else [step]
+
+
+class Rank:
+    """This process, in one case."""
+
+    def __init__(self, case: str, grouped: bool) -> None:
+        os.environ["GRADD_GROUP_BYTES"] = str(4 * WIDTH * WIDTH + 1) if grouped else "0"
+        self.case, self.number = case, torch.distributed.get_rank()
+        self.module = ORTModule(stack(case).to(DEVICE), strict=True)
+        options = OPTIONS.get(case, {})
+        self.model = DistributedDataParallel(self.module, bucket_cap_mb=0.01, **options)
+
+    def train(self) -> dict[str, Any]:
+        """Gradients of all steps, and the order of events in the last one."""
+        if self.case == "events":
+            self._note_events()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        found = []
+        self.noted: list[str] = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            self.noted.clear()
+            *first, last = _micros(self.case, step)
+            for micro in first:
+                with self.model.no_sync():
+                    self.model(batch(micro, self.number).to(DEVICE)).backward()
+            self.model(batch(last, self.number).to(DEVICE)).backward()
+            found += [p.grad.cpu().clone() for p in self.model.parameters() if p.grad is not None]
+            optimizer.step()
+        in_torch = self.module.gradd_stats()["in_torch"]
+        in_groups.wait = _wait
+        return {"gradients": found, "events": self.noted, "in_torch": in_torch}
+
+    def _note_events(self) -> None:
+        def reduce(state, bucket):  # torch wants types as such, not as text
+            self.noted.append(f"reduce {bucket.index()}")
+            return allreduce_hook(None, bucket)
+
+        def waited(client: Any, pending: Any, group: int) -> None:
+            _wait(client, pending, group)
+            self.noted.append(f"group {group}")
+
+        self.model.register_comm_hook(None, reduce)
+        in_groups.wait = waited
+
+
+def killed(options: dict[str, Any], kills: bool) -> dict[str, Any]:
+    """Gradients of a step in which this rank's daemon dies behind the first group."""
+    client, pids = _client(), []
+    rows, wide = (1024, 640) if DEVICE == "cpu" else (256, 64)
+    os.environ["GRADD_GROUP_BYTES"] = str(4 * wide * wide + 1)
+    module = ORTModule(Stack(wide, False).to(DEVICE), strict=True)
+    model = DistributedDataParallel(module, bucket_cap_mb=1, **options)
+    x = batch(1, torch.distributed.get_rank(), rows, wide).to(DEVICE)
+    for _ in range(3):
+        model.zero_grad()
+        model(x).backward()
+    model.zero_grad()
+    before = client.recoveries
+
+    def kill(p: torch.Tensor) -> None:
+        handle.remove()
+        if client.recoveries == before and not pids:
+            pids.append(client.daemon_pid)
+            with contextlib.suppress(ProcessLookupError):  # the other rank was faster
+                os.kill(client.daemon_pid, signal.SIGKILL)
+
+    weight = module.layers[-1].weight
+    if kills:
+        handle = weight.register_post_accumulate_grad_hook(kill)
+    model(x).backward()
+    found = [p.grad.cpu().clone() for p in model.parameters()]
+    return {"gradients": found, "pids": pids, "recoveries": client.recoveries - before}
+
+
+def by_default() -> int:
+    """How many groups a model of 8 MB has whose processes say nothing about them."""
+    os.environ.pop("GRADD_GROUP_BYTES")
+    model = DistributedDataParallel(ORTModule(Stack(640, False).to(DEVICE), strict=True))
+    for _ in range(2):
+        model(batch(1, 0, 8, 640).to(DEVICE)).backward()
+    return _groups_done()
+
+
+def _groups_done() -> int:
+    timeline = _client().timeline
+    return timeline.words.read(HostWords.GROUPS) & 0xFFFF if timeline is not None else 0
+
+
+def work(case: str) -> dict[str, Any]:
+    """What this rank finds in a case, without groups and with them."""
+    if case.startswith("killed"):
+        options = {"gradient_as_bucket_view": case.endswith("view")}
+        return {str(kills): killed(options, kills) for kills in (False, True)}
+    if case == "default":
+        return {"groups": by_default()}
+    found = {}
+    for grouped in (False, True):
+        found[str(grouped)] = Rank(case, grouped).train()
+        found[str(grouped)]["groups"] = _groups_done()
+    return found
+
+
+def _client() -> Client:
+    return get_client(device=torch.device(DEVICE))
+
+
+def main(folder: Path, device: str, cases: list[str]) -> None:
+    """Does the work of this rank."""
+    global DEVICE
+    rank = int(os.environ["RANK"])
+    if device == "emu":
+        emu_group.register()
+        DEVICE = f"emu:{rank}"
+        torch.accelerator.set_device_index(rank)
+    torch.distributed.init_process_group("gloo" if device == "cpu" else device)
+    found = {}
+    for case in cases:
+        found[case] = work(case)
+        gc.collect()
+        torch.distributed.barrier()
+    torch.save(found, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+    # A thread of torch that waits for an interpreter which ends aborts the process now and then.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

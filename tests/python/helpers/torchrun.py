@@ -1,0 +1,58 @@
+"""Starts the ranks of ranks.py, and compares what they find."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import PYTHONPATH
+
+from helpers import ranks
+
+_RANKS = 2
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node")
+ACCELERATE = (
+    *("accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+    "--num_processes",
+)
+
+
+def launch(
+    folder: Path, device: str, *cases: str, by: tuple[str, ...] = TORCHRUN
+) -> list[dict[str, Any]]:
+    """What each rank finds, by case, and there without groups (False) and with them.
+
+    Args:
+        folder: For what they find.
+        device: Its type.
+        cases: Of ranks.py.
+        by: The launcher.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", *by, str(_RANKS), ranks.__file__, str(folder), device, *cases],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(_RANKS)]
+
+
+def assert_gradients(found: list[dict[str, Any]], case: str) -> None:
+    """Ranks agree, groups change no bit, and the mean is that of one process."""
+    own, other = (rank[case] for rank in found)
+    for grouped in ("False", "True"):
+        assert all(map(torch.equal, own[grouped]["gradients"], other[grouped]["gradients"]))
+    assert all(map(torch.equal, own["False"]["gradients"], own["True"]["gradients"]))
+    expected = ranks.in_one_process(case)
+    for ours, theirs in zip(own["True"]["gradients"], expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for rank in (own, other):
+        assert rank["True"]["groups"] == ranks.LAYERS
+        assert rank["False"]["in_torch"] == rank["True"]["in_torch"] == {}
