@@ -13,8 +13,9 @@
  * GPU_BLOCK takes the number of threads of a block, and of blocks that a multiprocessor should
  * hold. Elements are stored in T and computed in gpu_real<T>: f32 for bf16 and f16. GPU_SHARED
  * declares an array in a block's shared memory, of which there are 48 KiB. A kernel that needs more
- * is launched with GPU_LAUNCH_MORE(bytes, kernel, ...), up to 88 KiB, and names that memory with
- * GPU_MORE.
+ * is launched with GPU_LAUNCH_MORE(bytes, kernel, ...) and names that memory with GPU_MORE. Both
+ * together may have gpu_shared_most() bytes: 99 KiB on sm_86 and sm_89, 163 on sm_80, 227 on sm_90;
+ * the driver refuses a launch that asks for more.
  */
 #ifndef GRADD_KERNELS_CUDA_GPU_H
 #define GRADD_KERNELS_CUDA_GPU_H
@@ -58,6 +59,9 @@ typedef struct gpu_call_s {
     void *scratch;        /* memory of the device for functions beside operators, see step.h */
 } gpu_call_t;
 extern thread_local gpu_call_t gpu_call;
+
+/* Bytes of shared memory that a block of the GPU may have. */
+int gpu_shared_most(void);
 
 /* Whether the last launches of this thread were accepted. */
 gradd_status_t gpu_launched(const char *what);

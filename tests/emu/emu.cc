@@ -72,7 +72,7 @@ static struct {
     uint64_t random;
 } b;
 
-alignas(128) static char memory[SHARED_LIMIT], more_memory[MORE_LIMIT];
+alignas(128) static char memory[SHARED_LIMIT], more_memory[SIM_SHARED];
 static long order_set = -1, switches;
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* queues have threads */
 
@@ -252,7 +252,8 @@ void *shared(const void *tag, size_t bytes, const char *at) {
     for (int i = 0; i < b.regions; i++)
         if (b.region[i].tag == tag) return memory + b.region[i].from;
     const size_t room = (bytes + 127) / 128 * 128;
-    if (b.regions == MAX_SHARED || b.used + room > SHARED_LIMIT)
+    if (b.regions == MAX_SHARED || b.used + room > SHARED_LIMIT ||
+        b.used + room + b.more > (size_t)sim_shared_most())
         stop("more shared memory than a block has", at);
     b.region[b.regions++] = {tag, b.used, bytes};
     memset(memory + b.used, 0xff, room);
@@ -345,7 +346,7 @@ void launch(dim3 blocks, dim3 threads, size_t more, void (*run)(void *), void *a
     if (b.n < 1 || b.n > MAX_THREADS || threads.z > 64) stop("a block of that size", "launch");
     if (!blocks.x || !blocks.y || !blocks.z || blocks.y > 65535 || blocks.z > 65535)
         stop("a grid of that size", "launch");
-    if (more > MORE_LIMIT) stop("more shared memory than a block has", "launch");
+    if (more > sizeof more_memory) stop("more shared memory than a block has", "launch");
     if (!b.stacks) {
         const size_t bytes = (size_t)MAX_THREADS * (size_t)STACK;
         b.stacks = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE,

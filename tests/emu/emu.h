@@ -7,8 +7,9 @@
  *   - shared memory that is read before it is written: it is filled with ones (NaN, -1),
  *   - results that depend on the order of threads: emu_set_order chooses it,
  *   - bytes that the host reads before it has waited for their copy (tests/sim),
- *   - shared memory beyond what a block may have.
- * It does not find: a weaker order of memory than the host's, bank conflicts, too many registers.
+ *   - shared memory beyond what a block may have. A launch that asks for more than the device has
+ * is refused, as by the driver (sim_takes_shared). It does not find: a weaker order of memory than
+ * the host's, bank conflicts, too many registers.
  *
  * Names that CUDA defines keep their names and meaning.
  */
@@ -39,7 +40,7 @@ struct dim3 {
 
 namespace emu {
 
-enum { WARP = 32, SHARED_LIMIT = 48 << 10, MORE_LIMIT = 88 << 10 };
+enum { WARP = 32, SHARED_LIMIT = 48 << 10 };
 
 /* Where the running thread stands. */
 struct emu_place_t {
@@ -186,6 +187,7 @@ static inline int __ffs(int x) {
     emu::run_in_turn(gpu_call.stream, emu::shape_t{blocks, threads, more}, #kernel,                \
                      [](auto... emu_arguments) { kernel(emu_arguments...); } __VA_OPT__(, )        \
                          __VA_ARGS__)
-#define GPU_RUN_MORE GPU_RUN
+#define GPU_RUN_MORE(more, ...)                                                                    \
+    (sim_takes_shared(more) ? GPU_RUN((size_t)(more), __VA_ARGS__) : (void)0)
 
 #endif

@@ -57,13 +57,17 @@ TURNED = """            *(pack *)(row + x.t1) = high;
 BROUGHT = (
     "        __syncthreads(); /* this tile has arrived, and no warp reads the one before it */\n"
 )
-SEEN = "        __syncthreads(); /* all have seen it */\n"
+KEPT = (
+    "        __syncthreads(); "
+    "/* these tiles have arrived, and no warp reads the ones before them */\n"
+)
+SPANS = "    __syncthreads();\n    if (threadIdx.x == 0)\n        m.spans"
 
 
-def in_queries(name: str, barrier: str) -> Mutant:
+def in_queries(name: str, barrier: str, left: str = "") -> Mutant:
     """A barrier that is missing where tiles of queries go by."""
     file = "kernels/cuda/attention/attention_mma_grad.cu"
-    return Mutant(name, file, barrier, "", env={"GRADD_TEST_OP": "FusedAttentionGrad"})
+    return Mutant(name, file, barrier, left, env={"GRADD_TEST_OP": "FusedAttentionGrad"})
 
 
 def in_rows(name: str, old: str, new: str) -> Mutant:
@@ -104,7 +108,10 @@ KERNELS = [
         env={"GRADD_TEST_OP": "Transpose"},
     ),
     in_queries("no barrier before a tile is multiplied", BROUGHT),
-    in_queries("no barrier before queries are looked at again", SEEN),
+    in_queries("no barrier before kept gradients are multiplied", KEPT),
+    in_queries(
+        "no barrier before the span of queries is known", SPANS, SPANS[SPANS.index("    if") :]
+    ),
     Mutant(
         "one element too far",
         "kernels/cuda/map.h",

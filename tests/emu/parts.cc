@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "kernels/cuda/attention/attention_gpu.h"
 #include "kernels/cuda/index/runs.h"
 
 extern "C" int64_t emu_divide(int64_t by, int64_t most, int64_t a) {
@@ -60,6 +61,10 @@ extern "C" gradd_status_t emu_sum_rows(bool wide, const emu_sums_t *sums) {
              : gpu_fold_keyed<float, uint32_t>("sums", &s, listed{sums->row});
     free(s.workspace);
     return status;
+}
+
+extern "C" void emu_limit_scores(int64_t bytes, int64_t blocks) {
+    attn_scores_limit = {bytes, blocks};
 }
 
 static float float_of(uint32_t bits) {

@@ -29,6 +29,10 @@ typedef struct emu_sums_s {
 } emu_sums_t;
 gradd_status_t emu_sum_rows(bool wide, const emu_sums_t *sums);
 
+/* Where attention's backward keeps gradients of scores: bytes, and blocks of keys that it must have
+ * at once if they do not suffice. */
+void emu_limit_scores(int64_t bytes, int64_t blocks);
+
 /* Bits of halves and of f32, as kernels convert them. */
 uint32_t emu_widen_f16(uint16_t bits);
 uint16_t emu_narrow_f16(uint32_t bits);

@@ -52,6 +52,8 @@ cudaError_t cudaGetLastError(void);
 cudaError_t cudaDriverGetVersion(int *out);
 cudaError_t cudaGetDeviceCount(int *out);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device);
+typedef enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 } cudaDeviceAttr;
+cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr attribute, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int *out);
 cudaError_t cudaMemGetInfo(size_t *out_free, size_t *out_total);

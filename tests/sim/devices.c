@@ -94,6 +94,23 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr attribute, int device) {
+    SIM_CALL(cudaErrorInvalidValue);
+    if (!is_device(device)) return sim_failed(cudaErrorInvalidDevice);
+    if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin)
+        return sim_failed(cudaErrorInvalidValue);
+    *out = sim_shared_most();
+    return cudaSuccess;
+}
+
+int sim_shared_most(void) {
+    return sim_settings()->shared ? sim_settings()->shared : SIM_SHARED;
+}
+
+bool sim_takes_shared(size_t bytes) {
+    return !sim_failed(bytes > (size_t)sim_shared_most() ? cudaErrorInvalidValue : cudaSuccess);
+}
+
 cudaError_t cudaSetDevice(int device) {
     SIM_CALL(cudaErrorInvalidDevice);
     if (!is_device(device)) return sim_failed(cudaErrorInvalidDevice);

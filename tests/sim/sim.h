@@ -48,6 +48,7 @@ typedef struct sim_settings_s {
     bool blocking;          /* work is done when it is given, as with CUDA_LAUNCH_BLOCKING */
     unsigned pause_us;      /* before the work of an idle stream; 0 = as GRADD_SIM_DELAY_US says */
     float (*elapsed)(void); /* ms between two events; NULL, or negative: the clock's */
+    int shared;             /* bytes of shared memory that a block may have; 0 = SIM_SHARED */
 } sim_settings_t;
 /* Of this process. */
 sim_settings_t *sim_settings(void);
@@ -72,6 +73,12 @@ int sim_events(void);
 
 /* Whether what this thread does is counted (GRADD_SIM_COUNTS); it is, until told otherwise. */
 void sim_count(bool counted);
+
+/* Bytes of shared memory of a block: what it may have at most, as on sm_90 unless tests say less;
+ * whether a launch may have so many. One that may not is the thread's last error. */
+enum { SIM_SHARED = 227 << 10 };
+int sim_shared_most(void);
+bool sim_takes_shared(size_t bytes);
 
 /* Work of a stream: `run(argument)` in its turn; without a stream at once. */
 void sim_give(cudaStream_t stream, void (*run)(void *), void *argument);

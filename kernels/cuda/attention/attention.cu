@@ -115,7 +115,7 @@ static gradd_status_t launch_limits(const gradd_attn_t &p, const gradd_type_t *t
 
 /* Offsets of the parts. */
 typedef struct room_s {
-    size_t ranges, rows, limits, delta, bytes;
+    size_t ranges, rows, limits, delta, mma, bytes;
 } room_t;
 
 static size_t take(size_t *used, int64_t n, size_t each) {
@@ -136,6 +136,7 @@ static room_t make_room(const gradd_attn_t *p, const gradd_view_t *in, int n_in,
     r.rows = take(&r.bytes, live ? p->n_q + p->n_k : 0, sizeof(attn_position_t));
     r.limits = take(&r.bytes, limits ? gradd_attn_mask_rows(&in[at->bias].type) : 0, wide);
     r.delta = take(&r.bytes, backward ? p->batch * p->heads * p->n_q : 0, wide);
+    r.mma = take(&r.bytes, backward && attn_mma_takes(p) ? (int64_t)attn_mma_room(p) : 0, 1);
     return r;
 }
 
@@ -166,6 +167,7 @@ gradd_status_t attn_prepare(const gradd_launch_t *r, const gradd_attn_places_t *
     const room_t room = make_room(&p, r->in, r->n_in, at);
     char *base = (char *)r->workspace;
     out->delta = base + room.delta;
+    out->mma_room = base + room.mma;
     out->heads = (int)p.heads;
     out->kv_heads = (int)p.kv_heads;
     out->group = (int)(p.heads / p.kv_heads);

@@ -26,6 +26,7 @@ typedef struct attn_call_s {
     const void *limits; /* per row of the bias: what rare queries are not above; NULL = `limit` */
     double limit;
     void *delta;                /* sums of dy y, [B, H, Q] */
+    void *mma_room;             /* attn_mma_room bytes, of a backward by tensor cores */
     int64_t bias_count;         /* elements of the bias */
     int heads, kv_heads, group; /* query heads per head of keys */
 } attn_call_t;
@@ -49,6 +50,16 @@ gradd_status_t attn_backward_live_bias(const attn_call_t *a); /* of live rows */
 bool attn_mma_takes(const gradd_attn_t *p);
 gradd_status_t attn_mma_forward(const attn_call_t *a);
 gradd_status_t attn_mma_backward(const attn_call_t *a);
+/* Bytes of scratch that the latter takes, beyond the sums. */
+size_t attn_mma_room(const gradd_attn_t *p);
+
+/* Where it may keep gradients of scores: bytes, and blocks of 128 keys that it must have at once
+ * if they do not suffice for all heads; two for each multiprocessor of a large GPU, because a mask
+ * of the past leaves twice the mean to the first keys. Tests change it. */
+typedef struct attn_scores_limit_s {
+    int64_t bytes, blocks;
+} attn_scores_limit_t;
+extern "C" attn_scores_limit_t attn_scores_limit;
 
 /* Whether a launch may have so many blocks. */
 static inline gradd_status_t attn_grid(int64_t blocks) {

@@ -97,23 +97,37 @@ GPU_FN void attn_mma_step(float (&sum)[N][4], const uint32_t *a, const T *tile, 
     }
 }
 
+/* Two columns of squares of a product, rounded: a left side. */
+template <class T>
+GPU_FN void attn_left_of(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
+    a[0] = gpu_round(T(), left[0], left[1]);
+    a[1] = gpu_round(T(), left[2], left[3]);
+    a[2] = gpu_round(T(), right[0], right[1]);
+    a[3] = gpu_round(T(), right[2], right[3]);
+}
+
+/* sum[rows of the warp][elements] += a[rows of the warp][16] times 16 rows of a tile. */
+template <int D, class T>
+GPU_FN void attn_mma_sum(float (&sum)[D / 8][4], const uint32_t *a, const T *tile, int row,
+                         int cols) {
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        uint32_t b[4];
+        if (n * 16 >= cols) continue;
+        attn_right_turned<D>(b, tile, row, n * 16);
+        gpu_mma(T(), sum[2 * n], a, b);
+        gpu_mma(T(), sum[2 * n + 1], a, b + 2);
+    }
+}
+
 /* sum[rows of the warp][elements] += x[rows of the warp][rows of the tile] tile, x rounded. */
 template <int D, int N, class T>
 GPU_FN void attn_mma_add(float (&sum)[D / 8][4], const float (&x)[N][4], const T *tile, int cols) {
 #pragma unroll
     for (int k = 0; k < N / 2; k++) {
-        const float *left = x[2 * k], *right = x[2 * k + 1];
-        const uint32_t a[4] = {gpu_round(T(), left[0], left[1]), gpu_round(T(), left[2], left[3]),
-                               gpu_round(T(), right[0], right[1]),
-                               gpu_round(T(), right[2], right[3])};
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) {
-            uint32_t b[4];
-            if (n * 16 >= cols) continue;
-            attn_right_turned<D>(b, tile, k * 16, n * 16);
-            gpu_mma(T(), sum[2 * n], a, b);
-            gpu_mma(T(), sum[2 * n + 1], a, b + 2);
-        }
+        uint32_t a[4];
+        attn_left_of<T>(a, x[2 * k], x[2 * k + 1]);
+        attn_mma_sum<D>(sum, a, tile, k * 16, cols);
     }
 }
 

@@ -55,6 +55,13 @@ gradd_status_t gpu_launched(const char *what) {
                       cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
+int gpu_shared_most(void) {
+    int bytes = 0, device = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return bytes;
+}
+
 gradd_status_t gpu_write(void *to, const void *from, size_t bytes) {
     CU(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)gpu_call.stream),
        "a copy");

@@ -5,13 +5,16 @@
 #include "kernels/contract/registry.h"
 #include "kernels/math/f16.h"
 #include "tests/emu/device.h"
+#include "tests/emu/parts.h"
+#include "tests/sim/sim.h"
 #include "tests/test.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 8 };
+enum { MOST = GRADD_OP_MAX_IN };
 
 static const char *const texts[][2] = {
     {"FusedAttention",     "f32[1,2,70,32] f32[1,1,90,32] f32[1,1,90,48] bool[70,90] | scale=0.2 -> 2"},
@@ -64,58 +67,148 @@ static void compare(const gradd_view_t *want, const gradd_view_t *got) {
     CHECK_NEAR(apart, 0, 3e-3 * most);
 }
 
-static void run_f16(const gradd_infer_t *c, const gradd_launch_t *r, const gradd_view_t *want,
-                    const gradd_kernel_t *kernel, gradd_case_data_t *heap) {
-    gradd_view_t out[MOST];
+static gradd_status_t run_f16(const gradd_infer_t *c, const gradd_launch_t *r, gradd_view_t *out,
+                              const gradd_kernel_t *kernel, gradd_case_data_t *heap) {
     gradd_prepared_t prepared;
     gradd_launch_t launch = *r;
     CHECK(kernel && (!kernel->accepts || kernel->accepts(c)));
     for (int j = 0; j < c->n_out; j++) {
-        out[j].type = want[j].type;
-        if (is_narrow(&want[j].type)) out[j].type.dtype = GRADD_DT_F16;
+        out[j].type = r->out[j].type;
+        if (is_narrow(&out[j].type)) out[j].type.dtype = GRADD_DT_F16;
         out[j].data = gradd_case_alloc(heap, (size_t)gradd_type_bytes(&out[j].type));
     }
     CHECK_OK(gradd_kernel_prepare(kernel, c, &prepared));
     launch.in = c->in;
     launch.out = out;
     launch.workspace = gradd_case_alloc(heap, prepared.workspace);
-    CHECK_OK(emu_compute(kernel, &launch));
+    memset(launch.workspace, 0xff, prepared.workspace);
+    const gradd_status_t status = emu_compute(kernel, &launch);
     gradd_kernel_unprepare(kernel, &prepared);
+    return status;
+}
+
+static void compare_all(const gradd_infer_t *c, const gradd_launch_t *r, const char *kernel,
+                        gradd_case_data_t *heap) {
+    gradd_view_t out[MOST];
+    CHECK_OK(run_f16(c, r, out, find_kernel(c->op->name, kernel), heap));
     for (int j = 0; j < c->n_out; j++)
-        compare(&want[j], &out[j]);
+        compare(&r->out[j], &out[j]);
+}
+
+/* Runs the case on the CPU in f32, and then `then` with the same operands in f16. */
+static void with_case(const char *name, const char *text,
+                      void (*then)(const gradd_infer_t *, const gradd_launch_t *,
+                                   gradd_case_data_t *)) {
+    gradd_case_data_t data;
+    gradd_type_t types[MOST];
+    gradd_view_t narrow[MOST], want[MOST];
+    const gradd_op_t *op = gradd_op_by_name(name);
+    CHECK_OK(gradd_case_parse(text, GRADD_DT_F32, 1, &data));
+    const gradd_attrs_t attrs = {data.attrs, data.n_attrs};
+    gradd_infer_t c = {op, attrs, 1, data.n_in, data.n_out, data.in, types, 1};
+    CHECK_OK(gradd_op_infer(&c));
+    for (int k = 0; k < data.n_in; k++) {
+        narrow[k] = data.in[k];
+        if (is_narrow(&data.in[k].type)) narrow[k] = narrowed(&data, &data.in[k]);
+    }
+    for (int j = 0; j < c.n_out; j++) {
+        want[j].type = types[j];
+        want[j].data = gradd_case_alloc(&data, (size_t)gradd_type_bytes(&types[j]));
+    }
+    gradd_launch_t r = {.op = op,
+                        .attrs = attrs,
+                        .opset = 1,
+                        .n_in = data.n_in,
+                        .n_out = data.n_out,
+                        .in = data.in,
+                        .out = want,
+                        .seed = 3,
+                        .threads = 1};
+    CHECK_OK(gradd_cpu_call(&c, &r));
+    c.in = narrow;
+    then(&c, &r, &data);
+    gradd_case_free(&data);
+}
+
+static void by_both(const gradd_infer_t *c, const gradd_launch_t *r, gradd_case_data_t *heap) {
+    compare_all(c, r, "mma", heap);
+    compare_all(c, r, "simple", heap);
 }
 
 TEST_LIMIT(f16_is_near_what_f32_gives, 60) {
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        gradd_case_data_t data;
-        gradd_type_t types[MOST];
-        gradd_view_t narrow[MOST], want[MOST];
-        const gradd_op_t *op = gradd_op_by_name(texts[i][0]);
-        CHECK_OK(gradd_case_parse(texts[i][1], GRADD_DT_F32, 1, &data));
-        const gradd_attrs_t attrs = {data.attrs, data.n_attrs};
-        gradd_infer_t c = {op, attrs, 1, data.n_in, data.n_out, data.in, types, 1};
-        CHECK_OK(gradd_op_infer(&c));
-        for (int k = 0; k < data.n_in; k++) {
-            narrow[k] = data.in[k];
-            if (is_narrow(&data.in[k].type)) narrow[k] = narrowed(&data, &data.in[k]);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        with_case(texts[i][0], texts[i][1], by_both);
+}
+
+/* ---- ways to the gradient of q ---- */
+
+/* Shared memory of a block, and where gradients of scores may be kept. */
+static const struct {
+    int shared;
+    int64_t bytes, blocks;
+} ways[] = {
+    {227 << 10, 1 << 30, 256}, /* all heads at once */
+    {99 << 10,  1 << 30, 256}, /* in small tiles */
+    {227 << 10, 1 << 18, 1  }, /* heads in turns */
+    {99 << 10,  1 << 18, 1  },
+    {227 << 10, 0,       1  }, /* made twice */
+    {99 << 10,  0,       1  },
+};
+
+static void by_all_ways(const gradd_infer_t *c, const gradd_launch_t *r, gradd_case_data_t *heap) {
+    const gradd_kernel_t *kernel = find_kernel("FusedAttentionGrad", "mma");
+    gradd_view_t first[MOST], out[MOST];
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        sim_settings()->shared = ways[i].shared;
+        emu_limit_scores(ways[i].bytes, ways[i].blocks);
+        CHECK_OK(run_f16(c, r, i ? out : first, kernel, heap));
+        for (int j = 0; j < c->n_out; j++) {
+            compare(&r->out[j], i ? &out[j] : &first[j]);
+            if (i)
+                CHECK(
+                    !memcmp(out[j].data, first[j].data, (size_t)gradd_type_bytes(&first[j].type)));
         }
-        for (int j = 0; j < c.n_out; j++) {
-            want[j].type = types[j];
-            want[j].data = gradd_case_alloc(&data, (size_t)gradd_type_bytes(&types[j]));
-        }
-        gradd_launch_t r = {.op = op,
-                            .attrs = attrs,
-                            .opset = 1,
-                            .n_in = data.n_in,
-                            .n_out = data.n_out,
-                            .in = data.in,
-                            .out = want,
-                            .seed = 3,
-                            .threads = 1};
-        CHECK_OK(gradd_cpu_call(&c, &r));
-        c.in = narrow;
-        run_f16(&c, &r, want, find_kernel(texts[i][0], "mma"), &data);
-        run_f16(&c, &r, want, find_kernel(texts[i][0], "simple"), &data);
-        gradd_case_free(&data);
     }
+}
+
+/* A range of keys for each of n queries: those of its document that are not behind it, and none for
+ * the queries of every third document. */
+static void print_documents(char *to, size_t room, int n, int document) {
+    size_t at = (size_t)snprintf(to, room, "i32[1,1,%d,3]={", n);
+    for (int i = 0; i < n; i++) {
+        const bool empty = i / document % 3 == 2;
+        at += (size_t)snprintf(to + at, room - at, "%s%d,%d,1", i ? "," : "",
+                               empty ? 0 : i / document * document, empty ? 0 : i + 1);
+    }
+    snprintf(to + at, room - at, "}");
+}
+
+TEST_LIMIT(gradients_have_the_same_bits_by_all_ways, 120) {
+    static char ranges[1 << 14], text[1 << 15];
+    print_documents(ranges, sizeof ranges, 200, 64);
+    snprintf(text, sizeof text,
+             "f32[1,4,200,80] f32[1,4,200,112] f32[1,2,200,112] f32[1,2,200,80] f32[1,4,200,80] "
+             "f32[1,4,2,200]:(2,3) - - %s | scale=0.1 -> 3",
+             ranges);
+    with_case("FusedAttentionGrad", text, by_all_ways);
+    with_case("FusedAttentionGrad",
+              "f32[1,3,70,128] f32[1,3,70,128] f32[1,3,150,128] f32[1,3,150,128] f32[1,3,70,128] "
+              "f32[1,3,2,70]:(2,3) - f32[70,150] | scale=0.1 dropout=0.25 -> 3",
+              by_all_ways);
+}
+
+static void refused(const gradd_infer_t *c, const gradd_launch_t *r, gradd_case_data_t *heap) {
+    gradd_view_t out[MOST];
+    sim_settings()->shared = 60 << 10;
+    CHECK_STATUS(GRADD_E_DEVICE,
+                 run_f16(c, r, out, find_kernel("FusedAttentionGrad", "mma"), heap));
+    CHECK_ERROR_HAS("FusedAttentionGrad");
+    CHECK_ERROR_HAS("invalid argument");
+}
+
+TEST(a_block_without_enough_shared_memory_is_refused) {
+    with_case("FusedAttentionGrad",
+              "f32[1,1,40,128] f32[1,1,40,128] f32[1,1,40,128] f32[1,1,40,128] f32[1,1,40,128] "
+              "f32[1,1,2,40]:(2,3) | scale=0.1 -> 3",
+              refused);
 }
