@@ -199,6 +199,8 @@ $(B)/bin/bench_ipc: $(B)/benchmarks/bench_ipc.o $(call obj,$(PEER_SRC) $(TEST_HE
 # The time of a step, operator by operator: build/bin/bench_engine model.onnx input=2x3 ...
 $(B)/bin/bench_engine: $(B)/benchmarks/bench_engine.o $(ENGINE_OBJ)
 	$(call link,$(PLUGIN_HOST) $(ENGINE_LIBS))
+$(B)/bin/bench_engine-fake: $(B)/benchmarks/bench_engine.o $(FAKE_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(PLUGIN_HOST) $(ENGINE_LIBS))
 .SECONDARY:
 
 -include $(ALL_OBJ:.o=.d) $(B)/tests/runner.d

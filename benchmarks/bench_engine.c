@@ -1,13 +1,16 @@
 /* Where the time of a step goes, operator by operator, without daemon or Python.
  *
  *   bench_engine model.onnx [--device NAME] [--repeat N] [--threads N] [--top N] [--ids N]
- *                [--plain 1] [--step 1] input=2x3 ...
+ *                [--plain 1] [--step 1] [--json 1] [--data FOLDER] [--save FOLDER] input=2x3 ...
  *
  * Inputs whose shape the model leaves open are given on the command line. Floats are filled with
  * small values, integers with 0..N-1 of --ids (31) in turn, those of buffers with 0, booleans with
  * true. Trainable are all float inputs with a static shape (parameters). Prints the plan's sizes,
  * a table by operator, and the launches that take longest; with --step also the time of an AdamW
- * step of all parameters.
+ * step of all parameters. --json prints each of these as a line of JSON.
+ *
+ * --data takes the bytes of every input from FOLDER/NAME.bin; --save writes the loss (loss.bin) and
+ * the gradient of every parameter (NAME.bin) there, as the first round gives them.
  *
  * The tables come from rounds of their own: `best` is of rounds in which nothing is timed but the
  * whole. A launch's time is the shortest of all rounds: other processes only add to it. `launches
@@ -35,6 +38,7 @@ typedef struct row_s {
 
 static row_t by_op[MAX_ROWS], by_launch[8192];
 static int n_op, n_launch;
+static bool json;
 
 /* A row's time grows by `seconds`, or, with `least`, becomes the shortest so far. */
 static void add(row_t *rows, int *n, int max, const char *name, double seconds, bool least) {
@@ -99,8 +103,9 @@ static int by_seconds(const void *a, const void *b) {
 static void print_rows(row_t *rows, int n, int top, int per) {
     qsort(rows, (size_t)n, sizeof rows[0], by_seconds);
     for (int i = 0; i < n && i < top; i++)
-        printf("  %9.3f ms  %6.1f calls  %s\n", rows[i].seconds * 1e3, (double)rows[i].calls / per,
-               rows[i].name);
+        printf(json ? "{\"ms\": %.4f, \"calls\": %.1f, \"row\": \"%s\"}\n"
+                    : "  %9.3f ms  %6.1f calls  %s\n",
+               rows[i].seconds * 1e3, (double)rows[i].calls / per, rows[i].name);
 }
 
 static void *read_file(const char *path, size_t *out_bytes) {
@@ -168,6 +173,42 @@ static void put(gradd_device_t *d, void *to, const void *from, size_t bytes) {
     if (device_read(d, to, from, bytes)) die("a copy"); /* it copies either way */
 }
 
+/* FOLDER/NAME.bin, opened. */
+static FILE *data_file(const char *folder, const char *name, const char *how) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s.bin", folder, name);
+    FILE *f = fopen(path, how);
+    if (f) return f;
+    fprintf(stderr, "bench_engine: %s cannot be opened\n", path);
+    exit(1);
+}
+
+static void *read_data(gradd_device_t *d, const gradd_type_t *type, const char *folder,
+                       const char *name) {
+    const size_t bytes = (size_t)gradd_type_bytes(type);
+    FILE *f = data_file(folder, name, "rb");
+    char *from = malloc(bytes + 1);
+    if (!from || fread(from, 1, bytes + 1, f) != bytes) {
+        fprintf(stderr, "bench_engine: %s/%s.bin does not have %zu bytes\n", folder, name, bytes);
+        exit(1);
+    }
+    fclose(f);
+    void *to = take(d, bytes);
+    put(d, to, from, bytes);
+    free(from);
+    return to;
+}
+
+static void save_data(gradd_device_t *d, const void *from, size_t bytes, const char *folder,
+                      const char *name) {
+    FILE *f = data_file(folder, name, "wb");
+    char *here = malloc(bytes + 1);
+    if (!here) die("memory");
+    put(d, here, from, bytes);
+    if (fwrite(here, 1, bytes, f) != bytes || fclose(f)) die("a file");
+    free(here);
+}
+
 /* A tensor in memory of the device; a large one repeats its first elements. */
 static void *fill(gradd_device_t *d, const gradd_type_t *type, long ids) {
     const size_t all = (size_t)gradd_type_bytes(type), part = all < FILLED ? all : FILLED;
@@ -201,11 +242,13 @@ typedef struct bench_s {
     bool *written;
     void *loss, *seed; /* of the device */
     bool narrow;       /* they are bf16 */
+    double forward_ms, backward_ms;
 } bench_t;
 
 static void make_tensors(bench_t *b, const gradd_model_t *model, int argc, char **argv) {
     const size_t n = (size_t)gradd_model_n_inputs(model);
     const long ids = option(argc, argv, "--ids", 31);
+    const char *data = text_option(argc, argv, "--data");
     b->n_inputs = (int)n;
     b->types = calloc(n + 1, sizeof b->types[0]);
     b->grads = calloc(n + 1, sizeof b->grads[0]);
@@ -216,7 +259,8 @@ static void make_tensors(bench_t *b, const gradd_model_t *model, int argc, char 
         const char *name = gradd_model_input_name(model, i);
         b->types[i] = gradd_model_input_type(model, i);
         const bool given = shape_argument(argc, argv, name, &b->types[i]);
-        b->inputs[i] = fill(b->device, &b->types[i], given ? ids : 1);
+        b->inputs[i] = data ? read_data(b->device, &b->types[i], data, name)
+                            : fill(b->device, &b->types[i], given ? ids : 1);
         if (given || !gradd_dtype_is_float(b->types[i].dtype)) continue;
         b->slots[b->n_grads] = zeros(b->device, (size_t)gradd_type_bytes(&b->types[i]));
         b->grads[b->n_grads++] = i;
@@ -237,7 +281,9 @@ static void make_plan(bench_t *b, gradd_model_t *model, bool plain) {
                                     .device = b->device};
     if (gradd_plan_create(model, &options, &b->plan)) die("plan");
     const gradd_plan_info_t *info = gradd_plan_info(b->plan);
-    printf("plan: %.1f ms, arena %.1f MB, saved %.1f MB, constants %.1f MB, %d + %d nodes\n",
+    printf(json ? "{\"plan_ms\": %.1f, \"arena_mb\": %.1f, \"saved_mb\": %.1f, "
+                  "\"constants_mb\": %.1f, \"forward_launches\": %d, \"backward_launches\": %d}\n"
+                : "plan: %.1f ms, arena %.1f MB, saved %.1f MB, constants %.1f MB, %d + %d nodes\n",
            info->compile_ms, (double)info->arena_bytes / 1e6, (double)info->saved_bytes / 1e6,
            (double)info->constant_bytes / 1e6, info->n_launches_forward, info->n_launches_backward);
     const float one = 1;
@@ -267,9 +313,49 @@ static double round_once(bench_t *b) {
     if (gradd_run_backward(run, seeds, b->slots, false, b->written, NULL)) die("backward");
     const double end = now();
     gradd_run_destroy(run);
-    printf("  forward %.2f ms, backward %.2f ms, loss %g\n", (middle - start) * 1e3,
-           (end - middle) * 1e3, read_loss(b));
+    b->forward_ms = (middle - start) * 1e3;
+    b->backward_ms = (end - middle) * 1e3;
+    if (!json)
+        printf("  forward %.2f ms, backward %.2f ms, loss %g\n", b->forward_ms, b->backward_ms,
+               read_loss(b));
     return end - start;
+}
+
+/* The shortest of some rounds, behind one that warms up. */
+static void time_rounds(bench_t *b, int repeat) {
+    double best = 1e9, parts[2] = {0, 0};
+    for (int r = 0; r < repeat; r++) {
+        const double seconds = round_once(b);
+        if (seconds >= best) continue;
+        best = seconds;
+        parts[0] = b->forward_ms;
+        parts[1] = b->backward_ms;
+    }
+    printf(json ? "{\"best_ms\": %.3f, \"forward_ms\": %.3f, \"backward_ms\": %.3f, \"loss\": %g}\n"
+                : "best %.2f ms: forward %.2f, backward %.2f; loss %g\n",
+           best * 1e3, parts[0], parts[1], read_loss(b));
+}
+
+static void save_all(const bench_t *b, const gradd_model_t *model, const char *folder) {
+    save_data(b->device, b->loss, b->narrow ? 2 : 4, folder, "loss");
+    for (int i = 0; i < b->n_grads; i++)
+        if (b->written[i])
+            save_data(b->device, b->slots[i], (size_t)gradd_type_bytes(&b->types[b->grads[i]]),
+                      folder, gradd_model_input_name(model, b->grads[i]));
+}
+
+/* What the tensors take, and of the whole device's memory what is not free. */
+static void print_memory(const bench_t *b) {
+    int64_t left = 0, total = 0;
+    double inputs = 0, grads = 0;
+    for (int i = 0; i < b->n_inputs; i++)
+        inputs += (double)gradd_type_bytes(&b->types[i]);
+    for (int i = 0; i < b->n_grads; i++)
+        grads += (double)gradd_type_bytes(&b->types[b->grads[i]]);
+    if (b->device->backend->memory && b->device->backend->memory(&left, &total)) die("memory");
+    printf(json ? "{\"inputs_mb\": %.1f, \"gradients_mb\": %.1f, \"device_used_mb\": %.1f}\n"
+                : "inputs %.1f MB, gradients %.1f MB, used of the device %.1f MB\n",
+           inputs / 1e6, grads / 1e6, (double)(total - left) / 1e6);
 }
 
 static void step_all(bench_t *b, int repeat) {
@@ -309,8 +395,9 @@ static void step_all(bench_t *b, int repeat) {
         if (step_apply(b->device, &request, &norm, &skipped)) die("step");
         if (now() - start < best) best = now() - start;
     }
-    printf("AdamW step of %.1f million elements: best %.2f ms, norm %g\n", (double)all / 1e6,
-           best * 1e3, norm);
+    printf(json ? "{\"adamw_millions\": %.1f, \"adamw_ms\": %.3f, \"norm\": %g}\n"
+                : "AdamW step of %.1f million elements: best %.2f ms, norm %g\n",
+           (double)all / 1e6, best * 1e3, norm);
 }
 
 int main(int argc, char **argv) {
@@ -319,6 +406,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     size_t bytes;
+    json = option(argc, argv, "--json", 0);
     void *file = read_file(argv[1], &bytes);
     gradd_model_t *model;
     if (gradd_model_load(file, bytes, &model)) die("load");
@@ -329,18 +417,21 @@ int main(int argc, char **argv) {
     make_tensors(&b, model, argc, argv);
     make_plan(&b, model, option(argc, argv, "--plain", 0));
     const int repeat = (int)option(argc, argv, "--repeat", 5);
-    double best = round_once(&b); /* which warms up */
-    for (int r = 0; r < repeat; r++) {
-        const double seconds = round_once(&b);
-        if (!r || seconds < best) best = seconds;
-    }
-    printf("best %.2f ms\n", best * 1e3);
+    const char *save = text_option(argc, argv, "--save");
+    round_once(&b); /* which warms up */
+    if (save) save_all(&b, model, save);
+    if (!repeat) return 0;
+    time_rounds(&b, repeat);
+    print_memory(&b);
     if (option(argc, argv, "--step", 0)) step_all(&b, repeat);
     device_set_hook(b.device, on_launch, b.device);
     for (int r = 0; r < repeat; r++)
         round_once(&b);
-    printf("launches alone %.2f ms\nby operator\n", sum_by_operator() * 1e3);
+    const double alone = sum_by_operator() * 1e3;
+    printf(json ? "{\"launches_alone_ms\": %.3f}\n" : "launches alone %.2f ms\nby operator\n",
+           alone);
     print_rows(by_op, n_op, 60, 1);
+    if (json) return 0;
     printf("by launch\n");
     print_rows(by_launch, n_launch, (int)option(argc, argv, "--top", 20), repeat);
     return 0;

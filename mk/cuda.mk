@@ -40,29 +40,35 @@ $(B)/lib/libgradd_cuda.so: $(CUDA_OBJ) tools/gpu/gates.py
 -include $(CUDA_OBJ:.o=.d)
 
 # The bundle for a machine with a GPU: daemon, tests and probes without oneDNN (it is large), the
-# plug-in, the shared libraries that such a machine may lack, pyzmq for its Python, and models.
-# libcublasLt is its own.
+# plug-in, the shared libraries that such a machine may lack, wheels for its Python, models, and
+# small graphs with PyTorch's gradients. libcublasLt is its own.
 GPU_B := $(B)/gpu
+GPU_PY = GRADD_BIN=$(abspath $(B)/bin/gradd) PYTHONPATH=adapters/python:tests/python \
+         GRADD_SELF_CHECK=0 $(PY)
 GPU_PYTHON ?= 3.12
 # Libraries that every machine has.
 GPU_HAS := libc|libm|libdl|librt|libresolv|libpthread|libstdc\+\+|libgcc_s|ld-linux[^/]*
 gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.sh needs
 	@$(MAKE) --no-print-directory ONEDNN=none B=$(GPU_B) \
 	    $(addprefix $(GPU_B)/bin/,gradd tests bench_engine)
+	@$(MAKE) --no-print-directory all
 	@mkdir -p $(GPU_B)/models; for shape in 1b 8b; do \
-	    [ -e $(GPU_B)/models/$$shape.onnx ] || { $(MAKE) --no-print-directory all && \
-	    GRADD_BIN=$(abspath $(B)/bin/gradd) PYTHONPATH=adapters/python GRADD_SELF_CHECK=0 \
-	    $(PY) tools/gpu/llama.py capture $$shape $(GPU_B)/models/$$shape.onnx; } || exit 1; done
-	@$(PY) -m pip download -q --no-deps --only-binary=:all: --implementation cp -d $(GPU_B)/wheels \
-	    --python-version $(GPU_PYTHON) --platform manylinux_2_28_x86_64 \
-	    --platform manylinux_2_17_x86_64 pyzmq
+	    [ $$shape = 8b ] || [ -e $(GPU_B)/models/$$shape.onnx ] || $(GPU_PY) tools/gpu/llama.py \
+	        capture $$shape $(GPU_B)/models/$$shape.onnx || exit 1; \
+	    for size in 1x2048 4x2048; do $(GPU_PY) tools/gpu/llama.py graph $$shape $$size \
+	        $(GPU_B)/models/attention-$$shape-$$size.onnx || exit 1; done; done
+	@rm -rf $(GPU_B)/bundles; $(GPU_PY) tools/gpu/bundles.py make $(GPU_B)/bundles
+	@for wheel in pyzmq liger-kernel; do \
+	    $(PY) -m pip download -q --no-deps --only-binary=:all: --implementation cp \
+	    -d $(GPU_B)/wheels --python-version $(GPU_PYTHON) --platform manylinux_2_28_x86_64 \
+	    --platform manylinux_2_17_x86_64 --platform any $$wheel || exit 1; done
 	@mkdir -p $(GPU_B)/lib; cp $(B)/lib/libgradd_cuda.so $(GPU_B)/lib/
 	@for f in $$(ldd $(GPU_B)/bin/gradd | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | grep -vE \
 	    '/($(GPU_HAS))\.so'); do \
 	    cp -L $$f $(GPU_B)/lib/; done
 	@strip -g $(GPU_B)/bin/* $(GPU_B)/lib/*; rm -rf $(GPU_B)/lib/*.a $(addprefix $(GPU_B)/,\
 	    gen gen-obj shm kernels server tests emu fake benchmarks); du -sh $(GPU_B)
-$(GPU_B)/bin/probe: tools/gpu/probe.cu tools/gpu/json_error.h \
-    $(wildcard kernels/math/*.h kernels/cuda/half.h)
+$(GPU_B)/bin/probe: tools/gpu/probe.cu tools/gpu/probe_shared.cu tools/gpu/probe.h \
+    tools/gpu/json_error.h $(wildcard kernels/math/*.h kernels/cuda/half.h)
 	@mkdir -p $(@D); echo "  NVCC    $<"
-	$(Q)$(NVCC) -std=c++20 -O2 $(CUDA_ARCHS) -I. -I$(CUDA_LIBS)/include $< -o $@ -ldl
+	$(Q)$(NVCC) -std=c++20 -O2 $(CUDA_ARCHS) -I. -I$(CUDA_LIBS)/include $(filter %.cu,$^) -o $@ -ldl

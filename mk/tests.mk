@@ -1,6 +1,6 @@
 # Running the tests, with and without sanitizers, and linking them.
 
-TESTED := $(B)/bin/tests $(FAKE) $(EMU_TORCH)
+TESTED := $(B)/bin/tests $(FAKE) $(EMU_TORCH) $(B)/bin/bench_engine-fake
 test: all $(TESTED) fuzz-bins ## every test: checks, C, mutated input, Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 

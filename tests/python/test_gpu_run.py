@@ -24,9 +24,10 @@ GOOD = {
     "build/gpu/bin/gradd": "echo 'device cuda: x; products by y'",
     "build/gpu/bin/probe": "echo '{\"probe\": \"'$1'\"}'",
     "build/gpu/bin/tests": TESTS,
+    "build/gpu/bin/bench_engine": "echo '{\"best_ms\": 1}'",
     "stand/nvidia-smi": "echo a GPU",
     "stand/nvcc": "echo release 13.0",
-    "stand/python3": "exit 1",
+    "stand/python3": "[ \"$1\" = -c ] || echo '{\"python\": 1}'",
     "stand/compute-sanitizer": 'while [ "$1" != 1 ]; do shift; done; shift; exec "$@"',
 }
 
@@ -74,22 +75,22 @@ def _failed(clone: Path) -> list[str]:
 
 def test_everything_holds(clone: Path) -> None:
     status, said = _run(clone, "first", GRADD_TEST_OP="MatMull", GRADD_TEST_EVERY="7")
-    assert status == 0 and said.endswith("13 passed, 0 failed\n"), said
-    assert "only= gpu=cuda --limit 75 --filter emu.every_case_runs" in said
+    assert status == 0 and said.endswith("22 passed, 0 failed\n"), said
+    assert "only= gpu=cuda --limit 55 --filter emu.every_case_runs" in said
     results = clone / "elsewhere/results"
     assert (results / "products/gpu.txt").read_text() == "head\nproduct|algorithm\n"
-    assert _parts(clone)["probe vmm"]["lines"] == [{"probe": "vmm"}]
+    assert _parts(clone)["probe-vmm"]["lines"] == [{"probe": "vmm"}]
     assert not (clone / "results").exists()
 
 
-@pytest.mark.parametrize("argument,status", [("", 2), ("--help", 0), ("second", 2)])
+@pytest.mark.parametrize("argument,status", [("", 2), ("--help", 0), ("second", 2), ("probe", 2)])
 def test_usage_leaves_a_former_run_alone(clone: Path, argument: str, status: int) -> None:
     log = clone / "elsewhere/results/log.txt"
     log.parent.mkdir()
     log.write_text("a former run")
     got, said = _run(clone, *argument.split())
     assert got == status and said.startswith("Runs on a machine with a GPU")
-    assert said.endswith("caller do not count.\n")
+    assert said.endswith("tools/gpu/table.py makes a page of results.\n")
     assert log.read_text() == "a former run" and len(list(log.parent.iterdir())) == 1
 
 
@@ -98,20 +99,43 @@ def test_every_part_can_fail(clone: Path) -> None:
     _put(clone / "build/gpu/bin/gradd", "echo 'device cuda: no driver'")
     _put(clone / "build/gpu/bin/tests", "exit 1")
     _put(clone / "build/gpu/bin/probe", "exit 127")
+    _put(clone / "build/gpu/bin/bench_engine", "exit 1")
+    _put(clone / "stand/python3", "exit 1")
     missing = clone / "libmissing.so"
     _object(missing, "int missing;")
     plugin = clone / "build/gpu/lib/libgradd_cuda.so"
     _object(plugin, "extern int missing; int *x = &missing;", str(missing))
     missing.unlink()
     status, said = _run(clone, "first")
-    assert status == 1 and said.endswith("0 passed, 13 failed\n"), said
+    assert status == 1 and said.endswith("\n0 passed, 22 failed\n"), said
+    assert f"\nfailed: {' '.join(_names(clone)[:22])}\n" in said
     assert "libmissing.so => not found" in said and "no devices were found" in said
+
+
+def _names(clone: Path) -> list[str]:
+    status, said = _run(clone, "parts")
+    assert status == 0
+    return [line.split()[0] for line in said.splitlines()]
+
+
+def test_one_part_runs_again(clone: Path) -> None:
+    names = _names(clone)
+    assert len(names) == len(set(names)) == 29 and {"killed", "racecheck"} <= set(names)
+    results = clone / "elsewhere/results"
+    assert _run(clone, "first")[0] == 0
+    before = (results / "results.json").read_text()
+    status, said = _run(clone, "killed")
+    assert status == 0 and said.endswith("1 passed, 0 failed\n")
+    (part,) = json.loads((results / "killed.json").read_text())
+    assert part["part"] == "killed" and part["lines"] == [{"python": 1}]
+    assert (results / "results.json").read_text() == before
+    assert (results / "killed.txt").exists()
 
 
 def test_unmeasured_products_fail(clone: Path) -> None:
     _put(clone / "build/gpu/bin/tests", "echo 1 passed, 0 failed")
     assert _run(clone, "first")[0] == 1
-    assert _failed(clone) == ["measured products"]
+    assert _failed(clone) == ["measured-products"]
 
 
 @pytest.mark.slow
@@ -122,8 +146,8 @@ def test_a_limit_keeps_what_was_said(clone: Path) -> None:
     began = time.monotonic()
     status, said = _run(clone, "first", GRADD_GPU_SECONDS="4")
     assert status == 1 and time.monotonic() - began < 30
-    assert _failed(clone)[0] == "probe half" and _failed(clone)[-1] == "memcheck"
-    assert _parts(clone)["probe half"]["lines"] == [{"probe": 1}]
+    assert _failed(clone)[0] == "probe-ipc" and _failed(clone)[-1] == "probe-product"
+    assert _parts(clone)["probe-ipc"]["lines"] == [{"probe": 1}]
     assert "not started: no time is left\n-- failed: status 124" in said
 
 

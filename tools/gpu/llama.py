@@ -1,12 +1,10 @@
 """Llamas of real shapes in bf16 with random weights, for machines with a GPU.
 
     llama.py capture SHAPE FILE   write what gradd captures of it, as ONNX
+    llama.py graph SHAPE SIZE FILE  write a graph of attention alone, for SIZE = ROWSxTOKENS
     llama.py attention SHAPE      time PyTorch's attention alone
-    llama.py eager SHAPE          time transformers' forward and backward on `cuda`
-    llama.py compile SHAPE        the same by torch.compile
 
-SHAPE is `1b`, Llama-3.2-1B, or `8b`, two layers of Llama-3.1-8B with a tied head. Times are lines
-of JSON: milliseconds, tokens per second, and memory of the process in GiB.
+SHAPE is one of shapes.py. Times are lines of JSON, in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,26 +17,26 @@ from typing import Any
 
 import torch
 
-VOCABULARY, HEADS, KV_HEADS = 128256, 32, 8
-SHAPES = {"1b": (16, 2048, 8192, 64), "8b": (2, 4096, 14336, 128)}  # layers, hidden, inner, head
-SIZES = ((1, 2048), (4, 2048))  # rows, tokens of a row
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from shapes import SHAPES, SIZES
 
 
-def build(shape: str, device: str) -> Any:
+def build(name: str, device: str | torch.device) -> Any:
+    """A Llama in bf16 with random weights, in train mode."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    layers, hidden, inner, head = SHAPES[shape]
+    shape = SHAPES[name]
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=head,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head,
         max_position_embeddings=131072,
-        tie_word_embeddings=True,
+        tie_word_embeddings=shape.tied,
         use_cache=False,
     )
     torch.set_default_dtype(torch.bfloat16)  # never a second copy in f32
@@ -50,6 +48,7 @@ def build(shape: str, device: str) -> Any:
 
 
 def capture(shape: str, to: Path) -> None:
+    """What the daemon would be given."""
     from gradd import DebugOptions, ORTModule
 
     options = DebugOptions(save_onnx=True, onnx_prefix=str(to.with_suffix("")))
@@ -58,6 +57,26 @@ def capture(shape: str, to: Path) -> None:
     model(input_ids=ids, labels=ids.clone())
     (made,) = to.parent.glob(f"{to.stem}_torch_exported_*.onnx")
     made.rename(to)
+
+
+def graph(name: str, size: str, to: Path) -> None:
+    """Causal attention with grouped keys and the mean of its result, of three inputs."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    shape, (rows, length) = SHAPES[name], map(int, size.split("x"))
+    inputs = [
+        helper.make_tensor_value_info(part, TensorProto.BFLOAT16, [rows, heads, length, shape.head])
+        for part, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads))
+    ]
+    nodes = [
+        helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1),
+        helper.make_node("ReduceMean", ["y"], ["mean"], keepdims=0),
+    ]
+    result = helper.make_tensor_value_info("mean", TensorProto.BFLOAT16, [])
+    made = helper.make_graph(nodes, "attention", inputs, [result])
+    opset = helper.make_opsetid("", 23)
+    onnx.save(helper.make_model(made, opset_imports=[opset], ir_version=10), str(to))
 
 
 def timed(work: Any, rounds: int = 5) -> float:
@@ -73,30 +92,12 @@ def timed(work: Any, rounds: int = 5) -> float:
     return best * 1e3
 
 
-def time_models(shape: str, engine: str) -> None:
-    model = build(shape, "cuda")
-    run = torch.compile(model) if engine == "compile" else model
-    for rows, length in SIZES:
-        ids = torch.randint(3, VOCABULARY, (rows, length), device="cuda")
-        torch.cuda.reset_peak_memory_stats()
-
-        def step(ids: torch.Tensor = ids) -> None:
-            model.zero_grad(set_to_none=True)
-            run(input_ids=ids, labels=ids).loss.backward()
-
-        ms = timed(step)
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        tell(engine, f"{rows}x{length}", ms, tokens_per_s=rows * length / ms * 1e3, peak_gib=peak)
-    if engine == "eager":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-        tell("AdamW fused, moments in bf16", "all parameters", timed(optimizer.step))
-
-
-def time_attention(shape: str) -> None:
+def time_attention(name: str) -> None:
     """scaled_dot_product_attention as PyTorch chooses it, causal, grouped keys."""
-    size = SHAPES[shape][-1]
+    shape = SHAPES[name]
     for rows, length in SIZES:
-        shapes = [(rows, heads, length, size) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+        counts = (shape.heads, shape.kv_heads, shape.kv_heads)
+        shapes = [(rows, heads, length, shape.head) for heads in counts]
         q, k, v = (
             torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes
         )
@@ -109,13 +110,17 @@ def time_attention(shape: str) -> None:
             out = forward()
             out.backward(out.detach())
 
-        tell("SDPA forward", f"{rows}x{length}", timed(forward))
-        tell("SDPA forward and backward", f"{rows}x{length}", timed(both))
-
-
-def tell(what: str, size: str, ms: float, **more: float) -> None:
-    figures = {"ms": ms} | more
-    print(json.dumps({"what": what, "size": size} | {k: round(v, 2) for k, v in figures.items()}))
+        there, back = timed(forward), timed(both)
+        print(
+            json.dumps(
+                {
+                    "shape": name,
+                    "size": f"{rows}x{length}",
+                    "forward_ms": round(there, 4),
+                    "backward_ms": round(back - there, 4),
+                }
+            )
+        )
 
 
 def main() -> None:
@@ -123,10 +128,10 @@ def main() -> None:
     what, shape, *more = sys.argv[1:]
     if what == "capture":
         capture(shape, Path(more[0]))
-    elif what == "attention":
-        time_attention(shape)
+    elif what == "graph":
+        graph(shape, more[0], Path(more[1]))
     else:
-        time_models(shape, what)
+        time_attention(shape)
 
 
 if __name__ == "__main__":

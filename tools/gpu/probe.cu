@@ -2,7 +2,9 @@
  * same user that share memory.
  *
  *     probe ipc      a handle of cudaMalloc's memory, opened by another process; an event of it
- *     probe vmm      memory with a file descriptor, mapped by another process
+ *     probe vmm      memory with a file descriptor, mapped by another process, which reads it when its
+ *                    maker was killed, and by a third one after that
+ *     probe words    numbers that a stream writes and waits for, and another process polls and writes
  *     probe host     pages of a memfd, registered: what reading them costs
  *     probe copy     bytes per second within the device, and to and from the host
  *     probe half     bf16 and f16 from and to f32: all bits against the formulas of the CPU
@@ -11,224 +13,15 @@
  * Prints lines of JSON; exit status 0 if everything held.
  */
 #include <cublasLt.h>
-#include <cuda.h>
-#include <cuda_runtime.h>
 #include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "kernels/cuda/half.h"
-#include "tools/gpu/json_error.h"
+#include "tools/gpu/probe.h"
 
-#define CHECK(call) require((int)(call), #call, __LINE__)
-
-static void require(int status, const char *call, int line) {
-    if (!status) return;
-    told_failure(call, line, status, NULL);
-    exit(1);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-__global__ void fill(uint32_t *p, size_t n, uint32_t with) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
-         i += (size_t)gridDim.x * blockDim.x)
-        p[i] = with + (uint32_t)i;
-}
-
-__global__ void differ(const uint32_t *p, size_t n, uint32_t with, unsigned *out) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
-         i += (size_t)gridDim.x * blockDim.x)
-        if (p[i] != with + (uint32_t)i) atomicAdd(out, 1u);
-}
-
-static void expect(const void *p, size_t bytes, uint32_t with) {
-    unsigned *wrong, n = 0;
-    CHECK(cudaMalloc(&wrong, sizeof n));
-    CHECK(cudaMemset(wrong, 0, sizeof n));
-    differ<<<256, 256>>>((const uint32_t *)p, bytes / 4, with, wrong);
-    CHECK(cudaMemcpy(&n, wrong, sizeof n, cudaMemcpyDeviceToHost));
-    CHECK(n != 0);
-}
-
-static void *symbol(const char *name) {
-    void *found = NULL;
-    cudaDriverEntryPointQueryResult how;
-    CHECK(cudaGetDriverEntryPointByVersion(name, &found, 12030, cudaEnableDefault, &how));
-    CHECK(!found);
-    return found;
-}
-
-/* ---- two processes ---- */
-
-static void send_all(int to, const void *p, size_t n, int fd) {
-    struct iovec part = {(void *)p, n};
-    char room[CMSG_SPACE(sizeof(int))] = {0};
-    struct msghdr m = {};
-    m.msg_iov = &part;
-    m.msg_iovlen = 1;
-    if (fd >= 0) {
-        m.msg_control = room;
-        m.msg_controllen = sizeof room;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(c), &fd, sizeof fd);
-    }
-    CHECK(sendmsg(to, &m, 0) != (ssize_t)n);
-}
-
-static int take_all(int from, void *p, size_t n) {
-    struct iovec part = {p, n};
-    char room[CMSG_SPACE(sizeof(int))];
-    struct msghdr m = {};
-    int fd = -1;
-    m.msg_iov = &part;
-    m.msg_iovlen = 1;
-    m.msg_control = room;
-    m.msg_controllen = sizeof room;
-    CHECK(recvmsg(from, &m, 0) != (ssize_t)n);
-    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    if (c) memcpy(&fd, CMSG_DATA(c), sizeof fd);
-    return fd;
-}
-
-enum { BYTES = 64 << 20, ROUNDS = 200 };
-
-/* Both sides of a pair, before either has touched CUDA. */
-static int pair(int *out_peer) {
-    int ends[2];
-    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
-    const pid_t child = fork();
-    CHECK(child < 0);
-    *out_peer = ends[child ? 0 : 1];
-    close(ends[child ? 1 : 0]);
-    return child;
-}
-
-static int finish_pair(int child) {
-    int status = 0;
-    if (!child) exit(0);
-    waitpid(child, &status, 0);
-    return status != 0;
-}
-
-typedef struct handles_s {
-    cudaIpcMemHandle_t memory;
-    cudaIpcEventHandle_t event;
-} handles_t;
-
-static int probe_ipc(void) {
-    int peer, word = 0;
-    const int child = pair(&peer);
-    void *memory;
-    cudaEvent_t event;
-    handles_t h;
-    if (child) { /* the owner */
-        CHECK(cudaMalloc(&memory, BYTES));
-        CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
-        CHECK(cudaIpcGetMemHandle(&h.memory, memory));
-        CHECK(cudaIpcGetEventHandle(&h.event, event));
-        fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 7);
-        CHECK(cudaEventRecord(event, 0));
-        send_all(peer, &h, sizeof h, -1);
-        take_all(peer, &word, sizeof word);
-        expect(memory, BYTES, 11);
-        const double began = now();
-        for (int i = 0; i < ROUNDS; i++) {
-            CHECK(cudaEventRecord(event, 0));
-            send_all(peer, &word, sizeof word, -1);
-            take_all(peer, &word, sizeof word);
-        }
-        printf("{\"probe\": \"ipc\", \"event_round_us\": %.1f}\n",
-               1e6 * (now() - began) / (double)ROUNDS);
-        return finish_pair(child);
-    }
-    take_all(peer, &h, sizeof h);
-    CHECK(cudaIpcOpenMemHandle(&memory, h.memory, cudaIpcMemLazyEnablePeerAccess));
-    CHECK(cudaIpcOpenEventHandle(&event, h.event));
-    CHECK(cudaStreamWaitEvent(0, event, 0));
-    expect(memory, BYTES, 7);
-    fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 11);
-    CHECK(cudaDeviceSynchronize());
-    send_all(peer, &word, sizeof word, -1);
-    for (int i = 0; i < ROUNDS; i++) {
-        take_all(peer, &word, sizeof word);
-        CHECK(cudaStreamWaitEvent(0, event, 0));
-        CHECK(cudaStreamSynchronize(0));
-        send_all(peer, &word, sizeof word, -1);
-    }
-    CHECK(cudaIpcCloseMemHandle(memory));
-    exit(0);
-}
-
-typedef CUresult (*create_t)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
-                             unsigned long long);
-typedef CUresult (*export_t)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
-                             unsigned long long);
-typedef CUresult (*import_t)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
-typedef CUresult (*reserve_t)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
-typedef CUresult (*map_t)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
-                          unsigned long long);
-typedef CUresult (*access_t)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
-
-static void *mapped(CUmemGenericAllocationHandle handle) {
-    CUdeviceptr at;
-    CUmemAccessDesc access = {};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    CHECK(((reserve_t)symbol("cuMemAddressReserve"))(&at, BYTES, 0, 0, 0));
-    CHECK(((map_t)symbol("cuMemMap"))(at, BYTES, 0, handle, 0));
-    CHECK(((access_t)symbol("cuMemSetAccess"))(at, BYTES, &access, 1));
-    return (void *)at;
-}
-
-static int probe_vmm(void) {
-    int peer, word = 0;
-    const int child = pair(&peer);
-    CUmemGenericAllocationHandle handle;
-    CHECK(cudaFree(0));
-    if (child) {
-        CUmemAllocationProp prop = {};
-        int fd = -1;
-        prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-        prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        CHECK(((create_t)symbol("cuMemCreate"))(&handle, BYTES, &prop, 0));
-        CHECK(((export_t)symbol("cuMemExportToShareableHandle"))(
-            &fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-        void *memory = mapped(handle);
-        fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 7);
-        CHECK(cudaDeviceSynchronize());
-        send_all(peer, &word, sizeof word, fd);
-        take_all(peer, &word, sizeof word);
-        expect(memory, BYTES, 11);
-        printf("{\"probe\": \"vmm\", \"bytes\": %d}\n", BYTES);
-        return finish_pair(child);
-    }
-    const int fd = take_all(peer, &word, sizeof word);
-    CHECK(fd < 0);
-    CHECK(((import_t)symbol("cuMemImportFromShareableHandle"))(
-        &handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-    void *memory = mapped(handle);
-    expect(memory, BYTES, 7);
-    fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 11);
-    CHECK(cudaDeviceSynchronize());
-    send_all(peer, &word, sizeof word, -1);
-    exit(0);
-}
+enum { BYTES = 64 << 20 };
 
 /* ---- one process ---- */
 
@@ -480,6 +273,7 @@ int main(int argc, char **argv) {
     } probes[] = {
         {"ipc",     probe_ipc    },
         {"vmm",     probe_vmm    },
+        {"words",   probe_words  },
         {"host",    probe_host   },
         {"copy",    probe_copy   },
         {"half",    probe_half   },
@@ -488,6 +282,6 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0); /* a limit of time takes no line that is written */
     for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++)
         if (argc == 2 && !strcmp(argv[1], probes[i].name)) return probes[i].run();
-    fprintf(stderr, "usage: probe ipc|vmm|host|copy|half|product\n");
+    fprintf(stderr, "usage: probe ipc|vmm|words|host|copy|half|product\n");
     return 2;
 }
