@@ -61,13 +61,13 @@ KEPT = (
     "        __syncthreads(); "
     "/* these tiles have arrived, and no warp reads the ones before them */\n"
 )
+MMA_GRAD = "kernels/cuda/attention/attention_mma_grad.cu"
 SPANS = "    __syncthreads();\n    if (threadIdx.x == 0)\n        m.spans"
 
 
-def in_queries(name: str, barrier: str, left: str = "") -> Mutant:
+def in_queries(name: str, barrier: str) -> Mutant:
     """A barrier that is missing where tiles of queries go by."""
-    file = "kernels/cuda/attention/attention_mma_grad.cu"
-    return Mutant(name, file, barrier, left, env={"GRADD_TEST_OP": "FusedAttentionGrad"})
+    return Mutant(name, MMA_GRAD, barrier, "", env={"GRADD_TEST_OP": "FusedAttentionGrad"})
 
 
 def in_rows(name: str, old: str, new: str) -> Mutant:
@@ -109,8 +109,12 @@ KERNELS = [
     ),
     in_queries("no barrier before a tile is multiplied", BROUGHT),
     in_queries("no barrier before kept gradients are multiplied", KEPT),
-    in_queries(
-        "no barrier before the span of queries is known", SPANS, SPANS[SPANS.index("    if") :]
+    Mutant(
+        "no barrier before the span of queries is known",
+        MMA_GRAD,
+        SPANS,
+        SPANS[SPANS.index("    if") :],
+        tests=("test_emu_attention",),
     ),
     Mutant(
         "one element too far",

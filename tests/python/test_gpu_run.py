@@ -27,7 +27,7 @@ GOOD = {
     "build/gpu/bin/bench_engine": "echo '{\"best_ms\": 1}'",
     "stand/nvidia-smi": "echo a GPU",
     "stand/nvcc": "echo release 13.0",
-    "stand/python3": "[ \"$1\" = -c ] || echo '{\"python\": 1}'",
+    "stand/python3": '[ "$1" = -c ] || echo \'{"python": 1}\'',
     "stand/compute-sanitizer": 'while [ "$1" != 1 ]; do shift; done; shift; exec "$@"',
 }
 

@@ -14,31 +14,31 @@
 
 #define CHECK(call) require((int)(call), #call, __LINE__)
 
-static void require(int status, const char *call, int line) {
+static inline void require(int status, const char *call, int line) {
     if (!status) return;
     told_failure(call, line, status, NULL);
     exit(1);
 }
 
-static double now(void) {
+static inline double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-__global__ void fill(uint32_t *p, size_t n, uint32_t with) {
+static __global__ void fill(uint32_t *p, size_t n, uint32_t with) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
          i += (size_t)gridDim.x * blockDim.x)
         p[i] = with + (uint32_t)i;
 }
 
-__global__ void differ(const uint32_t *p, size_t n, uint32_t with, unsigned *out) {
+static __global__ void differ(const uint32_t *p, size_t n, uint32_t with, unsigned *out) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
          i += (size_t)gridDim.x * blockDim.x)
         if (p[i] != with + (uint32_t)i) atomicAdd(out, 1u);
 }
 
-static void expect(const void *p, size_t bytes, uint32_t with) {
+static inline void expect(const void *p, size_t bytes, uint32_t with) {
     unsigned *wrong, n = 0;
     CHECK(cudaMalloc(&wrong, sizeof n));
     CHECK(cudaMemset(wrong, 0, sizeof n));
@@ -47,7 +47,7 @@ static void expect(const void *p, size_t bytes, uint32_t with) {
     CHECK(n != 0);
 }
 
-static void *symbol(const char *name) {
+static inline void *symbol(const char *name) {
     void *found = NULL;
     cudaDriverEntryPointQueryResult how;
     CHECK(cudaGetDriverEntryPointByVersion(name, &found, 12030, cudaEnableDefault, &how));

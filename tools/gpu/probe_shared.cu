@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,6 +50,7 @@ static int pair(int *out_peer) {
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
     const pid_t child = fork();
     CHECK(child < 0);
+    if (!child) prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed parent leaves none behind */
     *out_peer = ends[child ? 0 : 1];
     close(ends[child ? 1 : 0]);
     return child;

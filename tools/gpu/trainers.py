@@ -61,7 +61,9 @@ class Small:
         from torch import nn
 
         torch.manual_seed(5)
-        layers = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10)).to(device)
+        self._width, inner = (40, 24) if device == "emu" else (784, 500)
+        first, second = nn.Linear(self._width, inner), nn.Linear(inner, 10)
+        layers = nn.Sequential(first, nn.ReLU(), second).to(device)
         self._device, self.model, self.wrapped = device, layers, layers
         if engine == "gradd":
             from gradd import ORTModule
@@ -78,8 +80,8 @@ class Small:
         """One step of training; the loss, on the device."""
         import torch
 
-        draw = torch.Generator().manual_seed(number)
-        x = torch.randn(64, 784, generator=draw).to(self._device)
+        draw = torch.Generator().manual_seed(number % 2)
+        x = torch.randn(64, self._width, generator=draw).to(self._device)
         y = torch.randint(10, (64,), generator=draw).to(self._device)
         loss = torch.nn.functional.cross_entropy(self.wrapped(x), y)
         if before_backward:

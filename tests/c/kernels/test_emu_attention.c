@@ -171,14 +171,15 @@ static void by_all_ways(const gradd_infer_t *c, const gradd_launch_t *r, gradd_c
     }
 }
 
-/* A range of keys for each of n queries: those of its document that are not behind it, and none for
- * the queries of every third document. */
+/* A range of keys for each of n queries: from the begin of its document to 20 keys behind it, which
+ * is in the middle of a tile, and none for the queries of every third document. */
 static void print_documents(char *to, size_t room, int n, int document) {
     size_t at = (size_t)snprintf(to, room, "i32[1,1,%d,3]={", n);
     for (int i = 0; i < n; i++) {
         const bool empty = i / document % 3 == 2;
+        const int end = i + 21 < n ? i + 21 : n;
         at += (size_t)snprintf(to + at, room - at, "%s%d,%d,1", i ? "," : "",
-                               empty ? 0 : i / document * document, empty ? 0 : i + 1);
+                               empty ? 0 : i / document * document, empty ? 0 : end);
     }
     snprintf(to + at, room - at, "}");
 }
