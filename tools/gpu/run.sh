@@ -147,7 +147,7 @@ models() {
     for task in mlp killed two; do
         part $task 60 sh -c "$python" "$root" "$bundle" "$trainers" $task cuda
     done
-    part peers-1b 130 env GRADD_SELF_CHECK=0 sh -c "$python" "$root" "$bundle" "$trainers" peers cuda \
+    part peers-1b 150 env GRADD_SELF_CHECK=0 sh -c "$python" "$root" "$bundle" "$trainers" peers cuda \
         1b 4x2048 gradd eager compile liger
     part lora-8b 100 env GRADD_SELF_CHECK=0 sh -c "$python" "$root" "$bundle" "$trainers" lora cuda \
         8b-full 1x4096 gradd eager

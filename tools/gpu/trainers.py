@@ -7,9 +7,9 @@
     trainers.py lora DEVICE SHAPE SIZE ENGINE..  the same with LoRA on all projections
 
 DEVICE is `cuda`, or `emu` of the tests (tests/python on the path). SHAPE is one of shapes.py, SIZE
-ROWSxTOKENS, ENGINE `gradd`, `eager`, `compile` or `liger`. Each engine is a process of its own; one
-of them works at a time. GRADD_BIN names the daemon, which starts by itself. Results are lines of
-JSON; exit status 1 if something does not hold.
+ROWSxTOKENS, ENGINE `gradd`, `eager`, `compile` or `liger`. Each engine is a process of its own; all
+make their first call at once, and then one works at a time. GRADD_BIN names the daemon, which
+starts by itself. Results are lines of JSON; exit status 1 if something does not hold.
 """
 
 from __future__ import annotations
@@ -360,17 +360,29 @@ class Peers:
         self._device = device
         self.children = {e: _child(["peer", e, device, shape, size, lora]) for e in engines}
         self.found: dict[str, dict[str, Any]] = {e: {} for e in engines}
-        for engine in engines:
-            self._take(engine, "")
 
     def _take(self, engine: str, word: str) -> dict[str, Any]:
+        """Says a word to an engine that has not failed, and waits for its answer."""
+        self._tell(engine, word)
+        return self._hear(engine)
+
+    def _tell(self, engine: str, word: str) -> None:
+        if word and "failed" not in self.found[engine]:
+            _say(self.children[engine], word)
+
+    def _hear(self, engine: str) -> dict[str, Any]:
         if "failed" in self.found[engine]:
             return {}
-        if word:
-            _say(self.children[engine], word)
         answer = _answer(self.children[engine])
         self.found[engine] |= {k: v for k, v in answer.items() if k not in ("ready", "ms")}
         return answer
+
+    def at_once(self, word: str) -> None:
+        """All engines do that at the same time."""
+        for engine in self.children:
+            self._tell(engine, word)
+        for engine in self.children:
+            self._hear(engine)
 
     def all(self, word: str) -> None:
         """Each engine does that, one after the other."""
@@ -403,16 +415,30 @@ class Peers:
                 self.found[engine]["memory_mib"] = before - after
 
 
+class _OutOfTimeError(Exception):
+    """The part's limit: what is known is reported."""
+
+
+def _out_of_time(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes to the process and to its group
+    raise _OutOfTimeError
+
+
 def peers(device: str, shape: str, size: str, *engines: str, lora: str = "full") -> bool:
     """Losses that agree, milliseconds of a step with and without AdamW, and memory."""
+    signal.signal(signal.SIGTERM, _out_of_time)  # the other processes end by it
     group = Peers(device, shape, size, list(engines), lora)
     try:
-        group.all("first")
+        group.at_once("")
+        group.at_once("first")
         group.rounds("step_ms")
         group.all("with_optimizer")
         group.rounds("adamw_step_ms")
         group.all("memory")
-    finally:
+    except _OutOfTimeError:
+        for found in group.found.values():
+            found.setdefault("failed", "no time was left")
+    else:
         group.leave()
     rows, length = map(int, size.split("x"))
     expected = group.found.get("eager", {}).get("loss")

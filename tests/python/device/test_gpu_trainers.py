@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import BINARY, PYTHONPATH
 
-from helpers import ROOT, emu_torch
+from helpers import ROOT, emu_torch, waiting
 
 pytestmark = [
     pytest.mark.emu,
@@ -47,3 +49,19 @@ def test_engines_in_turns(task: str) -> None:
     assert abs(found["gradd"]["loss"] - found["eager"]["loss"]) < 0.02 * found["eager"]["loss"]
     assert found["gradd"]["trained"] == found["eager"]["trained"]
     assert found["gradd"]["in_torch"] == {}
+
+
+def test_what_was_measured_before_the_limit_is_reported() -> None:
+    """The signal of `timeout` goes to the process and its group."""
+    arguments = [str(ROOT / "tools/gpu/trainers.py"), "peers", "emu", "tiny", "2x20", "eager"]
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "GRADD_BIN": str(BINARY)}
+    process = subprocess.Popen(
+        [sys.executable, *arguments], env=env, stdout=subprocess.PIPE, start_new_session=True
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    waiting.until(lambda: bool(children.read_text().split()), "no engine was started")
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate()
+    (line,) = map(json.loads, said.splitlines())
+    assert line["engine"] == "eager" and line["failed"] and not line["held"]
+    assert process.returncode == 1
