@@ -10,7 +10,7 @@
  * keeps the gradients as it has rounded them for its own product, and the second one only
  * multiplies them with the keys: five products. That costs 2 bytes of scratch for each pair of
  * query and key, written and read once; partial sums of dq per 128 keys would cost twice that. As
- * scratch is limited, the heads take turns (`scores_limit`). Where a turn would leave most
+ * scratch is limited, the heads take turns (`attn_scores_limit`). Where a turn would leave most
  * multiprocessors idle, at more than 4096 queries of four heads that share keys, there are seven
  * products again. Smaller heads have too little arithmetic per pair to gain from it.
  */
