@@ -62,12 +62,14 @@ static gradd_status_t find_open(gradd_handle_table_t *table, uint64_t id,
     return GRADD_OK;
 }
 
-static void drop(gradd_handle_table_t *table, handle_entry_t *entry) {
-    handle_entry_t *end = table->entries + table->n_entries;
-    table->bytes -= entry->segment.bytes;
-    gradd_segment_finish(&entry->segment);
+/* The caller ends it without the lock: a device takes long to unmap. */
+static gradd_segment_t take_out(gradd_handle_table_t *table, handle_entry_t *entry) {
+    const handle_entry_t *end = table->entries + table->n_entries;
+    const gradd_segment_t taken = entry->segment;
+    table->bytes -= taken.bytes;
     memmove(entry, entry + 1, (size_t)(end - entry - 1) * sizeof *entry);
     table->n_entries--;
+    return taken;
 }
 
 static gradd_status_t grow(gradd_handle_table_t *table) {
@@ -106,13 +108,14 @@ static gradd_status_t add_locked(gradd_handle_table_t *table, uint64_t id,
     return GRADD_OK;
 }
 
-static gradd_status_t remove_locked(gradd_handle_table_t *table, uint64_t id) {
+static gradd_status_t remove_locked(gradd_handle_table_t *table, uint64_t id,
+                                    gradd_segment_t *out_segment) {
     handle_entry_t *entry;
     GRADD_TRY(find_open(table, id, &entry));
     if (entry->n_uses)
         return GRADD_FAIL(STALE, "segment %llu is in use (%llu times)", (unsigned long long)id,
                           (unsigned long long)entry->n_uses);
-    drop(table, entry);
+    *out_segment = take_out(table, entry);
     return GRADD_OK;
 }
 
@@ -150,9 +153,11 @@ gradd_status_t gradd_handle_add(gradd_handle_table_t *table, uint64_t id,
 }
 
 gradd_status_t gradd_handle_remove(gradd_handle_table_t *table, uint64_t id) {
+    gradd_segment_t removed = GRADD_SEGMENT_INIT;
     pthread_mutex_lock(&table->lock);
-    gradd_status_t status = remove_locked(table, id);
+    gradd_status_t status = remove_locked(table, id, &removed);
     pthread_mutex_unlock(&table->lock);
+    gradd_segment_finish(&removed);
     return status;
 }
 
@@ -166,19 +171,29 @@ gradd_status_t gradd_handle_retain(gradd_handle_table_t *table, uint64_t id) {
 }
 
 void gradd_handle_release(gradd_handle_table_t *table, uint64_t id) {
+    gradd_segment_t unused = GRADD_SEGMENT_INIT;
     pthread_mutex_lock(&table->lock);
     handle_entry_t *entry = find(table, id);
     if (entry && entry->n_uses) entry->n_uses--;
-    if (entry && !entry->n_uses && table->closed) drop(table, entry);
+    if (entry && !entry->n_uses && table->closed) unused = take_out(table, entry);
     pthread_mutex_unlock(&table->lock);
+    gradd_segment_finish(&unused);
 }
 
 void gradd_handle_close(gradd_handle_table_t *table) {
-    pthread_mutex_lock(&table->lock);
-    table->closed = true;
-    for (uint32_t i = table->n_entries; i-- > 0;)
-        if (!table->entries[i].n_uses) drop(table, &table->entries[i]);
-    pthread_mutex_unlock(&table->lock);
+    bool found;
+    do {
+        gradd_segment_t unused = GRADD_SEGMENT_INIT;
+        pthread_mutex_lock(&table->lock);
+        table->closed = true;
+        uint32_t i = table->n_entries;
+        while (i > 0 && table->entries[i - 1].n_uses)
+            i--;
+        found = i > 0;
+        if (found) unused = take_out(table, &table->entries[i - 1]);
+        pthread_mutex_unlock(&table->lock);
+        gradd_segment_finish(&unused);
+    } while (found);
 }
 
 gradd_status_t gradd_handle_resolve(gradd_handle_table_t *table, uint64_t id, uint64_t offset,

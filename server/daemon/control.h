@@ -9,7 +9,8 @@
 
 #include <stdbool.h>
 
-#include "server/session/session.h"
+#include "server/device/device.h"
+#include "server/verbs/commands.h"
 
 #define CONTROL_MAX_PACKET (64 << 10)
 
@@ -26,8 +27,17 @@ typedef struct control_host_s {
     const gradd_mapper_t *mapper; /* takes segments to it; may be NULL */
 } control_host_t;
 
+control_host_t control_host(const char *dir, gradd_device_t *device);
+
 /* Answers the packets that wait, at most a few per call. *out_open is false when the peer has
- * closed the connection or does not read its replies; then the session must end. */
-void control_read(session_t *session, const control_host_t *host, bool *out_open);
+ * closed the connection or does not read its replies; then the session must end.
+ *
+ * Mapping half a gigabyte into a device takes a tenth of a second, in which no other client must
+ * wait: where there is a mapper, a packet that maps or unmaps becomes *out_request, else NULL, for
+ * the engine thread. No other packet of the session may be read before that is answered. */
+void control_read(session_t *session, const control_host_t *host, bool *out_open,
+                  request_t **out_request);
+/* Sends the reply to such a request; false as for *out_open. */
+bool control_reply(const request_t *request);
 
 #endif

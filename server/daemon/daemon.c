@@ -40,12 +40,17 @@ static void unwatch(daemon_t *daemon, int fd) {
 /* ---- sessions ---- */
 
 /* Takes back what the engine has not begun. */
-static void drop_waiting(daemon_t *daemon, session_t *session) {
-    for (job_t *job = queue_drop(daemon->queue, &session->lane), *next; job; job = next) {
+static void drop_lane(daemon_t *daemon, session_t *session, lane_t *lane) {
+    for (job_t *job = queue_drop(daemon->queue, lane), *next; job; job = next) {
         next = job->next;
         session->n_pending--;
         request_destroy((request_t *)job);
     }
+}
+
+static void drop_waiting(daemon_t *daemon, session_t *session) {
+    drop_lane(daemon, session, &session->lane);
+    drop_lane(daemon, session, &session->memory_lane);
 }
 
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel) {
@@ -53,13 +58,16 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     if (session->state == SESSION_CLOSING) return;
     session->state = SESSION_CLOSING;
     session->end_reason = reason;
+    session->ends = true;
     unwatch(daemon, session->control);
     unwatch(daemon, gradd_lease_pidfd(session->lease));
-    close(session->control);
-    session->control = -1;
     daemon->idle_since_ms = session_now_ms();
     drop_waiting(daemon, session);
-    gradd_lease_end(session->lease); /* what no run uses is unmapped now */
+    if (!device_mapper(daemon->worker.device)) { /* else the engine thread unmaps, and hangs up */
+        close(session->control);
+        session->control = -1;
+        gradd_lease_end(session->lease); /* what no run uses is unmapped now */
+    }
     request_t *end = request_create();
     if (!end) {
         /* Without memory for the last job the session stays, closed; the next tick tries again. */
@@ -124,15 +132,22 @@ static void accept_session(daemon_t *daemon) {
 
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
-    const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
-    const control_host_t host = {.dir = daemon->dir.path,
-                                 .device = device->name,
-                                 .uuid = device->uuid,
-                                 .mapper = device_mapper(daemon->worker.device)};
+    request_t *request;
+    const control_host_t host = control_host(daemon->dir.path, daemon->worker.device);
     session_t *session = session_by_number(&daemon->table, number);
-    if (!session || session->control < 0) return;
-    control_read(session, &host, &open);
+    if (!session || session->ends) return;
+    control_read(session, &host, &open, &request);
+    if (request) {
+        unwatch(daemon, session->control); /* until it is answered */
+        session->n_pending++;
+        queue_push(daemon->queue, &session->memory_lane, &request->job);
+    }
     if (!open) daemon_end_session(daemon, session, "connection closed", true);
+}
+
+void daemon_resume_session(daemon_t *daemon, session_t *session) {
+    if (watch(daemon, session->control, ON_CONTROL, session->number) == GRADD_OK) return;
+    daemon_end_session(daemon, session, "not watched", true);
 }
 
 static void bury_session(daemon_t *daemon, uint32_t number) {
@@ -214,7 +229,7 @@ void daemon_tick(daemon_t *daemon) {
             daemon_end_session(daemon, s, "never attached", true);
         else if (s->stalled_ms && now - s->stalled_ms > STALLED_MS)
             daemon_end_session(daemon, s, "does not read its replies", true);
-        else if (s->state == SESSION_ATTACHED && s->control < 0)
+        else if (s->state == SESSION_ATTACHED && s->ends)
             daemon_end_session(daemon, s, "connection closed", true);
     }
     if (daemon->control_paused && !daemon->stopping &&

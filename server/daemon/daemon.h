@@ -48,6 +48,8 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
 /* Ends a session as soon as the request that the engine has begun for it is answered: now, if there
  * is none. Waiting requests are dropped; the client sends them to the next daemon. */
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);
+/* Reads packets of the session's control socket again. */
+void daemon_resume_session(daemon_t *daemon, session_t *session);
 /* Everything that can be done without waiting. True if there may be more. */
 bool daemon_turn(daemon_t *daemon);
 /* One event of the epoll set. */

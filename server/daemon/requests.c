@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "server/daemon/control.h"
 #include "server/host/log.h"
 #include "server/session/turns.h"
 
@@ -137,6 +138,20 @@ void requests_handle(daemon_t *daemon, request_t *request) {
         dispatch(daemon, request);
 }
 
+/* A packet of the control socket that the engine thread has carried out. */
+static void finish_packet(daemon_t *daemon, request_t *request) {
+    session_t *session = request->session;
+    const bool sent = session->ends || control_reply(request);
+    session->n_pending--;
+    request_destroy(request);
+    if (session->ends) return;
+    daemon_resume_session(daemon, session);
+    if (!sent)
+        daemon_end_session(daemon, session, "connection closed", true);
+    else if (daemon->stopping)
+        daemon_stop_session(daemon, session, "answered");
+}
+
 void requests_finish(daemon_t *daemon, request_t *request) {
     session_t *session = request->session;
     laps_cause(&daemon->laps, request->command ? "reply" : "session end",
@@ -147,6 +162,10 @@ void requests_finish(daemon_t *daemon, request_t *request) {
                   (unsigned long long)session->n_requests);
         request_destroy(request);
         session_destroy(&daemon->table, session);
+        return;
+    }
+    if (request->by_control) {
+        finish_packet(daemon, request);
         return;
     }
     bool detach = request->command->ends_session && request->status == GRADD_OK;

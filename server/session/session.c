@@ -83,10 +83,10 @@ void session_destroy(session_table_t *table, session_t *session) {
         table->n_surplus -= session->surplus;
         break;
     }
-    if (session->control >= 0) close(session->control);
     gradd_lease_destroy(session->lease);
     gradd_segment_finish(&session->marks);
     gradd_segment_finish(&session->words);
+    if (session->control >= 0) close(session->control); /* last: it may free what it has lent */
     free(session->last_reply);
     explicit_bzero(session->token, sizeof session->token);
     free(session);

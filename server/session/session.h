@@ -49,7 +49,8 @@ typedef struct session_s {
     uint32_t number; /* never used twice in the life of a daemon */
     session_state_t state;
     gradd_lease_t *lease; /* Owned; its table is also the engine's */
-    int control;          /* Owned: the connection; -1 once closed */
+    /* Owned: the connection, open as long as memory that the client has lent; -1 once closed. */
+    int control;
     pid_t pid;
     uid_t uid;
     char client[SESSION_CLIENT_BYTES];
@@ -59,10 +60,12 @@ typedef struct session_s {
     uint64_t q_taken, q_done;
     uint8_t *last_reply; /* Owned: the reply to q_done */
     size_t last_reply_bytes;
-    lane_t lane; /* Shared with the engine through queue.h */
+    lane_t lane;        /* Shared with the engine through queue.h */
+    lane_t memory_lane; /* the same: of segments, which wait for no other request of the session */
     uint64_t payload_bytes;
     uint64_t n_requests;
     int n_pending; /* requests in the lane, with the engine, or not answered yet */
+    bool ends;     /* nothing is read from it any more */
     bool late;     /* connected while the daemon was ending: its hello is refused */
     bool surplus;  /* one connection too many: its hello is refused, and then it is closed */
     int64_t born_ms, active_ms;

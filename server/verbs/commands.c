@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "server/session/turns.h"
+#include "shm/discard.h"
 
 #define X(family) extern const command_family_t command_family_##family;
 #include "cmd_list.inc"
@@ -34,6 +35,8 @@ void request_destroy(request_t *request) {
     zmq_msg_close(&request->envelope);
     for (int i = 0; i < WIRE_MAX_PAYLOADS; i++)
         zmq_msg_close(&request->payloads[i]);
+    for (int i = 0; i < request->n_fds; i++)
+        gradd_discard(request->fds[i]);
     wire_out_finish(&request->reply);
     free(request);
 }

@@ -20,7 +20,8 @@
 #include "server/session/session.h"
 #include "server/wire/wire.h"
 
-#define COMMAND_MAX_FIELDS 20
+#define COMMAND_MAX_FIELDS      20
+#define REQUEST_MAX_DESCRIPTORS 4
 
 struct daemon_s;
 struct worker_s;
@@ -66,6 +67,8 @@ typedef struct request_s {
     const msgpack_object *args[COMMAND_MAX_FIELDS]; /* NULL: an optional field is missing */
     const msgpack_object *rel;                      /* runs to release first, or NULL */
     uint64_t turn, chain;                           /* see turns.h; 0 = it has none */
+    bool by_control;                                /* it came by the control socket, with these: */
+    int fds[REQUEST_MAX_DESCRIPTORS], n_fds;        /* Owned; -1 once handed on */
     gradd_status_t status;                          /* result; `reply` is complete either way */
     wire_out_t reply;
     int64_t arrived_us, started_us;

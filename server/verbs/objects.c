@@ -234,11 +234,17 @@ static void handle_guest(worker_t *worker, request_t *request) {
     command_reply(request, request->command->handle(worker, request));
 }
 
+/* Its memory last: runs use it. */
+static void end_session(worker_t *worker, session_t *session) {
+    objects_end(worker, session);
+    gradd_lease_end(session->lease);
+}
+
 void worker_handle(worker_t *worker, request_t *request) {
     if (request->command && !request->session)
         handle_guest(worker, request);
     else if (request->command)
         handle_request(worker, request);
     else
-        objects_end(worker, request->session);
+        end_session(worker, request->session);
 }
