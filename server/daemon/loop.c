@@ -18,6 +18,20 @@
 #define POLLED_OFTEN    10000 /* times: some 0.5 s */
 #define WATCH_NS 1000000 /* a request that outlives one to two of these gets the standby thread */
 
+/* Of the engine thread, which alone uses the device: gives memory back when it was idle for long.
+ */
+static void rest(loop_t *loop, int64_t now) {
+    const int64_t after_ms = loop->daemon->options->idle_trim * 1000;
+    const unsigned n = atomic_load(&loop->n_requests);
+    if (n != loop->n_before) {
+        loop->n_before = n;
+        loop->resting_ms = now;
+    } else if (after_ms && loop->resting_ms && now - loop->resting_ms >= after_ms) {
+        loop->resting_ms = 0;
+        worker_trim(&loop->daemon->worker);
+    }
+}
+
 /* One turn: all work that is there, else sleep until an event. The caller owns the loop. */
 static void turn(loop_t *loop, bool is_engine) {
     daemon_t *daemon = loop->daemon;
@@ -43,6 +57,7 @@ static void turn(loop_t *loop, bool is_engine) {
     if (now - loop->ticked_ms < TICK_MS) return;
     loop->ticked_ms = now;
     daemon_tick(daemon);
+    if (is_engine) rest(loop, now);
     laps_cause(&daemon->laps, "tick", 0);
     laps_end(&daemon->laps);
 }

@@ -30,9 +30,11 @@ typedef struct loop_s {
     atomic_bool armed;       /* the timer will fire */
     atomic_uint n_requests;  /* started so far */
     atomic_bool ended;
-    unsigned rounds;   /* of the loop; by the holder of the lock */
-    unsigned polls;    /* in a row for jobs that wait for a word; the same */
-    int64_t ticked_ms; /* the same */
+    unsigned rounds;    /* of the loop; by the holder of the lock */
+    unsigned polls;     /* in a row for jobs that wait for a word; the same */
+    int64_t ticked_ms;  /* the same */
+    unsigned n_before;  /* requests at the last tick of the engine thread */
+    int64_t resting_ms; /* since when there are no more; 0 = memory is given back */
 } loop_t;
 
 /* Runs both roles until the daemon has ended; the caller becomes the standby thread. Fails with IO

@@ -76,10 +76,22 @@ const gradd_mapper_t *device_mapper(const gradd_device_t *d) {
     return d->backend->map ? &d->mapper : NULL;
 }
 
+/* A failure of earlier work is a lost device's, which the next request reports again. */
+void device_give_back(gradd_device_t *d) {
+    gradd_device_trim(d);
+    d->backend->wait(d->queue, NULL); /* freeing takes its turn */
+}
+
+gradd_status_t device_alloc(gradd_device_t *d, int64_t bytes, void **out) {
+    const gradd_status_t status = d->backend->alloc(d->queue, (size_t)bytes, out);
+    if (status != GRADD_E_NOMEM || !pool_bytes(d)) return status;
+    device_give_back(d);
+    return d->backend->alloc(d->queue, (size_t)bytes, out);
+}
+
 bool device_memory(gradd_device_t *d, bool trim, int64_t *out_free, int64_t *out_total) {
     if (!d->backend->memory) return false;
-    if (trim) gradd_device_trim(d);
-    if (trim) d->backend->wait(d->queue, NULL); /* freeing takes its turn */
+    if (trim) device_give_back(d);
     return d->backend->memory(out_free, out_total) == GRADD_OK;
 }
 

@@ -56,6 +56,10 @@ const gradd_mapper_t *device_mapper(const gradd_device_t *device);
 /* Whether the device has memory of its own; if so, how much of it is free. Spare arenas are not,
  * unless they are trimmed first. */
 bool device_memory(gradd_device_t *device, bool trim, int64_t *out_free, int64_t *out_total);
+/* Gives back the spare arenas, and waits: after that their memory is free for any process. */
+void device_give_back(gradd_device_t *device);
+/* Memory of the device, as the table's alloc; spare arenas make room if there is none. */
+gradd_status_t device_alloc(gradd_device_t *device, int64_t bytes, void **out);
 /* Copies what lies in memory of the device, or in the process's, to the process's. Waits. */
 gradd_status_t device_read(gradd_device_t *device, void *to, const void *from, size_t bytes);
 

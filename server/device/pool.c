@@ -45,7 +45,7 @@ static gradd_status_t new_arena(gradd_device_t *d, int64_t bytes, void **out) {
     for (int i = 0; i < DEVICE_SPARES; i++)
         if (d->spares[i].bytes < bytes) spare_free(d, &d->spares[i]);
     GRADD_TRY(pool_admit(d, bytes));
-    return d->backend->alloc(d->queue, (size_t)bytes, out);
+    return device_alloc(d, bytes, out);
 }
 
 gradd_status_t pool_take(gradd_device_t *d, int64_t bytes, void **out, int64_t *out_bytes) {
@@ -66,7 +66,7 @@ gradd_status_t pool_take(gradd_device_t *d, int64_t bytes, void **out, int64_t *
 gradd_status_t pool_grow(gradd_device_t *d, int64_t bytes, void **memory, int64_t *memory_bytes) {
     void *wider;
     if (bytes <= *memory_bytes) return GRADD_OK;
-    GRADD_TRY(d->backend->alloc(d->queue, (size_t)bytes, &wider));
+    GRADD_TRY(device_alloc(d, bytes, &wider));
     gradd_status_t status = d->backend->copy(d->queue, wider, *memory, (size_t)*memory_bytes);
     if (status) {
         d->backend->free(d->queue, wider, (size_t)bytes);

@@ -56,13 +56,13 @@ static gradd_status_t fill(const gradd_plan_t *p, char *block) {
 
 gradd_status_t constants_upload(gradd_plan_t *p) {
     constants_t *c = &p->constants;
-    const gradd_device_t *d = p->device;
+    gradd_device_t *d = p->device;
     void *block;
     if (!c->waiting_bytes) return GRADD_OK;
     constant_block_t *wider = realloc(c->blocks, sizeof wider[0] * ((size_t)c->n_blocks + 1));
     if (!wider) return no_memory();
     c->blocks = wider;
-    GRADD_TRY(d->backend->alloc(d->queue, (size_t)c->waiting_bytes, &block));
+    GRADD_TRY(device_alloc(d, c->waiting_bytes, &block));
     gradd_status_t status = fill(p, block);
     if (status) {
         d->backend->free(d->queue, block, (size_t)c->waiting_bytes);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "server/device/device.h"
+#include "server/host/log.h"
 #include "server/host/machine.h"
 #include "server/verbs/worker.h"
 
@@ -76,6 +77,13 @@ gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t
     GRADD_TRY(gradd_device_open(&o, &worker->device));
     if (options->memory_limit <= 0) limit_memory(worker);
     return GRADD_OK;
+}
+
+void worker_trim(worker_t *worker) {
+    const int64_t bytes = pool_bytes(worker->device);
+    if (!bytes) return;
+    device_give_back(worker->device);
+    log_event(LOG_INFO, "idle_trim", "mib=%lld", (long long)(bytes >> 20));
 }
 
 gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,

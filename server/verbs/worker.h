@@ -78,6 +78,8 @@ void cache_finish(worker_t *worker);
 /* Opens the device, which asks worker_admit; a memory limit of 0 means 90 % of the memory that the
  * device has, or the machine. */
 gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options);
+/* Gives back what finished runs have left for the next ones. */
+void worker_trim(worker_t *worker);
 /* The device of that name, n bytes; NULL = the default. Fails with UNSUPPORTED. */
 gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,
                                   gradd_device_t **out_device);

@@ -1,12 +1,15 @@
 /* The arenas of a device: reuse, a bound on spare ones, trimming, the limit. */
+#include <limits.h>
 #include <stdlib.h>
 
 #include "server/exec/run.h"
 #include "tests/test.h"
 
 static int live; /* allocations that were not freed */
+static int most = INT_MAX;
 
 static gradd_status_t counted_alloc(gradd_queue_t *queue, size_t bytes, void **out) {
+    if (live == most) return GRADD_FAIL(NOMEM, "%d allocations", live);
     live++;
     return gradd_backend_cpu.alloc(queue, bytes, out);
 }
@@ -102,6 +105,23 @@ TEST(trim_gives_everything_back) {
     gradd_device_trim(d);
     CHECK_EQ_INT(live, 0);
     CHECK(take(d, 0, &bytes) == NULL);
+    close_counted(d);
+}
+
+TEST(spares_make_room_where_the_device_has_none) {
+    gradd_device_t *d = open_counted(0);
+    const int64_t large = INT64_C(300) << 20;
+    int64_t bytes;
+    void *constants, *small;
+    pool_give(d, take(d, large, &bytes), large);
+    most = 1;
+    small = take(d, 1000, &bytes); /* which the large one is too large for */
+    CHECK_EQ_INT(pool_bytes(d), 0);
+    CHECK_STATUS(GRADD_E_NOMEM, device_alloc(d, 1000, &constants));
+    pool_give(d, small, bytes);
+    CHECK_OK(device_alloc(d, 1000, &constants));
+    most = INT_MAX;
+    counted_free(d->queue, constants, 1000);
     close_counted(d);
 }
 
