@@ -32,6 +32,8 @@ SAME(cuMemsetD8Async, cudaMemsetAsync((void *)at, value, bytes, stream), CUdevic
      unsigned char value, size_t bytes, CUstream stream)
 SAME(cuStreamCreate, cudaStreamCreateWithFlags(out, flags), CUstream *out, unsigned flags)
 SAME(cuStreamDestroy_v2, cudaStreamDestroy(stream), CUstream stream)
+SAME(cuMemAlloc_v2, cudaMalloc((void **)out, bytes), CUdeviceptr *out, size_t bytes)
+SAME(cuMemFree_v2, cudaFree((void *)at), CUdeviceptr at)
 SAME(cuMemcpyAsync, cudaMemcpyAsync((void *)to, (void *)from, bytes, cudaMemcpyDefault, stream),
      CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 SAME(cuCtxSynchronize, cudaDeviceSynchronize(), void)

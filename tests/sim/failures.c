@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/sim/cuda.h"
 #include "tests/sim/internal.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -19,19 +20,20 @@ static const struct {
     cudaError_t error;
     const char *name, *text;
 } errors[] = {
-    {cudaSuccess,                          "cudaSuccess",                          "no error"                  },
-    {cudaErrorInvalidValue,                "cudaErrorInvalidValue",                "invalid argument"          },
-    {cudaErrorMemoryAllocation,            "cudaErrorMemoryAllocation",            "out of memory"             },
-    {cudaErrorNoDevice,                    "cudaErrorNoDevice",                    "no CUDA-capable device"    },
-    {cudaErrorInvalidDevice,               "cudaErrorInvalidDevice",               "invalid device ordinal"    },
-    {cudaErrorDeviceUninitialized,         "cudaErrorDeviceUninitialized",         "invalid device context"    },
-    {cudaErrorInvalidResourceHandle,       "cudaErrorInvalidResourceHandle",       "invalid resource handle"   },
-    {cudaErrorNotReady,                    "cudaErrorNotReady",                    "device not ready"          },
-    {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
-     "memory is registered"                                                                                    },
-    {cudaErrorHostMemoryNotRegistered,     "cudaErrorHostMemoryNotRegistered",
-     "memory is not registered"                                                                                },
-    {cudaErrorLaunchFailure,               "cudaErrorLaunchFailure",               "unspecified launch failure"},
+    {cudaSuccess,                           "cudaSuccess",                          "no error"                  },
+    {cudaErrorInvalidValue,                 "cudaErrorInvalidValue",                "invalid argument"          },
+    {cudaErrorMemoryAllocation,             "cudaErrorMemoryAllocation",            "out of memory"             },
+    {cudaErrorNoDevice,                     "cudaErrorNoDevice",                    "no CUDA-capable device"    },
+    {cudaErrorInvalidDevice,                "cudaErrorInvalidDevice",               "invalid device ordinal"    },
+    {cudaErrorDeviceUninitialized,          "cudaErrorDeviceUninitialized",         "invalid device context"    },
+    {cudaErrorInvalidResourceHandle,        "cudaErrorInvalidResourceHandle",       "invalid resource handle"   },
+    {cudaErrorNotReady,                     "cudaErrorNotReady",                    "device not ready"          },
+    {cudaErrorHostMemoryAlreadyRegistered,  "cudaErrorHostMemoryAlreadyRegistered",
+     "memory is registered"                                                                                     },
+    {cudaErrorHostMemoryNotRegistered,      "cudaErrorHostMemoryNotRegistered",
+     "memory is not registered"                                                                                 },
+    {cudaErrorLaunchFailure,                "cudaErrorLaunchFailure",               "unspecified launch failure"},
+    {(cudaError_t)CUDA_ERROR_NOT_SUPPORTED, "cudaErrorNotSupported",                "operation not supported"   },
 };
 enum { N_ERRORS = sizeof errors / sizeof errors[0] };
 
@@ -88,6 +90,21 @@ static bool first_time(void) {
     return fd >= 0;
 }
 
+/* Whether the list of words has the call, and where it ends there. */
+static const char *behind(const char *list, const char *call) {
+    const size_t n = strlen(call);
+    for (const char *at = list; at && (at = strstr(at, call)); at += n)
+        if ((at == list || at[-1] == ',') && strchr(",:", at[n])) return at + n;
+    return NULL;
+}
+
+bool sim_refuses(const char *call) {
+    const char *held = behind(getenv("GRADD_SIM_HOLD"), call);
+    while (held && *held == ':' && access(held + 1, F_OK))
+        usleep(1000);
+    return behind(getenv("GRADD_SIM_REFUSE"), call);
+}
+
 bool sim_hits(const char *call) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_environment);
@@ -105,6 +122,7 @@ cudaError_t sim_failed(cudaError_t error) {
 cudaError_t sim_failing(const char *call, cudaError_t otherwise) {
     const cudaError_t found = sim_lost();
     if (found) return found;
+    if (sim_refuses(call)) return sim_failed((cudaError_t)CUDA_ERROR_NOT_SUPPORTED);
     return sim_failed(sim_hits(call) ? otherwise : cudaSuccess);
 }
 

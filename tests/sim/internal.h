@@ -15,6 +15,8 @@ void sim_count_wait(void);
 void sim_count_copy(size_t bytes);
 void sim_count_kernel(void);
 bool sim_hits(const char *call);
+/* Whether this driver never does such a call; first waits if calls of it are held. */
+bool sim_refuses(const char *call);
 void sim_lose(cudaError_t error);
 /* The failure of a device that is lost; else cudaSuccess. */
 cudaError_t sim_lost(void);

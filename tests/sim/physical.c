@@ -30,6 +30,7 @@ static CUresult hand_out(int fd, size_t bytes, CUmemGenericAllocationHandle *out
 
 #define DRIVER_CALL(error)                                                                         \
     do {                                                                                           \
+        if (sim_refuses(__func__)) return CUDA_ERROR_NOT_SUPPORTED;                                \
         if (sim_hits(__func__)) return error;                                                      \
     } while (0)
 

@@ -28,6 +28,9 @@
  *   GRADD_SIM_FAIL=CALL:N the N-th call of that function fails, from 1 (cudaMallocAsync:2); or
  *                         `kernel`: the N-th kernel fails, and with it the device is lost, which
  *                         every later call reports
+ *   GRADD_SIM_REFUSE=CALL,CALL  these functions always fail, as in a driver that does not support
+ *                         them
+ *   GRADD_SIM_HOLD=CALL:FILE  that function waits until FILE exists
  *   GRADD_SIM_ONCE=FILE   ... unless FILE exists; it is made when that happens
  */
 #ifndef GRADD_TESTS_SIM_SIM_H
