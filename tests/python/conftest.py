@@ -233,6 +233,7 @@ def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Ite
     monkeypatch.setenv("GRADD_THREADS", "2" if DEVICE == "cpu" else "1")
     monkeypatch.setenv("GRADD_DEVICE", DEVICE)
     gradd_client.close_all()
+    emu_torch.forget_ways()
     control.warm_up()  # ZeroMQ's own threads and descriptors belong to the process
     # What a failed test before this one holds in its traceback may go during this one.
     before = (Counter(_own_descriptors()), _own_mappings())

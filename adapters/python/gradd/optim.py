@@ -242,7 +242,8 @@ class FusedAdam(torch.optim.Optimizer):
         copied_grads: Number of gradients copied into shared memory so far, because `.grad` was not
             the daemon's own (hooks, DDP with bucket views).
         copied_params: Number of parameters copied so far, because their memory has other holders
-            (a state dict, a NumPy array): they stay there, and a copy is updated.
+            (a state dict, a NumPy array), or because a GPU's cannot be shared: they stay there, and
+            a copy is updated.
 
     Raises:
         ValueError: A setting is negative, infinite or NaN, or a beta is not in [0, 1).
@@ -492,13 +493,13 @@ class FusedAdam(torch.optim.Optimizer):
     def _stepped(self, client: Client, p: torch.Tensor) -> torch.Tensor:
         """What the daemon updates: the parameter, in shared memory from now on.
 
-        If its memory has other holders or is not contiguous, the parameter stays there and a copy
-        is updated.
+        If its memory has other holders, is not contiguous or cannot be shared, the parameter stays
+        there and a copy is updated.
         """
         if self._is_shared(client, p):
             self._copies.pop(p, None)
             return p
-        if p.is_contiguous() and not others(p):
+        if p.is_contiguous() and not others(p) and client.memory.moves:
             p.data = self._shared(client, p.data, client.parameters)
             return p
         copy = self._copies.get(p)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 logger = logging.getLogger("gradd")
@@ -47,6 +48,13 @@ OPTIONS: tuple[Option, ...] = (
         "GRADD_QUIET", "bool", False, "say nothing of compiling, and nothing at the end of a run"
     ),
     Option("GRADD_CACHE", "bool", True, "keep translated graphs on disk, for the next process"),
+    Option(
+        "GRADD_GPU_MEMORY",
+        "text",
+        None,
+        "share a GPU's memory in this way alone: vmm, handles or pinned; default the first that "
+        "its driver takes",
+    ),
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
     Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs each operator by itself"),
@@ -162,6 +170,18 @@ def self_check() -> str:
     if text == "first":
         return text
     raise ValueError(f"GRADD_SELF_CHECK={text!r}: expected one of 0, first, decades")
+
+
+def gpu_memory(ways: Iterable[str]) -> str:
+    """GRADD_GPU_MEMORY: one of these ways, "" for any.
+
+    Raises:
+        ValueError: Another text.
+    """
+    text = str(get("GRADD_GPU_MEMORY") or "")
+    if text and text not in ways:
+        raise ValueError(f"GRADD_GPU_MEMORY={text!r}: expected one of {', '.join(ways)}")
+    return text
 
 
 def ineffective() -> list[str]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from gradd import ORTModule, optim
 from gradd.memory import devices
+from gradd.memory.gpu_segments import WAYS
 from gradd.session import client as clients
 from helpers import emu_torch
 from helpers.models.families import build
@@ -142,6 +143,44 @@ def test_a_killed_daemon_loses_no_bit(daemon: object, optimizer: str) -> None:
     assert client.recoveries == 2
     assert got.losses == expected.losses
     assert all(map(torch.equal, got.parameters, expected.parameters))
+
+
+@pytest.mark.parametrize(
+    ("way", "name", "optimizer"),
+    [
+        *((way, "mlp", optimizer) for way in ("handles", "pinned") for optimizer in OPTIMIZERS),
+        *(pytest.param(w, "llama", "fused", marks=pytest.mark.nightly) for w in WAYS),
+    ],
+)
+def test_each_way_of_sharing_memory_gives_the_same_bits(
+    daemon: object, way: str, name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also over killed daemons. With pinned memory nothing of the user's is shared."""
+    expected, kept = _train(TASKS[name], "emu", optimizer, _strict), []
+    assert devices.of(torch.device("emu", 0)).way is WAYS["vmm"]
+    clients.close_all()
+    emu_torch.forget_ways()
+    monkeypatch.setenv("GRADD_GPU_MEMORY", way)
+
+    def wrap(model: nn.Module) -> nn.Module:
+        kept.append(_strict(model))
+        return kept[0]
+
+    def kill(step: int) -> None:
+        if step in (1, 3):
+            daemon.kill(clients.get_client(device=torch.device("emu", 0)).daemon_pid)
+
+    got = _train(TASKS[name], "emu", optimizer, wrap, kill)
+    client = clients.get_client(device=torch.device("emu", 0))
+    assert client.memory.way is WAYS[way] and client.recoveries == 2
+    assert got.losses == expected.losses
+    assert all(map(torch.equal, got.parameters, expected.parameters))
+    stats, tensors = kept[0].gradd_stats(), list(kept[0].parameters())
+    assert stats["fallbacks"] == {} and stats["parts_in_torch"] == {}
+    assert stats["mirrored"] == (0 if WAYS[way].moves else len(tensors))
+    assert {client.locate(p) is not None for p in tensors} == {WAYS[way].moves}
+    kept[0](**{k: v.to("emu") for k, v in TASKS[name].batch(0).items()}).backward()
+    assert {client.locate(p.grad) is not None for p in tensors} == {WAYS[way].moves}
 
 
 def test_parameters_and_gradients_lie_in_memory_that_both_map() -> None:

@@ -17,6 +17,7 @@ from helpers import BUILD
 
 LIBRARY = BUILD / "lib" / "libsim.so"
 DEVICE = BUILD / "lib" / "emu_torch.so"
+_memories: list[devices.Gpu] = []
 
 
 def why_not() -> str:
@@ -54,7 +55,14 @@ def _memory(device: torch.device) -> devices.Gpu:
         with _Device(device):  # the current stream of this device, whichever is the current one
             return torch.ops.emu.stream_address()
 
-    return devices.Gpu(device, str(LIBRARY), tensor, stream)
+    _memories.append(devices.Gpu(device, str(LIBRARY), tensor, stream))
+    return _memories[-1]
+
+
+def forget_ways() -> None:
+    """How memory is shared is found out anew, as in a new process; no client may be connected."""
+    for memory in _memories:
+        memory.way = None
 
 
 class _Device:

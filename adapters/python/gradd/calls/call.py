@@ -75,7 +75,8 @@ class Call:
         self.selection = selection
         self.last = (weakref.ref(graph), weakref.ref(plan))
         self.trains = bool(plan.params or plan.input_grads)
-        self.groups = None if graph.rows else Groups.of_plan(plan)
+        whole = bool(graph.rows) or not client.memory.moves  # gradients that are copied
+        self.groups = None if whole else Groups.of_plan(plan)
         self.apply = function.apply if self.groups is None else function.apply_in_groups
         all_types = [*self.in_types, *((torch.int64, (n,)) for n in lists)]
         self.in_rows, self.in_bytes = _side_by_side(all_types)

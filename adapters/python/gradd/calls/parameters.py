@@ -10,7 +10,8 @@ still alive, a NumPy array) must not be left behind: such a tensor stays where i
 are copied before every forward ("mirrored") until no other reference is left. The same holds for
 parameters that view the same memory differently (one is the other's transpose, or a slice of it):
 an update of one updates the other, which two separate blocks could not do. It also holds for
-tensors that are not contiguous, because their strides are visible to the user.
+tensors that are not contiguous, because their strides are visible to the user, and for all tensors
+of a GPU whose memory cannot be shared (gpu_segments.py).
 """
 
 from __future__ import annotations
@@ -133,11 +134,6 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
         if last > reach:
             widest, reach = one, last
     return found
-
-
-def _stays(tensor: torch.Tensor, others: int) -> bool:
-    """True for a tensor that keeps its memory, which `others` more refer to."""
-    return others > 0 or tensor.is_inference() or not tensor.is_contiguous()
 
 
 class State:
@@ -263,7 +259,7 @@ class State:
         known = set(self._homes)
         try:
             for tensor in tensors:
-                self._move_one(tensor, stays=_stays(tensor, others[id(tensor)]))
+                self._move_one(tensor, stays=self._stays(tensor, others[id(tensor)]))
                 left += nbytes(tensor.dtype, tensor.shape)
                 if left > _PIECE:
                     self.client.memory.give_back()
@@ -284,6 +280,11 @@ class State:
             others(t) - max(known[untyped_storage(t).data_ptr()] - 1, 0) + (identity(t) in partly)
             for t in tensors
         ]
+
+    def _stays(self, tensor: torch.Tensor, others: int) -> bool:
+        """True for a tensor that keeps its memory, which `others` more refer to."""
+        own = others == 0 and not tensor.is_inference() and tensor.is_contiguous()
+        return not (own and self.client.memory.moves)
 
     def _move_one(self, tensor: torch.Tensor, stays: bool) -> None:
         block = self.client.parameters.allocate(nbytes(tensor.dtype, tensor.shape))
@@ -325,7 +326,7 @@ class State:
         accesses.touch()  # the copies are what runs have read
         with torch.inference_mode(False), torch.no_grad():
             for (tensor, home), other in zip(pairs, counts, strict=True):
-                if _stays(tensor, other):
+                if self._stays(tensor, other):
                     home.mirror.copy_(tensor.detach())  # type: ignore[union-attr]
                     continue
                 self._homes.pop(identity(tensor), None)

@@ -168,7 +168,7 @@ class Run:
             self.counts["forwards"] += 1
             if call.prints_memory and not self.flags & ONCE:
                 pss.print_after("forward", self)
-            return tensors
+            return client.memory.taken(tensors)
 
     def outputs(self) -> list[torch.Tensor]:
         """Runs the forward for the user: all outputs, lazy ones among them; buffers change."""
@@ -323,6 +323,7 @@ class Run:
                     reply = delivery.ask(self, fields, make_tensors, (slots, scratch), places)
                 if reply is None:
                     reply = client.backward(fields, make_tensors, plan.info.id, results)
+                    found = client.memory.taken(found)
                 for i in reply.get("none", ()):
                     found[i] = self._flat_gradient(i, at)
             finally:

@@ -118,10 +118,13 @@ class Segment:
         address: Where it is mapped.
         reserved: Bytes from the beginning that have their space.
         make: A tensor over a part of `view`, which it keeps: part, dtype, elements.
+        kind: Of the memory, in the protocol.
     """
 
     device = torch.device("cpu")
     is_host = True
+    kind = "memfd"
+    lent = None  # the daemon's mapping keeps the memory
     make = staticmethod(torch.frombuffer)
 
     def __init__(

@@ -32,11 +32,12 @@ import torch
 
 from gradd import errors, interrupts
 from gradd.memory import devices
-from gradd.memory.devices import HOST, Gpu, GpuSegment, Host
+from gradd.memory.devices import HOST, Gpu, Host
+from gradd.memory.gpu_segments import GpuSegment
 from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import DTYPES, Header, Segment, nbytes
 from gradd.memory.watch import data_ptr
-from gradd.session import control, daemon, other_daemon, protocol
+from gradd.session import control, daemon, other_daemon, protocol, sharing
 from gradd.session.control import ConnectionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
@@ -538,20 +539,29 @@ class Client:
     def connect(self) -> None:
         """Connects now (the first request would do it as well)."""
         with self.lock:
-            self.check_process()
-            failures = 0
-            while self._connection is None:
-                try:
+            self._connected("connect", lambda connection: None)
+
+    def _connected(self, what: str, call: Callable[[control.Connection], None]) -> None:
+        """Calls with a connection, again with the next daemon's if that one is lost."""
+        self.check_process()
+        failures = 0
+        while True:
+            try:
+                if self._connection is None:
                     self._connect()
-                except ConnectionLost as lost:
-                    failures += 1
-                    self._lost(lost, "connect", failures)
+                return call(self._connection)  # type: ignore[arg-type]
+            except ConnectionLost as lost:
+                failures += 1
+                self._lost(lost, what, failures)
 
     # ---- segments ----
 
     def new_segment(self, size: int, purpose: str, in_pieces: bool = False) -> AnySegment:
         """One of this purpose (shm.PURPOSES) that the daemon does not know yet."""
-        what = (self.next_id(), size, Header(purpose, self._owner), in_pieces)
+        header = Header(purpose, self._owner)
+        if self.memory is not HOST and self.memory.way is None:
+            sharing.choose(self, header)
+        what = (self.next_id(), size, header, in_pieces)
         try:
             return self.memory.segment(*what)
         except errors.OutOfMemoryError:
@@ -573,25 +583,12 @@ class Client:
             try:
                 if segment.reserved < segment.size:
                     segment.reserve(segment.size)
-                self._pass_segment(segment)
+                self._connected("take a segment", lambda connection: connection.segment(segment))
             except BaseException:
                 segment.close()
                 self._give_up_if_broken("take a segment")
                 raise
             self._segments[segment.id] = segment
-
-    def _pass_segment(self, segment: AnySegment) -> None:
-        self.check_process()
-        failures = 0
-        while True:
-            try:
-                if self._connection is None:
-                    self._connect()
-                self._connection.segment(segment)  # type: ignore[union-attr]
-                return
-            except ConnectionLost as lost:
-                failures += 1
-                self._lost(lost, "take a segment", failures)
 
     def drop_segment(self, segment: AnySegment) -> None:
         """The segment is no longer needed; the daemon unmaps it before the next request."""

@@ -8,11 +8,13 @@ daemon is gone, which is raised as ConnectionLost. One thread at a time; the cli
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import socket
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -26,6 +28,7 @@ import zmq
 
 from gradd import __version__, errors, interrupts
 from gradd.memory.devices import HOST, Gpu, Host
+from gradd.memory.gpu_segments import GpuSegment
 from gradd.memory.shm import HEADER_VERSION, Segment
 from gradd.session import daemon, protocol, versions
 
@@ -44,6 +47,7 @@ _OTHERS_SECONDS = 200e-6  # a yield that takes as long has let another thread ru
 _SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
 _LAST_REPLY_MS = 20
+_DYING_SECONDS = 1.0
 # Every request bypasses zmq.Socket, whose Python code makes enumerations of numbers.
 _Socket = zmq.backend.Socket
 _READABLE = int(zmq.POLLIN)
@@ -80,6 +84,7 @@ class Connection:
         self._are_quick = False  # the replies, as the last one was
         self._slept_for = 0  # of the next replies
         self._later: dict[int, dict[str, Any] | None] = {}  # replies that are collected later
+        self._lent: dict[int, object] = {}  # memory that must live while the daemon has it open
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
@@ -152,17 +157,23 @@ class Connection:
             raise _no_daemon(self.path, "its answer to hello has no nonce, pid or build")
         return reply
 
-    def _ask(self, fields: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
-        return protocol.checked(protocol.unpack(self._exchange(fields, fd)))
+    def _ask(
+        self, fields: dict[str, Any], fd: int | None = None, patient: bool = False
+    ) -> dict[str, Any]:
+        return protocol.checked(protocol.unpack(self._exchange(fields, fd, patient)))
 
-    def _exchange(self, fields: dict[str, Any], fd: int | None = None) -> bytes:
-        """Sends one packet and returns the answer to it."""
+    def _exchange(
+        self, fields: dict[str, Any], fd: int | None = None, patient: bool = False
+    ) -> bytes:
+        """Sends one packet and returns the answer to it; `patient`: however long it takes."""
         ancillary = []
         if fd is not None:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
         try:
             self._control.sendmsg([protocol.pack(fields)], ancillary)
             self._control.settimeout(_CONTROL_SECONDS)
+            while patient and self.alive(_POLL_MS):
+                interrupts.deliver_if_due()
             packet = self._control.recv(65536)
         except TimeoutError:
             raise ConnectionLost(f"no answer to {fields['v']} on the control socket") from None
@@ -175,18 +186,25 @@ class Connection:
             raise ConnectionLost("the control socket hung up")
         return packet
 
-    def segment(self, segment: Segment) -> None:
-        """Passes a segment and waits for the acknowledgement."""
+    def segment(self, segment: Segment | GpuSegment) -> None:
+        """Passes a segment and waits for the acknowledgement.
+
+        In a GPU's daemon the engine thread maps it, and may be busy for long.
+        """
         fields: dict[str, Any] = {"v": "segment", "id": segment.id, "bytes": segment.size}
-        if not segment.is_host:
+        if segment.kind != "memfd":
             fields |= {
-                "kind": "cuda-vmm",
+                "kind": segment.kind,
                 "device": segment.uuid,
                 "purpose": segment.header.purpose,
             }
         elif segment.header is not None and self._checks_headers:
             fields["header"] = True
-        self._ask(fields, segment.fd)
+        if segment.lent is not None:
+            fields["handle"] = segment.handle
+            self._lent[segment.id] = segment.lent
+        fd = segment.fd if segment.fd >= 0 else None
+        self._ask(fields, fd, patient=self.memory is not HOST)
 
     def timeline(self, segment: Segment) -> None:
         """Passes the memory of the client's turns (timeline.py)."""
@@ -194,7 +212,9 @@ class Connection:
 
     def unsegment(self, segment_id: int) -> None:
         """Takes a segment back. Raises StaleError while something in the daemon uses it."""
-        self._ask({"v": "unsegment", "id": segment_id})
+        request = {"v": "unsegment", "id": segment_id}
+        self._ask(request, patient=self.memory is not HOST)
+        self._lent.pop(segment_id, None)
 
     # ---- commands ----
 
@@ -337,24 +357,50 @@ class Connection:
             if deadline is not None and time.monotonic() > deadline:
                 raise ConnectionLost("no answer in time")
 
-    def alive(self) -> bool:
-        """False once the daemon has hung up."""
+    def alive(self, wait_ms: int = 0) -> bool:
+        """False once the daemon has hung up, or answered on the control socket."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN | select.POLLHUP)
-        return not poller.poll(0)
+        return not poller.poll(wait_ms)
 
     # ---- end ----
 
     def close(self) -> None:
-        """Closes both sockets."""
+        """Closes both sockets; the control socket later, if the daemon has memory to close first.
+
+        A daemon closes its end when it has let go of the session's memory.
+        """
         if self._dealer is not None:
             self._dealer.close(linger=0)
             self._dealer = None
-        self._control.close()
+        if not self._lent:
+            self._control.close()
+            return
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        given = (self._control, self.daemon_pid, self._lent)
+        threading.Thread(target=_keep_lent, args=given, daemon=True).start()
+        self._lent = {}
 
     def abandon(self) -> None:
         """In a forked child: closes the copy of the control socket, touches nothing of ZeroMQ."""
         self._control.close()
+
+
+def _keep_lent(control: socket.socket, pid: int, lent: dict[int, object]) -> None:
+    """Lets go of memory when a daemon has closed it: it hangs up after that, or has died."""
+    control.settimeout(None)
+    with control, contextlib.suppress(OSError):
+        while control.recv(65536):
+            pass
+    # The sockets of a process that dies may end before its memory of the GPU.
+    with contextlib.suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            select.select([process], [], [], _DYING_SECONDS)
+        finally:
+            os.close(process)
+    lent.clear()
 
 
 def _read(frame: bytes) -> dict[str, Any]:
