@@ -2,7 +2,7 @@
  *
  * AF_UNIX SOCK_SEQPACKET, one msgpack map per packet. ZeroMQ carries no descriptors, so segments
  * come this way, and a segment is acknowledged here before a command may name it. Runs in the I/O
- * thread; no call blocks.
+ * thread, where no call blocks: what takes long is left to the engine thread.
  */
 #ifndef GRADD_SERVER_DAEMON_CONTROL_H
 #define GRADD_SERVER_DAEMON_CONTROL_H
@@ -32,9 +32,9 @@ control_host_t control_host(const char *dir, gradd_device_t *device);
 /* Answers the packets that wait, at most a few per call. *out_open is false when the peer has
  * closed the connection or does not read its replies; then the session must end.
  *
- * Mapping half a gigabyte into a device takes a tenth of a second, in which no other client must
- * wait: where there is a mapper, a packet that maps or unmaps becomes *out_request, else NULL, for
- * the engine thread. No other packet of the session may be read before that is answered. */
+ * *out_request is NULL, or a request for the engine thread: where there is a mapper, it maps and
+ * unmaps, which takes a tenth of a second for half a gigabyte. No other packet of the session may be
+ * read before control_reply(). */
 void control_read(session_t *session, const control_host_t *host, bool *out_open,
                   request_t **out_request);
 /* Sends the reply to such a request; false as for *out_open. */

@@ -5,9 +5,9 @@
  * pidfd; the one-time nonce binds the ZeroMQ side; from then on a request must carry the token and
  * come from the same uid and the same ZeroMQ connection.
  *
- * This module, with control.c, knows descriptors and identities and nothing of the engine: what the
- * engine keeps for a session hangs on `objects`, opaque here. Everything belongs to the I/O thread
- * except the fields marked otherwise.
+ * This module knows descriptors and identities and nothing of the engine: what the engine keeps for
+ * a session hangs on `objects`, opaque here. Everything belongs to the I/O thread except the fields
+ * marked otherwise.
  */
 #ifndef GRADD_SERVER_SESSION_SESSION_H
 #define GRADD_SERVER_SESSION_SESSION_H

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "server/exec/run.h"
+#include "tests/sim/sim.h"
 #include "tests/test.h"
 
 static int live; /* allocations that were not freed */
@@ -106,6 +107,31 @@ TEST(trim_gives_everything_back) {
     CHECK_EQ_INT(live, 0);
     CHECK(take(d, 0, &bytes) == NULL);
     close_counted(d);
+}
+
+/* On the CUDA plug-in's device over the stand-in, which says how much of its memory is free. */
+TEST(what_is_given_back_is_free_on_the_device) {
+    const gradd_device_options_t o = {.name = "emu"};
+    const int64_t arena = 8 << 20;
+    int64_t bytes, before, used, after, all;
+    gradd_device_t *d;
+    void *memory;
+    CHECK_OK(gradd_device_open(&o, &d));
+    CHECK(device_memory(d, false, &before, &all));
+    pool_give(d, take(d, arena, &bytes), arena);
+    CHECK(device_memory(d, false, &used, &all));
+    CHECK_EQ_INT(before - used, arena);
+    device_give_back(d);
+    CHECK(device_memory(d, false, &after, &all));
+    CHECK_EQ_INT(after, before);
+    pool_give(d, take(d, arena, &bytes), arena);
+    sim_fail("cudaMallocAsync", 1); /* another process has taken the rest */
+    CHECK_OK(device_alloc(d, 4096, &memory));
+    CHECK_EQ_INT(pool_bytes(d), 0);
+    d->backend->free(d->queue, memory, 4096);
+    sim_fail("cudaMallocAsync", 1);
+    CHECK_STATUS(GRADD_E_NOMEM, device_alloc(d, 4096, &memory)); /* nothing is spare */
+    gradd_device_close(d);
 }
 
 TEST(spares_make_room_where_the_device_has_none) {

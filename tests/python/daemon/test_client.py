@@ -17,7 +17,7 @@ import torch
 from conftest import PYTHONPATH
 
 from gradd import ORTModule, errors
-from gradd.memory import shm
+from gradd.memory import devices, shm
 from gradd.session import control, protocol, ring
 from gradd.session.daemon import DirectoryError, check_directory, directory
 from gradd.session.finalizers import Ends
@@ -27,6 +27,8 @@ from helpers.nets import Net, batch, loss_of
 
 class _NoDaemon:
     """Stands in for the client where only memory is tested: segments without a daemon to tell."""
+
+    memory = devices.HOST
 
     def __init__(self) -> None:
         self.segments: list[shm.Segment] = []

@@ -83,7 +83,7 @@ def test_the_next_way_is_taken_where_drivers_refuse(
     with caplog.at_level(logging.WARNING, logger="gradd"):
         model = _train()
     assert _client().memory.way is WAYS[way]
-    (line,) = (m for m in caplog.messages if "is shared by" in m)
+    (line,) = (m for m in caplog.messages if "shares memory with its daemon by" in m)
     assert line.count("NotSupported") + line.count("NOT_SUPPORTED") == len(refused), line
     assert model.gradd_stats()["mirrored"] == (4 if way == "pinned" else 0)
     assert all(map(torch.equal, (p.detach().cpu() for p in model.parameters()), expected))

@@ -104,10 +104,13 @@ class Squares(Words):
         return (self.head(torch.tanh(self.words(ids))) - labels[:, None]).square().mean()
 
 
-@pytest.mark.parametrize(("model", "most"), [(Squares, 0), (Words, 1)])
+@pytest.mark.parametrize(
+    ("model", "most", "way"), [(Squares, 0, "vmm"), (Words, 1, "vmm"), (Squares, 1, "pinned")]
+)
 def test_a_step_waits_for_labels_alone(
-    model: type[Words], most: int, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
+    model: type[Words], most: int, way: str, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GRADD_GPU_MEMORY", way)
     monkeypatch.setitem(globals(), "Words", model)
     trainer = Trainer("fused")
     for i in range(4):
@@ -119,14 +122,24 @@ def test_a_step_waits_for_labels_alone(
     assert set(+waits) <= {"collect"} and waits["collect"] <= 3 * 4 * most
     assert len({loss.item() for loss in losses}) == 4
     assert trainer.optimizer.grad_norm > 0
-    assert trainer.model.gradd_stats()["mirrored"] == 0
+    assert trainer.model.gradd_stats()["mirrored"] == (3 if way == "pinned" else 0)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "n_kills"),
-    [*((o, 6) for o in OPTIMIZERS), pytest.param("fused", 1000, marks=pytest.mark.nightly)],
+    ("optimizer", "n_kills", "way"),
+    [
+        *((optimizer, 6, "vmm") for optimizer in OPTIMIZERS),
+        ("fused", 6, "pinned"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (("fused", 1000, "vmm"), ("sgd", 200, "pinned"), ("fused", 200, "handles"))
+        ),
+    ],
 )
-def test_kills_at_any_moment_cost_no_bit(daemon: Any, optimizer: str, n_kills: int) -> None:
+def test_kills_at_any_moment_cost_no_bit(
+    daemon: Any, optimizer: str, n_kills: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADD_GPU_MEMORY", way)
     steps, chance = 16 if n_kills == 6 else 3 * n_kills, random.Random(optimizer)
     reference = Trainer(optimizer)
     expected = [reference.step(i).item() for i in range(steps)]

@@ -558,17 +558,14 @@ class Client:
 
     def new_segment(self, size: int, purpose: str, in_pieces: bool = False) -> AnySegment:
         """One of this purpose (shm.PURPOSES) that the daemon does not know yet."""
-        header = Header(purpose, self._owner)
-        if self.memory is not HOST and self.memory.way is None:
-            sharing.choose(self, header)
-        what = (self.next_id(), size, header, in_pieces)
+        what = (self.next_id(), size, Header(purpose, self._owner), in_pieces)
         try:
-            return self.memory.segment(*what)
+            return sharing.segment(self, *what)
         except errors.OutOfMemoryError:
             with self.lock:
                 self.catch_up()
                 self.memory.make_room()
-            return self.memory.segment(*what)
+            return sharing.segment(self, *what)
 
     def create_segment(self, size: int, purpose: str) -> AnySegment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""

@@ -352,7 +352,9 @@ class Pool:
 
     def _drop_if_spare(self, segment: Segment) -> None:
         """Drops an empty segment unless the peak of the last steps needs it."""
-        if self.keep and segment.id not in self._ending:
+        # Gradients that do not lie in segments are copied there in each step of FusedAdam.
+        copies = self.purpose == "gradients" and not self.client.memory.moves
+        if (self.keep or copies) and segment.id not in self._ending:
             self._emptied += 1
             if self._emptied % 64 == 0:
                 self.peak_bytes = self.busy_bytes

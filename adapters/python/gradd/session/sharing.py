@@ -11,9 +11,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from gradd import errors, options
-from gradd.memory.devices import DeviceError
-from gradd.memory.gpu_segments import WAYS
-from gradd.memory.shm import Header
+from gradd.memory.devices import HOST, DeviceError, Gpu
+from gradd.memory.gpu_segments import WAYS, GpuSegment
+from gradd.memory.shm import Header, Segment
 
 if TYPE_CHECKING:
     from gradd.session.client import Client
@@ -23,32 +23,41 @@ logger = logging.getLogger("gradd")
 _REFUSALS = (errors.DeviceLostError, errors.SharedMemoryError, errors.UnsupportedError)
 
 
-def choose(client: Client, header: Header) -> None:
-    """Sets the way of the client's GPU; says so if it is not the first one.
-
-    Args:
-        client: The session.
-        header: Of the client's first segment.
+def segment(
+    client: Client, number: int, size: int, header: Header, in_pieces: bool
+) -> Segment | GpuSegment:
+    """A new segment of the client's memory, see Host.segment(); a GPU's first one finds the way.
 
     Raises:
-        DeviceError: None is possible, or no daemon computes there.
-        OutOfMemoryError: The GPU has no memory for a small segment.
+        DeviceError: There is no way, or no daemon computes there.
+        OutOfMemoryError: The GPU has no memory for it.
     """
-    memory, wanted = client.memory, options.gpu_memory(WAYS)
+    memory = client.memory
+    if memory is not HOST and memory.way is None:
+        _find_way(client, memory, header)
+    return memory.segment(number, size, header, in_pieces)
+
+
+def _find_way(client: Client, memory: Gpu, header: Header) -> None:
+    """Says so if it is not the first one."""
+    wanted = options.gpu_memory(WAYS)
     client.connect()
     refused = [f"GRADD_GPU_MEMORY={wanted}"] if wanted else []
     for name, way in WAYS.items():
         if wanted and name != wanted:
             continue
         try:
-            segment = way(memory, client.next_id(), 1, header)
-            client.pass_segment(segment)
+            tried = way(memory, client.next_id(), 1, header)
+            client.pass_segment(tried)
         except _REFUSALS as error:
             refused.append(f"{name}: {error.what}")
             continue
-        client.drop_segment(segment)
+        client.drop_segment(tried)
         memory.way = way
         if refused:
-            logger.warning("%s is shared by %s (%s)", memory.device, way.text, "; ".join(refused))
+            why = "; ".join(refused)
+            logger.warning(
+                "%s shares memory with its daemon by %s (%s)", memory.device, way.text, why
+            )
         return
     raise DeviceError(f"no daemon can share memory of {memory.device}: {'; '.join(refused)}")
