@@ -162,6 +162,7 @@ cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned
 cudaError_t cudaIpcCloseMemHandle(void *memory) {
     sim_opened_t **link = &opened, *o;
     sim_block_t b;
+    SIM_CALL(cudaErrorInvalidValue);
     while (*link && (*link)->at != memory)
         link = &(*link)->next;
     if (!(o = *link)) return sim_failed(cudaErrorInvalidValue);

@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,31 @@ def test_memory_is_freed_when_no_daemon_has_its_handle_open(
     until(lambda: _bytes() <= before - size, "the memory is not freed")
 
 
+def test_a_daemon_hangs_up_when_it_has_closed_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sign for the client that memory may be freed."""
+    monkeypatch.setattr(control, "_DYING_SECONDS", 0.0)
+    monkeypatch.setenv("GRADD_GPU_MEMORY", "handles")
+    gate = tmp_path / "gate"
+    client = _client()
+    with monkeypatch.context() as patched:
+        patched.setenv("GRADD_SIM_HOLD", f"cudaIpcCloseMemHandle:{gate}")  # in the daemon
+        client.connect()
+    gate.touch()
+    with client.lock:
+        client.create_segment(8 << 20, "ring")  # the daemon alone keeps it
+        client.request("release", {"runs": []})
+    before = _bytes()
+    gate.unlink()
+    client.close()
+    until(lambda: "closing" in _states(client), "the session does not end")
+    time.sleep(0.2)
+    assert _bytes() == before
+    gate.touch()
+    until(lambda: _bytes() <= before - (8 << 20), "the memory is not freed")
+
+
 @pytest.mark.parametrize(
     ("way", "call"),
     [
@@ -155,13 +181,15 @@ def test_other_clients_are_served_while_memory_is_mapped(
     client = _client()
     gate.unlink()
     made: list[Any] = []
-    thread = threading.Thread(target=lambda: made.append(client.create_segment(1 << 20, "ring")))
-    with client.lock:
-        pass
+
+    def make() -> None:
+        with client.lock:
+            made.append(client.create_segment(1 << 20, "ring"))
+
+    thread = threading.Thread(target=make)
     thread.start()
-    ps = [str(conftest.BINARY), "ps", "--json", "--dir", str(client.path)]
     try:
-        until(lambda: _held(ps), "no session runs a request")
+        until(lambda: "running" in _states(client), "no session runs a request")
         other = control.Connection(client.path, client.memory)
         assert other.attach() > 0
         other.close()
@@ -172,9 +200,11 @@ def test_other_clients_are_served_while_memory_is_mapped(
     assert len(made) == 1
 
 
-def _held(ps: list[str]) -> bool:
-    states = json.loads(subprocess.check_output(ps, text=True, timeout=60))["sessions"]
-    return "running" in [session["state"] for session in states]
+def _states(client: clients.Client) -> list[str]:
+    """Of all sessions of its daemon."""
+    command = [str(conftest.BINARY), "ps", "--json", "--dir", str(client.path)]
+    found = json.loads(subprocess.check_output(command, text=True, timeout=60))
+    return [session["state"] for session in found["sessions"]]
 
 
 def test_an_idle_daemon_gives_memory_back(daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
