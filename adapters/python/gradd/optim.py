@@ -102,7 +102,7 @@ class _Sent:
     ) -> None:
         self.client = client
         self.fields = fields
-        self.params = params
+        self.params = [*params, *(p for p, _ in held)]  # a write to one of these is noticed
         self.held = held
         self.states = states
         self._journal = journal

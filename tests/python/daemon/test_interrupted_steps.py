@@ -163,13 +163,17 @@ def test_half_a_step_is_finished_with_its_own_gradients(
     _assert_same(pair)
 
 
+@pytest.mark.parametrize("is_held", [False, True])
 def test_half_a_step_on_other_parameters_is_an_error(
-    daemon: Any, monkeypatch: pytest.MonkeyPatch
+    is_held: bool, daemon: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if a copy is stepped, because the parameter's memory is held by another tensor."""
     pair = _pair(LARGE)
+    holders = [pair[0][0].detach()[:]] * is_held
     for parameter, optimizer in pair:
         _step(parameter, optimizer, 0)
     p, optimizer = pair[0]
+    assert (optimizer.copied_params > 0) == bool(holders)
     saved = p.detach().clone(), copy.deepcopy(optimizer.state_dict())
     _interrupt(daemon, monkeypatch, p, optimizer)
     with torch.no_grad():
