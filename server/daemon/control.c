@@ -24,7 +24,8 @@ typedef struct control_row_s {
     /* `handle`: does it in the engine thread, where there is a mapper; NULL = it maps nothing. */
     command_t command;
     gradd_status_t (*answer)(const control_host_t *host, request_t *request);
-    int n_fds; /* -1: the verb looks at them itself */
+    int n_fds;     /* -1: the verb looks at them itself */
+    bool is_later; /* than hello */
 } control_row_t;
 
 /* "protocol 2", "protocols 3 to 5" */
@@ -205,8 +206,6 @@ static gradd_status_t answer_segment(const control_host_t *host, request_t *requ
     GRADD_TRY(read_memory(request->args[SEGMENT_MEMORY], &memory));
     GRADD_TRY(check_device(host, request->args[SEGMENT_DEVICE]));
     GRADD_TRY(check_descriptors(request, memory == GRADD_MEMORY_CUDA_IPC ? 0 : 1));
-    if (request->session->state == SESSION_NEW)
-        return GRADD_FAIL(SESSION, "segment: say hello first");
     GRADD_TRY(memory == GRADD_MEMORY_MEMFD ? take_memfd(host, request)
                                            : borrow(host, request, memory));
     wire_key(&request->reply, "id");
@@ -234,11 +233,10 @@ static gradd_status_t map_marks(const control_host_t *host, request_t *request, 
 static gradd_status_t answer_timeline(const control_host_t *host, request_t *request) {
     session_t *session = request->session;
     const uint64_t bytes = wire_u64(request->args[0]);
-    if (session->state == SESSION_NEW) return GRADD_FAIL(SESSION, "timeline: say hello first");
     if (session->words.base) return GRADD_FAIL(SHM, "timeline: the session has one");
-    if (bytes < TURNS_BYTES)
-        return GRADD_FAIL(SHM, "timeline: %llu bytes, expected at least %d",
-                          (unsigned long long)bytes, TURNS_BYTES);
+    if (bytes < TURNS_BYTES || bytes > TURNS_MOST_BYTES)
+        return GRADD_FAIL(SHM, "timeline: %llu bytes, expected %d to %d", (unsigned long long)bytes,
+                          TURNS_BYTES, TURNS_MOST_BYTES);
     GRADD_TRY(map_marks(host, request, bytes));
     const gradd_status_t st = gradd_segment_open(request->fds[0], bytes, NULL, &session->words);
     if (st == GRADD_OK)
@@ -275,6 +273,7 @@ static const control_row_t rows[] = {
                             {.name = "version", .kind = WIRE_TEXT, .optional = true, .max = 64}}}},
     {.answer = answer_segment,
      .n_fds = -1,
+     .is_later = true,
      .command =
          {.name = "segment",
           .handle = segment_by_engine,
@@ -287,6 +286,7 @@ static const control_row_t rows[] = {
                      [SEGMENT_HANDLE] = {.name = "handle", .kind = WIRE_BYTES, .optional = true}}}},
     {.answer = answer_timeline,
      .n_fds = 1,
+     .is_later = true,
      .command = {.name = "timeline", .fields = {{.name = "bytes", .kind = WIRE_U64}}}},
     {.answer = answer_unsegment,
      .command = {.name = "unsegment",
@@ -311,6 +311,8 @@ static gradd_status_t match(const control_row_t *row, request_t *request) {
     if (!command->lasting)
         GRADD_TRY(wire_check_known(&request->doc, command->name, command->fields, n, envelope));
     GRADD_TRY(wire_match(&request->doc, command->name, command->fields, n, request->args));
+    if (row->is_later && request->session->state == SESSION_NEW)
+        return GRADD_FAIL(SESSION, "%s: say hello first", command->name);
     return row->n_fds >= 0 ? check_descriptors(request, row->n_fds) : GRADD_OK;
 }
 

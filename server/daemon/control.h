@@ -33,8 +33,8 @@ control_host_t control_host(const char *dir, gradd_device_t *device);
  * closed the connection or does not read its replies; then the session must end.
  *
  * *out_request is NULL, or a request for the engine thread: where there is a mapper, it maps and
- * unmaps, which takes a tenth of a second for half a gigabyte. No other packet of the session may be
- * read before control_reply(). */
+ * unmaps, which takes a tenth of a second for half a gigabyte. No other packet of the session may
+ * be read before control_reply(). */
 void control_read(session_t *session, const control_host_t *host, bool *out_open,
                   request_t **out_request);
 /* Sends the reply to such a request; false as for *out_open. */

@@ -1,9 +1,9 @@
 /* The daemon: sockets, sessions and the two threads around the engine library.
  *
- * Hello, attach, ps and stop are answered at once, whatever the engine is doing, and so are segments
- * where nothing is mapped into a device; the rest is queued for the engine thread (loop.h explains
- * how two threads share the I/O). Nothing that a client sends or does ends the daemon, except the
- * verb `stop` of its own user.
+ * Hello, attach, ps and stop are answered at once, whatever the engine is doing, and so are
+ * segments where nothing is mapped into a device; the rest is queued for the engine thread (loop.h
+ * explains how two threads share the I/O). Nothing that a client sends or does ends the daemon,
+ * except the verb `stop` of its own user.
  */
 #ifndef GRADD_SERVER_DAEMON_DAEMON_H
 #define GRADD_SERVER_DAEMON_DAEMON_H

@@ -18,8 +18,7 @@
 #define POLLED_OFTEN    10000 /* times: some 0.5 s */
 #define WATCH_NS 1000000 /* a request that outlives one to two of these gets the standby thread */
 
-/* Of the engine thread, which alone uses the device: gives memory back when it was idle for long.
- */
+/* By the engine thread, which alone uses the device: gives memory back after some idle time. */
 static void rest(loop_t *loop, int64_t now) {
     const int64_t after_ms = loop->daemon->options->idle_trim * 1000;
     const unsigned n = atomic_load(&loop->n_requests);

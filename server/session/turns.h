@@ -15,10 +15,11 @@
 
 #include "server/session/session.h"
 
-#define TURNS_READY  0 /* byte of the word */
-#define TURNS_DONE   128
-#define TURNS_GROUPS 256
-#define TURNS_BYTES  (TURNS_GROUPS + 8)
+#define TURNS_READY      0 /* byte of the word */
+#define TURNS_DONE       128
+#define TURNS_GROUPS     256
+#define TURNS_BYTES      (TURNS_GROUPS + 8)
+#define TURNS_MOST_BYTES (1 << 16) /* a page: the event loop maps it */
 
 #define TURNS_GROUP_BITS 16
 #define TURNS_MAX_GROUPS 4096

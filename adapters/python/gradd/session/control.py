@@ -47,11 +47,12 @@ _OTHERS_SECONDS = 200e-6  # a yield that takes as long has let another thread ru
 _SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
 _LAST_REPLY_MS = 20
-_DYING_SECONDS = 1.0
+_DYING_MS = 1000
 # Every request bypasses zmq.Socket, whose Python code makes enumerations of numbers.
 _Socket = zmq.backend.Socket
 _READABLE = int(zmq.POLLIN)
 _context: tuple[int, zmq.Context] | None = None
+_until_the_end: list[object] = []
 
 
 class ConnectionLost(Exception):
@@ -204,7 +205,11 @@ class Connection:
             fields["handle"] = segment.handle
             self._lent[segment.id] = segment.lent
         fd = segment.fd if segment.fd >= 0 else None
-        self._ask(fields, fd, patient=self.memory is not HOST)
+        try:
+            self._ask(fields, fd, patient=self.memory is not HOST)
+        except errors.GraddError:
+            self._lent.pop(segment.id, None)  # it is refused
+            raise
 
     def timeline(self, segment: Segment) -> None:
         """Passes the memory of the client's turns (timeline.py)."""
@@ -379,8 +384,11 @@ class Connection:
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         given = (self._control, self.daemon_pid, self._lent)
-        threading.Thread(target=_keep_lent, args=given, daemon=True).start()
         self._lent = {}
+        try:
+            threading.Thread(target=_keep_lent, args=given, daemon=True).start()
+        except RuntimeError:  # the interpreter ends, and all memory with its process
+            _until_the_end.append(given)
 
     def abandon(self) -> None:
         """In a forked child: closes the copy of the control socket, touches nothing of ZeroMQ."""
@@ -396,10 +404,10 @@ def _keep_lent(control: socket.socket, pid: int, lent: dict[int, object]) -> Non
     # The sockets of a process that dies may end before its memory of the GPU.
     with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)
-        try:
-            select.select([process], [], [], _DYING_SECONDS)
-        finally:
-            os.close(process)
+        poller = select.poll()
+        poller.register(process, select.POLLIN)
+        poller.poll(_DYING_MS)
+        os.close(process)
     lent.clear()
 
 
