@@ -410,7 +410,7 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir(mode=0o755)
     os.chmod(open_to_all, 0o755)
-    with pytest.raises(DirectoryError, match="^GRADD_E_IO: .*0700"):
+    with pytest.raises(DirectoryError, match=f"^GRADD_E_IO: .*0700: chmod 700 {open_to_all}"):
         check_directory(open_to_all, create=True)
     link = tmp_path / "link"
     link.symlink_to(open_to_all)

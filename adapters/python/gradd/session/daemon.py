@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -79,10 +80,14 @@ def check_directory(path: Path, create: bool) -> None:
         return
     if not stat.S_ISDIR(info.st_mode):
         raise DirectoryError(f"{path} is not a directory (a link is not accepted)")
-    if info.st_uid != os.getuid() or info.st_mode & 0o077:
+    if info.st_uid != os.getuid():
         raise DirectoryError(
-            f"{path} must belong to you with mode 0700, it has uid {info.st_uid} and mode "
-            f"{stat.S_IMODE(info.st_mode):04o}"
+            f"{path} belongs to the user {info.st_uid}: set GRADD_DIR to a directory of your own"
+        )
+    if info.st_mode & 0o077:
+        raise DirectoryError(
+            f"{path} has mode {stat.S_IMODE(info.st_mode):04o}, others may use it; it must be "
+            f"0700: chmod 700 {shlex.quote(str(path))}"
         )
 
 
