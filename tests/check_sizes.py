@@ -33,6 +33,7 @@ BODY = re.compile(r"\s*\{")
 # Where others have said what the parameters are.
 GIVEN = {
     "adapters/python/gradd/graph/translation/": "translations take what torch's operator takes",
+    "adapters/python/gradd/legacy/": "classes of onnxruntime.training",
     "adapters/python/gradd/optim.py:__init__": "FusedAdam of onnxruntime.training.optim",
 }
 

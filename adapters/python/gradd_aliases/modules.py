@@ -5,37 +5,81 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec as _spec_of
 
-_MODULE = {"ORTModule": "gradd", "DebugOptions": "gradd", "LogLevel": "gradd"}
-_OPTIM = {"FusedAdam": "gradd.optim", "AdamWMode": "gradd.optim"}
+_MODULE = dict.fromkeys(("ORTModule", "DebugOptions", "LogLevel"), "gradd")
 _SEED = {"set_seed": "gradd_aliases.seeds"}
+_FUSED = dict.fromkeys(("FusedAdam", "AdamWMode"), "gradd.optim")
+_CONFIGS = dict.fromkeys(("AdamConfig", "LambConfig", "SGDConfig"), "gradd.legacy.configs")
+_CONFIGS["_OptimizerConfig"] = "gradd.legacy.configs:OptimizerConfig"
+_FP16 = {"FP16_Optimizer": "gradd.legacy.fp16"}
+_KINDS = ("ConstantWarmup", "CosineWarmup", "LinearWarmup", "PolyWarmup")
+_SCHEDULES = {f"{kind}LRScheduler": "gradd.legacy.schedules" for kind in _KINDS}
+_SCHEDULES["_LRScheduler"] = "gradd.legacy.schedules:LRScheduler"
+_SCALERS = dict.fromkeys(("LossScaler", "DynamicLossScaler"), "gradd.legacy.scalers")
+_OPTIONS = {"ORTTrainerOptions": "gradd.legacy.options"}
+_TRAINER = dict.fromkeys(("ORTTrainer", "TrainStepInfo"), "gradd.legacy.trainer") | _OPTIONS
+_SAMPLERS = dict.fromkeys(
+    ("LoadBalancingDistributedSampler", "LoadBalancingDistributedBatchSampler"),
+    "gradd.legacy.samplers",
+)
+_STATES = ("state_dict", "load_state_dict", "save_checkpoint", "load_checkpoint")
+_CHECKPOINT = {f"experimental_{name}": "gradd.legacy.checkpoint" for name in _STATES}
 
-# Module that is served -> name in it -> the module that has it.
+# Module that is served -> name in it -> the module that has it, and after a colon its name there.
 MODULES = {
     "torch_ort": {**_MODULE, **_SEED},
-    "torch_ort.optim": _OPTIM,
+    "torch_ort.optim": _FUSED,
     "onnxruntime": _SEED,
-    "onnxruntime.training": {},
+    "onnxruntime.training": _TRAINER,
     "onnxruntime.training.ortmodule": _MODULE,
-    "onnxruntime.training.optim": _OPTIM,
-    "onnxruntime.training.optim.fused_adam": _OPTIM,
+    "onnxruntime.training.ortmodule.torch_cpp_extensions": {},
+    "onnxruntime.training.ortmodule.experimental": {},
+    "onnxruntime.training.experimental": {},
+    "onnxruntime.training.optim": {**_FUSED, **_FP16, **_CONFIGS},
+    "onnxruntime.training.optim.fused_adam": _FUSED,
+    "onnxruntime.training.optim.fp16_optimizer": _FP16,
+    "onnxruntime.training.optim.config": _CONFIGS,
+    "onnxruntime.training.optim.lr_scheduler": _SCHEDULES,
+    "onnxruntime.training.amp": _SCALERS,
+    "onnxruntime.training.amp.loss_scaler": _SCALERS,
+    "onnxruntime.training.orttrainer": _TRAINER,
+    "onnxruntime.training.orttrainer_options": _OPTIONS,
+    "onnxruntime.training.checkpoint": _CHECKPOINT,
+    "onnxruntime.training.utils": {},
+    "onnxruntime.training.utils.data": _SAMPLERS,
+    "onnxruntime.training.utils.data.sampler": _SAMPLERS,
 }
 # Modules that are another one.
-_SAME = {"torch_ort.configure": "gradd_aliases.configure"}
+_SAME = {
+    "torch_ort.configure": "gradd_aliases.configure",
+    "onnxruntime.training.ortmodule.torch_cpp_extensions.install": "gradd_aliases.configure",
+}
 
-_TRAINER = "gradd.ORTModule around the module in a loop of your own, or optimum.gradd.ORTTrainer"
 _ON_DEVICE = "gradd has no counterpart yet; it trains from Python with gradd.ORTModule"
 _INFERENCE = "inference comes with the package onnxruntime, which gradd leaves alone"
+_GRADIENTS = "write a torch.autograd.Function, which runs in PyTorch; no gradient is registered"
+_EXPORT = "gradd.DebugOptions(save_onnx=True, onnx_prefix=...) saves the graphs that are captured"
 _INSTEAD = {
-    "FP16_Optimizer": "torch.amp.GradScaler with FusedAdam; torch.autocast to bfloat16 needs no "
-    "scaling of the loss",
-    **dict.fromkeys(("ORTTrainer", "ORTTrainerOptions", "orttrainer", "TrainStepInfo"), _TRAINER),
-    **dict.fromkeys(("AdamConfig", "LambConfig", "SGDConfig"), "an optimizer of torch.optim"),
-    "lr_scheduler": "a scheduler of torch.optim.lr_scheduler",
-    "amp": "torch.autocast and torch.amp.GradScaler",
-    **dict.fromkeys(("api", "artifacts", "onnxblock", "experimental", "utils"), _ON_DEVICE),
+    **dict.fromkeys(("api", "artifacts", "onnxblock"), _ON_DEVICE),
     **dict.fromkeys(("InferenceSession", "SessionOptions", "capi"), _INFERENCE),
     **dict.fromkeys(("ORTInferenceModule", "ORTModelForCausalLM"), _INFERENCE),
-}
+    "json_config": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
+    "load_from_json": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
+    "hierarchical_ortmodule": "gradd.ORTModule: what cannot run in the daemon is cut out of it",
+    "HierarchicalORTModule": "gradd.ORTModule: what cannot run in the daemon is cut out of it",
+    "pipe": "one gradd.ORTModule around each stage",
+    **dict.fromkeys(("export_gradient_graph", "gradient_graph"), _EXPORT),
+    **dict.fromkeys(("register_gradient", "_custom_gradient_registry"), _GRADIENTS),
+    **dict.fromkeys(("_custom_op_symbolic_registry", "register_custom_stop_gradient_edges"),
+                    _GRADIENTS),
+    **dict.fromkeys(("graph_optimizers", "graph_optimizer_registry", "register_graph_optimizer"),
+                    "the daemon's own passes, docs/patterns.md; there are none in Python"),
+    "enable_custom_autograd_support": "nothing: functions of torch.autograd run as they are",
+    "hooks": "torch's forward hooks; gradd checks itself against PyTorch, docs/numbers.md",
+    "aggregate_checkpoints": "ORTTrainer.load_checkpoint(): a checkpoint is one file here",
+    **dict.fromkeys(("model_desc_validation", "_ORTTrainerModelDesc"),
+                    "ORTTrainer, which checks the description"),
+    "torchdynamo": 'torch.compile(backend="gradd")',
+}  # fmt: skip
 
 
 def missing(module, name):
@@ -46,6 +90,16 @@ def missing(module, name):
     return f"{module}.{name}: {instead}" if instead else f"{module}.{name} is not there: {served}"
 
 
+def _served(module, name):
+    """The object of a name of MODULES, or the served module of that name; None for others."""
+    place = MODULES[module].get(name)
+    if place is None:
+        inner = f"{module}.{name}"
+        return import_module(inner) if inner in MODULES else None
+    home, _, own = place.partition(":")
+    return getattr(import_module(home), own or name)
+
+
 class _ServedLoader:
     """A module that has the names of MODULES; each is looked up when it is asked for."""
 
@@ -54,15 +108,15 @@ class _ServedLoader:
 
     def exec_module(self, module):
         own = module.__name__
-        names = MODULES[own]
+        names = [n for n in MODULES[own] if not n.startswith("_")]
 
         def __getattr__(name):
-            if name in names:
-                return getattr(import_module(names[name]), name)
-            raise AttributeError(name if name.startswith("__") else missing(own, name))
+            if (found := _served(own, name)) is None:
+                raise AttributeError(name if name.startswith("__") else missing(own, name))
+            return found
 
         module.__doc__ = "Names of ONNX Runtime Training, served by gradd."
-        module.__all__ = list(names)
+        module.__all__ = names
         module.__getattr__ = __getattr__
         module.__dir__ = lambda: sorted({*vars(module), *names})
 

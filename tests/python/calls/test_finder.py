@@ -198,6 +198,25 @@ ONE_LINERS = [
     "from onnxruntime.training.optim import FusedAdam, AdamWMode",
     "from onnxruntime.training.optim.fused_adam import FusedAdam, AdamWMode",
     "import onnxruntime.training.ortmodule as m; ORTModule = m.ORTModule",
+    "from onnxruntime.training import ORTTrainer, ORTTrainerOptions, TrainStepInfo",
+    "from onnxruntime.training import amp, checkpoint, optim, orttrainer, ortmodule",
+    "from onnxruntime.training.orttrainer import ORTTrainer, ORTTrainerOptions, TrainStepInfo",
+    "from onnxruntime.training.orttrainer_options import ORTTrainerOptions",
+    "from onnxruntime.training.optim import AdamConfig, LambConfig, SGDConfig, FP16_Optimizer",
+    "from onnxruntime.training.optim import _OptimizerConfig, lr_scheduler",
+    "from onnxruntime.training.optim.config import AdamConfig, LambConfig, SGDConfig",
+    "from onnxruntime.training.optim.lr_scheduler import _LRScheduler, LinearWarmupLRScheduler",
+    "from onnxruntime.training.optim.lr_scheduler import CosineWarmupLRScheduler",
+    "from onnxruntime.training.optim.lr_scheduler import ConstantWarmupLRScheduler",
+    "from onnxruntime.training.optim.lr_scheduler import PolyWarmupLRScheduler",
+    "from onnxruntime.training.optim.fp16_optimizer import FP16_Optimizer",
+    "from onnxruntime.training.amp import DynamicLossScaler, LossScaler",
+    "from onnxruntime.training.amp.loss_scaler import DynamicLossScaler, LossScaler",
+    "from onnxruntime.training.checkpoint import experimental_save_checkpoint",
+    "from onnxruntime.training.checkpoint import experimental_load_checkpoint",
+    "from onnxruntime.training.utils.data import LoadBalancingDistributedSampler",
+    "from onnxruntime.training.utils.data import LoadBalancingDistributedBatchSampler",
+    "import onnxruntime.training.ortmodule.torch_cpp_extensions",
     "from onnxruntime import training; from onnxruntime.training import optim, ortmodule",
 ]
 
@@ -222,6 +241,11 @@ def test_imports_of_old_scripts(installed: bool, inference_package: Path) -> Non
         "assert ORTModule is gradd.ORTModule and FusedAdam is gradd.optim.FusedAdam",
         "assert DebugOptions is gradd.DebugOptions and LogLevel is gradd.LogLevel",
         "assert AdamWMode is gradd.optim.AdamWMode",
+        "import gradd.legacy.trainer as legacy, gradd.legacy.configs as configs",
+        "assert ORTTrainer is orttrainer.ORTTrainer is legacy.ORTTrainer",
+        "assert optim.config.AdamConfig is optim.AdamConfig is AdamConfig is configs.AdamConfig",
+        "assert issubclass(optim.lr_scheduler.PolyWarmupLRScheduler, _LRScheduler)",
+        "assert amp.loss_scaler.LossScaler is LossScaler",
         "import torch; set_seed(3); a = torch.rand(1); torch.manual_seed(3)",
         "assert torch.equal(a, torch.rand(1))",
         "print('ok')",
@@ -289,11 +313,26 @@ def test_onnxruntime_itself_is_not_found() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("from onnxruntime.training.optim import FP16_Optimizer", "needs no scaling"),
-        ("from onnxruntime.training import ORTTrainer", "optimum.gradd.ORTTrainer"),
+        ("from onnxruntime.training.optim import FusedLamb", "gradd serves FusedAdam"),
         ("from onnxruntime.training import artifacts", "no counterpart yet"),
         ("import onnxruntime.training.api", "no counterpart yet"),
-        ("from onnxruntime.training.optim import LambConfig", "torch.optim"),
+        ("from onnxruntime.training.utils.hooks import GlobalSubscriberManager", "forward hooks"),
+        ("from onnxruntime.training.checkpoint import aggregate_checkpoints", "one file"),
+        ("from onnxruntime.training.experimental import export_gradient_graph", "save_onnx=True"),
+        (
+            "from onnxruntime.training.ortmodule.experimental.json_config import load_from_json",
+            "docs/options.md",
+        ),
+        (
+            "from onnxruntime.training.ortmodule.experimental import hierarchical_ortmodule",
+            "is cut out",
+        ),
+        (
+            "from onnxruntime.training.ortmodule._custom_gradient_registry import x",
+            "torch.autograd.Function",
+        ),
+        ("from onnxruntime.training.ortmodule import register_gradient", "autograd.Function"),
+        ("from onnxruntime.training.ortmodule.graph_optimizers import x", "docs/patterns.md"),
         ("from torch_ort import ORTInferenceModule", "inference"),
         ("from torch_ort import nothing_of_that_name", "gradd serves ORTModule, DebugOptions"),
         ("from optimum.onnxruntime import ORTModelForCausalLM", "optimum-onnx"),
@@ -327,14 +366,16 @@ def test_names_are_not_served_when_switched_off(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.quick
-def test_configure_has_nothing_to_do() -> None:
-    out = run_python(
-        """
-        import runpy
-        runpy.run_module("torch_ort.configure", run_name="__main__", alter_sys=True)
-        """
-    )
-    assert "nothing needs configuring" in out
+@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize(
+    "module", ["torch_ort.configure", "onnxruntime.training.ortmodule.torch_cpp_extensions.install"]
+)
+def test_nothing_is_to_be_compiled(module: str, installed: bool, inference_package: Path) -> None:
+    places = [inference_package] if installed else []
+    hidden = "" if installed else NOT_INSTALLED
+    run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    out = run_python(f"{hidden}\n{run}", *places)
+    assert "nothing needs configuring or compiling" in out
 
 
 def test_old_names_train(daemon: object) -> None:
