@@ -110,3 +110,5 @@ def export(
             value.shape = type(value.shape)(one.shape)
     size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     program.save(path, external_data=size > _ONE_FILE)
+    for value in graph.initializers.values():  # torch keeps the last program, and with it weights
+        value.const_value = None
