@@ -24,6 +24,10 @@ _SAMPLERS = dict.fromkeys(
 _STATES = ("state_dict", "load_state_dict", "save_checkpoint", "load_checkpoint")
 _CHECKPOINT = {f"experimental_{name}": "gradd.legacy.checkpoint" for name in _STATES}
 
+_HOOKS = dict.fromkeys(
+    ("GlobalSubscriberManager", "StatisticsSubscriber", "inspect_activation"), "gradd.legacy.hooks"
+)
+
 # Module that is served -> name in it -> the module that has it, and after a colon its name there.
 MODULES = {
     "torch_ort": {**_MODULE, **_SEED},
@@ -47,6 +51,7 @@ MODULES = {
     "onnxruntime.training.utils": {},
     "onnxruntime.training.utils.data": _SAMPLERS,
     "onnxruntime.training.utils.data.sampler": _SAMPLERS,
+    "onnxruntime.training.utils.hooks": _HOOKS,
 }
 # Modules that are another one.
 _SAME = {
@@ -56,11 +61,14 @@ _SAME = {
 
 _ON_DEVICE = "gradd has no counterpart yet; it trains from Python with gradd.ORTModule"
 _INFERENCE = "inference comes with the package onnxruntime, which gradd leaves alone"
+_OLDER = "onnxruntime.training.ORTTrainer, which takes a dict as the model's description"
 _GRADIENTS = "write a torch.autograd.Function, which runs in PyTorch; no gradient is registered"
 _EXPORT = "gradd.DebugOptions(save_onnx=True, onnx_prefix=...) saves the graphs that are captured"
 _INSTEAD = {
     **dict.fromkeys(("api", "artifacts", "onnxblock"), _ON_DEVICE),
-    **dict.fromkeys(("InferenceSession", "SessionOptions", "capi"), _INFERENCE),
+    **dict.fromkeys(("InferenceSession", "SessionOptions"), _INFERENCE),
+    "ort_trainer": _OLDER,
+    "capi": f"{_INFERENCE}; for capi.ort_trainer, {_OLDER}",
     **dict.fromkeys(("ORTInferenceModule", "ORTModelForCausalLM"), _INFERENCE),
     "json_config": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
     "load_from_json": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
@@ -74,12 +82,17 @@ _INSTEAD = {
     **dict.fromkeys(("graph_optimizers", "graph_optimizer_registry", "register_graph_optimizer"),
                     "the daemon's own passes, docs/patterns.md; there are none in Python"),
     "enable_custom_autograd_support": "nothing: functions of torch.autograd run as they are",
-    "hooks": "torch's forward hooks; gradd checks itself against PyTorch, docs/numbers.md",
+    "merge_activation_summary": "diff between two folders of StatisticsSubscriber",
+    "ZeROOffloadSubscriber": "DeepSpeed's own hooks: no parameter is offloaded by gradd",
     "aggregate_checkpoints": "ORTTrainer.load_checkpoint(): a checkpoint is one file here",
     **dict.fromkeys(("model_desc_validation", "_ORTTrainerModelDesc"),
                     "ORTTrainer, which checks the description"),
     "torchdynamo": 'torch.compile(backend="gradd")',
 }  # fmt: skip
+
+
+# Imports for which `onnxruntime` seems to be there even if no package provides it.
+_TRAINING = ("onnxruntime.training", "onnxruntime.capi.ort_trainer")
 
 
 def missing(module, name):
@@ -148,10 +161,12 @@ def find_spec(fullname, path, target):
             reaches the user.)
     """
     parent, _, name = fullname.rpartition(".")
-    if parent and parent not in MODULES:
+    if parent and parent not in MODULES and fullname != _TRAINING[1]:
         return None
     if PathFinder.find_spec(fullname, path, target) is not None:
         return None
+    if fullname == _TRAINING[1]:  # the rest of its package is there, for inference
+        raise ImportError(missing(parent, name), name=fullname)
     if fullname == "onnxruntime" and not _is_for_training():
         return None
     if fullname in MODULES:
@@ -164,14 +179,14 @@ def find_spec(fullname, path, target):
 
 
 def _is_for_training():
-    """Whether `onnxruntime` is imported as the parent of onnxruntime.training.
+    """Whether `onnxruntime` is imported as the parent of a module for training.
 
     Otherwise it must not seem to be installed: others look for it before they use it.
     """
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "_find_and_load":
-            if str(frame.f_locals.get("name")).startswith("onnxruntime.training"):
+            if str(frame.f_locals.get("name")).startswith(_TRAINING):
                 return True
         frame = frame.f_back
     return False

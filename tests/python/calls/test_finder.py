@@ -216,6 +216,8 @@ ONE_LINERS = [
     "from onnxruntime.training.checkpoint import experimental_load_checkpoint",
     "from onnxruntime.training.utils.data import LoadBalancingDistributedSampler",
     "from onnxruntime.training.utils.data import LoadBalancingDistributedBatchSampler",
+    "from onnxruntime.training.utils.hooks import GlobalSubscriberManager, inspect_activation",
+    "from onnxruntime.training.utils.hooks import StatisticsSubscriber",
     "import onnxruntime.training.ortmodule.torch_cpp_extensions",
     "from onnxruntime import training; from onnxruntime.training import optim, ortmodule",
 ]
@@ -270,6 +272,20 @@ def test_the_package_for_inference_stays_as_it_is(inference_package: Path) -> No
 
 
 @pytest.mark.quick
+def test_the_trainer_beside_an_installed_package(inference_package: Path) -> None:
+    out = run_python(
+        """
+        try:
+            from onnxruntime.capi.ort_trainer import ORTTrainer
+        except ImportError as error:
+            print(error)
+        """,
+        inference_package,
+    )
+    assert out.startswith("onnxruntime.capi.ort_trainer: onnxruntime.training.ORTTrainer")
+
+
+@pytest.mark.quick
 def test_a_package_for_training_that_is_installed_comes_first(inference_package: Path) -> None:
     training = inference_package / "onnxruntime" / "training"
     training.mkdir()
@@ -316,7 +332,8 @@ def test_onnxruntime_itself_is_not_found() -> None:
         ("from onnxruntime.training.optim import FusedLamb", "gradd serves FusedAdam"),
         ("from onnxruntime.training import artifacts", "no counterpart yet"),
         ("import onnxruntime.training.api", "no counterpart yet"),
-        ("from onnxruntime.training.utils.hooks import GlobalSubscriberManager", "forward hooks"),
+        ("from onnxruntime.training.utils.hooks import ZeROOffloadSubscriber", "DeepSpeed's own"),
+        ("from onnxruntime.capi.ort_trainer import ModelDescription", "takes a dict"),
         ("from onnxruntime.training.checkpoint import aggregate_checkpoints", "one file"),
         ("from onnxruntime.training.experimental import export_gradient_graph", "save_onnx=True"),
         (
