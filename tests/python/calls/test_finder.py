@@ -263,6 +263,8 @@ def test_the_package_for_inference_stays_as_it_is(inference_package: Path) -> No
         before = set(vars(onnxruntime))
         import onnxruntime.training.optim
         assert set(vars(onnxruntime)) - before == {"training"}
+        import gradd, onnxruntime.training.orttrainer
+        assert not [name for name in sys.modules if name.startswith("gradd.legacy")]
         assert onnxruntime.capi.state == 2 and "torch" not in sys.modules
         print(onnxruntime.InferenceSession.theirs, hasattr(onnxruntime, "set_seed"))
         """,

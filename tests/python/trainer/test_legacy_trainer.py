@@ -27,12 +27,16 @@ from gradd.legacy.trainer import ORTTrainer
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
-CPU = {"device": {"id": "cpu"}}
 AFTER = AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
 DESC = {
     "inputs": [("x", ["batch", 6]), ("label", ["batch"])],
     "outputs": [("loss", [], True), ("scores", ["batch", 3])],
 }
+
+
+def _here() -> dict[str, Any]:
+    """Options for the device of the tests."""
+    return {"device": {"id": str(torch.get_default_device())}}
 
 
 class Net(nn.Module):
@@ -61,7 +65,7 @@ def _batches(count: int, seed: int = 9) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def _trainer(config: OptimizerConfig, model: nn.Module | None = None, **options: Any) -> ORTTrainer:
-    given = ORTTrainerOptions({**CPU, **options})
+    given = ORTTrainerOptions({**_here(), **options})
     return ORTTrainer(model or _net(), DESC, config, loss_fn=F.cross_entropy, options=given)
 
 
@@ -98,7 +102,7 @@ def test_a_published_script_runs(tmp_path: Path) -> None:
     names = [n for n, _ in model.named_parameters() if "bias" not in n]
     config = optim.AdamConfig(params=[{"params": names, "lambda_coef": 0.01}], lr=0.03)
     schedule = optim.lr_scheduler.LinearWarmupLRScheduler(40, warmup=0.1)
-    options = ORTTrainerOptions({"device": {"id": "cpu"}, "lr_scheduler": schedule})
+    options = ORTTrainerOptions({**_here(), "lr_scheduler": schedule})
     trainer = ORTTrainer(model, model_description, config, F.cross_entropy, options)
     losses = []
     for data, targets in _batches(40):
@@ -196,7 +200,7 @@ def test_a_model_with_its_own_loss_and_inputs_by_name() -> None:
 
     torch.manual_seed(0)
     model, other = WithLoss(), _net()
-    trainer = ORTTrainer(model, DESC, LambConfig(lr=0.01), options=ORTTrainerOptions(CPU))
+    trainer = ORTTrainer(model, DESC, LambConfig(lr=0.01), options=ORTTrainerOptions(_here()))
     reference = _trainer(LambConfig(lr=0.01), other)
     for x, y in _batches(5):
         found = trainer.train_step(label=y, x=x)
@@ -348,7 +352,7 @@ def test_what_does_not_fit_is_named() -> None:
         (_net(), config, None, "inputs \\['label'\\], forward"),
     ):
         with pytest.raises((TypeError, ValueError), match=says):
-            ORTTrainer(model, DESC, settings, loss_fn, ORTTrainerOptions(CPU))
+            ORTTrainer(model, DESC, settings, loss_fn, ORTTrainerOptions(_here()))
     late = {**DESC, "outputs": [("scores", ["batch", 3]), ("loss", [], True)]}
     with pytest.raises(ValueError, match="first output"):
         ORTTrainer(_net(), late, config, F.cross_entropy)
@@ -370,4 +374,6 @@ def test_what_does_not_fit_is_named() -> None:
         trainer.eval_step(x, y)
     short = {**DESC, "outputs": [*DESC["outputs"], ("more", [])]}
     with pytest.raises(ValueError, match="returns 2 tensors"):
-        ORTTrainer(_net(), short, config, F.cross_entropy, ORTTrainerOptions(CPU)).train_step(x, y)
+        ORTTrainer(_net(), short, config, F.cross_entropy, ORTTrainerOptions(_here())).train_step(
+            x, y
+        )

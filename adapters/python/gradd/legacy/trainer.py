@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,7 +207,7 @@ class ORTTrainer:
         """One tensor for each described output; None for the loss if there is no label."""
         described = self.model_desc.outputs
         mixed = self.options.mixed_precision.enabled
-        with torch.autocast(self._device.type, torch.float16, enabled=mixed):
+        with torch.autocast(self._device.type, torch.float16) if mixed else nullcontext():
             found: list[torch.Tensor | None] = list(_flat(self.module(*inputs)))
         if len(inputs) < len(self.model_desc.inputs) and described[0].is_loss:
             if self.loss_fn is not None or len(found) == len(described) - 1:
