@@ -238,6 +238,9 @@ def test_a_training_continues_from_its_states(kind: str, way: str, tmp_path: Pat
     for batch in batches[:4]:
         trainer.train_step(*batch)
     if way == "dict":
+        other.options.batch.gradient_accumulation_steps = 2
+        other.train_step(*batches[0])  # whose gradient is of no step
+        other.options.batch.gradient_accumulation_steps = 1
         other.load_state_dict(trainer.state_dict())
     elif way == "file":
         trainer.save_checkpoint(tmp_path / "it", {"a": [1, "b"]})
@@ -363,6 +366,7 @@ def test_what_does_not_fit_is_named() -> None:
         ((x,), {"x": x}, "expected \\['x', 'label'\\]"),
         ((x, y), {"other": y}, "expected"),
         ((x, y, 0.1, 0.2), {}, "expected"),
+        ((x, y, y), {}, "3 inputs and .* expected"),
         ((x[:, :4], y), {}, "x has the shape"),
     ):
         with pytest.raises((ValueError, RuntimeError), match=says):

@@ -190,7 +190,7 @@ class ORTTrainer:
             args = tuple(args[0])
         names = [d.name for d in self.model_desc.inputs]
         rate = None
-        if args and set(kwargs) < set(names) and len(args) + len(kwargs) == len(names) + 1:
+        if len(args) + len(kwargs) == len(names) + 1 and args and _is_number(args[-1]):
             args, rate = args[:-1], float(args[-1])
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         n = len(args) + len(kwargs)
@@ -310,6 +310,7 @@ class ORTTrainer:
             ValueError: The state is another optimizer's.
             RuntimeError: Names or shapes differ.
         """
+        self.optimizer.zero_grad(set_to_none=True)  # those of accumulated calls
         saved = state_dict.get("trainer_options", {}).get("optimizer_name", self.optim_config.name)
         if "optimizer" in state_dict and saved != self.optim_config.name:
             raise ValueError(f"the state is of {saved}, the trainer has {self.optim_config.name}")
@@ -395,6 +396,12 @@ def _trained(model: torch.nn.Module, frozen: list[str]) -> dict[str, torch.nn.Pa
         if name in every:
             every[name].requires_grad_(False)
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float))
 
 
 def _flat(result: Any) -> Iterator[torch.Tensor]:
