@@ -63,8 +63,8 @@ gradd_status_t rundir_prepare(rundir_t *dir) {
         return GRADD_FAIL(IO, "directory %s belongs to uid %u, not to %u", dir->path,
                           (unsigned)st.st_uid, (unsigned)geteuid());
     if (st.st_mode & 077)
-        return GRADD_FAIL(IO, "directory %s has mode %03o; it must be 0700 (chmod 700 it)",
-                          dir->path, st.st_mode & 0777);
+        return GRADD_FAIL(IO, "directory %s has mode %03o; it must be 0700: chmod 700 %s",
+                          dir->path, st.st_mode & 0777, dir->path);
     dir->folder = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (dir->folder < 0)
         return GRADD_FAIL(IO, "cannot open directory %s: %s", dir->path, strerror(errno));

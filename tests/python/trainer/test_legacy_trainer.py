@@ -25,7 +25,7 @@ from gradd.legacy.scalers import DynamicLossScaler
 from gradd.legacy.schedules import LinearWarmupLRScheduler
 from gradd.legacy.trainer import ORTTrainer
 
-pytestmark = pytest.mark.usefixtures("shared_daemon")
+pytestmark = [pytest.mark.one_in(4), pytest.mark.usefixtures("shared_daemon")]
 
 AFTER = AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
 DESC = {
