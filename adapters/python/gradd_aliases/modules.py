@@ -23,7 +23,6 @@ _SAMPLERS = dict.fromkeys(
 )
 _STATES = ("state_dict", "load_state_dict", "save_checkpoint", "load_checkpoint")
 _CHECKPOINT = {f"experimental_{name}": "gradd.legacy.checkpoint" for name in _STATES}
-
 _HOOKS = dict.fromkeys(
     ("GlobalSubscriberManager", "StatisticsSubscriber", "inspect_activation"), "gradd.legacy.hooks"
 )
@@ -98,7 +97,8 @@ _TRAINING = ("onnxruntime.training", "onnxruntime.capi.ort_trainer")
 def missing(module, name):
     """The message about a name that is not served."""
     instead = _INSTEAD.get(name)
-    names = ", ".join(MODULES.get(module, ())) or "no names of its own"
+    names = [n for n in MODULES.get(module, ()) if not n.startswith("_")]
+    names = ", ".join(names) or "no names of its own"
     served = f"gradd serves {names} of {module!r}"
     return f"{module}.{name}: {instead}" if instead else f"{module}.{name} is not there: {served}"
 
