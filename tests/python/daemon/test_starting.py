@@ -194,7 +194,7 @@ def test_a_wrong_option_is_one_line(directory: Path, args: tuple[str, ...], said
         ("ps", "--fuse=0", "serve"),
         ("ps", "--now", "stop"),
         ("stop", "--device=cpu", "serve, doctor"),
-        ("serve", "--json", "ps, stop, version, doctor, --list-ops"),
+        ("serve", "--json", "ps, stop, version, doctor, cache, --list-ops"),
         ("version", "--dir=/", "serve, ps, stop"),
         ("--list-ops", "--threads=1", "serve"),
     ],

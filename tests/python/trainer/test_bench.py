@@ -202,6 +202,7 @@ def test_worker_answers_in_lines_of_json() -> None:
     assert memory["state"] == 4 * weights and memory["peak"] >= memory["base"]
 
 
+@pytest.mark.nightly
 def test_recognition_asks_for_both_plans_of_the_captured_graph(tmp_path: Path) -> None:
     bench = tmp_path / "bench"
     bench.write_text(
@@ -234,6 +235,7 @@ def test_both_plans_in_one_trainer(tmp_path: Path) -> None:
     assert done.stdout.count("  fwd+bwd ") == 2  # a line per start
 
 
+@pytest.mark.nightly
 def test_the_table_of_messages() -> None:
     command = [sys.executable, str(BENCHMARKS / "messages.py"), "5"]
     env = {**os.environ, "PYTHONPATH": PYTHONPATH, "GRADD_SELF_CHECK": "0"}

@@ -357,6 +357,7 @@ def _free_port() -> int:
         return sock.getsockname()[1]
 
 
+@pytest.mark.nightly  # trainer/test_ddp.py has the same by torchrun
 def test_ddp_two_processes(tmp_path: object) -> None:
     path = f"{tmp_path}/state.pt"
     torch.multiprocessing.spawn(_ddp_worker, (_free_port(), path), nprocs=2)
