@@ -1,9 +1,8 @@
 """Decides how many test processes this machine runs in parallel.
 
-A runner of C tests has a core. One of Python is a thread of Python and a daemon of two threads, of
-which one part at a time works; it waits for other processes a quarter of its time, so that three
-share two cores. Control groups (of a container, or of systemd) may allow less time and less memory
-than the machine has; every group above this process may have a limit of its own.
+A worker is one thread of Python and a daemon of two threads, of which one part at a time works: a
+core each. Control groups (of a container, or of systemd) may allow less time and less memory than
+the machine has; every group above this process may have a limit of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ WORKER_BYTES = 3 << 29  # 1.5 GiB: torch, transformers, the captures of a file o
 KEPT_BYTES = 1 << 29  # for other processes
 
 
-def workers(root: Path = Path("/"), per_core: float = 1.0) -> int:
-    """So many per core that may be used, fewer where the memory is short; at least one."""
+def workers(root: Path = Path("/")) -> int:
+    """One per core that may be used, fewer where the memory is short; at least one."""
     by_memory = (_free_bytes(root) - KEPT_BYTES) // WORKER_BYTES
-    return max(1, min(int(_cores(root) * per_core), by_memory))
+    return max(1, min(_cores(root), by_memory))
 
 
 def _cores(root: Path) -> int:

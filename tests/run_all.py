@@ -125,7 +125,7 @@ def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Outcome:
     print(" ".join(["== Python tests", f"({marked})", *shown]), flush=True)
     report = build / f"pytest-{re.sub(r'[^a-z]+', '-', marked).strip('-')}.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers(per_core=1.5))]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers())]
     command += ["--dist", "worksteal", f"--junitxml={report}", "-o", "junit_family=xunit1"]
     command += ["-m", marked, *files]
     status = subprocess.run(command, cwd=ROOT).returncode
