@@ -179,7 +179,8 @@ def test_each_way_of_sharing_memory_gives_the_same_bits(
     assert stats["fallbacks"] == {} and stats["parts_in_torch"] == {}
     assert stats["mirrored"] == (0 if WAYS[way].moves else len(tensors))
     assert {client.locate(p) is not None for p in tensors} == {WAYS[way].moves}
-    kept[0](**{k: v.to("emu") for k, v in TASKS[name].batch(0).items()}).backward()
+    out = kept[0](**{k: v.to("emu") for k, v in TASKS[name].batch(0).items()})
+    (out if isinstance(out, torch.Tensor) else out.loss).backward()
     assert {client.locate(p.grad) is not None for p in tensors} == {WAYS[way].moves}
 
 
