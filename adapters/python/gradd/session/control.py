@@ -47,7 +47,7 @@ _OTHERS_SECONDS = 200e-6  # a yield that takes as long has let another thread ru
 _SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
 _LAST_REPLY_MS = 20
-_DYING_MS = 1000
+_END_SECONDS = 1
 # Every request bypasses zmq.Socket, whose Python code makes enumerations of numbers.
 _Socket = zmq.backend.Socket
 _READABLE = int(zmq.POLLIN)
@@ -402,12 +402,7 @@ def _keep_lent(control: socket.socket, pid: int, lent: dict[int, object]) -> Non
         while control.recv(65536):
             pass
     # The sockets of a process that dies may end before its memory of the GPU.
-    with contextlib.suppress(OSError):
-        process = os.pidfd_open(pid)
-        poller = select.poll()
-        poller.register(process, select.POLLIN)
-        poller.poll(_DYING_MS)
-        os.close(process)
+    daemon.wait_for_end(pid, _END_SECONDS)
     lent.clear()
 
 

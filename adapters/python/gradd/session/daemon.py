@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -296,6 +297,20 @@ def _start(path: Path, memory: Host | Gpu) -> subprocess.Popen:
     started.append(process)
     logger.info("started the daemon, pid %d, directory %s", process.pid, path)
     return process
+
+
+def wait_for_end(pid: int, seconds: float) -> bool:
+    """Waits until a process has ended; False if it lives on. One that does not exist has ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(process, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+    finally:
+        os.close(process)
 
 
 def reap() -> None:

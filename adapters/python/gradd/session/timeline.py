@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
@@ -29,13 +27,14 @@ from gradd import errors, options
 from gradd.memory.devices import HOST, Gpu, Host, HostWords, Words
 from gradd.memory.parameter_changes import Snapshot
 from gradd.session import protocol
+from gradd.session.daemon import wait_for_end
 from gradd.session.ring import Block
 
 logger = logging.getLogger("gradd")
 
 MOST = 16  # requests that are not answered
 _END = 1 << 62  # of all turns; streams compare differences
-_END_MS = 30_000  # in which the process of a daemon ends that has hung up
+_END_SECONDS = 30  # in which the process of a daemon ends that has hung up
 _GROUP_BITS = 16  # of the word of groups: their number, below the turn
 
 
@@ -220,20 +219,11 @@ class Timeline:
         """
         if not daemon or not any(pending.groups for pending in self.pending):
             return
-        try:
-            process = os.pidfd_open(daemon)
-        except OSError:  # there is no such process here
-            return
-        try:
-            poller = select.poll()
-            poller.register(process, select.POLLIN)
-            if not poller.poll(_END_MS):
-                raise errors.SessionError(
-                    f"daemon {daemon} has hung up, but its process has not ended within "
-                    f"{_END_MS // 1000} s"
-                )
-        finally:
-            os.close(process)
+        if not wait_for_end(daemon, _END_SECONDS):
+            raise errors.SessionError(
+                f"daemon {daemon} has hung up, but its process has not ended within "
+                f"{_END_SECONDS} s"
+            )
 
     def settle_done(self, daemon: int) -> None:
         """A daemon has died: what it had done needs no reply, and the next one knows no chain.
