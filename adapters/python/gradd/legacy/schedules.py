@@ -40,7 +40,7 @@ class LRScheduler:
 class _Warmup(LRScheduler):
     """A factor of the rate: it rises with the steps of the warm-up, then it is decay()."""
 
-    def __init__(self, total_steps: int, warmup: float) -> None:
+    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
         super().__init__()
         if not isinstance(total_steps, int) or total_steps <= 0:
             raise ValueError(f"total_steps must be a positive number, got {total_steps!r}")
@@ -73,9 +73,6 @@ class ConstantWarmupLRScheduler(_Warmup):
         total_steps: Optimizer steps of the training.
         warmup: Share of them until the rate is reached.
     """
-
-    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
-        super().__init__(total_steps, warmup)
 
     def decay(self, step: int, base: float) -> float:
         """See _Warmup."""
@@ -110,9 +107,6 @@ class LinearWarmupLRScheduler(_Warmup):
         total_steps: Optimizer steps of the training.
         warmup: Share of them until the rate is reached.
     """
-
-    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
-        super().__init__(total_steps, warmup)
 
     def decay(self, step: int, base: float) -> float:
         """See _Warmup."""
