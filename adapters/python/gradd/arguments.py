@@ -16,6 +16,11 @@ def leaves(args: tuple, kwargs: dict[str, Any]) -> list[Any]:
     return list(_walk((*args, *kwargs.values())))
 
 
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in lists, tuples and mappings, in order."""
+    return [leaf for leaf in _walk((value,)) if isinstance(leaf, torch.Tensor)]
+
+
 def _walk(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, torch.Tensor):

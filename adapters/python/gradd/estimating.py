@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from gradd import errors, picture, private
+from gradd import arguments, errors, picture, private
 from gradd.calls.planned import Planned
 from gradd.dynamo import locks
 from gradd.dynamo.owner import device_of
@@ -261,7 +261,7 @@ class _Planner:
         self.args, self.kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (batch, {})
         if any(p.is_meta for p in self.module.parameters()):
             self.args, self.kwargs = _mapped(self.args, self.kwargs, _on_meta)
-        leaves = _tensors(self.args, self.kwargs)
+        leaves = arguments.tensors((self.args, self.kwargs))
         self.client = client or get_client(device=device_of(self.module, leaves))
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         own = getattr(model, "_gradd_memory", None)
@@ -351,21 +351,6 @@ def _live(found: Sequence[Planned]) -> LiveSaving | None:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    return list(_walk([*args, *kwargs.values()]))
-
-
-def _walk(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _walk(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _walk(item)
 
 
 def _mapped(args: tuple, kwargs: dict, change: Any) -> tuple[tuple, dict]:

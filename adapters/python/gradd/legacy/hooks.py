@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from gradd.arguments import tensors
+
 
 class StatisticsSubscriber:
     """Writes `step_<n>/<name>_forward` and `_backward`, and their order to `step_<n>/order.txt`.
@@ -146,7 +148,7 @@ class SubscriberManager:
 
     def _hook(self, name: str, depth: int) -> Callable[..., None]:
         def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            for i, tensor in enumerate(_tensors(output)):
+            for i, tensor in enumerate(tensors(output)):
                 self.inspect(f"{name}_{i}th_output", tensor, depth)
 
         return torch.compiler.disable(hook)
@@ -159,16 +161,6 @@ def _is_wrapper(module: torch.nn.Module) -> bool:
     from gradd.module import ORTModule
 
     return type(module) is ORTModule
-
-
-def _tensors(output: Any) -> Iterable[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        yield from _tensors(list(output.values()))
-    elif isinstance(output, (list, tuple)):
-        for part in output:
-            yield from _tensors(part)
 
 
 GlobalSubscriberManager = SubscriberManager()

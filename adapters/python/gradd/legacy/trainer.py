@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from gradd import arguments
 from gradd.legacy import states
 from gradd.legacy.configs import OptimizerConfig, make_optimizer
 from gradd.legacy.fp16 import all_finite
@@ -208,7 +209,7 @@ class ORTTrainer:
         described = self.model_desc.outputs
         mixed = self.options.mixed_precision.enabled
         with torch.autocast(self._device.type, torch.float16) if mixed else nullcontext():
-            found: list[torch.Tensor | None] = list(_flat(self.module(*inputs)))
+            found: list[torch.Tensor | None] = [*arguments.tensors(self.module(*inputs))]
         if len(inputs) < len(self.model_desc.inputs) and described[0].is_loss:
             if self.loss_fn is not None or len(found) == len(described) - 1:
                 found.insert(0, None)
@@ -402,14 +403,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return isinstance(value, (int, float))
-
-
-def _flat(result: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a result in order."""
-    if isinstance(result, torch.Tensor):
-        yield result
-    elif isinstance(result, dict):
-        yield from _flat(list(result.values()))
-    elif isinstance(result, (list, tuple)):
-        for part in result:
-            yield from _flat(part)
