@@ -48,6 +48,15 @@ def _batch(rows: int, width: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
+def _in_layers(in_groups_of: Any) -> tuple[ORTModule, torch.Tensor]:
+    """A model after two steps with a group per layer, and its batch."""
+    in_groups_of(_layer(32))
+    model, x = ORTModule(Stack(), strict=True), _batch(8, 32)
+    for _ in range(2):
+        model(x).backward()
+    return model, x
+
+
 def _gradients(model: nn.Module) -> list[torch.Tensor | None]:
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
@@ -109,11 +118,7 @@ def test_the_rest_is_computed_meanwhile(
     daemon: Any, in_groups_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hooks of the first group run before the request is answered; each group comes once."""
-    in_groups_of(_layer(32))
-    model = ORTModule(Stack(), strict=True)
-    x = _batch(8, 32)
-    for _ in range(2):
-        model(x).backward()
+    model, x = _in_layers(in_groups_of)
     events: list[str] = []
     real = in_groups.wait
 
@@ -272,11 +277,7 @@ def test_what_a_daemon_refuses(
     match: str,
 ) -> None:
     """It is raised where the gradients are waited for; the next step works."""
-    in_groups_of(_layer(32))
-    model = ORTModule(Stack(), strict=True)
-    x = _batch(8, 32)
-    for _ in range(2):
-        model(x).backward()
+    model, x = _in_layers(in_groups_of)
     real = clients.Timeline.envelope
 
     def envelope(self: Any, pending: Any) -> dict[str, Any]:
@@ -330,11 +331,7 @@ def test_kept_graphs_and_gradients_of_inputs(daemon: Any, in_groups_of: Any) -> 
 
 
 def test_dropped_steps_keep_nothing(daemon: Any, in_groups_of: Any) -> None:
-    in_groups_of(_layer(32))
-    model = ORTModule(Stack(), strict=True)
-    x = _batch(8, 32)
-    for _ in range(2):
-        model(x).backward()
+    model, x = _in_layers(in_groups_of)
     sessions.session().flush()
     before = model.gradd_stats()["slots"]
     for _ in range(20):

@@ -60,7 +60,7 @@ def _memory(device: torch.device) -> devices.Gpu:
 
 
 def forget_ways() -> None:
-    """How memory is shared is found out anew, as in a new process; no client may be connected."""
+    """Makes the next segment try the ways again, as in a new process; no client is connected."""
     for memory in _memories:
         memory.way = None
 
