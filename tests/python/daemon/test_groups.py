@@ -347,10 +347,10 @@ def test_a_daemon_that_has_hung_up_must_have_ended(monkeypatch: pytest.MonkeyPat
     line = timeline.Timeline(HOST, [])
     line.settle_done(old.pid)
     line.pending.append(timeline.Pending("backward", {}, lambda reply: None, groups=2))
-    monkeypatch.setattr(timeline, "_END_MS", 50)
+    monkeypatch.setattr(timeline, "_END_SECONDS", 0.05)
     with pytest.raises(errors.SessionError, match=f"daemon {old.pid} has hung up"):
         line.settle_done(1)
-    monkeypatch.setattr(timeline, "_END_MS", 30_000)
+    monkeypatch.setattr(timeline, "_END_SECONDS", 30)
     threading.Timer(0.1, old.kill).start()
     line.settle_done(1)
     assert old.poll() is not None and not line.pending

@@ -140,7 +140,7 @@ def test_a_daemon_hangs_up_when_it_has_closed_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sign for the client that memory may be freed."""
-    monkeypatch.setattr(control, "_DYING_MS", 0)
+    monkeypatch.setattr(control, "_END_SECONDS", 0)
     monkeypatch.setenv("GRADD_GPU_MEMORY", "handles")
     gate = tmp_path / "gate"
     client = _client()
