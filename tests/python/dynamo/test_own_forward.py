@@ -90,6 +90,8 @@ class Asks(nn.Module):
 @pytest.mark.quick
 @pytest.mark.parametrize("form", ["one list", "two lists", "a size", "sizes", "a known list"])
 def test_arguments_are_what_they_were(form: str) -> None:
+    if form == "two lists" and torch.__version__ < "2.13":
+        pytest.skip("before torch 2.13, TorchDynamo cannot tell whether two lists are one")
     x = torch.randn(3, 4)
     one = [x]
     args = {
