@@ -95,7 +95,7 @@ def test_a_damaged_file_is_translated_again(
             "cut": data[:-1],
             "flipped": data[:99] + bytes([data[99] ^ 1]) + data[100:],
             "empty": b"",
-            "other form": _signed(b"\x81\xa4onnx\x01"),
+            "other form": _signed(file, b"\x81\xa4onnx\x01"),
         }[damage]
     )
     made = _translations(monkeypatch)
@@ -104,10 +104,35 @@ def test_a_damaged_file_is_translated_again(
     assert len(file.read_bytes()) == len(data)  # replaced
 
 
-def _signed(data: bytes) -> bytes:
-    import hashlib
+def test_a_graph_under_the_name_of_another_one_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(factor: float) -> torch.Tensor:
+        cache._captures.clear()
+        torch.manual_seed(0)
+        model = ORTModule(Scaled(factor), strict=True)
+        return model(torch.ones(2, 4)).sum()
 
-    return hashlib.sha256(data).digest() + data
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    expected = loss(2.0), loss(3.0)
+    one, other = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    other.write_bytes(one.read_bytes())
+    made = _translations(monkeypatch)
+    assert (loss(2.0), loss(3.0)) == expected
+    assert len(made) == 1
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layer, self.factor = torch.nn.Linear(4, 3), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.factor
+
+
+def _signed(file: Path, data: bytes) -> bytes:
+    return disk_cache._digest(file, data) + data
 
 
 def test_other_translators_have_captures_of_their_own(
@@ -144,6 +169,17 @@ def test_nothing_depends_on_the_folder(
         folder.write_text("not a folder")
     assert all(map(torch.equal, _gradients(), _again()))
     assert not folder.is_dir() or not list(folder.iterdir())
+
+
+def test_a_folder_that_the_user_names_is_warned_of_if_it_cannot_be(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", "/proc/none")
+    disk_cache._unused.cache_clear()
+    for _ in range(2):
+        _again()
+    (said,) = [r.getMessage() for r in caplog.records if "are not kept" in r.getMessage()]
+    assert said.startswith("translated graphs are not kept in /proc/none: it cannot be made")
 
 
 def test_the_oldest_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

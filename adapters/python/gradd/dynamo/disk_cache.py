@@ -2,9 +2,10 @@
 
 A file for each capture, named by its key and by everything that translates: the sources of this
 package, and the versions of torch, onnx, onnx-ir and onnxscript. It holds plain data (msgpack) and
-a digest of it; a file that is not exactly of this form is ignored. The folder is the user's alone,
-or nothing is read from it. GRADD_CACHE=0 turns it off; ORTMODULE_CACHE_DIR names another folder
-than `gradd/graphs` in $XDG_CACHE_HOME or ~/.cache.
+a digest of that and of its own name; a file that is not exactly of this form, or has the name of
+another one, is ignored. The folder is the user's alone, or nothing is read from it. GRADD_CACHE=0
+turns it off; ORTMODULE_CACHE_DIR names another folder than `gradd/graphs` in $XDG_CACHE_HOME or
+~/.cache.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gradd.spec import Capture, InputSpec, OutputSpec
 
 logger = logging.getLogger("gradd")
 
-_FORM = 1
+_FORM = 2
 _TRANSLATORS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _MOST_BYTES, _MOST_FILES = 512 << 20, 4096
 # Names, which `gradd cache` knows as well (server/cli/cache.c); the latter is being written.
@@ -58,7 +59,7 @@ def load(key: bytes) -> Capture | None:
         return None
     try:
         data = path.read_bytes()
-        if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+        if _digest(path, data[_DIGEST:]) != data[:_DIGEST]:
             raise ValueError("its digest is wrong")
         made = _from_plain(msgpack.unpackb(data[_DIGEST:], strict_map_key=False))
         os.utime(path)  # the oldest go first
@@ -71,23 +72,36 @@ def load(key: bytes) -> Capture | None:
 
 
 def store(key: bytes, capture: Capture) -> None:
-    """Keeps a capture; says nothing where that fails."""
+    """Keeps a capture. Where that fails, a folder that the user has named is warned of, once."""
     path = _path(key, create=True)
     if path is None:
+        if folder() is not None:
+            _unused("it cannot be made, belongs to another user, or others may write there")
         return
     data = msgpack.packb(_as_plain(capture))
     try:
         handle, name = tempfile.mkstemp(prefix=_NEW, dir=path.parent)  # with mode 0600
         try:
             with open(handle, "wb") as file:
-                file.write(hashlib.sha256(data).digest() + data)
+                file.write(_digest(path, data) + data)
             os.replace(name, path)
         except BaseException:
             os.unlink(name)
             raise
         _drop_oldest(path.parent)
     except OSError as error:
-        logger.info("a graph is not cached: %s", error)
+        _unused(str(error))
+
+
+@functools.cache
+def _unused(why: str) -> None:
+    named = options.get("ORTMODULE_CACHE_DIR")
+    level = logging.WARNING if named else logging.INFO
+    logger.log(level, "translated graphs are not kept in %s: %s", folder(), why)
+
+
+def _digest(path: Path, data: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + data).digest()
 
 
 def _path(key: bytes, create: bool = False) -> Path | None:
