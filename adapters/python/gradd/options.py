@@ -8,6 +8,7 @@ names.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable
@@ -148,7 +149,9 @@ def get(name: str) -> bool | str | int | None:
     if option.kind == "text":
         return text
     if option.kind == "int":
-        return int(text)
+        with contextlib.suppress(ValueError):
+            return int(text)
+        raise ValueError(f"{name}={text!r}: expected a whole number")
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
@@ -182,6 +185,16 @@ def gpu_memory(ways: Iterable[str]) -> str:
     if text and text not in ways:
         raise ValueError(f"GRADD_GPU_MEMORY={text!r}: expected one of {', '.join(ways)}")
     return text
+
+
+def check() -> None:
+    """Reads all variables of the table, so that a wrong one is found before anything runs.
+
+    Raises:
+        ValueError: One cannot be read as its option's type.
+    """
+    for option in OPTIONS:
+        get(option.name)
 
 
 def ineffective() -> list[str]:

@@ -84,6 +84,15 @@ def test_options_have_types(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(o.help for o in options.OPTIONS)
 
 
+@pytest.mark.parametrize("name", [o.name for o in options.OPTIONS if o.kind in ("bool", "int")])
+def test_a_wrong_option_is_an_error_where_a_module_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "/some/folder")
+    with pytest.raises(ValueError, match=f"{name}='/some/folder': expected"):
+        ORTModule(torch.nn.Linear(1, 1))
+
+
 @pytest.mark.usefixtures("daemon")
 def test_wrong_dtype_is_an_error_as_in_torch() -> None:
     model = ORTModule(Net())

@@ -80,6 +80,7 @@ class Owner:
             ValueError: A budget, or another option, that cannot be read.
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
+        options.check()
         tried.tell()
         self._module = weakref.ref(module) if module is not None else None
         self.title = title
