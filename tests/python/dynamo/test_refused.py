@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -309,6 +310,10 @@ def test_a_call_without_a_graph_is_soon_traced_no_more(caplog: pytest.LogCapture
     assert sum(ours.gradd_stats()["fallbacks"].values()) == 9
     (said,) = [r.getMessage() for r in caplog.records if "without a graph" in r.getMessage()]
     assert "0.0 ms" not in said
+    # Dynamo's sentence to its end, and the line of the branch.
+    lines, first = inspect.getsourcelines(_early_exit)
+    at = first + next(i for i, text in enumerate(lines) if "0.3" in text)
+    assert "(e.g. `if" in said and f"{__file__}:{at}" in said
 
 
 def _scattered(h: torch.Tensor) -> torch.Tensor:

@@ -342,7 +342,8 @@ class Compiled:
             self._cause = refused.message
         error = CaptureError(
             refused.reason if isinstance(refused, DrawnError) else "export_failed",
-            f"torch.compile has run this call without a graph ({self._cause})",
+            f"torch.compile has run this call without a graph ({self._cause}; "
+            "TORCH_LOGS=graph_breaks shows where)",
         )
         reason = self.owner.fallback.decide(error)
         if self.owner.fallback.count(reason, "no graph"):

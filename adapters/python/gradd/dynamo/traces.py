@@ -13,6 +13,8 @@ from gradd.graph.locations import is_users
 
 _EXPLANATION = "Explanation: "
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_SENTENCE = re.compile(r"\.(?= [A-Z]|$)")  # its end, which that of "e.g." is not
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _FAILURES, _BREAKS = "unimplemented", "graph_break"  # tables of causes
 _known: dict[str, Counter[str]] = {_FAILURES: Counter(), _BREAKS: Counter()}  # asked for
 
@@ -35,20 +37,23 @@ class Frames(NamedTuple):
 
 
 def cause() -> str:
-    """Why Dynamo could not trace something since the last query; "" = unknown."""
+    """Why Dynamo could not trace something since the last query, and where; "" = unknown."""
     found: list[str] = []
     for table, known in _known.items():
         now = private.counters[table]
         found += reversed(Counter(now) - known)
         known.clear()
         known.update(now)
-    return words(found[0]) if found else ""
+    if not found:
+        return ""
+    places = [f"{file}:{line}" for file, line in _LINE.findall(found[0]) if is_users(file)]
+    return words(found[0]) + (f" at {places[-1]}" if places else "")
 
 
 def words(text: str) -> str:
     """Dynamo's message about a break, in one line: what there is, and a sentence about it."""
     what, *more = text.splitlines() or [""]
-    why = (line.partition(_EXPLANATION)[2].partition(". ")[0] for line in more)
+    why = (_SENTENCE.split(line.partition(_EXPLANATION)[2])[0] for line in more)
     return _ADDRESS.sub("", f"{what}: {next(filter(None, why), '')}").strip(" :.")
 
 
