@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from gradd import ORTModule
+from gradd import ORTModule, errors
 from optimum.gradd import ORTTrainer, accelerate
 
 pytestmark = pytest.mark.usefixtures("daemon")
@@ -94,6 +94,13 @@ def test_what_cannot_be_accelerated_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="torch_compile"):
         accelerate(trainer)
     assert type(trainer) is Smoothed  # as it was
+
+
+def test_options_of_the_daemon(tmp_path: Path) -> None:
+    trainer = accelerate(_trainer(tmp_path), strict=True, memory_budget="1B")
+    with pytest.raises(errors.OutOfMemoryError):
+        trainer.train()
+    assert len(_losses(accelerate(_trainer(tmp_path), strict=True, memory_budget="1GiB"))) == 4
 
 
 def test_an_orttrainer_stays_as_it_is(tmp_path: Path) -> None:

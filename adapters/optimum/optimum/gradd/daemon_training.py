@@ -12,7 +12,8 @@ import copy
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class DaemonTraining(Trainer):
     _compiled_module: nn.Module | None = None
     _grad_norm: torch.Tensor | None = None
     _enabled = False
+    gradd_options: Mapping[str, Any] = MappingProxyType({})  # in place of those of the arguments
 
     def gradd_begin(self) -> None:
         """Once, when all that Trainer has is there."""
@@ -75,16 +77,18 @@ class DaemonTraining(Trainer):
             if self._compiled_module is not None:  # model_init: the model of an earlier trial
                 attach.detach(self._compiled_module)
                 self._compiled.close()
-            strict = bool(getattr(self.args, "strict", False))
             self._compiled = Compiled(
                 model,
                 forward=self._forward_to_capture(model),
-                strict=strict,
+                strict=bool(self._option("strict")),
                 on_capture=debug.save,
-                memory_budget=getattr(self.args, "memory_budget", None),
+                memory_budget=self._option("memory_budget"),
             )
             self._compiled_module = model
         attach.attach(model, self._compiled)
+
+    def _option(self, name: str) -> Any:
+        return self.gradd_options.get(name) or getattr(self.args, name, None)
 
     def gradd_stats(self) -> dict[str, Any]:
         """The dict of ORTModule.gradd_stats(); empty before train() and under GRADD_DISABLE."""

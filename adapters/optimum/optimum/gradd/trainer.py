@@ -47,7 +47,9 @@ class ORTTrainer(DaemonTraining):
         self.gradd_begin()
 
 
-def accelerate(trainer: _Trainer) -> _Trainer:
+def accelerate(
+    trainer: _Trainer, *, strict: bool = False, memory_budget: str | int | None = None
+) -> _Trainer:
     """Lets a trainer train in the daemon: of TRL, of your own, any class made from Trainer.
 
     The trainer gets a class of the same name that is made from its own one; its methods, and the
@@ -55,6 +57,8 @@ def accelerate(trainer: _Trainer) -> _Trainer:
 
     Args:
         trainer: Before it trains.
+        strict: Raise where something would run in PyTorch.
+        memory_budget: As ORTModule takes it.
 
     Returns:
         The same object.
@@ -76,4 +80,5 @@ def accelerate(trainer: _Trainer) -> _Trainer:
         trainer.model_wrapped = unwrapped(trainer.model_wrapped)
         trainer.__class__ = type(own.__name__, (DaemonTraining, own), about)
         trainer.gradd_begin()  # type: ignore[attr-defined]
+    trainer.gradd_options = {"strict": strict, "memory_budget": memory_budget}
     return trainer
