@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import numbers
 from typing import Any
 
 import torch
@@ -167,7 +168,9 @@ class LambConfig(OptimizerConfig):
 
 
 def _check(settings: dict[str, Any]) -> None:
-    for name in ("lr", "alpha", "beta", "lambda_coef", "epsilon"):
+    for name in ("lr", "alpha", "beta", "lambda_coef", "epsilon", "max_norm_clip"):
+        if not isinstance(settings.get(name, 0.0), numbers.Real):
+            raise TypeError(f"{name!r} must be a number, got {settings[name]!r}")
         if name in settings and not settings[name] >= 0:
             raise ValueError(f"{name!r} must not be negative, got {settings[name]}")
     if not settings.get("max_norm_clip", 1.0) > 0:
