@@ -394,8 +394,9 @@ class Run:
     def _raise_changed(self, what: str) -> NoReturn:
         raise errors.StaleError(
             f"output '{what}' was not computed because only the loss was needed, and the "
-            "parameters have changed since: read it before optimizer.step(), or set "
-            "GRADD_LAZY=0; the next forwards compute it, as it has been asked for"
+            "parameters have changed since: read it before optimizer.step() (detach() does; a "
+            "conversion such as float() alone does not), or set GRADD_LAZY=0; the next forwards "
+            "compute it, as it has been asked for"
         )
 
     def _again(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
