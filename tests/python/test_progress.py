@@ -94,6 +94,6 @@ def test_a_pipe_gets_only_what_ran_in_torch() -> None:
     assert "compiling" not in text
     summary = [x for x in text.splitlines() if "calls" in x or "never called" in x]
     assert summary == [
-        "Pooled: 2 calls, 2 forwards in the daemon; in PyTorch: unsupported 2 (docs/messages.md)",
+        "Pooled: 2 calls, 2 graphs run in the daemon; in PyTorch: unsupported 2 (docs/messages.md)",
         "Sequential was wrapped, but never called: what the script called of it ran in PyTorch",
     ]

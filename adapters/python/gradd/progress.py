@@ -127,10 +127,14 @@ def summary() -> list[str]:
         elif in_torch:
             reasons = ", ".join(f"{reason} {n}" for reason, n in in_torch.most_common())
             lines.append(
-                f"{title}: {calls} calls, {forwards} forwards in the daemon; in PyTorch: {reasons} "
-                "(docs/messages.md)"
+                f"{title}: {_number(calls, 'call')}, {_number(forwards, 'graph')} run in the "
+                f"daemon; in PyTorch: {reasons} (docs/messages.md)"
             )
     return lines
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _largest(counters: tuple[Counter[str], ...]) -> Counter[str]:
@@ -142,7 +146,7 @@ def _largest(counters: tuple[Counter[str], ...]) -> Counter[str]:
 
 
 def _at_exit() -> None:
-    if options.get("GRADD_QUIET"):
+    if not _tallies or options.get("GRADD_QUIET"):
         return
     lines = summary()
     for line in lines[:_LINES]:
