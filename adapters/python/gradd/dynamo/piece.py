@@ -393,7 +393,8 @@ class Piece:
             if not is_plain(type(tensor)):
                 raise refusal(i.name if i.bound else repr(i.name), type(tensor))
             device = self.client.memory.device
-            if tensor.device != device and (i.bound or tensor.dim() or not tensor.is_cpu):
+            number = tensor.is_cpu and not i.bound and (i.planned or not tensor.dim())
+            if tensor.device != device and not number:
                 raise DeviceError(
                     f"{i.name} is on {tensor.device}; the daemon of this module computes on "
                     f"{'the CPU' if device.type == 'cpu' else device}"
