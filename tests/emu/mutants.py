@@ -7,8 +7,10 @@ branch, a thread that ends too early; its operator is run on cases of its own, i
 threads. Of the engine: a wait that is missing, before a reply, before the host reads what the queue
 writes, before memory is freed or unmapped; the fake device (tests/fake) works late. Of the CUDA
 device: a wait that is missing, an error that is reported twice, a check of lent memory; the
-stand-in for CUDA (tests/sim) works late, too. WORD picks those whose name holds it. Exit status 1:
-a bug was not found, or a change no longer applies.
+stand-in for CUDA (tests/sim) works late, too. Of the adapter: a wait that is missing on either
+side, memory that is freed while a daemon has it open, a daemon that computes on another GPU; tests
+of tests/python/device find these. WORD picks those whose name holds it. Exit status 1: a bug was
+not found, or a change no longer applies.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ SLOWER = 10  # a machine that does much else
 class Mutant:
     """A change of `file`: the text `old`, which is there once, becomes `new`.
 
-    Of what includes it `source` alone is compiled; None: it is the file itself. One of the programs
-    `tests` must fail, in the environment `env`.
+    Of what includes it `source` alone is compiled; None: it is the file itself. One of `tests`,
+    programs or files of Python tests, must fail in the environment `env`.
     """
 
     name: str
@@ -239,12 +241,61 @@ DEVICE = [
     ),
     lent("memory that stays mapped", "        d->unmap((CUdeviceptr)at, bytes);\n", ""),
 ]
-MUTANTS = KERNELS + WAITS + DEVICE
+
+
+def in_adapter(name: str, file: str, old: str, new: str, test: str) -> Mutant:
+    """A bug of the adapter; tests with tensors of the emulated GPU find it."""
+    env = {"GRADD_TEST_DEVICE": "emu"}
+    path = f"tests/python/device/{test}.py"
+    return Mutant(name, f"adapters/python/gradd/{file}", old, new, tests=(path,), env=env)
+
+
+ADAPTER = [
+    in_adapter(
+        "a request that says too early that its inputs are there",
+        "session/timeline.py",
+        "self.words.write_in_turn(Words.READY, pending.turn)",
+        "self.words.write(Words.READY, pending.turn)",
+        "test_emu_timeline",
+    ),
+    in_adapter(
+        "a stream that does not wait for results",
+        "session/timeline.py",
+        "if not pending.groups:\n            self.words.wait_in_turn(Words.DONE",
+        "if False:\n            self.words.wait_in_turn(Words.DONE",
+        "test_emu_timeline",
+    ),
+    in_adapter(
+        "a stream that does not wait for a group",
+        "session/timeline.py",
+        "            self.words.wait_in_turn(Words.GROUPS, value)\n",
+        "            pass\n",
+        "test_emu_groups",
+    ),
+    in_adapter(
+        "memory that is freed while a daemon has it open",
+        "session/control.py",
+        "        while control.recv(65536):\n            pass\n",
+        "        pass\n",
+        "test_emu_sharing",
+    ),
+    in_adapter(
+        "a daemon that computes on another GPU",
+        "memory/devices.py",
+        'self.environment = {"CUDA_VISIBLE_DEVICES": self.uuid}',
+        "self.environment = {}",
+        "test_gpu_daemons",
+    ),
+]
+MUTANTS = KERNELS + WAITS + DEVICE + ADAPTER
 
 
 def build(tree: Path, tests: tuple[str, ...]) -> bool:
     """Brings programs of tests in that tree up to date."""
-    command = ["make", "-s", *(f"build/bin/{name}" for name in tests)]
+    programs = [f"build/bin/{name}" for name in tests if not is_python(name)]
+    if len(programs) < len(tests):
+        programs += ["build/bin/gradd", "build/bin/gradd-fake", "build/lib/emu_torch.so"]
+    command = ["make", "-s", *programs]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stderr[-2000:])
@@ -270,11 +321,22 @@ def attempt(tree: Path, mutant: Mutant) -> str:
     return said
 
 
+def is_python(test: str) -> bool:
+    """Whether it is a file for pytest."""
+    return test.endswith(".py")
+
+
 def found(tree: Path, mutant: Mutant, test: str) -> str:
     """What the test says of the bug; "" if it passes."""
+    command = [str(tree / "build/bin" / test), "--limit-scale", str(SLOWER)]
+    if is_python(test):
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+    folders = ":".join(str(tree / name) for name in ("adapters/python", "adapters/optimum"))
+    here = {"GRADD_BIN": str(tree / "build/bin/gradd"), "PYTHONPATH": folders}
     done = subprocess.run(
-        [tree / "build/bin" / test, "--limit-scale", str(SLOWER)],
-        env={**os.environ, **mutant.env},
+        command,
+        cwd=tree,
+        env={**os.environ, **here, **mutant.env},
         capture_output=True,
         text=True,
         check=False,
@@ -284,7 +346,7 @@ def found(tree: Path, mutant: Mutant, test: str) -> str:
         return ""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
     words = [line for line in lines if "emulated GPU:" in line or '" in ' in line]
-    return (words or [line for line in lines if line.startswith("FAIL")] or lines)[0]
+    return (words or [line for line in lines if line.startswith(("FAIL", "E  "))] or lines)[0]
 
 
 def main() -> int:
