@@ -103,7 +103,7 @@ def run_tensors(build: Path, count: int = 0) -> Outcome:
     sys.path.insert(0, str(ROOT / "tests" / "python"))
     from helpers import gpu_tensors, selection
 
-    chosen = selection.drawn(gpu_tensors.SHORT, count) if count else gpu_tensors.FILES
+    chosen = selection.drawn(gpu_tensors.SHORT, count) if count else gpu_tensors.files()
     os.environ["GRADD_TEST_TENSORS"] = "emu"
     try:
         return run_emulated(build, "not nightly", [f"tests/python/{name}" for name in chosen])
