@@ -1,6 +1,8 @@
 """Tests of the adapter that run with tensors of the emulated GPU, and those that cannot.
 
-All files of FOLDERS run there but those of which CANNOT holds every test.
+All files of FOLDERS run there but those of which CANNOT holds every test, and two of daemon/. The
+others of daemon/ stop, kill and inspect the daemon in the user's own directory, which is the CPU's;
+device/ has such tests for those of GPUs.
 GRADD_TEST_DEVICE=emu GRADD_TEST_TENSORS=emu makes the GPU torch's default device, and the fixture
 `daemon` is that of the GPU.
 """
@@ -11,7 +13,8 @@ import fnmatch
 import os
 from pathlib import Path
 
-FOLDERS = ("calls", "daemon", "dynamo", "values")
+FOLDERS = ("calls", "dynamo", "values")
+OTHERS = ("daemon/test_interrupted_steps.py", "daemon/test_traceless_writes.py")
 # Files below tests/python; `make test` draws one.
 SHORT = (
     "calls/test_chunked_loss.py",
@@ -33,19 +36,17 @@ WAITING = (
     "calls/test_errors.py",
     "calls/test_interrupts.py",
     "calls/test_many_models.py",
-    "daemon/test_interrupted_steps.py",
+    *OTHERS,
     "values/test_index_range.py",
     "values/test_masked_scatter.py",
 )
 _HOST = "it is about memory of the host: arrays, buffers, other processes"
 _ARRAYS = "it reads tensors as arrays of NumPy, or writes them so"
 _MIXED = "it calls with a tensor of the CPU beside those of the GPU"
-_RAW = "it speaks the protocol itself, over memory of the host"
 _ENGINE = "it calls the engine's library with arrays of NumPy, without a client"
 _SEGMENTS = "it is about sizes and headers of segments of the host"
 _PIECES = "memory of a GPU comes in pieces of 2 MiB"
 _PROCESS = "its other process has tensors of the host"
-_USERS = "it is about the daemon in the user's own directory, which is the CPU's"
 _CONVOLUTIONS = "the device has no convolutions"
 _CELLS = "the device has no fused cell"
 _SPARSE = "the device has no sparse tensors"
@@ -97,11 +98,9 @@ CANNOT = {
     "values/test_reduce.py::test_log_sum_exp*": _ENGINE,
     "values/test_reduce.py::test_products_of_zeros*": _ENGINE,
     "values/test_gradients.py::test_ddp*": "gloo has no tensors of this device",
+    "daemon/test_traceless_writes.py::test_*numpy*": _ARRAYS,
+    "daemon/test_traceless_writes.py::test_torchs_class*": _ARRAYS,
     # Whole files.
-    "daemon/test_hostile*.py::*": _RAW,
-    "daemon/test_journal.py::*": _RAW,
-    "daemon/test_limits_exceeded.py::*": _RAW,
-    "daemon/test_timeline.py::*": _RAW,
     "dynamo/test_translated.py::*": "torch's gradients of powers are on the CPU there",
     "values/test_bf16_engine.py::*": _ENGINE,
     "values/test_engine.py::*": _ENGINE,
@@ -123,7 +122,7 @@ def files() -> list[str]:
     paths = (
         f"{folder}/{file.name}" for folder in FOLDERS for file in root.glob(f"{folder}/test_*")
     )
-    return sorted(path for path in paths if not why_not(f"{path}::*"))
+    return [*sorted(path for path in paths if not why_not(f"{path}::*")), *OTHERS]
 
 
 def is_on() -> bool:
