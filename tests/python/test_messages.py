@@ -310,6 +310,13 @@ def _recorded(wrap: Wrap, world: World) -> ORTModule:
     return model
 
 
+@counts("create_graph")
+def _a_derivative_of_a_backward(wrap: Wrap, world: World) -> ORTModule:
+    model = wrap(nn.Linear(4, 4))
+    torch.autograd.grad(model(X).sum(), [model.weight], create_graph=True)
+    return model
+
+
 @counts("data_dependent_control_flow")
 def _a_number_of_a_tensor(wrap: Wrap, world: World) -> ORTModule:
     """Without this setting of torch's, the graph ends there and another one begins."""

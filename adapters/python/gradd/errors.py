@@ -210,7 +210,7 @@ class UnsupportedError(GraddError, NotImplementedError):
     """Something that gradd does not do; the message names it.
 
     Cause: A graph has an operator without a kernel, or `create_graph=True` asks for second
-        derivatives.
+        derivatives of a graph with random numbers.
     Remedy: Compute that part in PyTorch; [operators.md](operators.md) lists the operators.
     """
 

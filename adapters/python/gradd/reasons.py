@@ -77,6 +77,14 @@ REASONS = (
         "Nothing: a tracer needs PyTorch's operators. Other calls are not affected.",
     ),
     Reason(
+        "create_graph",
+        _TORCH,
+        "A backward with `create_graph=True`, whose gradients have derivatives of their own: "
+        "PyTorch computes the graph again.",
+        "Nothing. It takes PyTorch's time and memory; a graph that draws random numbers raises "
+        "`UnsupportedError` instead.",
+    ),
+    Reason(
         "data_dependent_control_flow",
         _TORCH,
         "`forward()` reads the value of a tensor as a Python number, or as a size.",

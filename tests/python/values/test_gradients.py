@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import socket
@@ -13,6 +14,7 @@ from torch import nn
 from gradd import ORTModule, errors
 from gradd.calls.function import DaemonFunction
 from gradd.session import client
+from gradd.spec import CaptureError
 from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 
 pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("daemon"), pytest.mark.fake]
@@ -126,9 +128,56 @@ def test_second_backward_without_retain_graph_is_torchs_error() -> None:
         loss.backward()
 
 
-def test_create_graph_is_refused_by_name() -> None:
+def loose_pair(dropout: float = 0.0) -> tuple[ORTModule, nn.Module]:
+    """As pair(), of which PyTorch may run something."""
+    theirs = Net(dropout=dropout)
+    return ORTModule(copy.deepcopy(theirs)), theirs
+
+
+@pytest.mark.parametrize("of_parameters", [False, True])
+def test_a_gradient_penalty_is_that_of_torch(of_parameters: bool) -> None:
+    """The input may depend on a parameter: that path counts once."""
+    ours, theirs = loose_pair()
+    inputs = []
+    for model in (ours, theirs):
+        x = batch()[0].requires_grad_()
+        given = x * model.first.weight.sum() if of_parameters else x
+        scores = model(given).tanh().sum()
+        (grad,) = torch.autograd.grad(scores, given, create_graph=True)
+        (grad.square().sum() + scores).backward()
+        inputs.append(x.grad)
+    assert_close(inputs[0], inputs[1], "input gradient")
+    assert_same_grads(ours, theirs)
+    assert ours.gradd_stats()["in_torch"] == {"create_graph": 1}
+
+
+def test_a_product_with_a_hessian_is_that_of_torch() -> None:
+    found = []
+    for model in loose_pair():
+        parameters = list(model.parameters())
+        loss = loss_of(model(*batch()))
+        grads = torch.autograd.grad(loss, parameters, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.sum() for g in grads), parameters))
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("why", ["random numbers", "written to"])
+def test_create_graph_is_refused_by_name(why: str) -> None:
+    ours, _ = loose_pair(dropout=0.5 if why == "random numbers" else 0.0)
+    x, y = batch()
+    given = x.requires_grad_() * 2.0
+    loss = loss_of(ours(given, y))
+    if why == "written to":
+        with torch.no_grad():
+            given.zero_()
+    with pytest.raises(errors.UnsupportedError, match=f"create_graph.*{why}"):
+        torch.autograd.grad(loss, [ours.first.weight], create_graph=True)
+
+
+def test_create_graph_is_an_error_where_nothing_may_run_in_torch() -> None:
     ours, _ = pair()
-    with pytest.raises(errors.UnsupportedError, match="create_graph"):
+    with pytest.raises(CaptureError, match="create_graph"):
         torch.autograd.grad(loss_of(ours(*batch())), [ours.first.weight], create_graph=True)
 
 

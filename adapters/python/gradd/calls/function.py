@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import errors, private
-from gradd.calls import batched, sparse
+from gradd.calls import again, batched, sparse
 from gradd.calls.groups import Delivery
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def _token(delivery: Delivery) -> torch.Tensor:
 def _forward(ctx: Any, run: Run, tensors: Sequence[torch.Tensor]) -> tuple:
     outputs = run.outputs()
     ctx.run = run
+    run.keep_track(tensors[len(run.plan.params) :])
     run.given = list(map(weakref.ref, outputs))
     ctx.set_materialize_grads(False)
     if not run.call.all_differentiable:
@@ -118,11 +119,6 @@ def _backward(
     ctx: Any, grads: Grads, delivery: Delivery | None = None
 ) -> list[torch.Tensor | None] | None:
     """The gradients, of which a delivery may have to wait for some; None if none arrives."""
-    if torch.is_grad_enabled():
-        raise errors.UnsupportedError(
-            "create_graph=True: second derivatives are not available through the daemon; "
-            "compute that term with the original module in PyTorch"
-        )
     # Raises torch's errors for a second backward and for parameters modified in place.
     ctx.saved_tensors  # noqa: B018
     for grad in grads:
@@ -138,13 +134,17 @@ def _backward(
             "this torch does not tell whether retain_graph is set; use a supported version"
         )
     keep = bool(private.keeps_graph())
-    if batched.is_transformed(grads):
+    if torch.is_grad_enabled():  # create_graph=True
+        found = again.gradients(run, grads)
+        if not keep:
+            run.release()
+    elif batched.is_transformed(grads):
         found = batched.one_by_one(lambda own: run.gradients(own, True), grads)
         if not keep:
             run.release()
     else:
         found = run.gradients(grads, keep, delivery)
-    if run.rows:
+    if run.rows and not torch.is_grad_enabled():
         found = sparse.gradients(run.graph.rows, run.rows, run.plan.params, found)
     if not keep:
         ctx.run = None

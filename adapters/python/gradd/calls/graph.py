@@ -9,7 +9,7 @@ that a replay after a restart reads their original values.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -140,6 +140,8 @@ class Graph:
         self.param_inputs = [i for i, n in enumerate(order) if n in is_param]
         self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
         self.changed_entries = [entry(o.fqn) for o in self.changed]
+        # Results from bound and free inputs, as PyTorch computes them; None = it takes more.
+        self.in_torch: Callable[[list, list], Sequence[torch.Tensor]] | None = None
         self.homes: list[Home] = []
         self.pointers: list[tuple] = []
         self.bound_types: list[tuple[torch.dtype, tuple[int, ...]]] = []  # when they were bound

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gradd import errors, interrupts, private
+from gradd.calls import again
 from gradd.calls.lazy import LazyTensor, untouched
 from gradd.memory import pss
 from gradd.memory.devices import HOST
@@ -75,7 +76,7 @@ class Run:
 
     __slots__ = (
         *("__weakref__", "call", "client", "graph", "plan", "id", "seed", "flags", "counts"),
-        *("given", "rows", "_held", "_sources", "_read", "_again_of"),
+        *("given", "rows", "_held", "_sources", "_read", "_again_of", "_with_gradient"),
     )
 
     def __init__(
@@ -106,6 +107,7 @@ class Run:
         self._again_of = ""  # the output that this run repeats another one for
         self.given: list[weakref.ref] = []  # the outputs as the user has them
         self.rows: list[torch.Tensor] = []  # indices of lookups that have a sparse gradient
+        self._with_gradient: list[tuple[weakref.ref, int]] = []  # inputs, and their versions
         try:
             self._read = Snapshot(
                 tensors=bound,
@@ -379,6 +381,37 @@ class Run:
         else:
             dtype, shape = self.call.in_types[self.graph.free.index(name)]
         return torch.zeros(shape, dtype=dtype, device=self.client.memory.device)
+
+    # ---- for derivatives of a backward ----
+
+    def keep_track(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Notes the inputs that have a gradient, in the order of the plan's."""
+        self._with_gradient = [(weakref.ref(x), version_of(x)) for x in inputs]
+
+    def inputs_with_gradient(self) -> list[torch.Tensor]:
+        """These inputs, as they still are.
+
+        Raises:
+            UnsupportedError: One is gone, or was written to.
+        """
+        found = [(ref(), version) for ref, version in self._with_gradient]
+        if any(x is None or version_of(x) != version for x, version in found):
+            again.gone()
+        return [x for x, _ in found if x is not None]
+
+    @property
+    def bound(self) -> Sequence[torch.Tensor]:
+        """The bound inputs."""
+        return self._read.tensors
+
+    def sent(self) -> list[torch.Tensor]:
+        """Copies of the free inputs as the forward got them."""
+        held, rows = self._held.inputs, self.call.in_rows[: len(self.graph.free)]
+        if held is None:
+            return []
+        with self.client.lock:
+            self.client.catch_up()
+            return [held.tensor(dtype, dims, at, n).clone() for dtype, dims, n, at in rows]
 
     # ---- values that were not computed ----
 

@@ -389,6 +389,7 @@ class CompiledGraph:
             lambda args: allowed(sizes, numbered(args), env),
             lazy=self.returns and all(n in self.results for n in part.outputs),
         )
+        piece.let_torch_repeat(len(given), self.around)
         user = piece.graph.user
         piece.graph.asked_for |= {s.name for s in user if names[s.leaf] in self.stored}
         if owner.on_capture is not None:

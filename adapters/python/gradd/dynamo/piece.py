@@ -38,6 +38,7 @@ from gradd.spec import Capture, CaptureError
 
 if TYPE_CHECKING:
     from gradd.dynamo.inputs import Input
+    from gradd.dynamo.modes import Modes
     from gradd.dynamo.own_forward import OwnForward
     from gradd.dynamo.owner import Owner
     from gradd.session.client import Client
@@ -417,6 +418,24 @@ class Piece:
     def fits(self, data: Data) -> bool:
         """Whether the graph may take data of other sizes."""
         return self._fits(self.arguments(data.leaves))
+
+    def let_torch_repeat(self, n: int, around: Modes) -> None:
+        """PyTorch may compute a run again from its inputs, if those are all arguments.
+
+        Args:
+            n: Of the arguments.
+            around: Modes of the call.
+        """
+        bound, free, in_torch = self._bound_at, self._free_at, self.in_torch
+        if {*bound, *free} != set(range(n)):
+            return
+
+        def repeat(bound_: Sequence[Any], free_: Sequence[Any]) -> Sequence[Any]:
+            pairs = [*zip(bound, bound_, strict=True), *zip(free, free_, strict=True)]
+            with around.entered():
+                return in_torch([x for _, x in sorted(pairs, key=operator.itemgetter(0))])
+
+        self.graph.in_torch = repeat
 
     def close(self) -> None:
         """Gives up all that the daemon holds."""
