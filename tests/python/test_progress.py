@@ -42,7 +42,19 @@ for model in models:
     model(torch.ones(2, 4)).backward()
 whole, unused = ORTModule(Whole()), ORTModule(nn.Sequential(nn.Linear(2, 2)))
 whole(torch.ones(2, 4)).backward()
-unused[0](torch.ones(2, 2))
+unused.module[0](torch.ones(2, 2))
+"""
+PAST = """
+net = Whole()
+model = ORTModule(net)
+model(torch.ones(2, 4)).backward()
+optimizer = torch.optim.SGD(model.parameters())
+optimizer.step()
+other = torch.optim.SGD(nn.Linear(2, 2).parameters())
+for _ in range(3):
+    net(torch.ones(2, 4)).backward()
+    optimizer.step()
+    other.step()
 """
 
 
@@ -96,4 +108,12 @@ def test_a_pipe_gets_only_what_ran_in_torch() -> None:
     assert summary == [
         "Pooled: 2 calls, 2 graphs run in the daemon; in PyTorch: unsupported 2 (docs/messages.md)",
         "Sequential was wrapped, but never called: what the script called of it ran in PyTorch",
+    ]
+
+
+def test_steps_past_the_wrapper_are_counted() -> None:
+    lines = [x for x in _piped(MODELS + PAST).splitlines() if "Whole: 1 call" in x]
+    assert lines == [
+        "Whole: 1 call, 1 graph run in the daemon; 3 steps of an optimizer without a call of it "
+        "before: if they trained it, that ran in PyTorch"
     ]

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import forwarding, module_tables
+from gradd import forwarding, module_tables, options
 from gradd.debug import DebugOptions
 from gradd.dynamo.frontend import Compiled
 
 if TYPE_CHECKING:
     from gradd.explain import Explanation
+    from gradd.progress import Tally
 
 logger = logging.getLogger("gradd")
 _OWN = {"_gradd_module", "_gradd_compiled", "_gradd_options", "_gradd_strict", "_gradd_memory"}
-_OWN |= {"training"}
+_OWN |= {"_gradd_parts", "training"}
 _DELEGATED = (
     *("state_dict", "load_state_dict"),
     *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
@@ -88,6 +89,16 @@ class ORTModule(torch.nn.Module):
         strict: bool,
         memory_budget: int | str | None = None,
     ) -> None:
+        self._share(module)
+        debug.apply()
+        self.__dict__["_gradd_options"] = debug
+        self.__dict__["_gradd_strict"] = strict
+        self.__dict__["_gradd_memory"] = memory_budget
+        self.__dict__["_gradd_parts"] = {}
+        self._compile()
+
+    def _share(self, module: torch.nn.Module) -> None:
+        """Takes the module's tables for its own."""
         training = module.training
         self.__dict__["_gradd_module"] = module
         torch.nn.Module.__init__(self)
@@ -96,18 +107,19 @@ class ORTModule(torch.nn.Module):
             self.__dict__[name] = module.__dict__[name]
         for name in module_tables.replaced_steps(type(module)):
             self.__dict__[name] = getattr(module, name)
-        debug.apply()
-        self.__dict__["_gradd_options"] = debug
-        self.__dict__["_gradd_strict"] = strict
-        self.__dict__["_gradd_memory"] = memory_budget
+
+    def _compile(self, tally: Tally | None = None) -> Compiled:
+        module = self._gradd_module
         # A module with hooks runs in PyTorch, and there those of the root must run as well.
-        self.__dict__["_gradd_compiled"] = Compiled(
+        made = self.__dict__["_gradd_compiled"] = Compiled(
             module,
-            strict=strict,
-            on_capture=debug.save,
+            strict=self._gradd_strict,
+            on_capture=self._gradd_options.save,
             in_torch=module,
-            memory_budget=memory_budget,
+            memory_budget=self._gradd_memory,
+            tally=tally,
         )
+        return made
 
     # ---- the call ----
 
@@ -189,6 +201,8 @@ class ORTModule(torch.nn.Module):
         value = getattr(module, name)
         if name == "generate":  # transformers' calls the module itself
             self._gradd_compiled.say_decoding()
+        if isinstance(value, torch.nn.Module):
+            return self._part(value)
         if inspect.ismethod(value) and value.__self__ is module and _is_users(value.__func__):
             # A method that calls self(...) then goes through the daemon as well.
             return types.MethodType(value.__func__, self)
@@ -202,7 +216,7 @@ class ORTModule(torch.nn.Module):
         if module is None or name in torch.nn.Module.__dict__ or _is_hook_table(name):
             self.__dict__[name] = value
             return
-        setattr(module, name, value)
+        setattr(module, name, value.module if type(value) is _Part else value)
 
     def __delattr__(self, name: str) -> None:
         if name == "forward":
@@ -226,13 +240,32 @@ class ORTModule(torch.nn.Module):
         return iter(self._gradd_module)  # type: ignore[call-overload]
 
     def __getitem__(self, index: Any) -> Any:
-        return self._gradd_module[index]  # type: ignore[index]
+        value = self._gradd_module[index]  # type: ignore[index]
+        return self._part(value) if isinstance(value, torch.nn.Module) else value
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._gradd_module[index] = value  # type: ignore[index]
+        self._gradd_module[index] = value.module if type(value) is _Part else value  # type: ignore[index]
 
     def __delitem__(self, index: Any) -> None:
         del self._gradd_module[index]  # type: ignore[attr-defined]
+
+    # ---- parts ----
+
+    def _part(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A module that is asked for: a child, so that a call of it runs in the daemon."""
+        if torch.compiler.is_compiling():
+            return module
+        known = self._gradd_parts.get(id(module))
+        if known is not None and known.module is module:
+            return known
+        if options.get("GRADD_DISABLE"):
+            return module
+        if isinstance(module, ORTModule) or type(module).forward is torch.nn.Module.forward:
+            return module  # it does so anyway; or it is a list of others
+        if not any(child is module for child in self._gradd_module.children()):
+            return module
+        made = self._gradd_parts[id(module)] = _Part(module, self)
+        return made
 
     # ---- copies ----
 
@@ -246,6 +279,42 @@ class ORTModule(torch.nn.Module):
             "torch.nn.DataParallel around ORTModule is not supported: use "
             "DistributedDataParallel, one process per replica"
         )
+
+
+class _Part(ORTModule):
+    """A child of a wrapped module as a script asks for it: called by itself, it is compiled too.
+
+    Everything else is the child's: hooks, which are then part of its graph, copies, and what it is
+    equal to. Its calls count as those of the wrapped module.
+    """
+
+    def __init__(self, module: torch.nn.Module, whole: ORTModule) -> None:
+        self._share(module)
+        for name in ("_gradd_options", "_gradd_strict", "_gradd_memory"):
+            self.__dict__[name] = whole.__dict__[name]
+        self.__dict__["_gradd_tally"] = whole._gradd_compiled.tally
+        self.__dict__["_gradd_parts"] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_gradd_compiled":  # at the first call
+            return self._compile(self._gradd_tally)
+        return super().__getattr__(name)
+
+    def __eq__(self, other: object) -> bool:
+        return (other.module if type(other) is _Part else other) is self._gradd_module
+
+    def __hash__(self) -> int:
+        return hash(self._gradd_module)
+
+    def __repr__(self) -> str:
+        return repr(self._gradd_module)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self._gradd_module,)
+
+
+def _itself(module: torch.nn.Module) -> torch.nn.Module:
+    return module
 
 
 def _again(
@@ -305,3 +374,6 @@ for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name, False))
 for _name in _CHAINED:
     setattr(ORTModule, _name, _delegate(_name, True))
+for _name in vars(torch.nn.Module):
+    if _name.startswith("register_") and _name not in _DELEGATED:
+        setattr(_Part, _name, _delegate(_name, False))

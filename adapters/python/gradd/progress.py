@@ -12,10 +12,14 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradd import options
 
@@ -91,22 +95,43 @@ class Tally:
         calls: Of the module.
         counts: Of what the daemon did: `forwards`.
         in_torch: Calls and parts of calls in PyTorch, by reason.
+        steps: Of optimizers that have trained it without a call since the one before.
     """
 
     title: str
     calls: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     in_torch: tuple[Counter[str], ...] = ()
+    steps: int = 0
+    seen: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def note_step(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """After a step of an optimizer, which may train the module."""
+        before, self.seen[optimizer] = self.seen.get(optimizer, 0), self.calls
+        if before != self.calls:
+            return
+        own = set(map(id, module.parameters()))
+        given = (p for group in optimizer.param_groups for p in group["params"])
+        self.steps += any(id(p) in own and p.grad is not None for p in given)
 
 
 _tallies: list[Tally] = []
+_living: weakref.WeakKeyDictionary[torch.nn.Module, Tally] = weakref.WeakKeyDictionary()
 
 
-def tally(title: str, counts: Counter[str], *in_torch: Counter[str]) -> Tally:
+def tally(module: torch.nn.Module, counts: Counter[str], *in_torch: Counter[str]) -> Tally:
     """A tally that is looked at when the process ends. Counters stay those of the caller."""
-    made = Tally(title, counts=counts, in_torch=in_torch)
+    made = Tally(type(module).__name__, counts=counts, in_torch=in_torch)
+    if not _tallies:
+        register_optimizer_step_post_hook(_after_step)
     _tallies.append(made)
+    _living[module] = made
     return made
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for module, known in list(_living.items()):
+        known.note_step(module, optimizer)
 
 
 def summary() -> list[str]:
@@ -119,16 +144,25 @@ def summary() -> list[str]:
         for each in found:
             in_torch.update(_largest(each.in_torch))
         forwards = sum(t.counts["forwards"] for t in found)
+        steps = sum(t.steps for t in found)
+        said = []
+        if in_torch:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in in_torch.most_common())
+            said.append(f"in PyTorch: {reasons} (docs/messages.md)")
+        if steps:
+            said.append(
+                f"{steps} steps of an optimizer without a call of it before: if they trained it, "
+                "that ran in PyTorch"
+            )
         if not calls:
             lines.append(
                 f"{title} was wrapped, but never called: what the script called of it ran in "
                 "PyTorch"
             )
-        elif in_torch:
-            reasons = ", ".join(f"{reason} {n}" for reason, n in in_torch.most_common())
+        elif said:
             lines.append(
                 f"{title}: {_number(calls, 'call')}, {_number(forwards, 'graph')} run in the "
-                f"daemon; in PyTorch: {reasons} (docs/messages.md)"
+                f"daemon; {'; '.join(said)}"
             )
     return lines
 

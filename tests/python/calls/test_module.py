@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import weakref
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def test_names_are_those_of_the_module() -> None:
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
     assert [n for n, _ in ours.named_modules()] == [n for n, _ in theirs.named_modules()]
     assert [n for n, _ in ours.named_children()] == [n for n, _ in theirs.named_children()]
-    assert ours.first is ours.module.first
+    assert ours.first == ours.module.first and ours.first in list(ours.modules())
     assert ours.get_parameter("first.weight") is ours.first.weight
     assert "first" in dir(ours) and "Net(" in repr(ours)
     with pytest.raises(AttributeError, match="nothing_like_that"):
@@ -119,6 +121,68 @@ def test_users_methods_run_through_the_daemon() -> None:
     assert_close(ours.twice(x), theirs.twice(x))
     assert ours.gradd_stats()["forwards"] >= 1
     assert ours.through_super() == 4
+
+
+class Outside(nn.Module):
+    """A part that a script, or a method of its own, calls by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 4)
+        self.more = nn.ModuleList([nn.Linear(8, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).tanh())
+
+
+def test_parts_that_are_called_by_themselves_run_in_the_daemon() -> None:
+    ours, theirs = pair(Outside())
+    x, _ = batch()
+    for model in (ours, theirs):
+        loss = model(x).square().sum() + model.body(x * 2).sum()
+        (loss + model.score(x).sum() + model.body[0](x).sum()).backward()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if not name.startswith("more"):
+            assert_close(a.grad, b.grad, name)
+    stats = ours.gradd_stats()
+    assert stats["in_torch"] == {} and stats["mirrored"] == 0
+    assert stats["captures"] == 4, "of the whole, body, head, and a layer of body"
+    before = stats["forwards"]
+    ours.body(x)
+    assert ours.gradd_stats()["forwards"] > before
+    assert type(ours.more) is nn.ModuleList
+
+
+def test_a_part_is_the_child_but_for_its_calls() -> None:
+    ours, _ = pair(Outside())
+    x, _ = batch()
+    child, seen = ours.module.body, []
+    part = ours.body
+    assert ours.body is part and isinstance(part, nn.Sequential) and repr(part) == repr(child)
+    assert {part: 1}[child] == 1
+    hook = part[0].register_forward_hook(lambda *_: seen.append(1))
+    part.eval()
+    ours(x)
+    part(x)
+    assert seen == [1, 1] and not child.training
+    hook.remove()
+    assert type(copy.deepcopy(part)) is type(pickle.loads(pickle.dumps(part))) is nn.Sequential
+    ours.other = part
+    assert ours.module.other is child
+    ours.body = nn.Linear(8, 8)
+    assert ours.body(x).shape == ours(x).shape[:1] + (8,)
+
+
+def test_parts_do_not_keep_a_wrapper_alive() -> None:
+    ours, _ = pair(Outside())
+    ours.body(batch()[0])
+    wrapper = weakref.ref(ours)
+    del ours
+    assert wrapper() is None
 
 
 def test_items_of_a_container_are_replaced_and_deleted() -> None:

@@ -80,6 +80,7 @@ class Compiled:
         on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
         in_torch: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
+        tally: progress.Tally | None = None,
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
@@ -89,32 +90,38 @@ class Compiled:
         on_capture: Called with every new capture and the module (DebugOptions).
         in_torch: The function to run in PyTorch (default: `forward`, else the module).
         memory_budget: The most that a training run may take.
+        tally: That of the module that this one is a part of.
         """
         self.module = module
         self.given_forward = forward
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self._disabled = bool(options.get("GRADD_DISABLE"))
-        self._tally = progress.Tally(type(module).__name__)
+        title = (
+            type(module).__name__ if tally is None else f"{tally.title}'s {type(module).__name__}"
+        )
+        self.tally = tally or progress.Tally(title)
+        self._first = True  # the next call is
         # Why the last call had no graph: Dynamo says so once.
         self._cause = _SKIPPED
         if self._disabled:
             return
         self.owner = Owner(
             module,
-            type(module).__name__,
+            title,
             strict=strict,
             client=client,
             on_capture=on_capture,
             memory_budget=memory_budget,
         )
         owner = self.owner
-        self._tally = progress.tally(
-            type(module).__name__, owner.counts, owner.fallback.counts, owner.parts
-        )
+        if tally is None:
+            self.tally = progress.tally(module, owner.counts, owner.fallback.counts, owner.parts)
+        else:
+            owner.counts, (owner.fallback.counts, owner.parts) = tally.counts, tally.in_torch
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.end())
         self._gaps = Gaps(self.owner)
-        self._held = interrupts.Traced(f"the capture of {type(module).__name__}")
+        self._held = interrupts.Traced(f"the capture of {title}")
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
@@ -185,15 +192,16 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of `forward(*args, **kwargs)`, computed by the daemon."""
-        self._tally.calls += 1
+        self.tally.calls += 1
         if self._disabled:
             return self._eager(*args, **kwargs)
         mode = private.dispatch_mode()
         if isinstance(mode, Watch):  # of a module around this one, which counts its own
             with mode.paused():
                 return self._call(args, kwargs)
-        if self._tally.calls == 1:
-            with garbage.postponed(), progress.Compiling(self._tally.title, "in its first call"):
+        if self._first:
+            self._first = False
+            with garbage.postponed(), progress.Compiling(self.owner.title, "in its first call"):
                 return self._call(args, kwargs)
         return self._call(args, kwargs)
 
@@ -406,7 +414,7 @@ class Compiled:
         """
         if self._disabled:
             none = {"captures": 0, "forwards": 0, "fallbacks": {}}
-            return {**none, "in_torch": {"disabled": self._tally.calls}}
+            return {**none, "in_torch": {"disabled": self.tally.calls}}
         owner = self.owner
         graphs = list(owner.alive)
         seen: Counter[str] = sum((g.live_rows for g in graphs), Counter())
