@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import stats
@@ -54,7 +55,8 @@ def measure(name: str, precision: str, options: argparse.Namespace, folder: Path
     module, batch = workloads.make(name, options.quick).build()
     module, batch = workloads.in_precision(module.train(), batch, precision)
     found: list[bytes] = []
-    call = Compiled(module, strict=True, on_capture=lambda cap, _: found.append(cap.onnx))
+    debug = SimpleNamespace(save=lambda cap, _: found.append(cap.onnx), save_plan=lambda *_: None)
+    call = Compiled(module, strict=True, debug=debug)
     call(**batch)
     call.close()
     data = found[0]

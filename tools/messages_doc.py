@@ -74,7 +74,7 @@ def policies(reasons: ModuleType) -> str:
     for flag in reasons.FallbackPolicy:
         names = [reason.name for reason in reasons.REASONS if reason.flag is flag]
         if flag is reasons.FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD:
-            names = ["names of exceptions"]
+            names = ["names of exceptions, and all reasons but session and version"]
         default = " (by default)" if flag in reasons.DEFAULT_POLICY else ""
         if names:
             texts.append(f"`{flag.name}`{default}: {', '.join(names)}")

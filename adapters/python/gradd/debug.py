@@ -14,6 +14,8 @@ from gradd import options
 if TYPE_CHECKING:
     import torch
 
+    from gradd.calls.graph import Graph, Plan
+    from gradd.session.client import Client
     from gradd.spec import Capture
 
 logger = logging.getLogger("gradd")
@@ -45,8 +47,11 @@ class DebugOptions:
 
     Args:
         log_level: How much to log; ORTMODULE_LOG_LEVEL overrides it.
-        save_onnx: Save every captured graph as `<prefix>_torch_exported_<mode>.onnx`, later ones as
-            `..._2.onnx` and so on. The mode is `training` or `inference`.
+        save_onnx: Save every captured graph as `<prefix>_torch_exported_<mode>.onnx`, and with its
+            first plan, which is noted in every node, as `<prefix>_execution_model_<mode>.onnx`;
+            later ones as `..._2.onnx` and so on. The mode is `training` or `inference`. The daemon
+            makes the gradient graph, of which there is no ONNX: the table of `gradd_explain()`
+            has it.
         onnx_prefix: First part of the file name, required with save_onnx.
         save_path: Folder; ORTMODULE_SAVE_ONNX_PATH overrides it, default is the current one.
         config: Accepted for compatibility; not used.
@@ -94,13 +99,26 @@ class DebugOptions:
             return
         from gradd.explain import with_sources
 
-        mode = "training" if module.training else "inference"
-        name = f"{self.onnx_prefix}_torch_exported_{mode}"
-        self._saved[name] += 1
-        number = f"_{self._saved[name]}" if self._saved[name] > 1 else ""
-        path = self.save_path / f"{name}{number}.onnx"
+        path = self._path("torch_exported", module)
         path.write_bytes(with_sources(capture.onnx, capture.sources))
         logger.info("saved %s", path)
+
+    def save_plan(self, client: Client, graph: Graph, plan: Plan, module: torch.nn.Module) -> None:
+        """Writes a graph with its first plan if that is wanted; called before the plan runs."""
+        if not self.save_onnx:
+            return
+        from gradd.explain import explain_plan
+
+        path = self._path("execution_model", module)
+        explain_plan(client, plan, graph).save_onnx(path)
+        logger.info("saved %s", path)
+
+    def _path(self, stage: str, module: torch.nn.Module) -> Path:
+        mode = "training" if module.training else "inference"
+        name = f"{self.onnx_prefix}_{stage}_{mode}"
+        self._saved[name] += 1
+        number = f"_{self._saved[name]}" if self._saved[name] > 1 else ""
+        return self.save_path / f"{name}{number}.onnx"
 
 
 def _level_from_environment() -> LogLevel | None:

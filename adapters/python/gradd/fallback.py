@@ -58,6 +58,10 @@ class Fallback:
     def decide(self, error: Exception) -> str:
         """The reason under which `error` falls back; raises the error where it may not."""
         flag, reason = classify(error)
+        if flag != FallbackPolicy.FALLBACK_BAD_INITIALIZATION:
+            flag |= (
+                FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD
+            )  # which allows whatever a call meets
         if self.strict or not self.policy & flag:
             raise error
         return reason

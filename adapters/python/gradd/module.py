@@ -114,7 +114,7 @@ class ORTModule(torch.nn.Module):
         made = self.__dict__["_gradd_compiled"] = Compiled(
             module,
             strict=self._gradd_strict,
-            on_capture=self._gradd_options.save,
+            debug=self._gradd_options,
             in_torch=module,
             memory_budget=self._gradd_memory,
             tally=tally,

@@ -90,6 +90,13 @@ OPTIONS: tuple[Option, ...] = (
         "recompute: 0 nothing, 1 layers, 2 for the least memory",
     ),
     Option("ORTMODULE_MEMORY_OPT_CONFIG", "text", None, "refused: set a budget or a level"),
+    Option(
+        "ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL",
+        "text",
+        None,
+        "a level probes by itself",
+        False,
+    ),
     Option("ORTMODULE_ONNX_OPSET_VERSION", "text", None, "graphs have opset 23", False),
     Option("ORTMODULE_CONV_ALGO_SEARCH", "text", None, "no cuDNN here", False),
     Option("ORTMODULE_SKIPCHECK_POLICY", "text", None, "checks are always on", False),
@@ -108,6 +115,7 @@ OPTIONS: tuple[Option, ...] = (
         "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", "bool", True, "leave out rows without a label"
     ),
     Option("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "bool", True, "leave out padding"),
+    Option("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", "bool", True, "0 acts as 0 for both of these"),
     Option("ORTMODULE_PRINT_INPUT_DENSITY", "bool", False, "print the rows that a batch needs"),
     Option("ORTMODULE_PRINT_MEMORY_STATS", "bool", False, "print memory after every forward"),
     Option(
@@ -129,7 +137,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("ORTMODULE_USE_FLASH_ATTENTION", "text", None, "the engine chooses", False),
     Option("ORTMODULE_USE_EFFICIENT_ATTENTION", "text", None, "the engine chooses", False),
     Option("ORTMODULE_ATEN_SDPA_FALLBACK", "text", None, "the engine chooses", False),
-    Option("ORTMODULE_JSON_CONFIG_PATH", "text", None, "not supported", False),
+    Option("ORTMODULE_JSON_CONFIG_PATH", "text", None, "arguments and variables say it", False),
 )
 _BY_NAME = {o.name: o for o in OPTIONS}
 _warned = False

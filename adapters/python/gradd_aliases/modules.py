@@ -6,6 +6,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec as _spec_of
 
 _MODULE = dict.fromkeys(("ORTModule", "DebugOptions", "LogLevel"), "gradd")
+_HIERARCHICAL = {"HierarchicalORTModule": "gradd:ORTModule"}  # which parts itself what it wraps
 _SEED = {"set_seed": "gradd_aliases.seeds"}
 _FUSED = dict.fromkeys(("FusedAdam", "AdamWMode"), "gradd.optim")
 _CONFIGS = dict.fromkeys(("AdamConfig", "LambConfig", "SGDConfig"), "gradd.legacy.configs")
@@ -36,6 +37,7 @@ MODULES = {
     "onnxruntime.training.ortmodule": _MODULE,
     "onnxruntime.training.ortmodule.torch_cpp_extensions": {},
     "onnxruntime.training.ortmodule.experimental": {},
+    "onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule": _HIERARCHICAL,
     "onnxruntime.training.experimental": {},
     "onnxruntime.training.optim": {**_FUSED, **_FP16, **_CONFIGS},
     "onnxruntime.training.optim.fused_adam": _FUSED,
@@ -71,8 +73,6 @@ _INSTEAD = {
     **dict.fromkeys(("ORTInferenceModule", "ORTModelForCausalLM"), _INFERENCE),
     "json_config": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
     "load_from_json": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
-    "hierarchical_ortmodule": "gradd.ORTModule: what cannot run in the daemon is cut out of it",
-    "HierarchicalORTModule": "gradd.ORTModule: what cannot run in the daemon is cut out of it",
     "pipe": "one gradd.ORTModule around each stage",
     **dict.fromkeys(("export_gradient_graph", "gradient_graph"), _EXPORT),
     **dict.fromkeys(("register_gradient", "_custom_gradient_registry"), _GRADIENTS),
@@ -80,6 +80,7 @@ _INSTEAD = {
                     _GRADIENTS),
     **dict.fromkeys(("graph_optimizers", "graph_optimizer_registry", "register_graph_optimizer"),
                     "the daemon's own passes, docs/patterns.md; there are none in Python"),
+    "export_context": "torch.compiler.is_compiling()",
     "enable_custom_autograd_support": "nothing: functions of torch.autograd run as they are",
     "merge_activation_summary": "diff between two folders of StatisticsSubscriber",
     "ZeROOffloadSubscriber": "DeepSpeed's own hooks: no parameter is offloaded by gradd",

@@ -327,6 +327,19 @@ def test_policy_that_does_not_cover_the_failure_raises(monkeypatch: pytest.Monke
         ORTModule(Custom())(batch()[0])
 
 
+def test_the_policy_of_a_forced_forward_allows_what_any_call_meets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_FORCE_TORCH_FORWARD")
+    model = ORTModule(Custom())
+    model(batch()[0])
+    assert model.gradd_stats()["parts_in_torch"] == {"autograd_function": 1}
+    monkeypatch.setenv("GRADD_DIR", f"{tmp_path}/none")
+    monkeypatch.setenv("GRADD_BIN", f"{tmp_path}/missing")
+    with pytest.raises(errors.SessionError):
+        ORTModule(Net())
+
+
 def test_no_daemon_raises_unless_the_policy_allows_torch(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -389,6 +389,9 @@ def test_save_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for mode in ("training", "inference"):
         saved = onnx.load(tmp_path / f"net_torch_exported_{mode}.onnx")
         assert {"first.weight", "second.bias"} <= {i.name for i in saved.graph.input}
+        planned = onnx.load(tmp_path / f"net_execution_model_{mode}.onnx")
+        notes = [{p.key for p in node.metadata_props} for node in planned.graph.node]
+        assert any("gradd.kernel" in keys for keys in notes)
     model.train()(batch(1)[0])  # another form: the first file stays
     assert len(list(tmp_path.glob("net_torch_exported_training*.onnx"))) == 2
     assert (tmp_path / "net_torch_exported_training_2.onnx").exists()

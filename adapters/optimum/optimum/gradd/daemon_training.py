@@ -81,7 +81,7 @@ class DaemonTraining(Trainer):
                 model,
                 forward=self._forward_to_capture(model),
                 strict=bool(self._option("strict")),
-                on_capture=debug.save,
+                debug=debug,
                 memory_budget=self._option("memory_budget"),
             )
             self._compiled_module = model

@@ -75,7 +75,8 @@ class Switches:
     @classmethod
     def read(cls) -> Switches:
         """Reads the current environment."""
-        on = options.get("GRADD_LIVE_ROWS") and options.get("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER")
+        all_of_them = ("GRADD_LIVE_ROWS", "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER")
+        on = all(map(options.get, (*all_of_them, "ORTMODULE_ENABLE_SPARSE_OPTIMIZER")))
         return cls(
             bool(on and options.get("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")),
             bool(on and options.get("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")),

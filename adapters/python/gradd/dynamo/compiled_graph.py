@@ -392,8 +392,8 @@ class CompiledGraph:
         piece.let_torch_repeat(len(given), self.around)
         user = piece.graph.user
         piece.graph.asked_for |= {s.name for s in user if names[s.leaf] in self.stored}
-        if owner.on_capture is not None:
-            owner.on_capture(cap, owner.module())
+        if owner.debug is not None:
+            owner.debug.save(cap, owner.module())
         part.inputs = given
         return piece
 

@@ -30,6 +30,7 @@ from gradd.memory.parameter_changes import watch_optimizers
 from gradd.session.client import Client, get_client
 
 if TYPE_CHECKING:
+    from gradd.debug import DebugOptions
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.piece import Piece
 
@@ -62,7 +63,7 @@ class Owner:
         strict: bool = False,
         client: Client | None = None,
         device: torch.device | None = None,
-        on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
+        debug: DebugOptions | None = None,
         memory_budget: int | str | None = None,
         moves: bool = True,
     ) -> None:
@@ -72,7 +73,7 @@ class Owner:
         strict: Raise where something runs in PyTorch.
         client: Session to use (default: the one of the user's daemon for the device).
         device: That of all graphs, where that is known (default: that of the parameters).
-        on_capture: Called with every new capture and the module.
+        debug: Is given every new capture, and its first plan.
         memory_budget: The most that a training run may take.
         moves: False = calls are only planned, and the module stays where it is.
 
@@ -91,7 +92,7 @@ class Owner:
         self.checks = None if mode == checktimes.OFF else Checks(mode)
         self.lazy = bool(options.get("GRADD_LAZY"))
         self.passes = Passes.read()
-        self.on_capture = on_capture
+        self.debug = debug
         self.alive: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.pieces: weakref.WeakSet[Piece] = weakref.WeakSet()
         self.last: deque[tuple[weakref.ref, weakref.ref]] = deque(maxlen=_LAST)

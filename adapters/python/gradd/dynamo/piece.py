@@ -347,6 +347,8 @@ class Piece:
         if not self.state.mirrored:
             self._keep(form, _Known(call, bound, kind))
         own, inputs = call.live(inputs)
+        if self.owner.debug is not None and not self._has_run:
+            self.owner.debug.save_plan(self.client, graph, own.plan, self.owner.module())
         self._has_run = True
         self.owner.last.append(own.last)
         run = runs.Run(own, bound, inputs, self.counts)
