@@ -44,7 +44,6 @@ from gradd.spec import CaptureError
 if TYPE_CHECKING:
     from gradd.calls.graph import Graph, Plan
     from gradd.calls.planned import Planned
-    from gradd.debug import DebugOptions
 
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
@@ -78,7 +77,7 @@ class Compiled:
         *,
         strict: bool = False,
         client: Client | None = None,
-        debug: DebugOptions | None = None,
+        debug: Any = None,
         in_torch: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
         tally: progress.Tally | None = None,
@@ -88,7 +87,7 @@ class Compiled:
         forward: The meaning of a call (default: a call of the module).
         strict: Raise instead of running anything in PyTorch.
         client: Session to use (default: the one of the user's daemon, made when needed).
-        debug: Is given every new capture, and its first plan.
+        debug: DebugOptions, which are given every new capture, and its first plan.
         in_torch: The function to run in PyTorch (default: `forward`, else the module).
         memory_budget: The most that a training run may take.
         tally: That of the module that this one is a part of.

@@ -30,7 +30,6 @@ from gradd.memory.parameter_changes import watch_optimizers
 from gradd.session.client import Client, get_client
 
 if TYPE_CHECKING:
-    from gradd.debug import DebugOptions
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.piece import Piece
 
@@ -63,7 +62,7 @@ class Owner:
         strict: bool = False,
         client: Client | None = None,
         device: torch.device | None = None,
-        debug: DebugOptions | None = None,
+        debug: Any = None,
         memory_budget: int | str | None = None,
         moves: bool = True,
     ) -> None:
@@ -73,7 +72,7 @@ class Owner:
         strict: Raise where something runs in PyTorch.
         client: Session to use (default: the one of the user's daemon for the device).
         device: That of all graphs, where that is known (default: that of the parameters).
-        debug: Is given every new capture, and its first plan.
+        debug: DebugOptions, which are given every new capture, and its first plan.
         memory_budget: The most that a training run may take.
         moves: False = calls are only planned, and the module stays where it is.
 

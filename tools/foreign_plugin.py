@@ -1,0 +1,132 @@
+"""The pytest plugin of foreign_tests.py: what a foreign test file expects around it, and a record.
+
+It gives names that gradd does not serve a stand-in, so that a file can be imported; a test that
+uses one fails with PrivateError, which names it. Each case has a time limit, and a line of JSON in
+the file FOREIGN_RECORD: first that it begins, then how it has ended. Cases that have a line already
+are left out, and of one function all behind the first FOREIGN_EACH, if that is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import types
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT = 120  # seconds of one case
+RECORD = Path(os.environ["FOREIGN_RECORD"])
+ORT = "onnxruntime.training.ortmodule"
+PRIVATE = (
+    *("_fallback", "_utils", "_custom_gradient_registry", "options"),
+    *("_graph_execution_manager_factory", "_training_manager", "_onnx_models"),
+)
+
+
+class PrivateError(Exception):
+    """A test uses a private part of ONNX Runtime."""
+
+
+class _StandIn(type):
+    """A class whose attributes are classes like it; to call one is an error."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _stand_in(f"{cls.__qualname__}.{name}")
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls.__qualname__.endswith("register_gradient"):
+            return lambda function: function  # decorates when the file is imported
+        raise PrivateError(cls.__qualname__)
+
+
+def _stand_in(name: str) -> type:
+    bases = (Exception,) if name.endswith(("Error", "Exception")) else ()
+    if bases:
+        return type(name, bases, {})
+    return _StandIn(name, (), {"__qualname__": name})
+
+
+def _module(name: str) -> types.ModuleType:
+    made = types.ModuleType(name)
+    known: dict[str, type] = {}
+
+    def find(attribute: str) -> type:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return known.setdefault(attribute, _stand_in(f"{name.rpartition('.')[2]}.{attribute}"))
+
+    made.__getattr__ = find  # type: ignore[method-assign]
+    return made
+
+
+def pytest_configure() -> None:
+    """Puts the stand-ins in place."""
+    package = import_module(ORT)
+    for name in PRIVATE:
+        full = f"{ORT}.{name}"
+        sys.modules[full] = _module(full)
+        setattr(package, name, sys.modules[full])
+    import_module("onnxruntime.training.utils").pytorch_type_to_onnx_dtype = _stand_in(
+        "pytorch_type_to_onnx_dtype"
+    )
+
+
+def _write(line: dict[str, Any]) -> None:
+    with RECORD.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out what has been run, and fits the helpers that came with the file."""
+    seen = set()
+    if RECORD.exists():
+        seen = {json.loads(line)["case"] for line in RECORD.read_text().splitlines()}
+    each, count = int(os.environ.get("FOREIGN_EACH") or len(items)), Counter()
+    kept = []
+    for item in items:
+        name = item.name.partition("[")[0]
+        count[name] += 1
+        if count[name] <= each and item.name not in seen:
+            kept.append(item)
+    items[:] = kept
+    helpers = sys.modules.get("_test_helpers")
+    if helpers is not None:  # it asks private parts whether ONNX Runtime may fall back
+        helpers.is_all_or_nothing_fallback_enabled = lambda *_, **__: False
+
+
+def _over(*_: object) -> None:
+    raise TimeoutError(f"no end within {LIMIT} s")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    """Bounds a case."""
+    _write({"case": item.name})
+    signal.signal(signal.SIGALRM, _over)
+    signal.alarm(LIMIT)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    """Records how a case has ended."""
+    report = yield
+    if call.when == "call" or report.outcome != "passed":
+        what = ""
+        if call.excinfo is not None:
+            what = f"{call.excinfo.typename}: {call.excinfo.value}"
+            where = call.excinfo.traceback[-1]
+            what += f" @ {Path(str(where.path)).name}:{where.lineno + 1} {where.statement}"
+        _write({"case": item.name, "outcome": report.outcome, "what": what[:2000]})
+    return report
