@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 LIMIT = 120  # seconds of one case
 RECORD = Path(os.environ["FOREIGN_RECORD"])
@@ -27,6 +28,13 @@ PRIVATE = (
     *("_fallback", "_utils", "_custom_gradient_registry", "options"),
     *("_graph_execution_manager_factory", "_training_manager", "_onnx_models"),
 )
+
+
+class AdamW(torch.optim.AdamW):
+    """The one that transformers has dropped: no decay if none is given."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, **options: Any) -> None:
+        super().__init__(params, lr=lr, **{"eps": 1e-6, "weight_decay": 0.0} | options)
 
 
 class PrivateError(Exception):
@@ -111,11 +119,14 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     """Bounds a case."""
     _write({"case": item.name})
     signal.signal(signal.SIGALRM, _over)
+    before = dict(os.environ)
     signal.alarm(LIMIT)
     try:
         return (yield)
     finally:
         signal.alarm(0)
+        os.environ.clear()  # a test that fails leaves what it has set
+        os.environ.update(before)
 
 
 @pytest.hookimpl(wrapper=True)

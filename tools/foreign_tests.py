@@ -74,9 +74,9 @@ _DEVICE = re.compile(r"""(["'])cuda(?::\d+)?\1""")
 def mapped(text: str) -> str:
     """The text of a test file with devices mapped to the CPU."""
     text = _DEVICE.sub(r"\1cpu\1", text).replace(".cuda()", ".cpu()")
-    return text.replace(  # the same algorithm, which transformers has dropped
+    return text.replace(
         "from transformers import AdamW, ",
-        "from torch.optim import AdamW\nfrom transformers import ",
+        "from foreign_plugin import AdamW\nfrom transformers import ",
     )
 
 

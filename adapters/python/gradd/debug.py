@@ -58,7 +58,7 @@ class DebugOptions:
 
     Raises:
         ValueError: save_onnx without a prefix, or an unknown ORTMODULE_LOG_LEVEL.
-        TypeError: The prefix is not text.
+        TypeError: The prefix is not text, or the level no LogLevel.
         OSError: The folder cannot be written to.
     """
 
@@ -70,6 +70,8 @@ class DebugOptions:
         save_path: str = "",
         config: Any = None,
     ) -> None:
+        if not isinstance(log_level, (LogLevel, int)):
+            raise TypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
         self.log_level = _level_from_environment() or LogLevel(log_level)
         self.save_onnx = save_onnx
         self.onnx_prefix = onnx_prefix
@@ -82,11 +84,11 @@ class DebugOptions:
 
     def _check_saving(self) -> None:
         if not isinstance(self.onnx_prefix, str):
-            raise TypeError(f"onnx_prefix must be a string, got {type(self.onnx_prefix).__name__}")
+            raise TypeError(f"Expected name prefix of type str, got {type(self.onnx_prefix)}.")
         if not self.onnx_prefix:
-            raise ValueError("save_onnx=True needs onnx_prefix")
+            raise ValueError("onnx_prefix must be provided when save_onnx is set.")
         if not self.save_path.is_dir() or not os.access(self.save_path, os.W_OK):
-            raise OSError(f"cannot write to the folder {self.save_path}")
+            raise OSError(f"Directory {self.save_path} is not writable.")
 
     def apply(self) -> None:
         """Sets the level of the `gradd` logger, if it is not left at the default."""

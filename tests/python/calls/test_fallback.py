@@ -321,6 +321,19 @@ def test_policies_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         policy_from_environment()
 
 
+def test_a_call_that_computes_nothing_is_no_fallback() -> None:
+    x = torch.ones(2, 3)
+    for module in (nn.Identity(), nn.Dropout(0.5).eval()):
+        model = ORTModule(module, strict=True)
+        for _ in range(2):
+            assert torch.equal(model(x), x)
+        assert model.gradd_stats()["in_torch"] == {}
+    disabled = ORTModule(nn.Identity())
+    disabled.forward = torch.compiler.disable(lambda x: x.add_(1))
+    disabled(x)
+    assert disabled.gradd_stats()["in_torch"] == {"export_failed": 1}
+
+
 def test_policy_that_does_not_cover_the_failure_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
     with pytest.raises(CaptureError):

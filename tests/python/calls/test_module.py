@@ -399,8 +399,10 @@ def test_save_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "net_torch_exported_training_2.onnx").exists()
     with pytest.raises(ValueError, match="onnx_prefix"):
         DebugOptions(save_onnx=True)
-    with pytest.raises(TypeError, match="string"):
+    with pytest.raises(TypeError, match="str, got"):
         DebugOptions(save_onnx=True, onnx_prefix=3)
+    with pytest.raises(TypeError, match="LogLevel"):
+        DebugOptions(log_level="INFO")
     with pytest.raises(OSError, match="nowhere"):
         DebugOptions(save_onnx=True, onnx_prefix="a", save_path=f"{tmp_path}/nowhere")
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "ERROR")

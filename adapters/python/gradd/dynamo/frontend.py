@@ -101,6 +101,7 @@ class Compiled:
         )
         self.tally = tally or progress.Tally(title)
         self._first = True  # the next call is
+        self._passes = False  # Dynamo has traced a call that computes nothing
         # Why the last call had no graph: Dynamo says so once.
         self._cause = _SKIPPED
         if self._disabled:
@@ -267,14 +268,30 @@ class Compiled:
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         seen = self._gaps.count(ran, why)
+        failed = now.failed(frames)
         if owner.now.graphs == before:
+            if self._computes_nothing(leaves, result, now != frames and not (failed or why)):
+                return result
             self._set_aside(leaves, frames, versions, raises=False)
-            self._reached_nothing(why or (_FAILED if now.failed(frames) else ""))
+            self._reached_nothing(why or (_FAILED if failed else ""))
         elif not seen and self._skipped and versions is self._odd_versions:
             self._say_lost("an exception has passed it")
-        elif not seen and (self._lost is not None or now.failed(frames)):
+        elif not seen and (self._lost is not None or failed):
             self._say_lost(why)
         return result
+
+    def _computes_nothing(self, leaves: Sequence[Any], result: Any, traced: bool) -> bool:
+        """Whether a call without a graph only hands its arguments on, as nn.Identity does.
+
+        Args:
+            leaves: Of the arguments.
+            result: Of the call.
+            traced: Dynamo has just traced it as a whole, without a word.
+        """
+        self._passes |= traced
+        given = {id(x) for x in leaves}
+        found = (x for x in private.pytree.tree_leaves(result) if isinstance(x, torch.Tensor))
+        return self._passes and all(id(x) in given for x in found)
 
     def _check_sizes(self) -> None:
         """Dynamo would forever skip a forward whose first call gives parameters their sizes."""
