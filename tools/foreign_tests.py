@@ -188,7 +188,7 @@ def _rows(record: Path) -> tuple[list[tuple[str, str, str]], Counter[str]]:
     return rows, total
 
 
-def _section(suite: Suite, checkout: Path, record: Path) -> str:
+def _section(suite: Suite, checkout: Path, record: Path, each: int | None = None) -> str:
     rows, total = _rows(record)
     head = subprocess.run(
         ["git", "-C", str(checkout), "log", "-1", "--format=%ad", "--date=format:%B %Y"],
@@ -198,6 +198,7 @@ def _section(suite: Suite, checkout: Path, record: Path) -> str:
     ).stdout.strip()
     counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(total.items()))
     of = f", of {head}" if head else ""
+    of += f", at most {each} cases of a function" if each else ""
     lines = [f"## {suite.name}", "", *_wrapped(f"`{', '.join(suite.files)}`{of}: {counts}.")]
     lines += ["", "### Not passed", ""]
     for name, result, reason in rows:
@@ -242,7 +243,7 @@ def main() -> None:
         record = given.record.resolve() if given.record else Path(name) / "record.jsonl"
         _copy(given.checkout, suite, folder)
         _run(suite, folder, record, given)
-        section = _section(suite, given.checkout, record)
+        section = _section(suite, given.checkout, record, given.each)
     if given.no_page:
         print(section)
     else:

@@ -268,8 +268,11 @@ class ORTModule(torch.nn.Module):
             return module
         if isinstance(module, ORTModule) or type(module).forward is torch.nn.Module.forward:
             return module  # it does so anyway; or it is a list of others
-        if not any(child is module for child in self._gradd_module.children()):
+        children = set(map(id, self._gradd_module.children()))
+        if id(module) not in children:
             return module
+        for gone in self._gradd_parts.keys() - children:  # another module has taken its place
+            del self._gradd_parts[gone]
         made = self._gradd_parts[id(module)] = _Part(module, self)
         return made
 

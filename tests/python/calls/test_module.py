@@ -177,6 +177,7 @@ def test_a_part_is_the_child_but_for_its_calls() -> None:
     assert ours.module.other is child
     ours.body = nn.Linear(8, 8)
     assert ours.body(x).shape == ours(x).shape[:1] + (8,)
+    assert len(ours._gradd_parts) == 2, "of the new body, and of what ours.other is"
 
 
 def test_parts_do_not_keep_a_wrapper_alive() -> None:
