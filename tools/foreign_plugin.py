@@ -113,6 +113,11 @@ def _write(line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def _name(item: pytest.Item) -> str:
+    """With its class: cases of two classes may have one name."""
+    return item.nodeid.partition("::")[2].replace("::", ".")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves out what has been run, and fits the helpers that came with the file."""
     seen = set()
@@ -121,9 +126,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     each, count = int(os.environ.get("FOREIGN_EACH") or len(items)), Counter()
     kept = []
     for item in items:
-        name = item.name.partition("[")[0]
+        name = _name(item).partition("[")[0]
         count[name] += 1
-        if count[name] <= each and item.name not in seen:
+        if count[name] <= each and _name(item) not in seen:
             kept.append(item)
     items[:] = kept
     helpers = sys.modules.get("_test_helpers")
@@ -146,7 +151,7 @@ def _over(*_: object) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
     """Bounds a case."""
-    _write({"case": item.name})
+    _write({"case": _name(item)})
     signal.signal(signal.SIGALRM, _over)
     before = dict(os.environ)
     signal.alarm(LIMIT)
@@ -168,5 +173,5 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
             what = f"{call.excinfo.typename}: {call.excinfo.value}"
             where = call.excinfo.traceback[-1]
             what += f" @ {Path(str(where.path)).name}:{where.lineno + 1} {where.statement}"
-        _write({"case": item.name, "outcome": report.outcome, "what": what[:2000]})
+        _write({"case": _name(item), "outcome": report.outcome, "what": what[:2000]})
     return report

@@ -79,6 +79,7 @@ REASONS = (
     (r"CaptureError: (\w+):", r"FALLBACK_DISABLE: \1"),
     (r"TimeoutError", "no end within the time limit"),
     (r"ConnectionError|OfflineMode|huggingface\.co", "needs the Hub"),
+    (r"ValueError: ORTTrainer: (\w+=\w+) and gradd exclude", r"refused: \1"),
     (r"The maximum atol is (\d\.\d)\d*(e-0[5-9])", r"rounding: off by \1\2 in sums of products"),
     (r"my_new_custom_method", "expects a method that was replaced to be another object"),
     (r"No module named '(\S+)'", r"needs the package \1"),

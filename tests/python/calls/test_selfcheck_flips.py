@@ -104,7 +104,7 @@ def test_a_wrong_gradient_is_convicted(
     for seed in range(SEEDS // (1 if SEEDS > 100 else 4)):
         x = fresh(model, seed, rows)
         # A row of a weight that has no gradient cannot be wrong: take a unit that is active.
-        unit = int(torch.relu(model.inner(x)).sum(0).argmax())
+        unit = int(torch.relu(model.module.inner(x)).sum(0).argmax())
         which.update(seed=seed, active=unit if seed % 3 == 0 else seed % 4)
         with pytest.raises(SelfCheckError, match=r"the gradient of (inner|outer)\.\w+ by"):
             first_call(model, x)
