@@ -67,12 +67,69 @@ static gradd_status_t at_some_launch(gradd_status_t status, const gradd_run_t *r
                       launch_text(run, &program->launches[program->n - 1], last, sizeof last));
 }
 
+#define OUTSIDE_TEXT 160 /* with the name of an input */
+
+/* Says which operand from outside of the graph, of those that a launch reads, has a NaN already. */
+static const char *nan_outside(const gradd_run_t *run, const plan_launch_t *launch,
+                               const exec_bases_t *b, char text[OUTSIDE_TEXT]) {
+    const model_t *m = run->plan->graph->model;
+    const gradd_device_t *d = run->device;
+    gradd_nonfinite_t found;
+    for (int i = 0; i < launch->args.n_in; i++) {
+        const loc_t *loc = &launch->loc[i];
+        gradd_view_t v = launch->args.in[i];
+        if (loc->kind != LOC_INPUT && loc->kind != LOC_GRAD_OUTPUT) continue;
+        v.data = address(b, launch, i);
+        if (!v.data || !gradd_dtype_is_float(v.type.dtype)) continue;
+        if (d->backend->find_nonfinite(d->queue, &v, &found) || found.nan < 0) continue;
+        if (loc->kind == LOC_INPUT)
+            snprintf(text, OUTSIDE_TEXT, "; input '%.120s' has one already",
+                     m->values[m->inputs[loc->index]].name);
+        else
+            snprintf(text, OUTSIDE_TEXT, "; the gradient of output %d has one when it arrives",
+                     loc->index);
+        return text;
+    }
+    return "";
+}
+
+/* Whether a launch computes a gradient: the backward may make values of the forward again. */
+static bool makes_gradient(const gradd_run_t *run, const plan_launch_t *launch) {
+    return launch->node < 0 || run->plan->graph->nodes[launch->node].backward;
+}
+
+/* The check of gradients alone: a NaN of the forward is noted for when one reaches a gradient.
+ * *culprit is the launch that a failure names. */
+static gradd_status_t check_gradient(gradd_run_t *run, const plan_launch_t *launch, int j,
+                                     const exec_bases_t *b, const plan_launch_t **culprit) {
+    char text[GRAPH_NODE_TEXT + 16], outside[OUTSIDE_TEXT];
+    gradd_nonfinite_t found;
+    const gradd_device_t *d = run->device;
+    const gradd_view_t *v = &launch->args.out[j];
+    if (!v->data || !gradd_dtype_is_float(v->type.dtype)) return GRADD_OK;
+    if (b->grads ? !makes_gradient(run, launch) : run->first_nan != NULL) return GRADD_OK;
+    GRADD_TRY(d->backend->find_nonfinite(d->queue, v, &found));
+    if (found.nan < 0) return GRADD_OK;
+    if (!b->grads) {
+        run->first_nan = launch;
+        return GRADD_OK;
+    }
+    if (!run->first_nan)
+        return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is nan%s", j,
+                          (long long)found.nan, (long long)gradd_type_count(&v->type),
+                          nan_outside(run, launch, b, outside));
+    *culprit = run->first_nan;
+    return GRADD_FAIL(
+        NONFINITE, "it makes the first nan of the forward%s; in the backward that reaches %s",
+        nan_outside(run, run->first_nan, b, outside), launch_text(run, launch, text, sizeof text));
+}
+
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
  * in the branch that a Where does not take. Only outputs and gradients must be finite; NaN never
  * heals. *first_inf is the first launch with an infinity, for the text. */
 static gradd_status_t check_output(const gradd_run_t *run, const plan_launch_t *launch, int j,
-                                   const plan_launch_t **first_inf) {
-    char text[GRAPH_NODE_TEXT + 16];
+                                   const exec_bases_t *b, const plan_launch_t **first_inf) {
+    char text[GRAPH_NODE_TEXT + 16], outside[OUTSIDE_TEXT];
     gradd_nonfinite_t found;
     const gradd_device_t *d = run->device;
     const gradd_view_t *v = &launch->args.out[j];
@@ -84,25 +141,35 @@ static gradd_status_t check_output(const gradd_run_t *run, const plan_launch_t *
     bool inf = leaves && (found.nan < 0 || found.inf < found.nan);
     if (!inf && found.nan < 0) return GRADD_OK;
     bool known = inf && *first_inf != launch;
-    return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %s%s%s", j,
+    return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %s%s%s%s", j,
                       (long long)(inf ? found.inf : found.nan),
                       (long long)gradd_type_count(&v->type),
                       !inf             ? "nan"
                       : found.negative ? "-inf"
                                        : "inf",
+                      inf ? "" : nan_outside(run, launch, b, outside),
                       known ? "; the first infinity came from " : "",
                       known ? launch_text(run, *first_inf, text, sizeof text) : "");
 }
 
-static gradd_status_t check_finite(const gradd_run_t *run, const plan_launch_t *launch,
-                                   const plan_launch_t **first_inf) {
+/* The launches that texts name. */
+typedef struct named_s {
+    const plan_launch_t *first_inf; /* of the program so far */
+    const plan_launch_t *culprit;   /* of a failure, if it is not the launch that has noticed it */
+} nan_names_t;
+
+static gradd_status_t check_finite(gradd_run_t *run, const plan_launch_t *launch,
+                                   const exec_bases_t *b, nan_names_t *named) {
     for (int j = 0; j < launch->args.n_out; j++)
-        GRADD_TRY(check_output(run, launch, j, first_inf));
+        if (run->flags & GRADD_RUN_FINITE_CHECK)
+            GRADD_TRY(check_output(run, launch, j, b, &named->first_inf));
+        else
+            GRADD_TRY(check_gradient(run, launch, j, b, &named->culprit));
     return GRADD_OK;
 }
 
-static gradd_status_t execute(const gradd_run_t *run, plan_launch_t *launch, const exec_bases_t *b,
-                              const plan_launch_t **first_inf) {
+static gradd_status_t execute(gradd_run_t *run, plan_launch_t *launch, const exec_bases_t *b,
+                              nan_names_t *named) {
     int n = launch->args.n_in + launch->args.n_out;
     for (int i = 0; i < n; i++)
         launch->view[i].data = address(b, launch, i);
@@ -112,8 +179,8 @@ static gradd_status_t execute(const gradd_run_t *run, plan_launch_t *launch, con
     const gradd_device_t *d = run->device;
     double start = d->hook ? seconds_now() : 0;
     gradd_status_t status = d->backend->launch(d->queue, launch->kernel, &launch->args);
-    if (!status && run->flags & GRADD_RUN_FINITE_CHECK)
-        status = check_finite(run, launch, first_inf);
+    if (!status && run->flags & (GRADD_RUN_FINITE_CHECK | GRADD_RUN_GRADIENT_CHECK))
+        status = check_finite(run, launch, b, named);
     if (d->hook) d->hook(d->hook_context, run->plan, launch, seconds_now() - start);
     return status;
 }
@@ -128,20 +195,21 @@ static gradd_status_t mark_groups(const gradd_run_t *run, exec_marks_t *marks, i
     return d->backend->store(d->queue, marks->word, marks->value + (uint64_t)marks->done);
 }
 
-static gradd_status_t execute_all(const gradd_run_t *run, program_t *program, const exec_bases_t *b,
+static gradd_status_t execute_all(gradd_run_t *run, program_t *program, const exec_bases_t *b,
                                   const volatile int *cancel) {
-    const plan_launch_t *first_inf = NULL;
+    nan_names_t named = {0};
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
-        gradd_status_t status = execute(run, &program->launches[k], b, &first_inf);
+        gradd_status_t status = execute(run, &program->launches[k], b, &named);
         if (!status && b->marks) status = mark_groups(run, b->marks, k + 1);
-        if (status) return at_launch(status, run, &program->launches[k]);
+        if (status)
+            return at_launch(status, run, named.culprit ? named.culprit : &program->launches[k]);
     }
     return GRADD_OK;
 }
 
-gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const exec_bases_t *b,
+gradd_status_t exec_program(gradd_run_t *run, program_t *program, const exec_bases_t *b,
                             const volatile int *cancel) {
     const gradd_device_t *d = run->device;
     int failed = -1;

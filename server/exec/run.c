@@ -80,6 +80,7 @@ gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags
     run->seed = seed;
     run->flags = flags;
     run->has_forward = false;
+    run->first_nan = NULL;
     exec_bases_t b = {.arena = run->arena,
                       .constants = plan->constants.blocks,
                       .inputs = run->inputs,

@@ -15,10 +15,11 @@ struct run_s {
     int64_t arena_bytes;
     uint64_t seed;
     uint32_t flags;
-    const void **inputs;   /* Owned array of borrowed pointers, set by forward */
-    void **early;          /* the same, per gradient, set by gradd_run_set_early */
-    bool has_forward;      /* the saved values are valid */
-    gradd_groups_t groups; /* of the next backward */
+    const void **inputs;            /* Owned array of borrowed pointers, set by forward */
+    void **early;                   /* the same, per gradient, set by gradd_run_set_early */
+    bool has_forward;               /* the saved values are valid */
+    gradd_groups_t groups;          /* of the next backward */
+    const plan_launch_t *first_nan; /* Borrowed: of the forward; only the check of gradients asks */
 };
 
 /* When a program raises the word of its groups. */
@@ -56,7 +57,7 @@ gradd_status_t groups_init(const gradd_run_t *run, const variant_t *variant, voi
 void groups_finish(const gradd_run_t *run, exec_groups_t *groups);
 
 /* The device's queue has been entered. Waits, also if it fails. */
-gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const exec_bases_t *bases,
+gradd_status_t exec_program(gradd_run_t *run, program_t *program, const exec_bases_t *bases,
                             const volatile int *cancel);
 
 #endif

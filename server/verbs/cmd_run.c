@@ -9,7 +9,8 @@
 #include "server/device/device.h"
 #include "server/verbs/run_tensors.h"
 
-#define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK | GRADD_RUN_ONCE)
+#define MAX_FLAGS                                                                                  \
+    (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK | GRADD_RUN_ONCE | GRADD_RUN_GRADIENT_CHECK)
 
 enum {
     FORWARD_PLAN,

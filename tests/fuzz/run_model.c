@@ -142,7 +142,8 @@ static void run(model_trial_t *t, gradd_plan_t *p) {
     for (int i = 0; i < t->n_grads; i++)
         t->g[i] = make(t, &t->in[t->grads[i]]);
     gradd_error_set("");
-    uint32_t flags = draw(t) % 4 ? 0 : GRADD_RUN_FINITE_CHECK;
+    static const uint32_t checks[4] = {0, 0, GRADD_RUN_FINITE_CHECK, GRADD_RUN_GRADIENT_CHECK};
+    uint32_t flags = checks[draw(t) % 4];
     gradd_status_t st =
         gradd_run_forward(r, t->state, flags, (const void *const *)t->inputs, t->outputs, NULL);
     if (st == GRADD_OK && t->n_gouts)

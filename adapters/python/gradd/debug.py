@@ -43,7 +43,7 @@ _PYTHON_LEVELS = {
 
 
 class DebugOptions:
-    """The log level and whether to save captured graphs.
+    """The log level, and whether to save captured graphs and to check values.
 
     Args:
         log_level: How much to log; ORTMODULE_LOG_LEVEL overrides it.
@@ -55,6 +55,10 @@ class DebugOptions:
         onnx_prefix: First part of the file name, required with save_onnx.
         save_path: Folder; ORTMODULE_SAVE_ONNX_PATH overrides it, default is the current one.
         config: Accepted for compatibility; not used.
+        finite_check: Look at the result of every operator that the daemon runs: a NaN, or an
+            infinity in an output or gradient, raises a NonFiniteError that names the first node,
+            with its module and its Python line. The values stay the same; a step takes longer.
+            `torch.autograd.detect_anomaly()` looks at gradients alone, as in PyTorch.
 
     Raises:
         ValueError: save_onnx without a prefix, or an unknown ORTMODULE_LOG_LEVEL.
@@ -69,6 +73,8 @@ class DebugOptions:
         onnx_prefix: str = "",
         save_path: str = "",
         config: Any = None,
+        *,
+        finite_check: bool = False,
     ) -> None:
         if not isinstance(log_level, (LogLevel, int)):
             raise TypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
@@ -76,6 +82,7 @@ class DebugOptions:
         self.save_onnx = save_onnx
         self.onnx_prefix = onnx_prefix
         self.config = config
+        self.finite_check = finite_check
         folder = options.get("ORTMODULE_SAVE_ONNX_PATH") or save_path or os.getcwd()
         self.save_path = Path(str(folder))
         self._saved: Counter[str] = Counter()

@@ -167,8 +167,10 @@ class NoSpaceError(GraddError):
 class NonFiniteError(GraddError, ArithmeticError):
     """A value is NaN or infinite; the message names the first node.
 
-    Cause: A client asked for the finite check of [protocol.md](protocol.md); ORTModule does not.
-    Remedy: Look at the inputs of the node: a logarithm or division by zero, an overflow.
+    Cause: `DebugOptions(finite_check=True)` or `torch.autograd.detect_anomaly()` asks for [a
+        check](watching.md#the-first-nan), and the node's result has such a value.
+    Remedy: Look at the inputs of the node: a logarithm or division by zero, an overflow. If the
+        message says that an input has a NaN already, an earlier step has written it.
     """
 
     code = "NONFINITE"

@@ -18,6 +18,7 @@ import torch
 from gradd import forwarding, module_tables, options
 from gradd.debug import DebugOptions
 from gradd.dynamo.frontend import Compiled
+from gradd.session.protocol import FINITE_CHECK
 
 if TYPE_CHECKING:
     from gradd.explain import Explanation
@@ -51,7 +52,7 @@ class ORTModule(torch.nn.Module):
     Args:
         module: The module; its parameters and buffers move into shared memory in place. If it is
             an ORTModule already (a notebook cell was run twice), its module is wrapped anew.
-        debug_options: Logging and saving of captured graphs.
+        debug_options: Logging, saving of captured graphs, and a check for NaN and infinity.
         strict: Raise instead of falling back to PyTorch if the daemon cannot run something.
         memory_budget: Limit of the activations and workspace of one forward and backward, in bytes
             (int) or as text ("2GiB"). The backward recomputes values that the forward does not
@@ -119,6 +120,7 @@ class ORTModule(torch.nn.Module):
             in_torch=module,
             memory_budget=self._gradd_memory,
             tally=tally,
+            flags=FINITE_CHECK if self._gradd_options.finite_check else 0,
         )
         return made
 

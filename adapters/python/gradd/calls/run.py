@@ -25,7 +25,7 @@ from gradd.memory.parameter_changes import Snapshot, steps, version_of
 from gradd.memory.shm import DTYPE_CODES, DTYPES
 from gradd.memory.watch import accesses
 from gradd.session.finalizers import Tie
-from gradd.session.protocol import DROPOUT_OFF, ONCE, Type
+from gradd.session.protocol import DROPOUT_OFF, GRADIENT_CHECK, ONCE, Type
 
 if TYPE_CHECKING:
     from gradd.calls.call import Call, TensorType
@@ -99,6 +99,8 @@ class Run:
         self.graph = graph = call.graph
         self.plan = call.plan
         self.counts = counts
+        if call.trains and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            flags |= GRADIENT_CHECK
         self.flags = flags
         self.seed = 0
         if graph.info.random and not flags & DROPOUT_OFF:

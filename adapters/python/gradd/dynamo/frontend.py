@@ -81,6 +81,7 @@ class Compiled:
         in_torch: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
         tally: progress.Tally | None = None,
+        flags: int = 0,
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
@@ -91,6 +92,7 @@ class Compiled:
         in_torch: The function to run in PyTorch (default: `forward`, else the module).
         memory_budget: The most that a training run may take.
         tally: That of the module that this one is a part of.
+        flags: Of the protocol, for all runs of the user.
         """
         self.module = module
         self.given_forward = forward
@@ -113,6 +115,7 @@ class Compiled:
             client=client,
             debug=debug,
             memory_budget=memory_budget,
+            flags=flags,
         )
         owner = self.owner
         if tally is None:

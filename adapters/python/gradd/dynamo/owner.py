@@ -64,6 +64,7 @@ class Owner:
         device: torch.device | None = None,
         debug: Any = None,
         memory_budget: int | str | None = None,
+        flags: int = 0,
         moves: bool = True,
     ) -> None:
         """Args:
@@ -74,6 +75,7 @@ class Owner:
         device: That of all graphs, where that is known (default: that of the parameters).
         debug: DebugOptions, which are given every new capture, and its first plan.
         memory_budget: The most that a training run may take.
+        flags: Of the protocol, for all runs of the user.
         moves: False = calls are only planned, and the module stays where it is.
 
         Raises:
@@ -112,6 +114,7 @@ class Owner:
         if module is not None and moves:
             tables.note(module)
         watch_optimizers()
+        self.flags = flags
         self._moves = moves
         self._stays = client is not None or device is not None or not moves
         if client is None:

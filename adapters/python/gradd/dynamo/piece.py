@@ -252,7 +252,7 @@ class Piece:
         if graph.changed:
             self._tensors.extend(args)
         self.owner.last.append(call.last)
-        run = runs.Run(call, bound, inputs, self.counts)
+        run = runs.Run(call, bound, inputs, self.counts, self.owner.flags)
         tensors = [bound[i] for i in known.params]
         return run, tensors + [inputs[i] for i in known.grad_inputs]
 
@@ -351,7 +351,7 @@ class Piece:
             self.owner.debug.save_plan(self.client, graph, own.plan, self.owner.module())
         self._has_run = True
         self.owner.last.append(own.last)
-        run = runs.Run(own, bound, inputs, self.counts)
+        run = runs.Run(own, bound, inputs, self.counts, self.owner.flags)
         tensors = [bound[i] for i in selection.params]
         return run, tensors + [inputs[i] for i in call.grad_inputs]
 

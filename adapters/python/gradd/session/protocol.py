@@ -27,6 +27,7 @@ PLANS_KEPT = 200  # the daemon keeps some more; those used least recently go
 RELEASES_PER_REQUEST = 1024
 DROPOUT_OFF = 1
 FINITE_CHECK = 2
+GRADIENT_CHECK = 8
 ONCE = 4  # the arena is not kept for the next run
 
 Type = tuple[int, tuple[int, ...]]  # element type code, dims
