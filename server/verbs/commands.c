@@ -107,8 +107,12 @@ int64_t command_now_us(void) {
 
 void command_put_times(request_t *request) {
     wire_out_t *reply = &request->reply;
+    wire_key(reply, "arena");
+    wire_put_i64(reply, atomic_load(&request->session->counts.arena_bytes));
     wire_key(reply, "us");
-    wire_put_map(reply, 2);
+    wire_put_map(reply, 3);
+    wire_put_text(reply, "at");
+    wire_put_i64(reply, request->arrived_us);
     wire_put_text(reply, "queued");
     wire_put_i64(reply, request->started_us - request->arrived_us);
     wire_put_text(reply, "ran");

@@ -85,7 +85,8 @@ gradd_status_t command_match(request_t *request);
 void command_reply(request_t *request, gradd_status_t status);
 
 int64_t command_now_us(void);
-/* Puts the microseconds that the request waited and ran into its reply. */
+/* Puts when the request came, the microseconds that it waited and ran, and the bytes of the
+ * session's runs into its reply. */
 void command_put_times(request_t *request);
 
 #endif

@@ -136,12 +136,14 @@ class ORTModule(torch.nn.Module):
         Returns:
             A dict. Where the work ran: `forwards` (in the daemon), `in_torch` (a dict from reason
             to count; empty if all ran in the daemon), of that `fallbacks` (calls, or graphs) and
-            `parts_in_torch` (parts of calls), `breaks` (graph breaks), `recoveries` (daemons that
-            were lost). Graphs: `captures`, `graphs`, `plans`, `repeated_forwards` (for outputs that
-            were read late). Self-checks: `self_checks` (passed), `self_check_failures`,
-            `self_checks_on_few_rows`, `self_check_forwards` (of the daemon), `self_check_seconds`,
-            `last_checked_step`. Rows left out: `rows` (of the batches that
-            were looked at), `unlabelled_rows_left_out`, `padding_rows_left_out`, `flops_left_out`.
+            `parts_in_torch` (parts of calls), `breaks` (graph breaks). Graphs: `captures`,
+            `graphs`, `plans`, `repeated_forwards` (for outputs that were read late). Self-checks:
+            `self_checks` (passed), `self_check_failures`, `self_checks_on_few_rows`,
+            `self_check_forwards` (of the daemon), `self_check_seconds`, `last_checked_step`. Rows
+            left out: `rows` (of the batches that were looked at), `unlabelled_rows_left_out`,
+            `padding_rows_left_out`, `flops_left_out`.
+            The process's session: `wait_ms` (in the daemon's queue), `compute_ms`, `arena_bytes`
+            (the most that its runs took at once), `recoveries` (daemons that were lost).
             Memory: `slots` (sets of gradient buffers), `mirrored` (parameters that are copied
             before every forward), `shared_bytes`. Under GRADD_DISABLE only `captures`, `forwards`,
             `fallbacks` and `in_torch`.

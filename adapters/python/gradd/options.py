@@ -48,6 +48,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "GRADD_QUIET", "bool", False, "say nothing of compiling, and nothing at the end of a run"
     ),
+    Option("GRADD_METRICS", "bool", True, "add the daemon's numbers to what ORTTrainer logs"),
     Option("GRADD_CACHE", "bool", True, "keep translated graphs on disk, for the next process"),
     Option(
         "GRADD_GPU_MEMORY",

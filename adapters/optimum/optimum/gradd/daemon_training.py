@@ -24,6 +24,7 @@ from transformers.training_args import OptimizerNames
 
 from . import attach, refuse
 from .callbacks import GraddCallback
+from .metrics import Metrics
 from .training_args import ORTOptimizerNames, gradd_is_disabled
 
 
@@ -39,6 +40,7 @@ class DaemonTraining(Trainer):
     _compiled: Any = None  # made at the first train() and kept for the next ones
     _compiled_module: nn.Module | None = None
     _grad_norm: torch.Tensor | None = None
+    _metrics: Metrics | None = None  # while it trains
     _enabled = False
     gradd_options: Mapping[str, Any] = MappingProxyType({})  # in place of those of the arguments
 
@@ -59,6 +61,8 @@ class DaemonTraining(Trainer):
         if self._enabled:
             refuse.check_model(self)
             self._attach(self.model)
+            self._end_metrics()
+            self._metrics = Metrics.of(self._compiled)
         return super()._prepare_for_training(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,8 +70,20 @@ class DaemonTraining(Trainer):
         try:
             return super().train(*args, **kwargs)
         finally:
+            self._end_metrics()
             if self._compiled_module is not None:
                 attach.detach(self._compiled_module)
+
+    def _end_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.end()
+            self._metrics = None
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As in Trainer; what it logs of training gets the daemon's numbers (metrics.py)."""
+        if self._metrics is not None and "loss" in logs:
+            logs = {**logs, **self._metrics.take()}
+        super().log(logs, *args, **kwargs)
 
     def _attach(self, model: nn.Module) -> None:
         if self._compiled is None or self._compiled_module is not model:

@@ -8,7 +8,7 @@ that a replay after a restart reads their original values.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,7 +111,7 @@ class Graph:
         passes: Passes,
     ) -> None:
         """Args:
-        owner: Its `training` tells whether outputs may be left out.
+        owner: Its `training` tells whether outputs may be left out; its `live_rows` counts rows.
         cap: The capture.
         info: The daemon's description of it.
         memory: The most that its plans may take.
@@ -153,7 +153,6 @@ class Graph:
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
         self.asks_again = False  # these do not fit the budget: reading them runs a forward
         self.stepped = False  # an optimizer has stepped while such an output was alive
-        self.live_rows: Counter[str] = Counter()  # rows that calls have left out; see LiveRows.seen
 
     def differentiable(
         self, params: tuple[int, ...], input_grads: tuple[str, ...]
@@ -269,7 +268,7 @@ class Graph:
             early,
             Layout.of([param_types[i] for i in early]),
             Layout.of([one for i, one in enumerate(param_types) if i not in early]),
-            LiveRows.of(info.live, self.free, self.info, self.live_rows),
+            LiveRows.of(info.live, self.free, self.info, self.owner.live_rows),
             over,
         )
         # Runs hold their plan: the daemon keeps it until the last of them is released.

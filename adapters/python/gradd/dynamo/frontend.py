@@ -437,7 +437,7 @@ class Compiled:
             return {**none, "in_torch": {"disabled": self.tally.calls}}
         owner = self.owner
         graphs = list(owner.alive)
-        seen: Counter[str] = sum((g.live_rows for g in graphs), Counter())
+        seen, said = owner.live_rows, owner.client.said
         return {
             "captures": owner.counts["captures"],
             "graphs": len(owner.graphs),
@@ -456,6 +456,9 @@ class Compiled:
             "flops_left_out": 3 * seen["flops"],
             "slots": len(owner.slots),
             "mirrored": owner.state.mirrored,
+            "wait_ms": said.waited_us / 1e3,
+            "compute_ms": said.ran_us / 1e3,
+            "arena_bytes": said.arena_bytes,
             "recoveries": owner.client.recoveries,
             "shared_bytes": owner.client.segment_bytes(),
         }

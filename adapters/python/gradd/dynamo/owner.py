@@ -48,6 +48,7 @@ class Owner:
         last: Graphs and plans of the last call.
         keys: Of the captures.
         parts: How often parts of graphs have run in PyTorch, by reason.
+        live_rows: Rows that calls have left out; see LiveRows.seen.
         generator: The state of the generator of random numbers in a call.
         planning: The call that is planned and not run.
         now: The call that is computed.
@@ -101,6 +102,7 @@ class Owner:
         self.keys: set[bytes] = set()
         self._graphs: list[weakref.ref] = []
         self.parts: Counter[str] = Counter()
+        self.live_rows: Counter[str] = Counter()
         self.generator = GeneratorState()
         self.planning = Planning()
         self.now = Now()

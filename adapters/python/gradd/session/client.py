@@ -43,6 +43,7 @@ from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
 from gradd.session.replay import Ledger, lost_run
 from gradd.session.ring import Block, Pool
+from gradd.session.said import Said, now
 from gradd.session.timeline import MOST, Pending, Timeline
 
 logger = logging.getLogger("gradd")
@@ -67,8 +68,7 @@ class Client:
         self.requests = 0
         self.session = 0
         self.daemon_pid = 0
-        self.device = ""  # that the daemon computes on: "cpu", "cuda"; known once connected
-        self.closed = False
+        self.device, self.closed = "", False  # the first: "cpu", "cuda"; known once connected
         self._key = (path, memory.device)
         self._connection: control.Connection | None = None
         self._ids = itertools.count(1)
@@ -86,6 +86,7 @@ class Client:
         self._retired: list[Pool] = []
         # Of requests whose replies are not waited for; None = all are.
         self.timeline = None if memory is HOST else Timeline.made(memory, self.ledger.plans)
+        self.said = Said()
         self._settles, self._resending = memory is not HOST, False  # the first: before asking
 
     # ---- requests ----
@@ -179,6 +180,7 @@ class Client:
         if self._releases and not self._resending:
             envelope["rel"] = self._take_releases()
         self.requests += 1
+        pending.sent = now()
         pending.q = self._connection.send_later(envelope)  # type: ignore[union-attr]
 
     def catch_up(self, most: int = 0) -> None:
@@ -219,6 +221,8 @@ class Client:
                     return
                 if reply.get("session") == "lost":
                     raise ConnectionLost(f"the daemon does not know this session: {reply}")
+                if reply.get("ok"):
+                    self.said.hear(first.verb, first.sent, reply)
                 timeline.answer(reply, protocol.error_of(reply))
                 most = 0 if timeline.has_failed else most
             except ConnectionLost as lost:
@@ -265,8 +269,10 @@ class Client:
         if self._releases and not self._resending:
             envelope["rel"] = self._take_releases()
         self.requests += 1
+        sent = now()
         reply = self._connection.call(envelope, frames, None, meanwhile)  # type: ignore[union-attr]
         if reply.get("ok"):
+            self.said.hear(verb, sent, reply)
             return reply
         if reply.get("session") == "lost":
             raise ConnectionLost(f"the daemon does not know this session: {reply.get('what')}")
@@ -409,7 +415,7 @@ class Client:
             raise lost_run() from None
 
     def with_turns(self) -> Timeline | None:
-        """The timeline; on the host it is made here, and the next daemon gets it if one is lost."""
+        """The timeline; on the host it is made here, and each later daemon gets it."""
         if self.timeline is None and self.memory is HOST:
             self.timeline, self._settles = Timeline(HOST, self.ledger.plans), True
             if self._connection is not None:
