@@ -234,6 +234,8 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
         command_put_times(request);
         /* The activations are used up: their memory goes back now, not at `release`. */
         if (!keep) objects_release_run(objects, id);
+        wire_key(&request->reply, "rest");
+        wire_put_i64(&request->reply, atomic_load(&objects->session->counts.arena_bytes));
     }
     pass_finish(&pass);
     return st;

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradd.debug import DebugOptions, LogLevel
     from gradd.estimating import estimate
     from gradd.module import ORTModule
+    from gradd.tracing import trace
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "errors",
     "estimate",
     "optim",
+    "trace",
 ]
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "DebugOptions": "gradd.debug",
     "LogLevel": "gradd.debug",
     "estimate": "gradd.estimating",
+    "trace": "gradd.tracing",
 }
 
 

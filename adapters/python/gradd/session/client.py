@@ -180,7 +180,6 @@ class Client:
         if self._releases and not self._resending:
             envelope["rel"] = self._take_releases()
         self.requests += 1
-        pending.sent = now()
         pending.q = self._connection.send_later(envelope)  # type: ignore[union-attr]
 
     def catch_up(self, most: int = 0) -> None:
@@ -222,7 +221,7 @@ class Client:
                 if reply.get("session") == "lost":
                     raise ConnectionLost(f"the daemon does not know this session: {reply}")
                 if reply.get("ok"):
-                    self.said.hear(first.verb, first.sent, reply)
+                    self.said.hear(first.verb, 0, reply)
                 timeline.answer(reply, protocol.error_of(reply))
                 most = 0 if timeline.has_failed else most
             except ConnectionLost as lost:

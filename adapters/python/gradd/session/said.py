@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 Listener = Callable[[str, int, dict[str, Any]], None]
+everywhere: tuple[Listener, ...] = ()  # of the clients that are made from now on
 now = time.perf_counter_ns  # the clock of the daemon's times, CLOCK_MONOTONIC
 
 
@@ -22,15 +23,15 @@ class Said:
         waited_us: Microseconds in the daemon's queue, behind other requests.
         ran_us: Microseconds that the daemon computed.
         arena_bytes: The most that runs took at once for activations and workspace.
-        listeners: Get each reply to a request that was done: the verb, when it was sent (`now()`),
-            and the reply.
+        listeners: Get each reply to a request that was done: the verb, when it was sent (`now()`;
+            0 = its reply was not waited for), and the reply.
     """
 
     __slots__ = ("arena_bytes", "listeners", "ran_us", "waited_us")
 
     def __init__(self) -> None:
         self.waited_us = self.ran_us = self.arena_bytes = 0
-        self.listeners: tuple[Listener, ...] = ()
+        self.listeners: tuple[Listener, ...] = everywhere
 
     def hear(self, verb: str, sent: int, reply: dict[str, Any]) -> None:
         """Takes the reply to a request that was done; a Listener."""

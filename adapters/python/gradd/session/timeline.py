@@ -49,7 +49,6 @@ class Pending:
         forward: Of a backward: the fields of its forward, and the parameters that this has read.
         turn: Its number.
         q: The number of its envelope on the present connection.
-        sent: When it was, by said.now().
         groups: Of a backward whose gradients come in groups, their number; 0 = all at once.
         given: Groups that were done when a daemon died.
         is_over: Its reply or its error has come.
@@ -58,7 +57,7 @@ class Pending:
 
     __slots__ = (
         *("answered", "error", "failed", "fields", "forward", "given", "groups", "is_over", "q"),
-        *("results", "sent", "turn", "verb"),
+        *("results", "turn", "verb"),
     )
 
     def __init__(
@@ -79,7 +78,7 @@ class Pending:
         self.results = [[(b.segment.address + b.offset, b.size) for b in results]]
         self.forward = forward
         self.groups = groups
-        self.turn = self.q = self.sent = self.given = 0
+        self.turn = self.q = self.given = 0
         self.is_over = False
         self.error: errors.GraddError | None = None
 
