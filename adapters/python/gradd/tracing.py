@@ -9,7 +9,6 @@ stays bounded, and a trace that is cut off can be read as well.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -52,11 +51,12 @@ class trace:  # used like a function
         self._pid = os.getpid()  # a fork of this process writes nothing
         self._start = said.now()
         self._written = self._dropped = 0
-        self._events: list[dict[str, Any]] = []
-        self._put("process_name", ph="M", args={"name": f"process {self._pid} and its daemon"})
+        self._lines: list[str] = []
+        self._name("process_name", 0, f"process {self._pid} and its daemon")
         for lane, name in _LANES.items():
-            self._put("thread_name", lane, ph="M", args={"name": name})
-            self._put("thread_sort_index", lane, ph="M", args={"sort_index": lane})
+            self._name("thread_name", lane, name)
+            order = f'"args":{{"sort_index":{lane}}}'
+            self._put(f'"name":"thread_sort_index","tid":{lane},"ph":"M",{order}')
         said.everywhere += (self._hear,)
         for client in clients.clients():
             client.said.begin(self._hear)
@@ -95,7 +95,7 @@ class trace:  # used like a function
             us = reply.get("us")
             if us is not None and verb in _RUNS and us["at"] * 1000 >= self._start:
                 self._done(verb, us, reply)
-            if len(self._events) >= _BUFFER:
+            if len(self._lines) >= _BUFFER:
                 self._flush()
 
     def _done(self, verb: str, us: dict[str, int], reply: dict[str, Any]) -> None:
@@ -109,22 +109,28 @@ class trace:  # used like a function
         self._memory(began, arena)
         self._memory(began + us["ran"] * 1000, reply.get("rest", arena))
 
+    def _name(self, what: str, lane: int, name: str) -> None:
+        self._put(f'"name":"{what}","tid":{lane},"ph":"M","args":{{"name":"{name}"}}')
+
     def _slice(self, name: str, lane: int, start: int, took: int) -> None:
-        self._put(name, lane, ph="X", ts=start / 1000, dur=took / 1000)
+        """A slice, in nanoseconds from the start."""
+        times = f'"ts":{start / 1000},"dur":{took / 1000}'
+        self._put(f'"name":"{name}","tid":{lane},"ph":"X",{times}')
 
     def _memory(self, at: int, size: int) -> None:
-        self._put("activations", ph="C", ts=at / 1000, args={"MiB": size / 2**20})
+        value = f'"args":{{"MiB":{size / 2**20}}}'
+        self._put(f'"name":"activations","tid":0,"ph":"C","ts":{at / 1000},{value}')
 
-    def _put(self, name: str, lane: int = 0, **more: Any) -> None:
-        if self._written + len(self._events) >= _MOST:
+    def _put(self, event: str) -> None:
+        if self._written + len(self._lines) >= _MOST:
             self._dropped += 1
             return
-        self._events.append({"name": name, "pid": self._pid, "tid": lane, **more})
+        self._lines.append(f'{{"pid":{self._pid},{event}}}')
 
     def _flush(self) -> None:
-        if not self._events:
+        if not self._lines:
             return
-        lines = ",\n".join(map(json.dumps, self._events))
+        lines = ",\n".join(self._lines)
         self._file.write(f"{',' if self._written else '['}\n{lines}".encode())
-        self._written += len(self._events)
-        self._events.clear()
+        self._written += len(self._lines)
+        self._lines.clear()
