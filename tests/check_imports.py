@@ -21,8 +21,9 @@ PACKAGES = (("adapters/python", "gradd"), ("adapters/optimum", "optimum.gradd"))
 FLOORS = ("memory", "session", "graph", "calls", "check", "dynamo")
 BASE = frozenset(
     {
-        *("arguments", "errors", "fallback", "forwarding", "interrupts", "module_tables"),
-        *("options", "private", "progress", "reasons", "spec", "transforms", "tried"),
+        *("arguments", "errors", "fallback", "forwarding", "html_tables", "interrupts"),
+        *("module_tables", "options", "private", "progress", "reasons", "spec"),
+        *("transforms", "tried"),
     }
 )
 OURS = re.compile(r"(optimum\.)?gradd(\.|$)")

@@ -16,9 +16,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradd.html_tables import table
+from gradd.memory.budget import amount
 from gradd.session import protocol
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ class Row:
 @dataclass(frozen=True)
 class Explanation:
     """A plan, explained: the object of `gradd explain --json`. Prints as `gradd explain` does.
+
+    As the last value of a notebook cell it is shown as tables.
 
     Attributes:
         title: Name of the model, or of the plan.
@@ -134,6 +139,26 @@ class Explanation:
     def __str__(self) -> str:
         return self._text
 
+    def _repr_html_(self) -> str:
+        sizes = {
+            "planned peak of one run": self.arena_bytes,
+            "saved for backward": self.saved_bytes,
+            "held by the plan": self.constant_bytes,
+            "inputs": self.input_bytes,
+            "outputs": self.output_bytes,
+            "gradients": self.grad_bytes,
+        }
+        if self.recomputed_bytes:
+            sizes["computed again in backward"] = self.recomputed_bytes
+        parts = [f"<p>{escape(self.title)}</p>"]
+        parts.append(table([(name, amount(size)) for name, size in sizes.items()], heads=False))
+        for phase in ("forward", "backward"):
+            rows = [r for r in self.rows if r.phase == phase and r.launch >= 0]
+            cells = table([_HEADINGS, *map(_cells, rows)])
+            what = f"{phase}: {len(rows)} launches"
+            parts.append(f"<details><summary>{what}</summary>{cells}</details>")
+        return f"<div>{''.join(parts)}</div>"
+
     def save_onnx(self, path: str | Path) -> None:
         """Writes the graph that was sent, annotated with the outcome for every node.
 
@@ -148,6 +173,17 @@ class Explanation:
         for number, graph in enumerate(self._graphs, 1):
             name = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
             name.write_bytes(annotate(*graph))
+
+
+_HEADINGS = ("operator", "kernel", "type", "read", "written", "FLOP", "saved", "source")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    dims = ",".join(map(str, row.shape))
+    sizes = (amount(row.bytes_read), amount(row.bytes_written))
+    saved = amount(row.saved_bytes) if row.saved_bytes else ""
+    name = f"{row.op} <- {row.fused}" if row.fused else row.op
+    return (name, row.kernel, f"{row.dtype}[{dims}]", *sizes, f"{row.flops:,.0f}", saved, row.place)
 
 
 def explain_plan(

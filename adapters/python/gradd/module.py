@@ -134,8 +134,9 @@ class ORTModule(torch.nn.Module):
         """Counts since construction; see docs/messages.md for reasons.
 
         Returns:
-            A dict. Where the work ran: `forwards` (in the daemon), `in_torch` (a dict from reason
-            to count; empty if all ran in the daemon), of that `fallbacks` (calls, or graphs) and
+            A dict, which a notebook shows as a table. Where the work ran: `forwards` (in the
+            daemon), `in_torch` (a dict from reason to count; empty if all ran in the daemon), of
+            that `fallbacks` (calls, or graphs) and
             `parts_in_torch` (parts of calls), `breaks` (graph breaks). Graphs: `captures`,
             `graphs`, `plans`, `repeated_forwards` (for outputs that were read late). Self-checks:
             `self_checks` (passed), `self_check_failures`, `self_checks_on_few_rows`,

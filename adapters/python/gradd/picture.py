@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from gradd.html_tables import table
 from gradd.memory.budget import UNITS, amount
 
 if TYPE_CHECKING:
@@ -129,24 +130,13 @@ def curve_svg(estimate: Estimate, memory: int) -> str:
     )
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells; the first row and the first column are headings."""
-    right = ' style="text-align:right"'
-    lines = []
-    for i, (heading, *cells) in enumerate(rows):
-        kind = "td" if i else "th"
-        own = "".join(f"<{kind}{right}>{escape(cell)}</{kind}>" for cell in cells)
-        lines.append(f'<tr><th style="text-align:left">{escape(heading)}</th>{own}</tr>')
-    return f"<table>{''.join(lines)}</table>"
-
-
 def _points(estimate: Estimate) -> str:
     rest = estimate.total - estimate.activations
     rows = [("planned peak", "arena of a run", "computed again", "more time (by a model)")]
     for point in estimate.curve:
         sizes = (rest + point.activations, point.activations, point.recomputed)
         rows.append((*map(amount, sizes), f"{point.percent:.1f} %"))  # type: ignore[arg-type]
-    return _table(rows)
+    return table(rows)
 
 
 def html(
@@ -171,7 +161,7 @@ def html(
     rows = [("batch", *(str(e.batch) for e in estimates))]
     for same in zip(*lines, strict=True):
         rows.append((same[0][0], *(size for _, size in same)))
-    parts.append(_table(rows))
+    parts.append(table(rows))
     if alone is not None and alone.live is not None:
         parts.append(f"<p>{escape(str(alone.live))}</p>")
     parts += [f"<p>{escape(foot)}</p>" for foot in dict.fromkeys(feet)]

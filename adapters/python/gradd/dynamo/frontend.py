@@ -37,6 +37,7 @@ from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.dynamo.traces import Frames, cause
+from gradd.html_tables import Stats
 from gradd.memory import garbage, watch
 from gradd.session.client import Client
 from gradd.spec import CaptureError
@@ -425,7 +426,7 @@ class Compiled:
                 self.owner, self._compiled(self._versions, kwargs), args, kwargs, True, budget
             )[0]
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Counts since construction.
 
         `in_torch` is empty if all operators of all calls ran in the daemon: it counts, by reason,
@@ -434,11 +435,11 @@ class Compiled:
         """
         if self._disabled:
             none = {"captures": 0, "forwards": 0, "fallbacks": {}}
-            return {**none, "in_torch": {"disabled": self.tally.calls}}
+            return Stats({**none, "in_torch": {"disabled": self.tally.calls}})
         owner = self.owner
         graphs = list(owner.alive)
         seen, said = owner.live_rows, owner.client.said
-        return {
+        found = {
             "captures": owner.counts["captures"],
             "graphs": len(owner.graphs),
             "plans": sum(len(g.plans) for g in graphs),
@@ -462,6 +463,7 @@ class Compiled:
             "recoveries": owner.client.recoveries,
             "shared_bytes": owner.client.segment_bytes(),
         }
+        return Stats(found)
 
     def close(self) -> None:
         """Gives up everything that the daemon holds; parameters stay readable."""
