@@ -36,6 +36,14 @@ model = ORTModule(Whole())
 for _ in tqdm(range(3)):
     model(torch.ones(2, 4)).backward()
 """
+PLANS = """
+import gradd
+batch = (torch.ones(2, 4),)
+found = gradd.estimate(Whole(), batch, batches=[2, 4, 8])
+print("sizes", [e.batch for e in found])
+gradd.estimate(Whole(), batch)
+ORTModule(Whole()).gradd_explain(*batch)
+"""
 PARTS = """
 models = [ORTModule(Pooled()) for _ in range(2)]
 for model in models:
@@ -95,10 +103,20 @@ def test_a_terminal_shows_that_a_first_call_compiles() -> None:
     assert "100%" in text
 
 
+def test_a_terminal_shows_the_batches_that_are_planned() -> None:
+    text = _on_a_terminal(MODELS + PLANS)
+    assert "sizes [2, 4, 8]" in text
+    parts = re.findall(r"gradd: memory of Whole: [^\r\n]*?(\d)/3 \[[^\r\n]*(batch \d)\]", text)
+    assert ("0", "batch 2") in parts
+    assert set(parts) <= {("0", "batch 2"), ("1", "batch 4"), ("2", "batch 8")}
+    assert "gradd: compiling Whole, to estimate its memory ..." in text
+    assert "gradd: compiling Whole, to explain a call ..." in text
+
+
 @pytest.mark.nightly
 def test_a_user_may_want_no_word_of_it() -> None:
-    text = _on_a_terminal(MODELS + TRAIN + PARTS, quiet=True)
-    assert not re.search("compiling|done after|never called|calls,", text)
+    text = _on_a_terminal(MODELS + TRAIN + PLANS + PARTS, quiet=True)
+    assert not re.search("compiling|memory of|done after|never called|calls,", text)
 
 
 def test_a_pipe_gets_only_what_ran_in_torch() -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from gradd import arguments, errors, picture, private
+from gradd import arguments, errors, picture, private, progress
 from gradd.calls.planned import Planned
 from gradd.dynamo import locks
 from gradd.dynamo.owner import device_of
@@ -193,11 +193,15 @@ def _estimated(
 ) -> Any:
     if memory_budget is not None:
         planner.memory = Memory(parse_bytes(memory_budget, "memory_budget"))
+    title = type(planner.module).__name__
     if batches is None and fits_gib is None:
-        return planner.of(planner.size)
-    found = [planner.of(size) for size in sizes]
-    if fits_gib is not None:
-        found.append(_largest(planner, int(fits_gib * (1 << 30))))
+        with progress.Compiling(title, "to estimate its memory"):
+            return planner.of(planner.size)
+    total = None if fits_gib is not None else len(sizes)
+    with progress.bar(f"memory of {title}", total) as planner.begin:
+        found = [planner.of(size) for size in sizes]
+        if fits_gib is not None:
+            found.append(_largest(planner, int(fits_gib * (1 << 30))))
     return Estimates(found)
 
 
@@ -267,6 +271,7 @@ class _Planner:
         own = getattr(model, "_gradd_memory", None)
         self.memory = Memory() if own is None else Memory(parse_bytes(own, "memory_budget"))
         self.front = Planner(self.module, self.client)
+        self.begin: Callable[[str], None] = lambda part: None  # is called before a size is planned
 
     def close(self) -> None:
         """Gives up all that the daemon holds."""
@@ -274,6 +279,7 @@ class _Planner:
 
     def of(self, size: int) -> Estimate:
         """The estimate for one batch size."""
+        self.begin(f"batch {size}")
         args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
         with locks.both(self.client):
             given = size == self.size

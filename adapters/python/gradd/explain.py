@@ -20,6 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradd import progress
 from gradd.html_tables import table
 from gradd.memory.budget import amount
 from gradd.session import protocol
@@ -257,8 +258,10 @@ def explain_call(compiled: Compiled, args: tuple, kwargs: dict[str, Any]) -> Exp
     Raises:
         ValueError: No arguments, and no call has run in the daemon (or its plan is gone).
     """
-    found = compiled.plans(args, kwargs)
-    return explain_plans(compiled.client, found, title=type(compiled.module).__name__)
+    title = type(compiled.module).__name__
+    with progress.Compiling(title, "to explain a call"):
+        found = compiled.plans(args, kwargs)
+    return explain_plans(compiled.client, found, title=title)
 
 
 def _said(client: Client, plan: Plan, form: str) -> str:

@@ -1,12 +1,15 @@
 """Lines for people: a call that compiles says so, and a run says at its end what was in PyTorch.
 
-A line about compiling is printed on a terminal or in a notebook only, by the first process of a
-launcher. The lines at the end are warnings of the logger "gradd". GRADD_QUIET=1 turns both off.
+A line about compiling, or a bar of tqdm for work in parts, is shown on a terminal or in a notebook
+only, by the first process of a launcher. The lines at the end are warnings of the logger "gradd".
+GRADD_QUIET=1 turns all of it off.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -14,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TextIO
@@ -84,6 +88,34 @@ class Compiling:
             took = time.perf_counter() - self._start
             done = "done" if kind is None else f"ended by {kind.__name__}"
             _print(f"gradd: {self._title}: {done} after {took:.1f} s")
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """Around work in parts: a bar, if tqdm is installed.
+
+    Args:
+        title: Of the work.
+        total: How many parts it has; None = that is not known.
+
+    Yields:
+        Is called before each part, with its name.
+    """
+    if not _shown() or importlib.util.find_spec("tqdm") is None:
+        yield lambda part: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=f"gradd: {title}", total=total, leave=False) as shown:
+        begun = False
+
+        def begin(part: str) -> None:
+            nonlocal begun
+            shown.set_postfix_str(part, refresh=not begun)
+            shown.update(int(begun))
+            begun = True
+
+        yield begin
 
 
 @dataclass
