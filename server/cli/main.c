@@ -14,6 +14,7 @@
 #include "server/cli/doctor.h"
 #include "server/cli/explain_command.h"
 #include "server/cli/list_ops.h"
+#include "server/cli/trace.h"
 #include "server/daemon/daemon.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
@@ -115,6 +116,24 @@ static int handle_stop(const options_t *options) {
     return handle_admin((admin_t){options, admin_stop, "", 0});
 }
 
+static int handle_trace(const options_t *options) {
+    trace_t trace;
+    if (!options->out) {
+        fprintf(stderr, "gradd: trace needs --out FILE\n");
+        return EXIT_USAGE;
+    }
+    gradd_status_t st = trace_open(&trace, options);
+    if (st != GRADD_OK) return failed(st);
+    rundir_t dir;
+    st = rundir_init(&dir, options->dir);
+    if (st == GRADD_OK) st = rundir_each_running(options->dir, trace_daemon, &trace);
+    st = trace_close(&trace, st);
+    if (st != GRADD_OK) return failed(st);
+    if (trace.n_daemons > 0) return EXIT_DONE;
+    fprintf(stderr, "gradd: no daemon runs in %s\n", dir.path);
+    return EXIT_NONE;
+}
+
 static int handle_version(const options_t *options) {
     printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
                          : "gradd %s (engine %s), protocol %d to %d\n",
@@ -157,6 +176,7 @@ int main(int argc, char **argv) {
         {"serve",      handle_serve   },
         {"ps",         handle_ps      },
         {"stop",       handle_stop    },
+        {"trace",      handle_trace   },
         {"version",    handle_version },
         {"--version",  handle_version },
         {"--list-ops", handle_list_ops},

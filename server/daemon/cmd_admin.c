@@ -1,4 +1,5 @@
-/* Verbs ps, stop: for the user of the daemon; they need no session, only the uid. I/O thread. */
+/* Verbs ps, trace, stop: for the user of the daemon; they need no session, only the uid. I/O
+ * thread. */
 #include <unistd.h>
 
 #include "server/daemon/daemon.h"
@@ -93,7 +94,29 @@ static gradd_status_t stop(daemon_t *daemon, request_t *request) {
     return GRADD_OK;
 }
 
+static gradd_status_t trace(daemon_t *daemon, request_t *request) {
+    wire_out_t *out = &request->reply;
+    const session_table_t *table = &daemon->table;
+    wire_key(out, "pid");
+    wire_put_i64(out, getpid());
+    wire_key(out, "sessions");
+    wire_put_list(out, (uint32_t)table->n);
+    for (int i = 0; i < table->n; i++) {
+        wire_put_map(out, 3);
+        put_number(out, "session", table->sessions[i]->number);
+        put_number(out, "pid", table->sessions[i]->pid);
+        put_text(out, "client", table->sessions[i]->client);
+    }
+    const uint64_t since = request->args[0] ? wire_u64(request->args[0]) : 0;
+    wire_key(out, "done");
+    recent_put(&daemon->recent, since > INT64_MAX ? INT64_MAX : (int64_t)since, out);
+    return GRADD_OK;
+}
+
 GRADD_COMMANDS(admin, {.name = "ps", .io = ps, .lasting = true},
+               {.name = "trace",
+                .io = trace,
+                .fields = {{.name = "since", .kind = WIRE_U64, .optional = true}}},
                {.name = "stop",
                 .io = stop,
                 .lasting = true,

@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include "server/daemon/loop.h"
+#include "server/daemon/recent.h"
 #include "server/daemon/router.h"
 #include "server/daemon/turn_times.h"
 #include "server/host/options.h"
@@ -35,6 +36,7 @@ typedef struct daemon_s {
     bool stopping;
     int64_t started_ms, idle_since_ms;
     uint64_t n_requests, n_refused;
+    recent_t recent;
 } daemon_t;
 
 /* Runs a daemon until it is stopped. *out_other is 0, or the pid of the daemon that runs in this

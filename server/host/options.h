@@ -1,6 +1,6 @@
 /* Command line and environment of the `gradd` binary, derived from the rows of options.inc.
  *
- *     gradd serve|ps|stop|cache|version|help [options]      gradd --list-ops [--json]
+ *     gradd serve|ps|stop|trace|cache|version|help [options]      gradd --list-ops [--json]
  */
 #ifndef GRADD_SERVER_HOST_OPTIONS_H
 #define GRADD_SERVER_HOST_OPTIONS_H

@@ -107,8 +107,9 @@ int64_t command_now_us(void) {
 
 void command_put_times(request_t *request) {
     wire_out_t *reply = &request->reply;
+    request->arena_bytes = atomic_load(&request->session->counts.arena_bytes);
     wire_key(reply, "arena");
-    wire_put_i64(reply, atomic_load(&request->session->counts.arena_bytes));
+    wire_put_i64(reply, request->arena_bytes);
     wire_key(reply, "us");
     wire_put_map(reply, 3);
     wire_put_text(reply, "at");

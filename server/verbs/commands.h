@@ -71,7 +71,8 @@ typedef struct request_s {
     int fds[REQUEST_MAX_DESCRIPTORS], n_fds;        /* Owned; -1 once handed on */
     gradd_status_t status;                          /* result; `reply` is complete either way */
     wire_out_t reply;
-    int64_t arrived_us, started_us;
+    int64_t arrived_us, started_us, ended_us; /* the last two are the engine thread's */
+    int64_t arena_bytes;                      /* the same: of the session's runs, meanwhile */
 } request_t;
 
 request_t *request_create(void); /* NULL without memory */

@@ -225,6 +225,7 @@ static void handle_request(worker_t *worker, request_t *request) {
     command_reply(request, st);
     end_turn(request, request->status);
     if (request->session->objects) count(request->session->objects);
+    request->ended_us = command_now_us();
     atomic_store(&request->session->counts.running, false);
 }
 

@@ -31,9 +31,9 @@ _LANES = {_TRAINER: "trainer", _QUEUE: "queue", **dict(_RUNS.values())}
 class trace:  # used like a function
     """Writes what trainer and daemon do in a `with` block as a trace for Perfetto.
 
-    Lanes: the requests that the trainer waits for (between them is its own work), the daemon's
-    queue, and forwards, backwards and optimizer steps in the daemon; a counter has the memory of
-    the process's runs. What no client of this process asks for is not in it.
+    Lanes: the trainer (its own work, and the requests that it waits for), the daemon's queue, and
+    forwards, backwards and optimizer steps in the daemon; a counter has the memory of the process's
+    runs. What no client of this process asks for is not in it.
 
     Args:
         path: A file, which is overwritten; JSON in Chrome's format of traces.
@@ -49,7 +49,7 @@ class trace:  # used like a function
     def __enter__(self) -> trace:
         self._file = self._path.open("wb", buffering=0)
         self._pid = os.getpid()  # a fork of this process writes nothing
-        self._start = said.now()
+        self._start = self._answered = said.now()
         self._written = self._dropped = 0
         self._lines: list[str] = []
         self._name("process_name", 0, f"process {self._pid} and its daemon")
@@ -91,7 +91,10 @@ class trace:  # used like a function
             if self._file.closed:
                 return
             if sent:
+                own = max(sent - self._answered, 0)  # another thread's request may be over later
+                self._slice("trainer", _TRAINER, sent - own - self._start, own)
                 self._slice(verb, _TRAINER, sent - self._start, answered - sent)
+                self._answered = answered
             us = reply.get("us")
             if us is not None and verb in _RUNS and us["at"] * 1000 >= self._start:
                 self._done(verb, us, reply)

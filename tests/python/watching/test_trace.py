@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +64,11 @@ def test_lanes_hold_what_a_step_asks_for(tmp_path: Path) -> None:
     lanes = _lanes(events)
     assert list(lanes) == ["trainer", "queue", "forward", "backward", "optimizer"]
     order = ["forward", "backward", "step"] * 2
+    trainer = lanes["trainer"]
+    lanes["trainer"] = trainer[1::2]
     assert [e["name"] for e in lanes["trainer"]] == order == [e["name"] for e in lanes["queue"]]
+    assert {e["name"] for e in trainer[::2]} == {"trainer"} and trainer[0]["ts"] == 0
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in itertools.pairwise(trainer))
     runs = ("forward", "backward", "optimizer")
     assert {name: len(lanes[name]) for name in runs} == dict.fromkeys(runs, 2)
     for asked, waited in zip(lanes["trainer"], lanes["queue"], strict=True):
@@ -83,10 +89,40 @@ def test_clients_that_come_later_are_in_it(tmp_path: Path) -> None:
         _, step = _training()
         step()
     lanes = _lanes(json.loads((tmp_path / "trace.json").read_text()))
-    verbs = [e["name"] for e in lanes["trainer"]]
+    verbs = [e["name"] for e in lanes["trainer"][1::2]]
     assert verbs.index("graph.put") < verbs.index("graph.plan") < verbs.index("forward")
     assert not any(c.said.listeners for c in clients.clients())
     assert clients.Client(tmp_path).said.listeners == ()
+
+
+def test_a_running_daemon_tells_its_last_requests(shared_daemon: Any, tmp_path: Path) -> None:
+    _, step = _training()
+    step()
+    start = time.monotonic()
+    for _ in range(3):
+        step()
+    path = tmp_path / "trace.json"
+    command = [os.environ["GRADD_BIN"], "trace", "--dir", str(shared_daemon.directory)]
+    seconds = str(int(time.monotonic() - start) + 1)
+    done = subprocess.run(
+        [*command, "--out", str(path), "--seconds", seconds], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    events = json.loads(path.read_text())
+    (own,) = [e for e in events if e["name"] == "process_name" and e["pid"] == os.getpid()]
+    lanes = _lanes([e for e in events if e["tid"] // 10 == own["tid"] // 10])
+    assert [e["name"] for e in lanes["queue"]][-9:] == ["forward", "backward", "step"] * 3
+    assert lanes["trainer"] and len(lanes["forward"]) >= len(lanes["optimizer"]) >= 3
+    for name in ("forward", "backward", "optimizer"):
+        ends = [e["ts"] + e["dur"] for e in lanes["queue"]]
+        assert all(e["ts"] in ends and e["dur"] > 0 for e in lanes[name])
+    count = sum(e["name"] not in ("trainer",) for e in events if e["ph"] == "X") // 2
+    assert done.stdout == (
+        f"{count} requests of 1 daemon in {path}: open it at https://ui.perfetto.dev\n"
+    )
+    assert subprocess.run(command, capture_output=True).returncode == 2  # no file is named
+    lost = subprocess.run([*command, "--out", str(tmp_path / "no" / "x")], capture_output=True)
+    assert lost.returncode == 1 and b"cannot write" in lost.stderr
 
 
 def test_a_trace_is_bounded_and_survives_an_error(
@@ -101,7 +137,7 @@ def test_a_trace_is_bounded_and_survives_an_error(
             step()
         raise KeyError
     assert len(json.loads(path.read_text())) == 30
-    assert "has the first 30 events; 56 more were left out" in caplog.text
+    assert "has the first 30 events; 71 more were left out" in caplog.text
     with pytest.raises(OSError), gradd.trace(tmp_path / "none" / "trace.json"):
         pass
     step()

@@ -257,7 +257,7 @@ class Raw:
         "groups": GROUPS,
                 "group": [0], "bp": 1, "bm": 3, "bv": 4, "g": many(tensor(GW, (TABLE, 4))),
             },
-            "ps": {"t": DROP}, "stop": {"t": DROP}, "detach": {},
+            "ps": {"t": DROP}, "trace": {"t": DROP}, "stop": {"t": DROP}, "detach": {},
         }[verb]  # fmt: skip
 
     def open(self) -> Raw:
