@@ -321,8 +321,9 @@ enum {
     GRADD_RUN_FINITE_CHECK = 1 << 1,
     /* The arena goes back to the system with the run instead of waiting for the next one. */
     GRADD_RUN_ONCE = 1 << 2,
-    /* Backwards fail with NONFINITE at the first node that makes a NaN in a gradient, and name the
-     * node of the forward that has made the first one there, if one has. Forwards pass. */
+    /* Backwards fail with NONFINITE at the first node that makes a NaN in a gradient; if that has
+     * read a NaN of the forward, they name the node that has made the first there. Forwards pass.
+     */
     GRADD_RUN_GRADIENT_CHECK = 1 << 3,
 };
 

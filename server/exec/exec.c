@@ -69,19 +69,38 @@ static gradd_status_t at_some_launch(gradd_status_t status, const gradd_run_t *r
 
 #define OUTSIDE_TEXT 160 /* with the name of an input */
 
+static bool has_nan(const gradd_run_t *run, const plan_launch_t *launch, const exec_bases_t *b,
+                    int i) {
+    const gradd_device_t *d = run->device;
+    gradd_view_t v = launch->args.in[i];
+    gradd_nonfinite_t found;
+    v.data = address(b, launch, i);
+    if (!v.data || !gradd_dtype_is_float(v.type.dtype)) return false;
+    return d->backend->find_nonfinite(d->queue, &v, &found) == GRADD_OK && found.nan >= 0;
+}
+
+/* Whether a launch of the backward, the first with a NaN, has read one that the forward has left.
+ * Where it has written over an operand, that is taken to be so. */
+static bool reads_saved_nan(const gradd_run_t *run, const plan_launch_t *launch,
+                            const exec_bases_t *b) {
+    for (int i = 0; i < launch->args.n_in; i++) {
+        const loc_kind_t kind = launch->loc[i].kind;
+        if (kind != LOC_ARENA && kind != LOC_EARLY) continue;
+        for (int j = 0; j < launch->args.n_out; j++)
+            if (address(b, launch, i) == launch->args.out[j].data) return true;
+        if (has_nan(run, launch, b, i)) return true;
+    }
+    return false;
+}
+
 /* Says which operand from outside of the graph, of those that a launch reads, has a NaN already. */
 static const char *nan_outside(const gradd_run_t *run, const plan_launch_t *launch,
                                const exec_bases_t *b, char text[OUTSIDE_TEXT]) {
     const model_t *m = run->plan->graph->model;
-    const gradd_device_t *d = run->device;
-    gradd_nonfinite_t found;
     for (int i = 0; i < launch->args.n_in; i++) {
         const loc_t *loc = &launch->loc[i];
-        gradd_view_t v = launch->args.in[i];
         if (loc->kind != LOC_INPUT && loc->kind != LOC_GRAD_OUTPUT) continue;
-        v.data = address(b, launch, i);
-        if (!v.data || !gradd_dtype_is_float(v.type.dtype)) continue;
-        if (d->backend->find_nonfinite(d->queue, &v, &found) || found.nan < 0) continue;
+        if (!has_nan(run, launch, b, i)) continue;
         if (loc->kind == LOC_INPUT)
             snprintf(text, OUTSIDE_TEXT, "; input '%.120s' has one already",
                      m->values[m->inputs[loc->index]].name);
@@ -114,7 +133,7 @@ static gradd_status_t check_gradient(gradd_run_t *run, const plan_launch_t *laun
         run->first_nan = launch;
         return GRADD_OK;
     }
-    if (!run->first_nan)
+    if (!run->first_nan || !reads_saved_nan(run, launch, b))
         return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is nan%s", j,
                           (long long)found.nan, (long long)gradd_type_count(&v->type),
                           nan_outside(run, launch, b, outside));

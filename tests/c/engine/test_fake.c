@@ -323,6 +323,40 @@ TEST(the_finite_check_waits) {
     FOR_DEVICES(d) check_finite(d);
 }
 
+/* The forward passes; the backward names what has made the NaN there, or its own first node. */
+static void check_gradients(const late_device_t *d) {
+    gradd_model_t *model = load();
+    gradd_device_t *fake = open_named(d->name);
+    fake_fixture_t w = open_fixture(make_plan(model, fake));
+    gradd_run_t *run;
+    CHECK_OK(forward(&w, GRADD_RUN_GRADIENT_CHECK, NULL, &run));
+    w.dy[2][7] = INFINITY; /* as in PyTorch, no anomaly */
+    CHECK_OK(backward(&w, run, 1 << 2, true));
+    w.dy[2][7] = NAN;
+    CHECK_STATUS(GRADD_E_NONFINITE, backward(&w, run, 1 << 2, true));
+    CHECK_ERROR_HAS("gradient of node");
+    CHECK_ERROR_HAS("is nan; the gradient of output 2 has one when it arrives");
+    gradd_run_destroy(run);
+    w.x[2][7] = NAN;
+    w.dy[2][7] = 1;
+    CHECK_OK(forward(&w, GRADD_RUN_GRADIENT_CHECK, NULL, &run));
+    CHECK_OK(backward(&w, run, 1 << 1, true)); /* it does not reach that gradient */
+    w.dy[1][7] = NAN;
+    CHECK_STATUS(GRADD_E_NONFINITE, backward(&w, run, 1 << 1, true));
+    CHECK_ERROR_HAS("is nan; the gradient of output 1 has one when it arrives");
+    CHECK_STATUS(GRADD_E_NONFINITE, backward(&w, run, 1 << 2, false));
+    CHECK_ERROR_HAS("'half2' (Mul): it makes the first nan of the forward; input 'x2' has one");
+    CHECK_ERROR_HAS("in the backward that reaches gradient of node");
+    gradd_run_destroy(run);
+    close_fixture(&w);
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}
+
+TEST(the_check_of_gradients_waits) {
+    FOR_DEVICES(d) check_gradients(d);
+}
+
 static void read_back(const late_device_t *d) {
     gradd_device_t *fake = open_named(d->name);
     shared_t g = shared_make(sizeof(vector_t));
