@@ -46,8 +46,9 @@ class Said:
             listener(verb, sent, reply)
 
     def begin(self, listener: Listener) -> None:
-        """From now on the listener gets each reply."""
-        self.listeners += (listener,)
+        """From now on the listener gets each reply, once."""
+        if listener not in self.listeners:
+            self.listeners += (listener,)
 
     def end(self, listener: Listener) -> None:
         """It gets no more."""
