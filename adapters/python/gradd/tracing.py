@@ -68,6 +68,14 @@ class trace:  # used like a function
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
+        try:
+            for client in clients.clients() if kind is None else ():
+                with client.lock:
+                    client.catch_up()  # with requests that were not waited for
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         said.everywhere = tuple(known for known in said.everywhere if known != self._hear)
         for client in clients.clients():
             client.said.end(self._hear)

@@ -362,7 +362,7 @@ class Client:
                 read.fingerprint, read.sum = reply.get("gen"), reply.get("sum")
 
         timeline, kind = self.timeline, (fields["plan"], "forward")
-        if timeline is not None and "gen" not in more and timeline.knows(kind):
+        if timeline is not None and "gen" not in more and timeline.knows(kind, fields["flags"]):
             self.ask_later(Pending("forward", request, answered, results=results), meanwhile)
         else:
             try:
@@ -396,8 +396,8 @@ class Client:
             StaleError: The run was released, or lost with a daemon.
         """
         timeline, kind = self.timeline, (plan, *fields["go"]["at"], bool(fields["keep"]))
-        if timeline is not None and timeline.knows(kind):
-            forward = self.ledger.runs.get(fields["run"])
+        forward = self.ledger.runs.get(fields["run"])
+        if timeline is not None and timeline.knows(kind, forward[0]["flags"] if forward else 0):
             pending = Pending(
                 "backward", fields, lambda reply: None, results=results, forward=forward
             )

@@ -51,14 +51,16 @@ def send(
     """
     timeline = client.with_turns()
     kind = (plan, *fields["go"]["at"], bool(fields["keep"]))
-    if timeline is None or not timeline.knows(kind, in_groups=True):
+    forward = client.ledger.runs.get(fields["run"])
+    flags = forward[0]["flags"] if forward else 0
+    if timeline is None or not timeline.knows(kind, flags, in_groups=True):
         return None
     pending = Pending(
         "backward",
         fields,
         ended,
         failed=ended,
-        forward=client.ledger.runs.get(fields["run"]),
+        forward=forward,
         groups=n,
     )
     pending.results = list(map(list, parts))

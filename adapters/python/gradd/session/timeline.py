@@ -33,6 +33,7 @@ from gradd.session.ring import Block
 logger = logging.getLogger("gradd")
 
 MOST = 16  # requests that are not answered
+_CHECKS = protocol.FINITE_CHECK | protocol.GRADIENT_CHECK
 _END = 1 << 62  # of all turns; streams compare differences
 _END_SECONDS = 30  # in which the process of a daemon ends that has hung up
 _GROUP_BITS = 16  # of the word of groups: their number, below the turn
@@ -134,12 +135,18 @@ class Timeline:
         """Whether the host waits for the results of requests; else streams do."""
         return self._memory is HOST
 
-    def knows(self, kind: tuple[Any, ...], in_groups: bool = False) -> bool:
+    def knows(self, kind: tuple[Any, ...], flags: int = 0, in_groups: bool = False) -> bool:
         """Whether a request of this kind has succeeded: then its like is not waited for.
 
-        The daemon keeps a limited number of plans, and only a reply says that one is gone.
+        The daemon keeps a limited number of plans, and only a reply says that one is gone. That of
+        a run which is checked is waited for, so that an error is raised where it belongs.
+
+        Args:
+            kind: The plan, and the rest.
+            flags: Of the run.
+            in_groups: It is a backward that gives its gradients in groups.
         """
-        if self.waits_itself and not in_groups:
+        if self.waits_itself and not in_groups or flags & _CHECKS:
             return False
         few = len(self._plans) <= protocol.PLANS_KEPT
         return few and not self._waiting and kind in self.known
