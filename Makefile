@@ -62,6 +62,7 @@ FAKE_SRC   := $(sort $(wildcard tests/fake/*.c tests/sim/*.c))
 CUDA_SRC   := $(sort $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))
 EMU_TORCH  := $(if $(shell command -v $(CXX)),$(B)/lib/emu_torch.so)
 EMU_SRC    := $(sort $(wildcard tests/emu/*.cc))
+SIM_NCCL   := $(B)/lib/libnccl_sim.so
 TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
 PROTO      := $(wildcard server/graph/onnx.proto)
 PB_C       := $(PROTO:%.proto=$(B)/gen/%.pb-c.c)
@@ -78,6 +79,7 @@ FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(EMU_OBJ) $(DEVICES)
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
 FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
 ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) \
+              $(call obj,$(wildcard tests/sim/nccl/*.c)) \
               $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
 # The runner holds the daemon's modules too, except the one with main().
 TESTED_DAEMON_OBJ := $(filter-out $(B)/server/cli/main.o,$(DAEMON_OBJ))

@@ -65,5 +65,7 @@ CXXFLAGS_ALL = -std=gnu++20 $(if $(SANITIZE),$(OPTIMISE),-O1 -g1) $(ARCH) -fPIC 
 LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now -Wl,--build-id=sha1 $(LDFLAGS)
 # A plug-in finds the gradd symbols that it needs in the program, which holds the whole engine.
 PLUGIN_HOST  = -Wl,--export-dynamic-symbol='gradd_*'
+# The stand-in for NCCL finds that for CUDA in the program of the tests.
+SIM_HOST     = -Wl,--export-dynamic-symbol='sim_*'
 ENGINE_LIBS  = $(DNNL_LIBS) $(PROTO_LIBS) -ldl -lpthread -lm
 DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)

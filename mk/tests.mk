@@ -50,8 +50,14 @@ unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make uni
 	$(if $(T),,$(error say which module: make unit T=segment))
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(B)/bin/test_$(T) $(ARGS)
 
-$(FAKE): $(DAEMON_OBJ) $(FAKE_OBJ) $(B)/lib/libgradd.a
-	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
+$(FAKE): $(DAEMON_OBJ) $(FAKE_OBJ) $(B)/lib/libgradd.a | $(SIM_NCCL)
+	$(call link,$(PLUGIN_HOST) $(SIM_HOST) $(DAEMON_LIBS))
+
+# A stand-in for NCCL, which these programs open as the plug-in opens NCCL.
+$(call obj,$(wildcard tests/sim/nccl/*.c)): CPPFLAGS_ALL += -Itests/sim
+$(SIM_NCCL): $(call obj,$(wildcard tests/sim/nccl/*.c))
+	@mkdir -p $(@D); echo "  LD      $@"
+	$(Q)$(CC) $(LDFLAGS_ALL) -shared -o $@ $^ -lrt
 
 # Devices of tests/sim for torch (tests/sim/torch), and the version of torch they are built for.
 $(B)/lib/libsim.so: $(call obj,$(wildcard tests/sim/*.c))
@@ -66,8 +72,9 @@ $(EMU_TORCH): tests/sim/torch/device.cc tests/sim/sim.h tests/sim/cuda.h tests/s
 	    $(PY) -c 'import torch; print(torch.__version__)' > $(@:.so=.txt)
 
 $(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
-$(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
-	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
+$(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) \
+    $(B)/lib/libgradd.a | $(SIM_NCCL)
+	$(call link,$(PLUGIN_HOST) $(SIM_HOST) $(DAEMON_LIBS))
 
 # A unit runner has its own list and links what its module needs: shm alone, the engine, or the
 # daemon's modules too when the test includes one of their headers. So work in progress elsewhere
@@ -86,8 +93,8 @@ DAEMON_H := ^.include "(server/($(DAEMON_IN))/[a-z_]+|tests/c/peer)\.h"
 UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(addprefix $(B)/bin/,$(basename $(notdir \
     $(if $(TEST_SRC),$(shell grep -lE '$(DAEMON_H)' $(TEST_SRC)))))))
 $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
-    $$(call test_obj,$$*) $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd.a
-	$(call link,$(DAEMON_LIBS))
+    $$(call test_obj,$$*) $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd.a | $(SIM_NCCL)
+	$(call link,$(SIM_HOST) $(DAEMON_LIBS))
 $(B)/tests/libhelp.a: $(call obj,$(TEST_HELP_SRC))
 	$(archive)
 $(UNIT_DAEMON): $(TESTED_DAEMON_OBJ) $(call obj,$(PEER_SRC))

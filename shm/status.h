@@ -32,6 +32,7 @@ extern "C" {
     X(NOSPC)       /* no space to back shared memory */                                            \
     X(NONFINITE)   /* a value is NaN or infinite */                                                \
     X(DEVICE)      /* a device does not work any more */                                           \
+    X(PEER)        /* another process that trains the same model does not take part */             \
     X(IO)          /* an input or output operation failed */                                       \
     X(EXTDATA)     /* external data is not accepted */                                             \
     X(UNSUPPORTED) /* not supported */                                                             \

@@ -19,6 +19,7 @@
 #define GRADD_BACKEND_ABI 2u
 
 typedef struct gradd_queue_s gradd_queue_t; /* device's own: a stream */
+typedef struct gradd_comm_s gradd_comm_t;   /* device's own: a communicator */
 
 typedef struct gradd_bytes_s {
     const void *data; /* Borrowed; NULL only without bytes */
@@ -30,6 +31,26 @@ typedef struct gradd_nonfinite_s {
     int64_t nan, inf;
     bool negative; /* that infinity */
 } gradd_nonfinite_t;
+
+#define GRADD_COMM_ID_BYTES 128
+#define GRADD_COMM_RANKS    1024       /* at most */
+#define GRADD_COMM_FAILED   UINT64_MAX /* of the word of a communicator that has failed */
+
+typedef struct gradd_comm_options_s {
+    const uint8_t *id;          /* GRADD_COMM_ID_BYTES, by comm_id in one of the processes */
+    int rank, ranks;            /* 0 <= rank < ranks <= GRADD_COMM_RANKS */
+    int64_t limit_ms;           /* how long it waits for the other ranks, each time */
+    const volatile int *cancel; /* Borrowed until comm_leave: not 0 = it gives up; NULL = never */
+} gradd_comm_options_t;
+
+/* Tensors that are averaged together. */
+typedef struct gradd_comm_part_s {
+    const gradd_span_t *spans; /* written in place */
+    int n;
+    uint64_t *word; /* of the device, raised to `value` behind the averages; NULL = none */
+    uint64_t value;
+    bool last; /* nothing more of this turn */
+} gradd_comm_part_t;
 
 typedef struct gradd_backend_s {
     uint32_t abi;  /* GRADD_BACKEND_ABI of the table's author */
@@ -116,6 +137,33 @@ typedef struct gradd_backend_s {
     /* Bytes of the device's memory: of all of it, and free for any process. NULL = it computes in
      * the host's. Memory that the queue has freed is free after the next wait. */
     gradd_status_t (*memory)(int64_t *out_free, int64_t *out_total);
+
+    /* A communicator: devices of several processes that average tensors, each process as one rank.
+     * No function waits for another rank; a thread of the communicator does. All are NULL, or none.
+     * Errors of what the thread does come by comm_status: PEER (another rank does not answer within
+     * the limit, does other work, or the library fails), STALE (given up), DEVICE, NOMEM. After one
+     * the communicator is of no use but for comm_leave; what was begun is not done, and no word is
+     * raised any more.
+     *
+     * A new id, for all ranks. Errors: UNSUPPORTED (no library), PEER. */
+    gradd_status_t (*comm_id)(uint8_t *out);
+    /* Begins to join: turn 1. Errors: UNSUPPORTED, NOMEM, DEVICE. */
+    gradd_status_t (*comm_join)(gradd_queue_t *queue, const gradd_comm_options_t *options,
+                                gradd_comm_t **out);
+    /* Begins another turn, of which the number is given. Its averages are made only if all ranks
+     * have begun one with the same fingerprint. Errors: that of comm_status, NOMEM. */
+    gradd_status_t (*comm_begin)(gradd_comm_t *comm, uint64_t fingerprint, uint64_t *out_turn);
+    /* Averages over the ranks, behind what the queue was given so far, on a stream of the
+     * communicator's. All ranks give the same parts in the same order. The memory stays valid until
+     * the turn has ended. Errors: the same, UNSUPPORTED (a type that is no float). */
+    gradd_status_t (*comm_average)(gradd_queue_t *queue, gradd_comm_t *comm,
+                                   const gradd_comm_part_t *part);
+    /* The turns that have ended, or GRADD_COMM_FAILED: a word of the process, which only rises. */
+    const uint64_t *(*comm_ended)(const gradd_comm_t *comm);
+    gradd_status_t (*comm_status)(gradd_comm_t *comm);
+    /* Gives up a turn that has not ended, and waits until nothing of it touches memory. Accepts
+     * NULL. */
+    void (*comm_leave)(gradd_comm_t *comm);
 } gradd_backend_t;
 
 /* All devices of this build; the first is the default. */

@@ -356,8 +356,15 @@ typedef struct gradd_groups_s {
     int skipped;
     /* Borrowed: of the device. Raised to value + g once the first g groups are done: their
      * gradients are final, and their inputs are not read any more. */
-    uint64_t *word;
+    uint64_t *word; /* NULL = none */
     uint64_t value;
+    /* Borrowed: gradients of parameters are averaged over the ranks of this communicator, a group
+     * at a time, and a group is done behind that; NULL = they are not. The backward then ends when
+     * all is computed, and *out_turn is the turn of the communicator that has to end before the
+     * gradients are final and their memory may be used. After a failure the communicator is of no
+     * use any more. Nothing is skipped. */
+    struct gradd_comm_s *comm;
+    uint64_t *out_turn;
 } gradd_groups_t;
 
 /* Of the next backward; what is borrowed stays valid until that returns. */

@@ -204,16 +204,6 @@ static gradd_status_t execute(gradd_run_t *run, plan_launch_t *launch, const exe
     return status;
 }
 
-/* Raises the word if groups are done behind so many launches. */
-static gradd_status_t mark_groups(const gradd_run_t *run, exec_marks_t *marks, int launches) {
-    const int before = marks->done;
-    const gradd_device_t *d = run->device;
-    while (marks->done < marks->n && marks->after[marks->done] <= launches)
-        marks->done++;
-    if (marks->done == before) return GRADD_OK;
-    return d->backend->store(d->queue, marks->word, marks->value + (uint64_t)marks->done);
-}
-
 static gradd_status_t execute_all(gradd_run_t *run, program_t *program, const exec_bases_t *b,
                                   const volatile int *cancel) {
     nan_names_t named = {0};
@@ -221,7 +211,7 @@ static gradd_status_t execute_all(gradd_run_t *run, program_t *program, const ex
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
         gradd_status_t status = execute(run, &program->launches[k], b, &named);
-        if (!status && b->marks) status = mark_groups(run, b->marks, k + 1);
+        if (!status && b->groups) status = groups_mark(run, b->groups, k + 1);
         if (status)
             return at_launch(status, run, named.culprit ? named.culprit : &program->launches[k]);
     }

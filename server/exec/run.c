@@ -165,11 +165,13 @@ static gradd_status_t run_variant(gradd_run_t *run, const variant_t *v,
                           .grads = groups.grads ? groups.grads : grads,
                           .early = run->early,
                           .grad_outputs = arrivals.address,
-                          .marks = groups.grads ? &groups.marks : NULL};
+                          .groups = groups.grads ? &groups : NULL};
         program_t *program = (program_t *)&v->program; /* its views are scratch of this call */
         status = check_bases(run->plan, program, &b);
+        if (!status && b.groups) status = groups_begin(run, v, b.groups);
         if (!status) run->has_forward = v->keep;
         if (!status) status = exec_program(run, program, &b, cancel);
+        if (!status && b.groups) status = groups_end(run, b.groups);
     }
     groups_finish(run, &groups);
     arrivals_finish(run, &arrivals);

@@ -31,6 +31,8 @@ typedef struct exec_marks_s {
     uint64_t value;
 } exec_marks_t;
 
+struct exec_groups_s;
+
 /* External addresses of one program. */
 typedef struct exec_bases_s {
     char *arena;
@@ -40,7 +42,7 @@ typedef struct exec_bases_s {
     void *const *grads;
     void *const *early;
     const void *const *grad_outputs;
-    exec_marks_t *marks; /* NULL = there are no groups */
+    struct exec_groups_s *groups; /* NULL = there are none */
 } exec_bases_t;
 
 /* The groups of a backward: their marks, and the gradients with memory for those that are not for
@@ -49,10 +51,21 @@ typedef struct exec_groups_s {
     exec_marks_t marks;
     void **grads;   /* Owned array: per gradient */
     void **skipped; /* Owned array, and the device's memory: the same, NULL = for the caller */
+    /* Of a backward that averages: its tensors, those of a group side by side; and where those of
+     * each group begin, n + 1 places. */
+    gradd_span_t *spans; /* Owned */
+    int32_t *first;      /* Owned */
 } exec_groups_t;
 
 gradd_status_t groups_init(const gradd_run_t *run, const variant_t *variant, void *const *grads,
                            exec_groups_t *out);
+/* Nothing is given to the queue yet, and all memory is there. */
+gradd_status_t groups_begin(const gradd_run_t *run, const variant_t *variant,
+                            exec_groups_t *groups);
+/* So many launches are given to the queue: groups that are done with them. */
+gradd_status_t groups_mark(const gradd_run_t *run, exec_groups_t *groups, int launches);
+/* All is computed, without a failure. */
+gradd_status_t groups_end(const gradd_run_t *run, exec_groups_t *groups);
 /* Accepts one that is half built, or zeroed. */
 void groups_finish(const gradd_run_t *run, exec_groups_t *groups);
 

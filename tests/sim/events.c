@@ -156,6 +156,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     return sim_lost();
 }
 
+cudaError_t cudaEventQuery(cudaEvent_t e) {
+    SIM_CALL(cudaErrorLaunchFailure);
+    return is_over(e->shared, e->shared->recorded) ? cudaSuccess : cudaErrorNotReady;
+}
+
 cudaError_t cudaEventElapsedTime(float *out_ms, cudaEvent_t from, cudaEvent_t to) {
     SIM_CALL(cudaErrorInvalidResourceHandle);
     const sim_shared_t *a = from->shared, *b = to->shared;

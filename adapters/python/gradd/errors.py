@@ -187,6 +187,18 @@ class DeviceLostError(GraddError):
     code = "DEVICE"
 
 
+class PeerError(GraddError):
+    """Another process that trains the same model does not take part.
+
+    Cause: With `ORTModule(model, process_group=)`, a process has ended or failed, has not come as
+        far within the time limit, or runs another backward.
+    Remedy: The message says which of these. End all processes and start them again; a longer
+        `GRADD_REDUCE_SECONDS` lets them wait for a slow one.
+    """
+
+    code = "PEER"
+
+
 class IoError(GraddError):
     """An input or output operation failed.
 

@@ -5,13 +5,15 @@
  * refuses is recorded in a fault record of the queue, which wait() reads; an error of CUDA itself
  * ends the device, because its context is lost.
  *
- * memory.cu takes the memory of clients. Nothing links libcuda: the driver is found at run time.
+ * memory.cu takes the memory of clients, comm.cu averages over processes. Nothing links libcuda:
+ * the driver is found at run time.
  */
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/plugin/comm.h"
 #include "kernels/cuda/plugin/memory.h"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/product/kept.h"
@@ -91,6 +93,7 @@ static gradd_status_t noted(gradd_queue_t *q, gradd_status_t status) {
 
 static void queue_destroy(gradd_queue_t *q) {
     if (!q) return;
+    gpu_comm_settle();
     if (q->stream) cudaStreamSynchronize(q->stream);
     cudaFree(q->fault);
     cudaFree(q->scratch);
@@ -225,6 +228,11 @@ static gradd_status_t device_touched(gradd_queue_t *q, const gradd_span_t *span,
     return noted(q, gpu_touched(span, width, bits));
 }
 
+static gradd_status_t device_average(gradd_queue_t *q, gradd_comm_t *comm,
+                                     const gradd_comm_part_t *part) {
+    return gpu_comm_average(q->stream, comm, part);
+}
+
 /* ---- measuring ---- */
 
 static struct {
@@ -347,6 +355,13 @@ static const gradd_backend_t table = {
     .close = gpu_close,
     .uuid = uuid,
     .memory = device_memory,
+    .comm_id = gpu_comm_id,
+    .comm_join = gpu_comm_join,
+    .comm_begin = gpu_comm_begin,
+    .comm_average = device_average,
+    .comm_ended = gpu_comm_ended,
+    .comm_status = gpu_comm_status,
+    .comm_leave = gpu_comm_leave,
 };
 
 /* A GPU that this build has code for. */
