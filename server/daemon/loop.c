@@ -78,10 +78,13 @@ static void handle_job(loop_t *loop, job_t *job) {
     atomic_fetch_add(&loop->n_requests, 1);
     atomic_store(&loop->running, true);
     arm(loop);
-    worker_handle(&daemon->worker, (request_t *)job);
+    const bool finished = worker_handle(&daemon->worker, (request_t *)job);
     atomic_store(&loop->running, false);
     /* Sends the reply in the next turn, or wakes the standby thread, which does, and leaves. */
-    queue_finish(daemon->queue, job);
+    if (finished)
+        queue_finish(daemon->queue, job);
+    else
+        queue_again(daemon->queue, job);
 }
 
 static void *engine_main(void *arg) {

@@ -222,3 +222,16 @@ void queue_finish(queue_t *queue, job_t *job) {
     ssize_t n = write(queue->event, &one, sizeof one);
     (void)n; /* the counter cannot overflow before a read */
 }
+
+void queue_again(queue_t *queue, job_t *job) {
+    pthread_mutex_lock(&queue->lock);
+    lane_t *lane = job->lane;
+    job->next = lane->head;
+    if (!lane->head) lane->tail = job;
+    lane->head = job;
+    lane->length++;
+    lane->busy = false;
+    atomic_fetch_add(&queue->n_words, job->word != NULL);
+    ring_append(queue, lane);
+    pthread_mutex_unlock(&queue->lock);
+}

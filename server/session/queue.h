@@ -67,5 +67,7 @@ bool queue_waits(queue_t *queue);
 /* The next job, NULL when none may run now. */
 job_t *queue_take(queue_t *queue);
 void queue_finish(queue_t *queue, job_t *job);
+/* The job that was taken is not finished: it comes first in its lane, once its word is there. */
+void queue_again(queue_t *queue, job_t *job);
 
 #endif

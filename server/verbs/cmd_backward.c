@@ -1,9 +1,12 @@
 /* Verb backward: gradients of a run, into the client's memory.
  *
- * As in forward, all that is read and written is checked before the engine starts. Engine thread.
+ * As in forward, all that is read and written is checked before the engine starts. A backward whose
+ * gradients are averaged over processes goes on when its communicator has ended: what it writes
+ * stays valid until then (averaging_t). Engine thread.
  */
 #include <stdlib.h>
 
+#include "server/device/device.h"
 #include "server/session/turns.h"
 #include "server/verbs/run_tensors.h"
 
@@ -15,7 +18,8 @@ enum {
     BACKWARD_KEEP,
     BACKWARD_EARLY,
     BACKWARD_GROUPS,
-    BACKWARD_SKIP
+    BACKWARD_SKIP,
+    BACKWARD_REDUCE
 };
 
 typedef struct pass_s {
@@ -25,6 +29,8 @@ typedef struct pass_s {
     void **grads;               /* Owned */
     bool *written;              /* Owned */
     int32_t *of;                /* Owned: the group of each gradient; NULL = there are no groups */
+    communicator_t *reduce;     /* Borrowed; NULL = nothing is averaged */
+    uint64_t reduce_turn;       /* of that; 0 = not begun */
 } pass_t;
 
 static void pass_finish(pass_t *pass) {
@@ -139,45 +145,72 @@ static gradd_status_t check_backward_memory(const session_run_t *run, const pass
     return check_written("bound gradient", &pass->binding->tensors, run, pass);
 }
 
-static gradd_status_t fill_groups(const request_t *request, session_run_t *run, pass_t *pass) {
-    const msgpack_object *list = request->args[BACKWARD_GROUPS];
-    const uint64_t skip = request->args[BACKWARD_SKIP] ? wire_u64(request->args[BACKWARD_SKIP]) : 0;
-    gradd_groups_t groups = {0};
-    if (!list) {
-        if (skip) return GRADD_FAIL(TENSOR, "backward: field 'skip' without 'groups'");
-        gradd_run_set_groups(run->handle, &groups);
-        return GRADD_OK;
-    }
-    if (!request->turn || request->turn >= TURNS_MAX)
-        return GRADD_FAIL(SESSION, "backward: field 'groups': it needs a turn from 1 to 2^46 - 1");
-    if (wire_count(list) != run->plan->n_grads)
+/* The group of each gradient, and how many there are. */
+static gradd_status_t read_groups(const msgpack_object *list, const session_plan_t *plan,
+                                  pass_t *pass, int *out_n) {
+    if (wire_count(list) != plan->n_grads)
         return GRADD_FAIL(TENSOR, "backward: field 'groups': the plan has %d gradients, got %d",
-                          run->plan->n_grads, wire_count(list));
-    pass->of = calloc((size_t)run->plan->n_grads + 1, sizeof pass->of[0]);
-    if (!pass->of) return GRADD_FAIL(NOMEM, "no memory for a backward");
-    for (int i = 0; i < run->plan->n_grads; i++) {
+                          plan->n_grads, wire_count(list));
+    for (int i = 0; i < plan->n_grads; i++) {
         const uint64_t group = wire_u64(wire_at(list, i));
         if (group >= TURNS_MAX_GROUPS)
             return GRADD_FAIL(LIMIT, "backward: field 'groups': %llu, the last one is %d",
                               (unsigned long long)group, TURNS_MAX_GROUPS - 1);
         pass->of[i] = (int32_t)group;
-        if (pass->of[i] >= groups.n) groups.n = pass->of[i] + 1;
+        if (pass->of[i] >= *out_n) *out_n = pass->of[i] + 1;
     }
-    if (skip > (uint64_t)groups.n)
-        return GRADD_FAIL(TENSOR, "backward: field 'skip': %llu of %d groups",
-                          (unsigned long long)skip, groups.n);
-    groups.of = pass->of;
-    groups.skipped = (int)skip;
-    groups.word = turns_groups(request->session);
-    groups.value = request->turn << TURNS_GROUP_BITS;
+    return GRADD_OK;
+}
+
+static gradd_status_t check_groups(const request_t *request, uint64_t skip) {
+    const bool reduces = request->args[BACKWARD_REDUCE], turn = request->turn;
+    if (skip && !request->args[BACKWARD_GROUPS])
+        return GRADD_FAIL(TENSOR, "backward: field 'skip' without 'groups'");
+    if (skip && reduces)
+        return GRADD_FAIL(TENSOR, "backward: field 'skip' with 'reduce': other ranks do not "
+                                  "average again");
+    if (request->args[BACKWARD_GROUPS] && (turn || !reduces) &&
+        (!turn || request->turn >= TURNS_MAX))
+        return GRADD_FAIL(SESSION, "backward: field 'groups': it needs a turn from 1 to 2^46 - 1");
+    return GRADD_OK;
+}
+
+/* Without a list all gradients are one group, if they are averaged. */
+static gradd_status_t fill_groups(const request_t *request, session_run_t *run, pass_t *pass) {
+    const msgpack_object *list = request->args[BACKWARD_GROUPS];
+    const uint64_t skip = request->args[BACKWARD_SKIP] ? wire_u64(request->args[BACKWARD_SKIP]) : 0;
+    gradd_groups_t groups = {0};
+    GRADD_TRY(check_groups(request, skip));
+    if (list || pass->reduce) {
+        groups.n = !list;
+        pass->of = calloc((size_t)run->plan->n_grads + 1, sizeof pass->of[0]);
+        if (!pass->of) return GRADD_FAIL(NOMEM, "no memory for a backward");
+        if (list) GRADD_TRY(read_groups(list, run->plan, pass, &groups.n));
+        if (skip > (uint64_t)groups.n)
+            return GRADD_FAIL(TENSOR, "backward: field 'skip': %llu of %d groups",
+                              (unsigned long long)skip, groups.n);
+        groups.of = pass->of;
+        groups.skipped = (int)skip;
+        groups.word = list && request->turn ? turns_groups(request->session) : NULL;
+        groups.value = request->turn << TURNS_GROUP_BITS;
+        groups.comm = pass->reduce ? pass->reduce->comm : NULL;
+        groups.out_turn = &pass->reduce_turn;
+    }
     gradd_run_set_groups(run->handle, &groups);
     return GRADD_OK;
+}
+
+static gradd_status_t find_communicator(session_objects_t *objects, const request_t *request,
+                                        pass_t *pass) {
+    const msgpack_object *id = request->args[BACKWARD_REDUCE];
+    return id ? communicator_find(objects, wire_u64(id), "backward", &pass->reduce) : GRADD_OK;
 }
 
 static gradd_status_t fill_pass(session_objects_t *objects, request_t *request,
                                 const session_run_t *run, pass_t *pass) {
     session_plan_t *plan = run->plan;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
+    GRADD_TRY(find_communicator(objects, request, pass));
     pass->grad_outputs = calloc((size_t)plan->n_out + 1, sizeof *pass->grad_outputs);
     pass->grads = calloc((size_t)plan->n_grads + 1, sizeof *pass->grads);
     pass->written = calloc((size_t)plan->n_grads + 1, sizeof *pass->written);
@@ -208,10 +241,64 @@ static void count_growth(session_objects_t *objects, session_run_t *run) {
     atomic_fetch_add(&objects->session->counts.arena_bytes, more);
 }
 
+/* ---- averages ---- */
+
+/* What a backward writes that waits for its communicator. */
+typedef struct averaging_s {
+    pass_t pass;
+} averaging_t;
+
+void averaging_end(session_objects_t *objects) {
+    if (objects->averaging) pass_finish(&objects->averaging->pass);
+    free(objects->averaging);
+    objects->averaging = NULL;
+}
+
+static gradd_status_t finish_averages(worker_t *worker, request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    communicator_t *reduce = objects->averaging->pass.reduce;
+    const gradd_status_t status = worker->device->backend->comm_status(reduce->comm);
+    if (status) gradd_wrap(status, "backward: communicator %llu", (unsigned long long)reduce->id);
+    if (status) communicator_fail(worker, reduce);
+    averaging_end(objects);
+    if (!status) command_put_times(request);
+    return status;
+}
+
+/* All is computed: the request goes on when all is averaged. Takes the pass over. */
+static void await_averages(worker_t *worker, request_t *request, averaging_t *averaging) {
+    const pass_t *pass = &averaging->pass;
+    session_objects_t *objects = request->session->objects;
+    objects->averaging = averaging;
+    request_go_on(request, worker->device->backend->comm_ended(pass->reduce->comm),
+                  pass->reduce_turn, finish_averages);
+}
+
+/* ---- the verb ---- */
+
+/* Computes, and ends with the run if nothing needs it any more. */
+static gradd_status_t compute(worker_t *worker, request_t *request, session_run_t *run,
+                              pass_t *pass) {
+    session_objects_t *objects = request->session->objects;
+    const bool keep = wire_flag(request->args[BACKWARD_KEEP]);
+    atomic_fetch_add(&worker->n_backward, 1);
+    gradd_status_t st = gradd_run_backward(run->handle, pass->grad_outputs, pass->grads, keep,
+                                           pass->written, &request->session->cancel);
+    if (st == GRADD_E_NOMEM) st = gradd_wrap(st, "backward");
+    if (st && pass->reduce_turn) communicator_fail(worker, pass->reduce);
+    count_growth(objects, run);
+    if (st) return st;
+    put_untouched(request, pass, run->plan->n_grads);
+    /* The activations are used up: their memory goes back now, not at `release`. */
+    if (!keep) objects_release_run(objects, run->id);
+    wire_key(&request->reply, "rest");
+    wire_put_i64(&request->reply, atomic_load(&objects->session->counts.arena_bytes));
+    return GRADD_OK;
+}
+
 static gradd_status_t backward(worker_t *worker, request_t *request) {
     session_objects_t *objects = request->session->objects;
     uint64_t id = wire_u64(request->args[BACKWARD_RUN]);
-    bool keep = wire_flag(request->args[BACKWARD_KEEP]);
     session_run_t *run = id_list_get(&objects->runs, id);
     if (!run)
         return GRADD_FAIL(STALE,
@@ -219,47 +306,41 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                           "without 'keep' has used it up",
                           (unsigned long long)id);
     objects->subject = run->plan->compiled->model;
-    pass_t pass = {0};
-    gradd_status_t st = fill_pass(objects, request, run, &pass);
-    if (st == GRADD_OK) st = fill_groups(request, run, &pass);
-    if (st == GRADD_OK) {
-        atomic_fetch_add(&worker->n_backward, 1);
-        st = gradd_run_backward(run->handle, pass.grad_outputs, pass.grads, keep, pass.written,
-                                &request->session->cancel);
-        if (st == GRADD_E_NOMEM) st = gradd_wrap(st, "backward");
+    averaging_t *made = calloc(1, sizeof *made);
+    if (!made) return GRADD_FAIL(NOMEM, "no memory for a backward");
+    gradd_status_t st = fill_pass(objects, request, run, &made->pass);
+    if (st == GRADD_OK) st = fill_groups(request, run, &made->pass);
+    if (st == GRADD_OK) st = compute(worker, request, run, &made->pass);
+    if (st == GRADD_OK && made->pass.reduce) {
+        await_averages(worker, request, made);
+        return GRADD_OK;
     }
-    count_growth(objects, run);
-    if (st == GRADD_OK) {
-        put_untouched(request, &pass, run->plan->n_grads);
-        command_put_times(request);
-        /* The activations are used up: their memory goes back now, not at `release`. */
-        if (!keep) objects_release_run(objects, id);
-        wire_key(&request->reply, "rest");
-        wire_put_i64(&request->reply, atomic_load(&objects->session->counts.arena_bytes));
-    }
-    pass_finish(&pass);
+    if (st == GRADD_OK) command_put_times(request);
+    pass_finish(&made->pass);
+    free(made);
     return st;
 }
 
-GRADD_COMMANDS(backward,
-               {
-                   .name = "backward",
-                   .handle = backward,
-                   .needs_session = true,
-                   .fields = {
-                              [BACKWARD_RUN] = {.name = "run", .kind = WIRE_U64},
-                              [BACKWARD_GO] = {.name = "go", .kind = WIRE_TABLE, .keys = wire_placed_keys},
-                              [BACKWARD_B] = {.name = "b", .kind = WIRE_U64, .optional = true},
-                              [BACKWARD_G] = {.name = "g",
-                                       .kind = WIRE_TABLE,
-                                       .keys = wire_placed_keys,
-                                       .optional = true},
-                              [BACKWARD_KEEP] = {.name = "keep", .kind = WIRE_FLAG, .optional = true},
-                              [BACKWARD_EARLY] = {.name = "early", .kind = WIRE_U64, .optional = true},
-                              [BACKWARD_GROUPS] = {.name = "groups",
-                                            .kind = WIRE_LIST,
-                                            .item = WIRE_U64,
-                                            .optional = true,
-                                            .max = SESSION_MAX_TENSORS},
-                              [BACKWARD_SKIP] = {.name = "skip", .kind = WIRE_U64, .optional = true}}
+GRADD_COMMANDS(
+    backward,
+    {
+        .name = "backward",
+        .handle = backward,
+        .needs_session = true,
+        .fields = {[BACKWARD_RUN] = {.name = "run", .kind = WIRE_U64},
+                   [BACKWARD_GO] = {.name = "go", .kind = WIRE_TABLE, .keys = wire_placed_keys},
+                   [BACKWARD_B] = {.name = "b", .kind = WIRE_U64, .optional = true},
+                   [BACKWARD_G] = {.name = "g",
+                                   .kind = WIRE_TABLE,
+                                   .keys = wire_placed_keys,
+                                   .optional = true},
+                   [BACKWARD_KEEP] = {.name = "keep", .kind = WIRE_FLAG, .optional = true},
+                   [BACKWARD_EARLY] = {.name = "early", .kind = WIRE_U64, .optional = true},
+                   [BACKWARD_GROUPS] = {.name = "groups",
+                                        .kind = WIRE_LIST,
+                                        .item = WIRE_U64,
+                                        .optional = true,
+                                        .max = SESSION_MAX_TENSORS},
+                   [BACKWARD_SKIP] = {.name = "skip", .kind = WIRE_U64, .optional = true},
+                   [BACKWARD_REDUCE] = {.name = "reduce", .kind = WIRE_U64, .optional = true}}
 });

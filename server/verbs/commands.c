@@ -99,6 +99,13 @@ void command_reply(request_t *request, gradd_status_t status) {
                     gradd_error_message(), session);
 }
 
+void request_go_on(request_t *request, const uint64_t *word, uint64_t value,
+                   gradd_status_t (*rest)(struct worker_s *worker, struct request_s *request)) {
+    request->job.word = word;
+    request->job.value = value;
+    request->rest = rest;
+}
+
 int64_t command_now_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

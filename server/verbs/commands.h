@@ -69,7 +69,9 @@ typedef struct request_s {
     uint64_t turn, chain;                           /* see turns.h; 0 = it has none */
     bool by_control;                                /* it came by the control socket, with these: */
     int fds[REQUEST_MAX_DESCRIPTORS], n_fds;        /* Owned; -1 once handed on */
-    gradd_status_t status;                          /* result; `reply` is complete either way */
+    /* What is left to do once the word of `job` is there; NULL = nothing. See request_go_on. */
+    gradd_status_t (*rest)(struct worker_s *worker, struct request_s *request);
+    gradd_status_t status; /* result; `reply` is complete either way */
     wire_out_t reply;
     int64_t arrived_us, started_us, ended_us; /* the last two are the engine thread's */
     int64_t arena_bytes;                      /* the same: of the session's runs, meanwhile */
@@ -84,6 +86,11 @@ const command_t *command_find(const char *name, size_t bytes);
 gradd_status_t command_match(request_t *request);
 /* Completes request->reply from what a handler returned. */
 void command_reply(request_t *request, gradd_status_t status);
+
+/* For a handler that returns GRADD_OK before the request is done: `rest` goes on once *word is at
+ * least `value`. Until then the session's other requests wait, and nothing else. */
+void request_go_on(request_t *request, const uint64_t *word, uint64_t value,
+                   gradd_status_t (*rest)(struct worker_s *worker, struct request_s *request));
 
 int64_t command_now_us(void);
 /* Puts when the request came, the microseconds that it waited and ran, and the bytes of the

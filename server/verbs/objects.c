@@ -124,6 +124,8 @@ static void count(session_objects_t *objects) {
 void objects_end(worker_t *worker, session_t *session) {
     session_objects_t *objects = session->objects;
     if (!objects) return;
+    communicators_end(worker, objects); /* first: they write to the memory of the others */
+    averaging_end(objects);
     while (objects->runs.n > 0)
         objects_release_run(objects, objects->runs.items[0].id);
     while (objects->bindings.n > 0)
@@ -134,6 +136,7 @@ void objects_end(worker_t *worker, session_t *session) {
         objects_finish_graph(worker, &objects->graphs[i]);
     objects->n_graphs = 0;
     count(objects);
+    free(objects->communicators.items);
     free(objects->runs.items);
     free(objects->bindings.items);
     free(objects->plans.items);
@@ -201,17 +204,37 @@ static void end_turn(request_t *request, gradd_status_t status) {
     if (!status && request->turn) turns_done(request->session, request->turn);
 }
 
-static void handle_request(worker_t *worker, request_t *request) {
+static gradd_status_t begin_request(worker_t *worker, request_t *request,
+                                    session_objects_t *objects) {
+    request->started_us = command_now_us();
+    for (int i = 0; i < wire_count(request->rel); i++)
+        objects_release_run(objects, wire_u64(wire_at(request->rel, i)));
+    wire_reply_begin(&request->reply, request->q);
+    GRADD_TRY(check_chain(request));
+    return request->command->handle(worker, request);
+}
+
+static gradd_status_t continue_request(worker_t *worker, request_t *request) {
+    gradd_status_t (*rest)(worker_t *, request_t *) = request->rest;
+    request->rest = NULL;
+    return rest(worker, request);
+}
+
+static bool handle_request(worker_t *worker, request_t *request) {
     session_objects_t *objects = NULL;
     gradd_status_t st = find_objects(worker, request->session, &objects);
-    request->started_us = command_now_us();
     atomic_store(&request->session->counts.running, true);
-    for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
-        objects_release_run(objects, wire_u64(wire_at(request->rel, i)));
     if (objects) objects->subject = NULL;
-    wire_reply_begin(&request->reply, request->q);
-    if (st == GRADD_OK) st = check_chain(request);
-    if (st == GRADD_OK) st = request->command->handle(worker, request);
+    if (st == GRADD_OK)
+        st = request->rest ? continue_request(worker, request)
+                           : begin_request(worker, request, objects);
+    else
+        wire_reply_begin(&request->reply, request->q);
+    if (st == GRADD_OK && request->rest) {
+        count(objects);
+        atomic_store(&request->session->counts.running, false);
+        return false;
+    }
     if (st == GRADD_E_DEVICE) end_without_device(request);
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);
@@ -227,6 +250,7 @@ static void handle_request(worker_t *worker, request_t *request) {
     if (request->session->objects) count(request->session->objects);
     request->ended_us = command_now_us();
     atomic_store(&request->session->counts.running, false);
+    return true;
 }
 
 /* A request from a client without a session: nothing of it is kept. */
@@ -241,11 +265,11 @@ static void end_session(worker_t *worker, session_t *session) {
     gradd_lease_end(session->lease);
 }
 
-void worker_handle(worker_t *worker, request_t *request) {
-    if (request->command && !request->session)
+bool worker_handle(worker_t *worker, request_t *request) {
+    if (request->command && request->session) return handle_request(worker, request);
+    if (request->command)
         handle_guest(worker, request);
-    else if (request->command)
-        handle_request(worker, request);
     else
         end_session(worker, request->session);
+    return true;
 }

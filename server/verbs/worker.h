@@ -21,6 +21,7 @@
 #define SESSION_MAX_BINDINGS 1024
 #define SESSION_MAX_RUNS     1024
 #define SESSION_MAX_TENSORS  65536 /* in one list */
+#define SESSION_MAX_COMMUNICATORS 16
 /* In all bindings and unreleased runs of a session: each costs some hundred bytes here. A model of
  * a thousand parameters has a few thousand bound. */
 #define SESSION_MAX_HELD (1 << 20)
@@ -158,6 +159,15 @@ typedef struct session_run_s {
     int64_t arena_bytes;
 } session_run_t;
 
+/* A communicator that this session has joined (cmd_reduce.c). */
+typedef struct communicator_s {
+    uint64_t id;
+    struct gradd_comm_s *comm; /* Owned; NULL = it has failed: */
+    char why[400];
+} communicator_t;
+
+struct averaging_s; /* see cmd_backward.c */
+
 typedef struct session_objects_s {
     struct session_objects_s *next; /* in worker->objects */
     session_t *session;             /* Borrowed */
@@ -169,8 +179,9 @@ typedef struct session_objects_s {
     } graphs[SESSION_MAX_GRAPHS];
     int n_graphs;
     const model_entry_t *subject; /* Borrowed: the model that the present request is about */
-    id_list_t plans, bindings, runs;
-    int n_held; /* tensors of the bindings and runs that exist */
+    id_list_t plans, bindings, runs, communicators;
+    struct averaging_s *averaging; /* Owned: by the request that is not finished; or NULL */
+    int n_held;                    /* tensors of the bindings and runs that exist */
 } session_objects_t;
 
 /* Ends one run (of this id); unknown ids are ignored. */
@@ -183,6 +194,18 @@ struct session_graph_s *objects_find_graph(session_objects_t *objects, const voi
 void objects_finish_graph(worker_t *worker, struct session_graph_s *graph);
 /* Gives everything back; session->objects is NULL afterwards. */
 void objects_end(worker_t *worker, session_t *session);
+
+/* ---- averages over processes (cmd_reduce.c, cmd_backward.c) ---- */
+
+/* The communicator of that id, for a request of that verb. Fails with STALE, PEER. */
+gradd_status_t communicator_find(session_objects_t *objects, uint64_t id, const char *verb,
+                                 communicator_t **out);
+/* A turn of it cannot be ended, because of the last failure: it is of no use any more. */
+void communicator_fail(worker_t *worker, communicator_t *communicator);
+/* Of all of a session: nothing is written for it any more. */
+void communicators_end(worker_t *worker, session_objects_t *objects);
+/* Forgets the tensors that are averaged; the communicator has let go of them. */
+void averaging_end(session_objects_t *objects);
 
 /* ---- lists of tensors (tensors.c) ---- */
 
@@ -202,7 +225,8 @@ void tensors_finish(tensors_t *tensors); /* accepts NULL and zeroed ones */
 /* ---- requests ---- */
 
 /* Runs one request and completes its reply; one without a command ends its session, one
- * without a session asks about all of them. */
-void worker_handle(worker_t *worker, request_t *request);
+ * without a session asks about all of them. False: it has to be handled again, once its word is
+ * there. */
+bool worker_handle(worker_t *worker, request_t *request);
 
 #endif

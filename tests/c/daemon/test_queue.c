@@ -62,6 +62,36 @@ TEST(drop_leaves_the_running_one) {
     queue_destroy(queue);
 }
 
+/* A job that is not finished stays in front of its lane, which waits for its word. */
+TEST(a_job_may_go_on_later) {
+    queue_t *queue;
+    uint64_t word = 0;
+    lane_t a = {0}, b = {0};
+    job_t jobs[3] = {0};
+    CHECK_OK(queue_create(&queue));
+    queue_push(queue, &a, &jobs[0]);
+    queue_push(queue, &a, &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    jobs[0].word = &word;
+    jobs[0].value = 2;
+    queue_again(queue, &jobs[0]);
+    CHECK(queue_waits(queue) && queue_take(queue) == NULL);
+    queue_push(queue, &b, &jobs[2]);
+    CHECK(queue_take(queue) == &jobs[2]);
+    queue_finish(queue, &jobs[2]);
+    CHECK_EQ_INT(queue_depth(queue), 3);
+    word = 2;
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_finish(queue, &jobs[0]);
+    CHECK(queue_take(queue) == &jobs[1]);
+    queue_again(queue, &jobs[1]);
+    job_t *dropped = queue_drop(queue, &a);
+    CHECK(dropped == &jobs[1] && !dropped->next);
+    CHECK(queue_reap(queue) && !queue_ready(queue));
+    CHECK_EQ_INT(queue_depth(queue), 0);
+    queue_destroy(queue);
+}
+
 /* The lane of a job that waits for its word waits, and no other. */
 TEST(a_job_waits_for_its_word) {
     queue_t *queue;
