@@ -365,6 +365,7 @@ typedef struct gradd_groups_s {
      * use any more. Nothing is skipped. */
     struct gradd_comm_s *comm;
     uint64_t *out_turn;
+    uint64_t same; /* a number that has to be the same in all ranks, as the gradients' types have */
 } gradd_groups_t;
 
 /* Of the next backward; what is borrowed stays valid until that returns. */

@@ -92,6 +92,7 @@ static gradd_status_t find_spans(const gradd_run_t *run, const variant_t *v,
 static uint64_t fingerprint(const gradd_run_t *run, const variant_t *v) {
     const gradd_plan_t *plan = run->plan;
     uint64_t hash = gradd_hash_word(GRADD_HASH_START, (uint64_t)run->groups.n);
+    hash = gradd_hash_word(hash, run->groups.same);
     for (int i = 0; i < plan->n_grads; i++) {
         if (!is_averaged(run, v, i)) continue;
         const int input = plan->grads[i];

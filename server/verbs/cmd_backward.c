@@ -195,6 +195,7 @@ static gradd_status_t fill_groups(const request_t *request, session_run_t *run, 
         groups.value = request->turn << TURNS_GROUP_BITS;
         groups.comm = pass->reduce ? pass->reduce->comm : NULL;
         groups.out_turn = &pass->reduce_turn;
+        groups.same = run->generation;
     }
     gradd_run_set_groups(run->handle, &groups);
     return GRADD_OK;

@@ -169,7 +169,7 @@ static gradd_status_t fingerprint(const session_run_t *run, bool whole, uint64_t
 
 /* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
  * which it expects and it is another, puts `changed` instead: then nothing may be run. */
-static gradd_status_t look(request_t *request, const session_run_t *run, bool *out_changed) {
+static gradd_status_t look(request_t *request, session_run_t *run, bool *out_changed) {
     const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
     uint64_t asked = LOOK_NOT, drawn, whole = 0;
     if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
@@ -180,6 +180,7 @@ static gradd_status_t look(request_t *request, const session_run_t *run, bool *o
                           (unsigned long long)asked);
     if (!gen && !sum && asked == LOOK_NOT) return GRADD_OK;
     GRADD_TRY(fingerprint(run, false, &drawn));
+    run->generation = drawn;
     *out_changed = gen && wire_u64(gen) != drawn;
     if (in_full && !*out_changed) GRADD_TRY(fingerprint(run, true, &whole));
     if (sum && wire_u64(sum) != whole) *out_changed = true;

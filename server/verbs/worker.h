@@ -157,6 +157,7 @@ typedef struct session_run_s {
     const void **inputs;  /* Owned: all model inputs */
     tensors_t in, out;
     int64_t arena_bytes;
+    uint64_t generation; /* of the bound inputs; 0 = the forward has not looked */
 } session_run_t;
 
 /* A communicator that this session has joined (cmd_reduce.c). */

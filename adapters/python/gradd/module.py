@@ -18,15 +18,18 @@ import torch
 from gradd import forwarding, module_tables, options
 from gradd.debug import DebugOptions
 from gradd.dynamo.frontend import Compiled
+from gradd.session import reduction as reductions
 from gradd.session.protocol import FINITE_CHECK
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from gradd.explain import Explanation
     from gradd.progress import Tally
 
 logger = logging.getLogger("gradd")
 _OWN = {"_gradd_module", "_gradd_compiled", "_gradd_options", "_gradd_strict", "_gradd_memory"}
-_OWN |= {"_gradd_parts", "training"}
+_OWN |= {"_gradd_parts", "_gradd_reduction", "training"}
 _DELEGATED = (
     *("state_dict", "load_state_dict"),
     *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
@@ -59,11 +62,18 @@ class ORTModule(torch.nn.Module):
             keep, with the same bits; a budget may also shorten the chunks of a language model's
             loss, which changes results by rounding. The default is GRADD_MEMORY_BUDGET; without
             either there is no limit.
+        process_group: Processes that train this model together, each on a GPU: their daemons
+            average the gradients of every backward, by NCCL, in place of DistributedDataParallel.
+            Parameters and buffers become those of its first process. Nothing that has a gradient
+            may run in PyTorch then: `strict` is set.
 
     Raises:
         TypeError: `module` is not a torch.nn.Module, or is a DataParallel; or the budget is neither
             a number nor text.
-        ValueError: The budget is not a positive size.
+        ValueError: The budget is not a positive size; this process is not in `process_group`.
+        UnsupportedError: With `process_group`: the module is not on a GPU, or there is no NCCL.
+        PeerError: Another process of `process_group` has failed, has another module, or does not
+            come.
 
     """
 
@@ -74,6 +84,7 @@ class ORTModule(torch.nn.Module):
         *,
         strict: bool = False,
         memory_budget: int | str | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         if isinstance(module, ORTModule):
             logger.warning(
@@ -82,7 +93,8 @@ class ORTModule(torch.nn.Module):
             )
             module = module.module
         _check(module)
-        self._wrap(module, debug_options or DebugOptions(), strict, memory_budget)
+        reduction = None if process_group is None else reductions.join(module, process_group)
+        self._wrap(module, debug_options or DebugOptions(), strict, memory_budget, reduction)
 
     def _wrap(
         self,
@@ -90,12 +102,14 @@ class ORTModule(torch.nn.Module):
         debug: DebugOptions,
         strict: bool,
         memory_budget: int | str | None = None,
+        reduction: reductions.Reduction | None = None,
     ) -> None:
         self._share(module)
         debug.apply()
         self.__dict__["_gradd_options"] = debug
         self.__dict__["_gradd_strict"] = strict
         self.__dict__["_gradd_memory"] = memory_budget
+        self.__dict__["_gradd_reduction"] = reduction
         self.__dict__["_gradd_parts"] = {}
         self._compile()
 
@@ -121,6 +135,7 @@ class ORTModule(torch.nn.Module):
             memory_budget=self._gradd_memory,
             tally=tally,
             flags=FINITE_CHECK if self._gradd_options.finite_check else 0,
+            reduction=self._gradd_reduction,
         )
         return made
 
@@ -286,6 +301,7 @@ class ORTModule(torch.nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Not object's: pickle compares what it finds there with __class__.
         given = (self._gradd_options, self._gradd_strict, self._gradd_memory)
+        given += (self._gradd_reduction,)
         return _again, (type(self), self._gradd_module, *given)
 
     def _replicate_for_data_parallel(self) -> Any:
@@ -304,7 +320,7 @@ class _Part(ORTModule):
 
     def __init__(self, module: torch.nn.Module, whole: ORTModule) -> None:
         self._share(module)
-        for name in ("_gradd_options", "_gradd_strict", "_gradd_memory"):
+        for name in ("_gradd_options", "_gradd_strict", "_gradd_memory", "_gradd_reduction"):
             self.__dict__[name] = whole.__dict__[name]
         self.__dict__["_gradd_tally"] = whole._gradd_compiled.tally
         self.__dict__["_gradd_parts"] = {}
@@ -337,10 +353,11 @@ def _again(
     debug: DebugOptions,
     strict: bool,
     memory_budget: int | str | None = None,
+    reduction: reductions.Reduction | None = None,
 ) -> ORTModule:
     """A wrapper as it was when it was pickled or copied."""
     made = kind.__new__(kind)
-    made._wrap(module, debug, strict, memory_budget)
+    made._wrap(module, debug, strict, memory_budget, reduction)
     return made
 
 

@@ -77,6 +77,12 @@ OPTIONS: tuple[Option, ...] = (
         "gradients leave a backward in groups of this size; 0: together; default: 25MiB if several "
         "processes train",
     ),
+    Option(
+        "GRADD_REDUCE_SECONDS",
+        "int",
+        600,
+        "how long a process of ORTModule(model, process_group=) waits for the others, each time",
+    ),
     Option("GRADD_NO_ALIASES", "bool", False, "1 serves no names of ONNX Runtime Training"),
     Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
     Option("ORTMODULE_SAVE_ONNX_PATH", "text", None, "folder for DebugOptions(save_onnx=True)"),

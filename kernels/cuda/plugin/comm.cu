@@ -252,9 +252,10 @@ static gradd_status_t check_votes(gradd_comm_t *c) {
     for (int i = 0; i < VOTES; i += 2)
         if (sums[i] * sums[i] != sums[i + 1] * c->ranks)
             return GRADD_FAIL(PEER,
-                              "the ranks have begun different backwards: all must train the same "
-                              "parameters, in groups of the same size (GRADD_GROUP_BYTES), and "
-                              "run the same parts of the model in the same order");
+                              "the ranks do not begin the same backward: all must have the same "
+                              "parameters and buffers, train the same of them, in groups of the "
+                              "same size (GRADD_GROUP_BYTES), and run the same parts of the model "
+                              "in the same order");
     return GRADD_OK;
 }
 

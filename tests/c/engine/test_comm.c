@@ -196,7 +196,7 @@ static void differ(rank_t *r) {
     begin(r, (uint64_t)r->number << 40);
     average(r);
     wait_for_turn(r, r->turn);
-    check_failed(r, GRADD_E_PEER, "have begun different backwards");
+    check_failed(r, GRADD_E_PEER, "do not begin the same backward");
     CHECK_OK(device_read(r->device, &word, r->word, sizeof word));
     CHECK_EQ_INT(word, 0);
     leave(r);

@@ -132,7 +132,8 @@ TEST(a_group_is_done_when_nothing_needs_it_any_more) {
     backward(plan, s, NULL, NULL);
     memcpy(s->right, s->dw, sizeof s->right);
     memset(s->dw, 0, sizeof s->dw);
-    const gradd_groups_t groups = {LAYERS, s->of, 0, &s->word, VALUE};
+    const gradd_groups_t groups = {
+        .n = LAYERS, .of = s->of, .skipped = 0, .word = &s->word, .value = VALUE};
     backward(plan, s, &groups, look);
     CHECK(!memcmp(s->dw, s->right, sizeof s->right));
     CHECK_EQ_INT(s->n_hooks, info->n_launches_backward);
@@ -167,7 +168,8 @@ TEST(groups_that_the_caller_has_are_left_alone) {
     memcpy(s->right, s->dw, sizeof s->right);
     memset(s->dw, 0, sizeof s->dw);
     s->word = VALUE + 2;
-    const gradd_groups_t groups = {LAYERS, s->of, 2, &s->word, VALUE};
+    const gradd_groups_t groups = {
+        .n = LAYERS, .of = s->of, .skipped = 2, .word = &s->word, .value = VALUE};
     backward(plan, s, &groups, look_at_word);
     CHECK_EQ_INT((int)(s->word - VALUE), LAYERS);
     for (int i = 0; i < LAYERS; i++) {

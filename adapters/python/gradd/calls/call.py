@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import options
+from gradd import errors, options
 from gradd.calls import function
 from gradd.calls.groups import Groups
 from gradd.memory.shm import DTYPE_CODES, DTYPES, nbytes, round_up
@@ -41,6 +41,7 @@ class Call:
         plain: The plan's results are the user's outputs, in this order.
         left_out: Types and sizes of outputs that the plan leaves out, as far as they are known.
         groups: In which the gradients come; None = together.
+        averages: Fields of a backward whose gradients are averaged over processes, else nothing.
         apply: Makes a run a step of autograd.
     """
 
@@ -76,7 +77,18 @@ class Call:
         self.last = (weakref.ref(graph), weakref.ref(plan))
         self.trains = bool(plan.params or plan.input_grads)
         whole = bool(graph.rows) or not client.memory.moves  # gradients that are copied
-        self.groups = None if whole else Groups.of_plan(plan)
+        reduction = graph.reduction
+        groups = Groups.of_plan(plan, reduction is not None)
+        self.groups = None if whole else groups
+        self.averages: dict[str, Any] = {}
+        if reduction is not None:
+            if graph.rows:
+                raise errors.UnsupportedError(
+                    "process_group: gradients of nn.Embedding(sparse=True) are not averaged over "
+                    "processes: use sparse=False, or DistributedDataParallel"
+                )
+            # Also of one that comes together here: it may come in groups in another process.
+            self.averages = {"reduce": reduction.id, "groups": groups and groups.of}
         self.apply = function.apply if self.groups is None else function.apply_in_groups
         all_types = [*self.in_types, *((torch.int64, (n,)) for n in lists)]
         self.in_rows, self.in_bytes = _side_by_side(all_types)

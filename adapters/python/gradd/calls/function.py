@@ -134,11 +134,17 @@ def _backward(
             "this torch does not tell whether retain_graph is set; use a supported version"
         )
     keep = bool(private.keeps_graph())
-    if torch.is_grad_enabled():  # create_graph=True
+    again_in_torch, transformed = torch.is_grad_enabled(), batched.is_transformed(grads)
+    if run.call.averages and (again_in_torch or transformed):
+        raise errors.UnsupportedError(
+            "process_group: a backward with create_graph=True, under a transform of torch.func, or "
+            "a batched one, is not averaged over processes"
+        )
+    if again_in_torch:  # create_graph=True
         found = again.gradients(run, grads)
         if not keep:
             run.release()
-    elif batched.is_transformed(grads):
+    elif transformed:
         found = batched.one_by_one(lambda own: run.gradients(own, True), grads)
         if not keep:
             run.release()

@@ -111,7 +111,8 @@ class Graph:
         passes: Passes,
     ) -> None:
         """Args:
-        owner: Its `training` tells whether outputs may be left out; its `live_rows` counts rows.
+        owner: Its `training` tells whether outputs may be left out, its `live_rows` counts rows,
+            and its `reduction` tells whether gradients are averaged over processes.
         cap: The capture.
         info: The daemon's description of it.
         memory: The most that its plans may take.
@@ -124,6 +125,7 @@ class Graph:
         self._budget = None if memory.budget else 0  # where a call asks for all of it
         self.info = info
         self.owner = owner
+        self.reduction = owner.reduction
         self.plain, self.dense = passes
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]

@@ -46,12 +46,17 @@ class Groups:
     of: list[int]
 
     @staticmethod
-    def of_plan(plan: Plan) -> Groups | None:
+    def of_plan(plan: Plan, averaged: bool = False) -> Groups | None:
         """Those of a plan; None if all of its gradients come together.
 
         A group begins with the next gradient that is final when the one before is large enough. So
         that of a tied weight, which is final when the backward ends, is in the last group. There
         the gradients of inputs are as well.
+
+        Args:
+            plan: The plan.
+            averaged: Over processes. Their plans may finish gradients in another order, and groups
+                must be the same: that of the parameters counts, from the last to the first.
         """
         size = _size()
         if size is None or not plan.info.final:
@@ -62,7 +67,8 @@ class Groups:
         members: list[list[int]] = [[]]
         room = min(size, _FIRST)
         # Of those that are final together the last parameters come first, as everywhere.
-        for i in sorted(range(n), key=lambda i: (plan.info.final[i], -i)):
+        final = [0] * n if averaged else plan.info.final
+        for i in sorted(range(n), key=lambda i: (final[i], -i)):
             if room <= 0:
                 members.append([])
                 room = size

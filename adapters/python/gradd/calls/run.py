@@ -231,21 +231,25 @@ class Run:
     def gradients(
         self, grads: Grads, keep: bool, delivery: Delivery | None = None
     ) -> list[torch.Tensor | None]:
-        """backward() from the user's outputs, lazy ones among them."""
+        """backward() from the user's outputs, lazy ones among them; averaged, if that is due."""
+        averages = self.call.averages
+        if averages:
+            self.graph.reduction.check(self.client)
         if self.call.plain:
-            return self.backward(grads, keep, delivery)
+            return self.backward(grads, keep, delivery, averages)
         real = self.call.selection.real
         if not any(g is not None and p not in real for p, g in enumerate(grads)):
             own = [grads[p] for p in real]
             own += [None] * (len(self.plan.outputs) - len(own))
-            return self.backward(own, keep, delivery)
+            return self.backward(own, keep, delivery, averages)
         # A loss outside the graph used an output that was left out: run again with it.
         with self.client.lock:
             names = [self.graph.user[p].name for p, g in enumerate(grads) if g is not None]
             other = self.repeat(tuple(names), tuple(range(len(names))))
             try:
                 other.start()
-                found = other.backward([g for g in grads if g is not None], False)
+                given = [g for g in grads if g is not None]
+                found = other.backward(given, False, averages=other.call.averages)
             finally:
                 other.end()
             if not keep:
@@ -253,7 +257,11 @@ class Run:
             return found
 
     def backward(
-        self, grads: Grads, keep: bool, delivery: Delivery | None = None
+        self,
+        grads: Grads,
+        keep: bool,
+        delivery: Delivery | None = None,
+        averages: dict[str, Any] | None = None,
     ) -> list[torch.Tensor | None]:
         """Gradients of the plan's parameters and inputs, in that order; None where there is none.
 
@@ -261,6 +269,7 @@ class Run:
             grads: One per output of the plan; None = no gradient arrives.
             keep: The activations stay for another backward.
             delivery: May take the request over, and waits for the gradients then.
+            averages: Fields by which the gradients are averaged over processes.
         """
         client, call, plan = self.client, self.call, self.plan
         with client.lock, interrupts.deferred:
@@ -315,6 +324,7 @@ class Run:
                     "b": slot.bind if slot else None,
                     "g": wires,
                     "keep": keep,
+                    **(averages or {}),
                 }
                 if apart:
                     fields["early"] = early.bind

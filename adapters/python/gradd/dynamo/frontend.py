@@ -45,6 +45,7 @@ from gradd.spec import CaptureError
 if TYPE_CHECKING:
     from gradd.calls.graph import Graph, Plan
     from gradd.calls.planned import Planned
+    from gradd.session.reduction import Reduction
 
 logger = logging.getLogger("gradd")
 _numbers = itertools.count()
@@ -83,6 +84,7 @@ class Compiled:
         memory_budget: int | str | None = None,
         tally: progress.Tally | None = None,
         flags: int = 0,
+        reduction: Reduction | None = None,
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
@@ -94,6 +96,7 @@ class Compiled:
         memory_budget: The most that a training run may take.
         tally: That of the module that this one is a part of.
         flags: Of the protocol, for all runs of the user.
+        reduction: Averages gradients over processes; then `strict` is set.
         """
         self.module = module
         self.given_forward = forward
@@ -117,6 +120,7 @@ class Compiled:
             debug=debug,
             memory_budget=memory_budget,
             flags=flags,
+            reduction=reduction,
         )
         owner = self.owner
         if tally is None:
@@ -221,6 +225,11 @@ class Compiled:
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
         if torch.compiler.is_compiling() and locks.compiles_here():
+            if owner.reduction is not None:
+                raise errors.UnsupportedError(
+                    "process_group: a module around this one compiles it in PyTorch, where nothing "
+                    "averages gradients"
+                )
             return self._eager(*args, **kwargs)
         if kwargs.get("past_key_values") is not None and not torch.is_grad_enabled():
             return self._decode(args, kwargs)
@@ -384,6 +393,12 @@ class Compiled:
         No operators have been seen in it. It is said and counted, and no error where nothing may
         run in PyTorch.
         """
+        if self.owner.reduction is not None:
+            raise errors.UnsupportedError(
+                f"process_group: torch.compile fails at a function that forward() calls"
+                f"{f' ({why})' if why else ''}: it runs in PyTorch, where nothing averages "
+                "gradients"
+            )
         if self._lost is None:
             self._lost = f" ({why})" if why else ""
             logger.warning(

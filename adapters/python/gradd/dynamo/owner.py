@@ -32,6 +32,7 @@ from gradd.session.client import Client, get_client
 if TYPE_CHECKING:
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.piece import Piece
+    from gradd.session.reduction import Reduction
 
 logger = logging.getLogger("gradd")
 _PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
@@ -53,6 +54,7 @@ class Owner:
         planning: The call that is planned and not run.
         now: The call that is computed.
         budget: The memory budget that graphs of one call share.
+        reduction: Averages gradients over processes; None = nothing does.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Owner:
         memory_budget: int | str | None = None,
         flags: int = 0,
         moves: bool = True,
+        reduction: Reduction | None = None,
     ) -> None:
         """Args:
         module: Whose parameters move into shared memory now; None = those that graphs read, later.
@@ -78,6 +81,7 @@ class Owner:
         memory_budget: The most that a training run may take.
         flags: Of the protocol, for all runs of the user.
         moves: False = calls are only planned, and the module stays where it is.
+        reduction: Of the gradients; then nothing may run in PyTorch, which would not average.
 
         Raises:
             ValueError: A budget, or another option, that cannot be read.
@@ -88,7 +92,8 @@ class Owner:
         self._module = weakref.ref(module) if module is not None else None
         self.title = title
         self.counts: Counter[str] = Counter()
-        self.fallback = Fallback(title, strict)
+        self.fallback = Fallback(title, strict or reduction is not None)
+        self.reduction = reduction
         self.memory = Memory.of(memory_budget)
         mode = options.self_check()
         self.checks = None if mode == checktimes.OFF else Checks(mode)

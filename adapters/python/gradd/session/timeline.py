@@ -200,7 +200,7 @@ class Timeline:
     def envelope(self, pending: Pending) -> dict[str, Any]:
         """The request as it is sent."""
         order = {"turn": pending.turn, "chain": self._chain}
-        if pending.given:
+        if pending.given and "reduce" not in pending.fields:  # that fails: its ranks are gone
             order["skip"] = pending.given
         return {"v": pending.verb, **pending.fields, **order}
 
