@@ -255,15 +255,20 @@ void averaging_end(session_objects_t *objects) {
     objects->averaging = NULL;
 }
 
+/* The communicator is of no use any more. */
+static gradd_status_t fail_turn(worker_t *worker, communicator_t *reduce, gradd_status_t status) {
+    communicator_fail(worker, reduce);
+    return gradd_wrap(status, "backward: communicator %llu", (unsigned long long)reduce->id);
+}
+
 static gradd_status_t finish_averages(worker_t *worker, request_t *request) {
     session_objects_t *objects = request->session->objects;
     communicator_t *reduce = objects->averaging->pass.reduce;
     const gradd_status_t status = worker->device->backend->comm_status(reduce->comm);
-    if (status) gradd_wrap(status, "backward: communicator %llu", (unsigned long long)reduce->id);
-    if (status) communicator_fail(worker, reduce);
     averaging_end(objects);
-    if (!status) command_put_times(request);
-    return status;
+    if (status) return fail_turn(worker, reduce, status);
+    command_put_times(request);
+    return GRADD_OK;
 }
 
 /* All is computed: the request goes on when all is averaged. Takes the pass over. */
@@ -285,8 +290,10 @@ static gradd_status_t compute(worker_t *worker, request_t *request, session_run_
     atomic_fetch_add(&worker->n_backward, 1);
     gradd_status_t st = gradd_run_backward(run->handle, pass->grad_outputs, pass->grads, keep,
                                            pass->written, &request->session->cancel);
-    if (st == GRADD_E_NOMEM) st = gradd_wrap(st, "backward");
-    if (st && pass->reduce_turn) communicator_fail(worker, pass->reduce);
+    if (st && pass->reduce_turn)
+        fail_turn(worker, pass->reduce, st);
+    else if (st == GRADD_E_NOMEM)
+        gradd_wrap(st, "backward");
     count_growth(objects, run);
     if (st) return st;
     put_untouched(request, pass, run->plan->n_grads);

@@ -54,6 +54,7 @@ from gradd.session import daemon as gradd_daemon  # noqa: E402
 DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
 if DEVICE == "emu" and not emu_torch.why_not():
     emu_torch.load()  # autograd's first backward counts the devices of the process
+    os.environ.setdefault("GRADD_NCCL", str(BUILD / "lib" / "libnccl_sim.so"))
     torch.set_default_device(os.environ.get("GRADD_TEST_TENSORS", "cpu"))
     if gpu_tensors.is_on():  # each operator of torch works on the device: closing it takes long
         os.environ.setdefault("GRADD_SIM_CLOSE", "50")

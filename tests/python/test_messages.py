@@ -26,7 +26,7 @@ from gradd.calls import run
 from gradd.fallback import classify
 from gradd.optim import FusedAdam
 from gradd.reasons import BY_NAME, DEFAULT_POLICY
-from gradd.session import client, protocol
+from gradd.session import client, protocol, reduction
 from gradd.spec import CaptureError
 from helpers.graphs import engine
 from helpers.graphs.captures import Lambda
@@ -175,6 +175,12 @@ def _a_damaged_plugin(world: World) -> None:
         )
     except engine.EngineError as error:
         raise errors.from_code(error.code, str(error)) from None
+
+
+@raises("PEER")
+def _a_rank_that_has_failed(world: World) -> None:
+    """What a rank is told about the others when a module is wrapped."""
+    reduction.check_all([("", b"id", "a"), ("no NCCL", b"", "a")])
 
 
 @raises("IO")

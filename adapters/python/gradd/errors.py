@@ -258,6 +258,7 @@ BY_CODE: dict[str, type[GraddError]] = {
         NoSpaceError,
         NonFiniteError,
         DeviceLostError,
+        PeerError,
         IoError,
         ExternalDataError,
         UnsupportedError,

@@ -17,11 +17,12 @@ pytestmark = [
     pytest.mark.skipif(bool(emu_torch.why_not()), reason=emu_torch.why_not()),
     pytest.mark.usefixtures("daemon"),
 ]
-_CASES = ("plain", "killed")
+_CASES = ("plain", "averaged", "killed")
 
 
 def test_two_gpus_have_the_gradient_of_one_process(daemon: Any, tmp_path: Path) -> None:
-    """Together and in groups; and if each rank's daemon dies between two groups."""
+    """Together and in groups, by DistributedDataParallel and by the daemons themselves; and if each
+    rank's daemon dies between two groups."""
     found = torchrun.launch(tmp_path, "emu", *_CASES)
     assert len(conftest.gpu_directories(daemon.root)) == 2
     for case in _CASES[:-1]:
@@ -31,5 +32,8 @@ def test_two_gpus_have_the_gradient_of_one_process(daemon: Any, tmp_path: Path) 
         assert all(map(torch.equal, rank["killed"]["True"]["gradients"], expected))
         assert rank["killed"]["True"]["pids"] and rank["killed"]["True"]["recoveries"] == 1
         assert rank["plain"]["True"]["groups"] == ranks.LAYERS
+        pairs = zip(*(rank[case]["True"]["gradients"] for case in _CASES[:2]), strict=True)
+        for by_ddp, by_daemons in pairs:
+            torch.testing.assert_close(by_daemons, by_ddp, rtol=1e-6, atol=1e-7)
     stop = [str(conftest.BINARY), "stop", "--dir", str(daemon.root)]
     subprocess.run(stop, check=True, timeout=60, capture_output=True)

@@ -32,7 +32,13 @@ class _Done(distributed.Work):
 
 
 class EmuGroup(distributed.ProcessGroup):
-    """The collectives that DistributedDataParallel needs."""
+    """The collectives that DistributedDataParallel needs.
+
+    Attributes:
+        collectives: How many of them this process has made.
+    """
+
+    collectives = 0
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -43,6 +49,7 @@ class EmuGroup(distributed.ProcessGroup):
         return "emu"
 
     def _on_cpu(self, tensors: Tensors, collective: Any, *options: Any) -> _Done:
+        EmuGroup.collectives += 1
         copies = [t.cpu() for t in tensors]
         collective(copies, *options).wait()
         for tensor, copy in zip(tensors, copies, strict=True):

@@ -92,6 +92,9 @@ class Rank:
     def __init__(self, case: str, grouped: bool) -> None:
         os.environ["GRADD_GROUP_BYTES"] = str(4 * WIDTH * WIDTH + 1) if grouped else "0"
         self.case, self.number = case, torch.distributed.get_rank()
+        if case == "averaged":  # by the daemons
+            self.module = self.model = _averaged(stack(case).to(DEVICE))
+            return
         self.module = ORTModule(stack(case).to(DEVICE), strict=True)
         options = OPTIONS.get(case, {})
         self.model = DistributedDataParallel(self.module, bucket_cap_mb=0.01, **options)
@@ -128,6 +131,14 @@ class Rank:
 
         self.model.register_comm_hook(None, reduce)
         in_groups.wait = waited
+
+
+def _averaged(module: nn.Module) -> ORTModule:
+    """Has the values of rank 0 afterwards, as with DistributedDataParallel."""
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(torch.distributed.get_rank())
+    return ORTModule(module, process_group=torch.distributed.group.WORLD)
 
 
 def killed(options: dict[str, Any], kills: bool) -> dict[str, Any]:

@@ -23,18 +23,23 @@ ACCELERATE = (
 
 
 def launch(
-    folder: Path, device: str, *cases: str, by: tuple[str, ...] = TORCHRUN
+    folder: Path,
+    device: str,
+    *cases: str,
+    by: tuple[str, ...] = TORCHRUN,
+    script: str = ranks.__file__,
 ) -> list[dict[str, Any]]:
     """What each rank finds, by case, and there without groups (False) and with them.
 
     Args:
         folder: For what they find.
         device: Its type.
-        cases: Of ranks.py.
+        cases: Of the script.
         by: The launcher.
+        script: What each rank runs.
     """
     done = subprocess.run(
-        [sys.executable, "-m", *by, str(_RANKS), ranks.__file__, str(folder), device, *cases],
+        [sys.executable, "-m", *by, str(_RANKS), script, str(folder), device, *cases],
         capture_output=True,
         text=True,
         timeout=240,

@@ -54,8 +54,7 @@ class Reduction:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "an ORTModule with a process_group cannot be pickled: pickle its module "
-            "(model.module)"
+            "an ORTModule with a process_group cannot be pickled: pickle its module (model.module)"
         )
 
 
