@@ -42,7 +42,8 @@ class EmuGroup(distributed.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._gloo = distributed.ProcessGroupGloo(store, rank, size, timeout)
+        # One process needs no sockets.
+        self._gloo = distributed.ProcessGroupGloo(store, rank, size, timeout) if size > 1 else None
         self.reduced: list[int] = []  # elements of each reduction
 
     def getBackendName(self) -> str:
@@ -50,6 +51,8 @@ class EmuGroup(distributed.ProcessGroup):
 
     def _on_cpu(self, tensors: Tensors, collective: Any, *options: Any) -> _Done:
         EmuGroup.collectives += 1
+        if self._gloo is None:
+            return _Done(list(tensors))
         copies = [t.cpu() for t in tensors]
         collective(copies, *options).wait()
         for tensor, copy in zip(tensors, copies, strict=True):
@@ -58,12 +61,16 @@ class EmuGroup(distributed.ProcessGroup):
 
     def allreduce(self, tensors: Tensors, *options: Any) -> _Done:
         self.reduced += [t.numel() for t in tensors]
-        return self._on_cpu(tensors, self._gloo.allreduce, *options)
+        return self._on_cpu(tensors, getattr(self._gloo, "allreduce", None), *options)
 
     def broadcast(self, tensors: Tensors, *options: Any) -> _Done:
-        return self._on_cpu(tensors, self._gloo.broadcast, *options)
+        return self._on_cpu(tensors, getattr(self._gloo, "broadcast", None), *options)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, *options: Any) -> _Done:
+        if self._gloo is None:
+            for output, tensor in zip(outputs[0], inputs, strict=True):
+                output.copy_(tensor)
+            return _Done(outputs[0])
         copies = [[t.cpu() for t in list_of_one] for list_of_one in outputs]
         self._gloo.allgather(copies, [t.cpu() for t in inputs], *options).wait()
         for list_of_one, found in zip(outputs, copies, strict=True):
@@ -72,7 +79,8 @@ class EmuGroup(distributed.ProcessGroup):
         return _Done([t for list_of_one in outputs for t in list_of_one])
 
     def barrier(self, opts: Any = None) -> _Done:
-        self._gloo.barrier().wait()
+        if self._gloo is not None:
+            self._gloo.barrier().wait()
         return _Done([])
 
 
