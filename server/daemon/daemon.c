@@ -53,8 +53,9 @@ static void drop_waiting(daemon_t *daemon, session_t *session) {
     drop_lane(daemon, session, &session->memory_lane);
 }
 
-void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel) {
-    if (cancel) __atomic_store_n(&session->cancel, 1, __ATOMIC_RELAXED);
+void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason) {
+    __atomic_store_n(&session->cancel, 1,
+                     __ATOMIC_RELAXED); /* also of a wait for other processes */
     if (session->state == SESSION_CLOSING) return;
     session->state = SESSION_CLOSING;
     session->end_reason = reason;
@@ -81,7 +82,7 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason) {
     if (session->state == SESSION_CLOSING) return;
     drop_waiting(daemon, session);
-    if (session->n_pending == 0) daemon_end_session(daemon, session, reason, false);
+    if (session->n_pending == 0) daemon_end_session(daemon, session, reason);
 }
 
 void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
@@ -91,7 +92,7 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     for (int i = 0; i < daemon->table.n; i++) {
         session_t *session = daemon->table.sessions[i];
         if (cancel)
-            daemon_end_session(daemon, session, reason, true);
+            daemon_end_session(daemon, session, reason);
         else
             daemon_stop_session(daemon, session, reason);
     }
@@ -104,7 +105,7 @@ static void end_late_sessions(daemon_t *daemon) {
         if (!daemon->table.sessions[i]->late) return;
     unwatch(daemon, daemon->control);
     for (int i = 0; i < daemon->table.n; i++)
-        daemon_end_session(daemon, daemon->table.sessions[i], "refused", true);
+        daemon_end_session(daemon, daemon->table.sessions[i], "refused");
 }
 
 static void accept_session(daemon_t *daemon) {
@@ -117,7 +118,7 @@ static void accept_session(daemon_t *daemon) {
         if (st == GRADD_OK)
             st = watch(daemon, gradd_lease_pidfd(session->lease), ON_PIDFD, session->number);
         if (st != GRADD_OK)
-            daemon_end_session(daemon, session, "refused", true);
+            daemon_end_session(daemon, session, "refused");
         else
             log_event(LOG_DEBUG, "connect", "session=%u pid=%d", session->number,
                       (int)session->pid);
@@ -142,17 +143,17 @@ static void read_session(daemon_t *daemon, uint32_t number) {
         session->n_pending++;
         queue_push(daemon->queue, &session->memory_lane, &request->job);
     }
-    if (!open) daemon_end_session(daemon, session, "connection closed", true);
+    if (!open) daemon_end_session(daemon, session, "connection closed");
 }
 
 void daemon_resume_session(daemon_t *daemon, session_t *session) {
     if (watch(daemon, session->control, ON_CONTROL, session->number) == GRADD_OK) return;
-    daemon_end_session(daemon, session, "not watched", true);
+    daemon_end_session(daemon, session, "not watched");
 }
 
 static void bury_session(daemon_t *daemon, uint32_t number) {
     session_t *session = session_by_number(&daemon->table, number);
-    if (session) daemon_end_session(daemon, session, "process ended", true);
+    if (session) daemon_end_session(daemon, session, "process ended");
 }
 
 /* ---- sockets ---- */
@@ -226,11 +227,11 @@ void daemon_tick(daemon_t *daemon) {
         session_t *s = daemon->table.sessions[i];
         bool attaching = s->state == SESSION_NEW || s->state == SESSION_GREETED;
         if (attaching && now - s->born_ms > GREETING_MS)
-            daemon_end_session(daemon, s, "never attached", true);
+            daemon_end_session(daemon, s, "never attached");
         else if (s->stalled_ms && now - s->stalled_ms > STALLED_MS)
-            daemon_end_session(daemon, s, "does not read its replies", true);
+            daemon_end_session(daemon, s, "does not read its replies");
         else if (s->state == SESSION_ATTACHED && s->ends)
-            daemon_end_session(daemon, s, "connection closed", true);
+            daemon_end_session(daemon, s, "connection closed");
     }
     if (daemon->control_paused && !daemon->stopping &&
         watch(daemon, daemon->control, ON_LISTENER, 0) == GRADD_OK)

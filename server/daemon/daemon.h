@@ -45,9 +45,9 @@ gradd_status_t daemon_serve(const options_t *options, pid_t *out_other);
 
 /* ---- for the verbs that run in the I/O thread ---- */
 
-/* Begins the end of a session: cancels its run if `cancel`, drops what waits, asks the engine to
+/* Begins the end of a session: cancels what it has begun, drops what waits, asks the engine to
  * give everything back. The session is destroyed when the engine has done so. */
-void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel);
+void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason);
 /* Ends a session as soon as the request that the engine has begun for it is answered: now, if there
  * is none. Waiting requests are dropped; the client sends them to the next daemon. */
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);

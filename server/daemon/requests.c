@@ -147,7 +147,7 @@ static void finish_packet(daemon_t *daemon, request_t *request) {
     if (session->ends) return;
     daemon_resume_session(daemon, session);
     if (!sent)
-        daemon_end_session(daemon, session, "connection closed", true);
+        daemon_end_session(daemon, session, "connection closed");
     else if (daemon->stopping)
         daemon_stop_session(daemon, session, "answered");
 }
@@ -174,7 +174,7 @@ void requests_finish(daemon_t *daemon, request_t *request) {
     if (session) recent_add(&daemon->recent, request);
     reply_and_destroy(daemon, request, true);
     if (detach)
-        daemon_end_session(daemon, session, "detach", false);
+        daemon_end_session(daemon, session, "detach");
     else if (session && daemon->stopping)
         daemon_stop_session(daemon, session, "answered");
 }

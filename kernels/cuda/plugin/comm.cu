@@ -236,7 +236,8 @@ static gradd_status_t join(gradd_comm_t *c) {
     CU(cudaSetDevice(0), "the GPU");
     CU(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream");
     CU(cudaStreamCreateWithFlags(&c->side, cudaStreamNonBlocking), "a stream");
-    CU(cudaMalloc((void **)&c->votes, VOTES * sizeof(double)), "memory of a communicator");
+    CU(cudaMallocAsync((void **)&c->votes, VOTES * sizeof(double), c->stream),
+       "memory of a communicator");
     NC(nccl.ncclCommInitRankConfig(&c->handle, c->ranks, c->id, c->rank, &config),
        "joining a communicator");
     return wait_until(c, NULL);
@@ -412,7 +413,7 @@ static void say_goodbye(gradd_comm_t *c) {
 static void destroy(gradd_comm_t *c) {
     drop_all(&c->given);
     drop_all(&c->flying);
-    if (c->votes) cudaFree(c->votes);
+    if (c->votes) cudaFreeAsync(c->votes, c->stream); /* cudaFree would wait for the whole GPU */
     if (c->stream) cudaStreamDestroy(c->stream);
     if (c->side) cudaStreamDestroy(c->side);
     cudaGetLastError();

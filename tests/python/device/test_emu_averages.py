@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import conftest
 import pytest
 import torch
 from conftest import Daemon
