@@ -39,6 +39,8 @@ Also read:
 * `GRADD_CUDA_TUNE` (text, default 1): the CUDA device measures algorithms of large products and
   keeps them ([cuda.md](cuda.md#products)); 0 takes the library's first, *all* measures small
   products as well.
+* `GRADD_NCCL` (text, default libnccl.so.2): the file that the CUDA device opens to [average
+  gradients over processes](cuda.md#averages-over-gpus).
 * `XDG_CACHE_HOME`, else `HOME/.cache`: where it keeps them, in `gradd/products`.
 * `OMP_NUM_THREADS`, `OMP_THREAD_LIMIT`, `OMP_DYNAMIC`, `OMP_MAX_ACTIVE_LEVELS`: dropped when the
   daemon starts; they are the trainer's.

@@ -49,7 +49,7 @@ typedef struct gradd_comm_part_s {
     int n;
     uint64_t *word; /* of the device, raised to `value` behind the averages; NULL = none */
     uint64_t value;
-    bool last; /* nothing more of this turn */
+    bool last; /* nothing more of this round */
 } gradd_comm_part_t;
 
 typedef struct gradd_backend_s {
@@ -147,21 +147,21 @@ typedef struct gradd_backend_s {
      *
      * A new id, for all ranks. Errors: UNSUPPORTED (no library), PEER. */
     gradd_status_t (*comm_id)(uint8_t *out);
-    /* Begins to join: turn 1. Errors: UNSUPPORTED, NOMEM, DEVICE. */
+    /* Begins to join: round 1. Errors: UNSUPPORTED, NOMEM, DEVICE. */
     gradd_status_t (*comm_join)(gradd_queue_t *queue, const gradd_comm_options_t *options,
                                 gradd_comm_t **out);
-    /* Begins another turn, of which the number is given. Its averages are made only if all ranks
+    /* Begins another round, of which the number is given. Its averages are made only if all ranks
      * have begun one with the same fingerprint. Errors: that of comm_status, NOMEM. */
-    gradd_status_t (*comm_begin)(gradd_comm_t *comm, uint64_t fingerprint, uint64_t *out_turn);
+    gradd_status_t (*comm_begin)(gradd_comm_t *comm, uint64_t fingerprint, uint64_t *out_round);
     /* Averages over the ranks, behind what the queue was given so far, on a stream of the
      * communicator's. All ranks give the same parts in the same order. The memory stays valid until
-     * the turn has ended. Errors: the same, UNSUPPORTED (a type that is no float). */
+     * the round has ended. Errors: the same, UNSUPPORTED (a type that is no float). */
     gradd_status_t (*comm_average)(gradd_queue_t *queue, gradd_comm_t *comm,
                                    const gradd_comm_part_t *part);
-    /* The turns that have ended, or GRADD_COMM_FAILED: a word of the process, which only rises. */
+    /* The rounds that have ended, or GRADD_COMM_FAILED: a word of the process, which only rises. */
     const uint64_t *(*comm_ended)(const gradd_comm_t *comm);
     gradd_status_t (*comm_status)(gradd_comm_t *comm);
-    /* Gives up a turn that has not ended, and waits until nothing of it touches memory. Accepts
+    /* Gives up a round that has not ended, and waits until nothing of it touches memory. Accepts
      * NULL. */
     void (*comm_leave)(gradd_comm_t *comm);
 } gradd_backend_t;

@@ -360,11 +360,11 @@ typedef struct gradd_groups_s {
     uint64_t value;
     /* Borrowed: gradients of parameters are averaged over the ranks of this communicator, a group
      * at a time, and a group is done behind that; NULL = they are not. The backward then ends when
-     * all is computed, and *out_turn is the turn of the communicator that has to end before the
+     * all is computed, and *out_round is the round of the communicator that has to end before the
      * gradients are final and their memory may be used. After a failure the communicator is of no
      * use any more. Nothing is skipped. */
     struct gradd_comm_s *comm;
-    uint64_t *out_turn;
+    uint64_t *out_round;
     uint64_t same; /* a number that has to be the same in all ranks, as the gradients' types have */
 } gradd_groups_t;
 

@@ -2,7 +2,7 @@
  * over the ranks of a communicator.
  *
  * A group is averaged when it is done, while the rest is computed; the last one when all has been
- * computed without a failure. So the turns of all ranks end, or those of none: a rank that fails
+ * computed without a failure. So the rounds of all ranks end, or those of none: a rank that fails
  * never gives its last group.
  */
 #include <stdlib.h>
@@ -135,7 +135,7 @@ gradd_status_t groups_begin(const gradd_run_t *run, const variant_t *v, exec_gro
     if (!run->groups.comm) return GRADD_OK;
     GRADD_TRY(find_spans(run, v, groups));
     return run->device->backend->comm_begin(run->groups.comm, fingerprint(run, v),
-                                            run->groups.out_turn);
+                                            run->groups.out_round);
 }
 
 gradd_status_t groups_mark(const gradd_run_t *run, exec_groups_t *groups, int launches) {

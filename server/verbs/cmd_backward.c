@@ -30,7 +30,7 @@ typedef struct pass_s {
     bool *written;              /* Owned */
     int32_t *of;                /* Owned: the group of each gradient; NULL = there are no groups */
     communicator_t *reduce;     /* Borrowed; NULL = nothing is averaged */
-    uint64_t reduce_turn;       /* of that; 0 = not begun */
+    uint64_t reduce_round;      /* of that; 0 = not begun */
 } pass_t;
 
 static void pass_finish(pass_t *pass) {
@@ -194,7 +194,7 @@ static gradd_status_t fill_groups(const request_t *request, session_run_t *run, 
         groups.word = list && request->turn ? turns_groups(request->session) : NULL;
         groups.value = request->turn << TURNS_GROUP_BITS;
         groups.comm = pass->reduce ? pass->reduce->comm : NULL;
-        groups.out_turn = &pass->reduce_turn;
+        groups.out_round = &pass->reduce_round;
         groups.same = run->generation;
     }
     gradd_run_set_groups(run->handle, &groups);
@@ -256,7 +256,7 @@ void averaging_end(session_objects_t *objects) {
 }
 
 /* The communicator is of no use any more. */
-static gradd_status_t fail_turn(worker_t *worker, communicator_t *reduce, gradd_status_t status) {
+static gradd_status_t fail_round(worker_t *worker, communicator_t *reduce, gradd_status_t status) {
     communicator_fail(worker, reduce);
     return gradd_wrap(status, "backward: communicator %llu", (unsigned long long)reduce->id);
 }
@@ -266,7 +266,7 @@ static gradd_status_t finish_averages(worker_t *worker, request_t *request) {
     communicator_t *reduce = objects->averaging->pass.reduce;
     const gradd_status_t status = worker->device->backend->comm_status(reduce->comm);
     averaging_end(objects);
-    if (status) return fail_turn(worker, reduce, status);
+    if (status) return fail_round(worker, reduce, status);
     command_put_times(request);
     return GRADD_OK;
 }
@@ -277,7 +277,7 @@ static void await_averages(worker_t *worker, request_t *request, averaging_t *av
     session_objects_t *objects = request->session->objects;
     objects->averaging = averaging;
     request_go_on(request, worker->device->backend->comm_ended(pass->reduce->comm),
-                  pass->reduce_turn, finish_averages);
+                  pass->reduce_round, finish_averages);
 }
 
 /* ---- the verb ---- */
@@ -290,8 +290,8 @@ static gradd_status_t compute(worker_t *worker, request_t *request, session_run_
     atomic_fetch_add(&worker->n_backward, 1);
     gradd_status_t st = gradd_run_backward(run->handle, pass->grad_outputs, pass->grads, keep,
                                            pass->written, &request->session->cancel);
-    if (st && pass->reduce_turn)
-        fail_turn(worker, pass->reduce, st);
+    if (st && pass->reduce_round)
+        fail_round(worker, pass->reduce, st);
     else if (st == GRADD_E_NOMEM)
         gradd_wrap(st, "backward");
     count_growth(objects, run);

@@ -201,7 +201,7 @@ void objects_end(worker_t *worker, session_t *session);
 /* The communicator of that id, for a request of that verb. Fails with STALE, PEER. */
 gradd_status_t communicator_find(session_objects_t *objects, uint64_t id, const char *verb,
                                  communicator_t **out);
-/* A turn of it cannot be ended, because of the last failure: it is of no use any more. */
+/* A round of it cannot be ended, because of the last failure: it is of no use any more. */
 void communicator_fail(worker_t *worker, communicator_t *communicator);
 /* Of all of a session: nothing is written for it any more. */
 void communicators_end(worker_t *worker, session_objects_t *objects);

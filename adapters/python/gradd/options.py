@@ -78,6 +78,12 @@ OPTIONS: tuple[Option, ...] = (
         "processes train",
     ),
     Option(
+        "GRADD_NCCL",
+        "text",
+        None,
+        "file that a GPU's daemon opens as NCCL; default that of torch's wheel, else libnccl.so.2",
+    ),
+    Option(
         "GRADD_REDUCE_SECONDS",
         "int",
         600,

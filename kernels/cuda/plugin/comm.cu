@@ -8,9 +8,9 @@
  * What ends that way looks done to the stream. Therefore no word is raised in the stream of the
  * averages: when the thread has seen the end of a part and no error, another stream raises it.
  *
- * A turn begins with a vote: the ranks add up parts h of their fingerprints, and h * h. The numbers
- * are the same if and only if ranks * sum(h * h) = sum(h)^2. Below 2^16, they and their sums are
- * exact in f64. Ranks that differ all see it, before any of them averages unlike tensors.
+ * A round begins with a vote: the ranks add up parts h of their fingerprints, and h * h. The
+ * numbers are the same if and only if ranks * sum(h * h) = sum(h)^2. Below 2^16, they and their
+ * sums are exact in f64. Ranks that differ all see it, before any of them averages unlike tensors.
  */
 #include "kernels/cuda/plugin/comm.h"
 
@@ -133,7 +133,7 @@ struct gradd_comm_s {
     char why[GRADD_ERROR_BYTES];
     bool leaving, quiet, left; /* it is told to end; touches no memory; comm_leave has returned */
     /* of the thread that uses the queue */
-    uint64_t turn; /* the last one */
+    uint64_t round; /* the last one */
     /* of the communicator's thread */
     ncclUniqueId id;
     int rank, ranks;
@@ -321,7 +321,7 @@ static gradd_status_t begin_item(gradd_comm_t *c, comm_item_t *item) {
     return status;
 }
 
-static void end_turn(gradd_comm_t *c) {
+static void end_round(gradd_comm_t *c) {
     __atomic_fetch_add(&c->ended, 1, __ATOMIC_RELEASE);
 }
 
@@ -339,7 +339,7 @@ static gradd_status_t land(gradd_comm_t *c) {
     gpu_call.stream = c->side;
     if (item->word) GRADD_TRY(gpu_store(item->word, item->value));
     if (item->last) CU(cudaStreamSynchronize(c->side), "a word");
-    if (item->last) end_turn(c);
+    if (item->last) end_round(c);
     drop(take_first(&c->flying));
     c->since_ms = now_ms();
     return GRADD_OK;
@@ -379,7 +379,7 @@ static void fail(gradd_comm_t *c, gradd_status_t status) {
 
 static void work(gradd_comm_t *c) {
     gradd_status_t status = join(c);
-    if (!status) end_turn(c);
+    if (!status) end_round(c);
     while (!status) {
         comm_item_t *item = next_item(c, !c->flying.first);
         if (item)
@@ -480,7 +480,7 @@ gradd_status_t gpu_comm_join(gradd_queue_t *, const gradd_comm_options_t *option
     c->ranks = options->ranks;
     c->limit_ms = options->limit_ms;
     c->cancel = options->cancel;
-    c->turn = 1;
+    c->round = 1;
     count(1);
     const int error = pthread_create(&thread, NULL, serve, c);
     if (error) {
@@ -522,13 +522,13 @@ static gradd_status_t new_item(int n, comm_item_t **out) {
     return GRADD_OK;
 }
 
-gradd_status_t gpu_comm_begin(gradd_comm_t *c, uint64_t fingerprint, uint64_t *out_turn) {
+gradd_status_t gpu_comm_begin(gradd_comm_t *c, uint64_t fingerprint, uint64_t *out_round) {
     comm_item_t *item;
     GRADD_TRY(new_item(0, &item));
     item->is_vote = true;
     item->fingerprint = fingerprint;
     GRADD_TRY(give(c, item));
-    *out_turn = ++c->turn;
+    *out_round = ++c->round;
     return GRADD_OK;
 }
 

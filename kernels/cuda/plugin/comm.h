@@ -10,7 +10,7 @@
 gradd_status_t gpu_comm_id(uint8_t *out);
 gradd_status_t gpu_comm_join(gradd_queue_t *queue, const gradd_comm_options_t *options,
                              gradd_comm_t **out);
-gradd_status_t gpu_comm_begin(gradd_comm_t *comm, uint64_t fingerprint, uint64_t *out_turn);
+gradd_status_t gpu_comm_begin(gradd_comm_t *comm, uint64_t fingerprint, uint64_t *out_round);
 /* `behind`: the stream of the queue. */
 gradd_status_t gpu_comm_average(cudaStream_t behind, gradd_comm_t *comm,
                                 const gradd_comm_part_t *part);

@@ -47,15 +47,15 @@ typedef struct rank_s {
     gradd_device_t *device;
     const gradd_backend_t *b;
     gradd_comm_t *comm;
-    uint64_t turn, *word;
+    uint64_t round, *word;
     float *f32;
     gradd_bf16_t *bf16;
     float host[N];
     gradd_bf16_t half[N];
 } rank_t;
 
-static void wait_for_turn(const rank_t *r, uint64_t turn) {
-    while (__atomic_load_n(r->b->comm_ended(r->comm), __ATOMIC_ACQUIRE) < turn)
+static void wait_for_round(const rank_t *r, uint64_t round) {
+    while (__atomic_load_n(r->b->comm_ended(r->comm), __ATOMIC_ACQUIRE) < round)
         usleep(100);
 }
 
@@ -64,7 +64,7 @@ static void join_ranks(rank_t *r, int ranks, int limit_ms) {
     r->device = open_emulated();
     r->b = r->device->backend;
     CHECK_OK(r->b->comm_join(r->device->queue, &o, &r->comm));
-    wait_for_turn(r, 1);
+    wait_for_round(r, 1);
 }
 
 static void fill(rank_t *r, int step) {
@@ -87,7 +87,7 @@ static void fill(rank_t *r, int step) {
 }
 
 static void begin(rank_t *r, uint64_t fingerprint) {
-    CHECK_OK(r->b->comm_begin(r->comm, fingerprint, &r->turn));
+    CHECK_OK(r->b->comm_begin(r->comm, fingerprint, &r->round));
 }
 
 /* In two parts: the first half of the floats and the halves, and the rest. */
@@ -154,8 +154,8 @@ static void average_thrice(rank_t *r) {
         fill(r, step);
         begin(r, 0x123456789abcdefull);
         average(r);
-        wait_for_turn(r, r->turn);
-        CHECK_EQ_INT(r->turn, step + 2);
+        wait_for_round(r, r->round);
+        CHECK_EQ_INT(r->round, step + 2);
         check_average(r, step, RANKS);
     }
     leave(r);
@@ -173,7 +173,7 @@ TEST(one_rank_keeps_its_bits) {
     fill(&r, 4);
     begin(&r, 1);
     average(&r);
-    wait_for_turn(&r, r.turn);
+    wait_for_round(&r, r.round);
     check_average(&r, 4, 1);
     leave(&r);
 }
@@ -185,7 +185,7 @@ static void check_failed(rank_t *r, gradd_status_t code, const char *what) {
     CHECK_STATUS(code, r->b->comm_status(r->comm));
     CHECK_ERROR_HAS(what);
     /* and so does all that follows */
-    CHECK_STATUS(code, r->b->comm_begin(r->comm, 1, &r->turn));
+    CHECK_STATUS(code, r->b->comm_begin(r->comm, 1, &r->round));
     CHECK_ERROR_HAS(what);
 }
 
@@ -195,7 +195,7 @@ static void differ(rank_t *r) {
     fill(r, 0);
     begin(r, (uint64_t)r->number << 40);
     average(r);
-    wait_for_turn(r, r->turn);
+    wait_for_round(r, r->round);
     check_failed(r, GRADD_E_PEER, "do not begin the same backward");
     CHECK_OK(device_read(r->device, &word, r->word, sizeof word));
     CHECK_EQ_INT(word, 0);
@@ -212,7 +212,7 @@ static void miss_the_other(rank_t *r) {
     fill(r, 0);
     begin(r, 1);
     average(r);
-    wait_for_turn(r, r->turn);
+    wait_for_round(r, r->round);
     check_failed(r, GRADD_E_PEER, "rank 0 of 2 has waited 300 ms for the other ranks");
     CHECK_OK(device_read(r->device, &word, r->word, sizeof word));
     CHECK_EQ_INT(word, 0);
@@ -224,7 +224,7 @@ static void die(rank_t *r) {
     kill(getpid(), SIGKILL);
 }
 
-/* It begins its turn, but something of its own fails before the last part. */
+/* It begins its round, but something of its own fails before the last part. */
 static void give_up(rank_t *r) {
     join_ranks(r, RANKS, LIMIT_MS);
     fill(r, 0);
@@ -246,7 +246,7 @@ static void miss_the_last_part(rank_t *r) {
     fill(r, 0);
     begin(r, 1);
     average(r);
-    wait_for_turn(r, r->turn);
+    wait_for_round(r, r->round);
     check_failed(r, GRADD_E_PEER, "has waited");
     CHECK_OK(device_read(r->device, &word, r->word, sizeof word));
     CHECK(word == 0 || word == 11);
@@ -313,7 +313,7 @@ TEST(a_cancelled_session_does_not_wait_for_the_others) {
     const gradd_comm_options_t o = {id, 0, RANKS, LIMIT_MS, &cancel};
     CHECK_OK(r.b->comm_join(r.device->queue, &o, &r.comm));
     cancel = 1;
-    wait_for_turn(&r, 1);
+    wait_for_round(&r, 1);
     check_failed(&r, GRADD_E_STALE, "the session has ended");
     leave(&r);
 }
@@ -327,12 +327,12 @@ static void check_call_fails(const char *call, const char *what) {
     const gradd_comm_options_t o = {id, 0, 1, LIMIT_MS, NULL};
     sim_fail(call, 1);
     CHECK_OK(r.b->comm_join(r.device->queue, &o, &r.comm));
-    wait_for_turn(&r, 1);
+    wait_for_round(&r, 1);
     if (!r.b->comm_status(r.comm)) {
         fill(&r, 0);
         begin(&r, 1);
         average(&r);
-        wait_for_turn(&r, r.turn);
+        wait_for_round(&r, r.round);
     }
     check_failed(&r, GRADD_E_PEER, what);
     CHECK_EQ_INT(sim_left(), 0);

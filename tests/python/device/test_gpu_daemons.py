@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import conftest
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from gradd import ORTModule
+from gradd.memory import devices
 from gradd.session import client as clients
 from helpers import emu_torch
 from helpers.nets import Net
@@ -83,3 +86,17 @@ def test_the_directory_of_a_gpu_is_as_private_as_the_users(
     made = [user, *conftest.gpu_directories(user)]
     assert len(made) == 2
     assert [d.stat().st_mode & 0o777 for d in made] == [0o700] * 2
+
+
+def test_nccl_is_that_of_torch_s_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Unless the environment names another."""
+    monkeypatch.delenv("GRADD_NCCL", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [n for n in sys.modules if n.split(".")[0] == "nvidia"]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path / "nvidia" / "nccl" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libnccl.so.2").touch()
+    assert devices._nccl_of_torch() == {"GRADD_NCCL": str(folder / "libnccl.so.2")}
+    monkeypatch.setenv("GRADD_NCCL", "other")
+    assert devices._nccl_of_torch() == {}

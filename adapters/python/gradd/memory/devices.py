@@ -14,13 +14,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import mmap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from gradd import errors
+from gradd import errors, options
 from gradd.memory import driver, unused
 from gradd.memory.driver import BYTE, INT, SIZE, U64, Driver
 from gradd.memory.gpu_segments import GpuSegment
@@ -304,7 +306,21 @@ def _cuda(device: torch.device) -> Gpu:
         return torch.cuda.current_stream(device).cuda_stream
 
     torch.cuda.init()  # makes the context in which the driver is called
-    return Gpu(device, "libcuda.so.1", _cuda_tensor, stream)
+    made = Gpu(device, "libcuda.so.1", _cuda_tensor, stream)
+    made.environment |= _nccl_of_torch()
+    return made
+
+
+def _nccl_of_torch() -> dict[str, str]:
+    """Where the daemon finds the NCCL that torch's wheel has brought, unless it is told."""
+    spec = importlib.util.find_spec("nvidia")
+    if options.get("GRADD_NCCL") is not None or spec is None:
+        return {}
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder) / "nccl" / "lib" / "libnccl.so.2"
+        if path.exists():
+            return {"GRADD_NCCL": str(path)}
+    return {}
 
 
 _kinds: dict[str, Callable[[torch.device], Gpu]] = {"cuda": _cuda}
