@@ -144,7 +144,7 @@ first() {
     part probe-product 45 "$bundle/bin/probe" product
 }
 models() {
-    for task in mlp killed two; do
+    for task in mlp killed two averages; do
         part $task 60 sh -c "$python" "$root" "$bundle" "$trainers" $task cuda
     done
     part peers-1b 150 env GRADD_SELF_CHECK=0 sh -c "$python" "$root" "$bundle" "$trainers" peers cuda \

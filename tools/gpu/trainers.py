@@ -3,6 +3,7 @@
     trainers.py mlp DEVICE                       losses of a small model beside PyTorch's
     trainers.py killed DEVICE                    the daemon is killed in steps: no bit differs
     trainers.py two DEVICE                       two trainers of one daemon at once
+    trainers.py averages DEVICE                  one rank, by NCCL in the daemon: no bit differs
     trainers.py peers DEVICE SHAPE SIZE ENGINE.. steps of a Llama in bf16, engines in turns
     trainers.py lora DEVICE SHAPE SIZE ENGINE..  the same with LoRA on all projections
 
@@ -56,7 +57,8 @@ def open_device(kind: str) -> Any:
 class Small:
     """An MLP and its batches, the same in every process."""
 
-    def __init__(self, device: str, engine: str) -> None:
+    def __init__(self, device: str, engine: str, group: Any = None) -> None:
+        """`group`: over which the daemon averages gradients."""
         import torch
         from torch import nn
 
@@ -69,7 +71,7 @@ class Small:
             from gradd import ORTModule
             from gradd.optim import AdamWMode, FusedAdam
 
-            self.wrapped = ORTModule(layers, strict=True)
+            self.wrapped = ORTModule(layers, strict=True, process_group=group)
             self.optimizer: Any = FusedAdam(
                 layers.parameters(), lr=1e-3, adam_w_mode=AdamWMode.ADAMW_TORCH, eps=1e-8
             )
@@ -142,6 +144,32 @@ def killed(device: str, steps: int = 8) -> bool:
     same = found == losses and all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
     tell(what="killed", held=same, recoveries=client.recoveries, losses=found)
     return same and client.recoveries >= 3
+
+
+def averages(device: str, steps: int = 8) -> bool:
+    """The daemon averages over this process alone: that changes no loss and no parameter."""
+    import torch
+
+    open_device(device)
+    if device == "emu":
+        from helpers import emu_group
+
+        emu_group.register()
+    torch.distributed.init_process_group(
+        "nccl" if device == "cuda" else device,
+        rank=0,
+        world_size=1,
+        store=torch.distributed.HashStore(),
+    )
+    os.environ["GRADD_GROUP_BYTES"] = "4096"
+    alone = Small(device, "gradd")
+    ours = Small(device, "gradd", torch.distributed.group.WORLD)
+    losses, expected = ours.train(steps), alone.train(steps)
+    pairs = zip(ours.model.parameters(), alone.model.parameters(), strict=True)
+    same = losses == expected and all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
+    tell(what="averages of one rank", held=same, loss=losses[-1])
+    torch.distributed.destroy_process_group()
+    return same
 
 
 def one(device: str, steps: int = 30) -> bool:
@@ -459,7 +487,7 @@ def lora(device: str, shape: str, size: str, *engines: str) -> bool:
     return peers(device, shape, size, *engines, lora="lora")
 
 
-TASKS = {f.__name__: f for f in (mlp, killed, one, two, peer, peers, lora)}
+TASKS = {f.__name__: f for f in (mlp, killed, averages, one, two, peer, peers, lora)}
 
 
 def main() -> int:

@@ -115,7 +115,7 @@ typedef struct comm_item_s {
     uint64_t value;
     bool last;
     int n;
-    gradd_span_t spans[];
+    gradd_span_t *spans; /* behind the item */
 } comm_item_t;
 
 /* A list of items, the oldest first. */
@@ -515,9 +515,10 @@ static gradd_status_t give(gradd_comm_t *c, comm_item_t *item) {
 }
 
 static gradd_status_t new_item(int n, comm_item_t **out) {
-    comm_item_t *item = (comm_item_t *)calloc(1, sizeof *item + sizeof item->spans[0] * (size_t)n);
+    comm_item_t *item = (comm_item_t *)calloc(1, sizeof *item + sizeof(gradd_span_t) * (size_t)n);
     if (!item) return GRADD_FAIL(NOMEM, "no memory for an average");
     item->n = n;
+    item->spans = (gradd_span_t *)(item + 1);
     *out = item;
     return GRADD_OK;
 }

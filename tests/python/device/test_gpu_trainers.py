@@ -30,7 +30,7 @@ def _run(*arguments: str, **more: str) -> tuple[int, list[dict]]:
     return done.returncode, [json.loads(x) for x in done.stdout.splitlines() if x[:1] == "{"]
 
 
-@pytest.mark.parametrize("task", ["mlp", "killed", "two"])
+@pytest.mark.parametrize("task", ["mlp", "killed", "two", "averages"])
 def test_what_must_hold(task: str) -> None:
     status, (line,) = _run(task, "emu")
     assert status == 0 and line["held"], line
