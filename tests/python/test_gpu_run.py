@@ -120,7 +120,7 @@ def _names(clone: Path) -> list[str]:
 
 def test_one_part_runs_again(clone: Path) -> None:
     names = _names(clone)
-    assert len(names) == len(set(names)) == 29 and {"killed", "racecheck"} <= set(names)
+    assert len(names) == len(set(names)) == 30 and {"killed", "racecheck"} <= set(names)
     results = clone / "elsewhere/results"
     assert _run(clone, "first")[0] == 0
     before = (results / "results.json").read_text()
