@@ -149,6 +149,12 @@ def lent(name: str, old: str, new: str) -> Mutant:
     return Mutant(name, "kernels/cuda/plugin/memory.cu", old, new, tests=("test_lent",))
 
 
+def comm(name: str, old: str, new: str) -> Mutant:
+    """A bug in how the device averages over processes."""
+    env = {"GRADD_SIM_DELAY_US": "10000"}
+    return Mutant(name, "kernels/cuda/plugin/comm.cu", old, new, tests=("test_comm",), env=env)
+
+
 STEP, PRINT = "kernels/cuda/step.cu", "kernels/cuda/fingerprint.cu"
 EXEC, APPLY = "server/exec/exec.c", "server/exec/step.c"
 READ_AGAIN = """    GRADD_TRY(s->b->wait(s->queue, NULL));
@@ -240,6 +246,17 @@ DEVICE = [
         tests=("test_queue",),
     ),
     lent("memory that stays mapped", "        d->unmap((CUdeviceptr)at, bytes);\n", ""),
+    comm(
+        "an average that does not wait for its gradients",
+        '    CU(cudaStreamWaitEvent(c->stream, item->event, 0), "an event");\n',
+        "",
+    ),
+    comm(
+        "a word before the average",
+        "    if (busy) {\n        GRADD_TRY(may_wait(c, c->since_ms));",
+        "    if (false) {\n        GRADD_TRY(may_wait(c, c->since_ms));",
+    ),
+    comm("votes that are not counted", "sums[i] * sums[i] != sums[i + 1] * c->ranks", "false"),
 ]
 
 

@@ -165,6 +165,25 @@ TEST(two_ranks_have_the_mean_of_both) {
     run_ranks(average_thrice, average_thrice);
 }
 
+/* The vote is over, and the queue works for some time before the tensors are there. */
+static void average_late_tensors(rank_t *r) {
+    join_ranks(r, RANKS, LIMIT_MS);
+    fill(r, 0);
+    begin(r, 1);
+    usleep(50000);
+    for (int k = 0; k < 5000; k++)
+        CHECK_OK(r->b->zero(r->device->queue, r->f32, sizeof r->host));
+    fill(r, 1);
+    average(r);
+    wait_for_round(r, r->round);
+    check_average(r, 1, RANKS);
+    leave(r);
+}
+
+TEST(averages_wait_for_the_queue) {
+    run_ranks(average_late_tensors, average_late_tensors);
+}
+
 TEST(one_rank_keeps_its_bits) {
     static rank_t r;
     use_library();
