@@ -13,7 +13,7 @@ import fnmatch
 import os
 from pathlib import Path
 
-FOLDERS = ("calls", "dynamo", "values")
+FOLDERS = ("calls", "dynamo", "values", "watching")
 OTHERS = ("daemon/test_interrupted_steps.py", "daemon/test_traceless_writes.py")
 # Files below tests/python; `make test` draws one.
 SHORT = (
@@ -52,6 +52,7 @@ _CELLS = "the device has no fused cell"
 _SPARSE = "the device has no sparse tensors"
 _AUTOCAST = "its autocast is that of the CPU; device/test_emu_autocast.py"
 _FLOATS = "torch.compile fails, with every back end, at a float that changes under a default device"
+_UNHEARD = "a client of a GPU does not wait for most replies"
 # Patterns of tests, FILE::NAME.
 CANNOT = {
     "calls/test_explain.py::test_model_and_command*": "`gradd explain FILE` plans for the CPU",
@@ -100,6 +101,8 @@ CANNOT = {
     "values/test_gradients.py::test_ddp*": "gloo has no tensors of this device",
     "daemon/test_traceless_writes.py::test_*numpy*": _ARRAYS,
     "daemon/test_traceless_writes.py::test_torchs_class*": _ARRAYS,
+    "watching/test_trace.py::test_lanes*": _UNHEARD,
+    "watching/test_trace.py::test_a_trace_is_bounded*": _UNHEARD,
     # Whole files.
     "dynamo/test_translated.py::*": "torch's gradients of powers are on the CPU there",
     "values/test_bf16_engine.py::*": _ENGINE,

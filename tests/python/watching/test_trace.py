@@ -22,9 +22,6 @@ from gradd.optim import FusedAdam
 from gradd.session import client as clients
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
-waited_for = pytest.mark.skipif(
-    os.environ.get("GRADD_TEST_TENSORS", "cpu") != "cpu", reason="a GPU's client does not wait"
-)
 
 Event = dict[str, Any]
 
@@ -52,7 +49,6 @@ def _lanes(events: list[Event]) -> dict[str, list[Event]]:
     return found
 
 
-@waited_for
 @pytest.mark.quick
 def test_lanes_hold_what_a_step_asks_for(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
@@ -129,7 +125,6 @@ def test_a_running_daemon_tells_its_last_requests(shared_daemon: Any, tmp_path: 
     assert lost.returncode == 1 and b"cannot write" in lost.stderr
 
 
-@waited_for
 def test_a_trace_is_bounded_and_survives_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
