@@ -200,7 +200,8 @@ def _section(suite: Suite, checkout: Path, record: Path, each: int | None = None
     counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(total.items()))
     of = f", of {head}" if head else ""
     of += f", at most {each} cases of a function" if each else ""
-    lines = [f"## {suite.name}", "", *_wrapped(f"`{', '.join(suite.files)}`{of}: {counts}.")]
+    files = ", ".join(f"`{name}`" for name in suite.files)
+    lines = [f"## {suite.name}", "", *_wrapped(f"{files}{of}: {counts}.")]
     lines += ["", "### Not passed", ""]
     for name, result, reason in rows:
         if not result.startswith("passed"):
