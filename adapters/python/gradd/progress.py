@@ -183,8 +183,8 @@ def summary() -> list[str]:
             said.append(f"in PyTorch: {reasons} (docs/messages.md)")
         if steps:
             said.append(
-                f"{steps} steps of an optimizer without a call of it before: if they trained it, "
-                "that ran in PyTorch"
+                f"{_number(steps, 'step')} of an optimizer without a call of it before: if they "
+                "trained it, that ran in PyTorch"
             )
         if not calls:
             lines.append(
