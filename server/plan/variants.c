@@ -67,7 +67,7 @@ static gradd_status_t gradients_of_inputs(const gradd_plan_t *p, int32_t **out) 
 /* The client may change a parameter once it has the gradient, so later reads of it count as well.
  */
 gradd_status_t variant_find_final(const gradd_plan_t *p, variant_t *v) {
-    int32_t *of;
+    int32_t *of = NULL;
     GRADD_TRY(gradients_of_inputs(p, &of));
     v->final = calloc((size_t)p->n_grads + 1, sizeof v->final[0]);
     for (int k = 0; v->final && k < v->program.n; k++) {
