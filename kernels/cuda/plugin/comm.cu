@@ -541,7 +541,7 @@ static gradd_status_t record(cudaStream_t stream, comm_item_t *item) {
 
 gradd_status_t gpu_comm_average(cudaStream_t behind, gradd_comm_t *c,
                                 const gradd_comm_part_t *part) {
-    comm_item_t *item;
+    comm_item_t *item = nullptr;
     for (int i = 0; i < part->n; i++)
         if (!gradd_dtype_is_float(part->spans[i].dtype))
             return GRADD_FAIL(UNSUPPORTED, "averages over processes: of floats, not of %s",
