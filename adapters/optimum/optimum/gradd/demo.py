@@ -3,12 +3,14 @@
 A byte-pair tokenizer and a Llama of 11 million parameters are trained on the sources of the running
 Python. Plain `transformers.Trainer` takes the first steps in a process of its own, then
 `ORTTrainer` trains with the same seed and data, its forward and backward passes in the daemon. The
-end shows both loss curves, times, the memory of both processes, a generated sample and a picture.
+end shows both loss curves, times, the memory of both processes, a generated sample and, if
+matplotlib is installed, a picture.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -208,8 +210,11 @@ def _finish(
     print(f"\n  loss of ORTTrainer: {ours.losses[0]:.2f} -> {ours.losses[-1]:.2f}")
     _print_sample(tokenizer, trainer.model)
     trainer.save_model(str(out / "model"))
-    picture = out / "demo.png"
-    demo_report.draw(plain, ours, tokens, picture)
+    picture: Path | str = out / "demo.png"
+    if importlib.util.find_spec("matplotlib") is None:
+        picture = "none: matplotlib is not installed"
+    else:
+        demo_report.draw(plain, ours, tokens, Path(picture))
     print(f"\n  picture: {picture}\n  model:   {out / 'model'} (from_pretrained reads it)")
     _print_next()
     print(f"\ndone in {(time.monotonic() - started) / 60:.1f} minutes")
