@@ -160,6 +160,7 @@ def test_settings_of_groups_reach_the_optimizer(caplog: pytest.LogCaptureFixture
         (lambda: AdamConfig([{"params": ["a"], "ratio_min": 1.0}]), "ratio_min"),
         (lambda: AdamConfig([{"params": "a"}]), "list of names"),
         (lambda: AdamConfig(alpha=-1.0), "alpha"),
+        (lambda: AdamConfig(lr="a"), "'lr' must be a number, got 'a'"),  # type: ignore[arg-type]
         (lambda: AdamConfig([{"params": ["a"], "beta": -1.0}]), "beta"),
         (lambda: LambConfig(max_norm_clip=0.0), "max_norm_clip"),
         (lambda: LambConfig(do_bias_correction=1), "do_bias_correction"),
