@@ -64,12 +64,14 @@ static gradd_status_t ask(const char *path, const char *verb, bool now, zmq_msg_
     return st;
 }
 
-static int64_t number(const msgpack_object *map, const char *key) {
+int64_t admin_number(const msgpack_object *map, const char *key) {
     const msgpack_object *value = wire_in(map, key);
-    return value && value->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? value->via.i64 : 0;
+    bool fits =
+        value && value->type == MSGPACK_OBJECT_POSITIVE_INTEGER && value->via.u64 <= INT64_MAX / 4;
+    return fits ? (int64_t)value->via.u64 : 0;
 }
 
-static const char *text(const msgpack_object *map, const char *key, char *buffer, size_t bytes) {
+const char *admin_text(const msgpack_object *map, const char *key, char *buffer, size_t bytes) {
     const msgpack_object *value = wire_in(map, key);
     bool is_text = value && value->type == MSGPACK_OBJECT_STR;
     snprintf(buffer, bytes, "%.*s", is_text ? (int)value->via.str.size : 1,
@@ -83,7 +85,7 @@ void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]) {
     snprintf(version, ADMIN_VERSION_BYTES, "of an unknown version");
     zmq_msg_init(&reply);
     if (ask(path, "ps", false, &reply, &doc) == GRADD_OK && wire_get(&doc, "version"))
-        text(&doc.root, "version", version, ADMIN_VERSION_BYTES);
+        admin_text(&doc.root, "version", version, ADMIN_VERSION_BYTES);
     wire_doc_finish(&doc);
     zmq_msg_close(&reply);
 }
@@ -113,11 +115,13 @@ static void print_session(const msgpack_object *s) {
     char client[CLIENT_WIDTH + 1], state[16], shared[24], arena[24], idle[24];
     printf("%7" PRId64 " %8" PRId64 "  %-*s %-10s %6" PRId64 " %5" PRId64 " %5" PRId64
            " %10s %10s %9" PRId64 " %7s\n",
-           number(s, "session"), number(s, "pid"), CLIENT_WIDTH,
-           text(s, "client", client, sizeof client), text(s, "state", state, sizeof state),
-           number(s, "graphs"), number(s, "plans"), number(s, "runs"),
-           amount(number(s, "segment_bytes"), shared), amount(number(s, "arena_bytes"), arena),
-           number(s, "requests"), duration(number(s, "idle_ms"), idle));
+           admin_number(s, "session"), admin_number(s, "pid"), CLIENT_WIDTH,
+           admin_text(s, "client", client, sizeof client),
+           admin_text(s, "state", state, sizeof state), admin_number(s, "graphs"),
+           admin_number(s, "plans"), admin_number(s, "runs"),
+           amount(admin_number(s, "segment_bytes"), shared),
+           amount(admin_number(s, "arena_bytes"), arena), admin_number(s, "requests"),
+           duration(admin_number(s, "idle_ms"), idle));
 }
 
 static void print_table(const msgpack_object *root) {
@@ -125,9 +129,10 @@ static void print_table(const msgpack_object *root) {
     char version[24], up[24], device[32];
     if (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY) return;
     printf("gradd %s, pid %" PRId64 ", up %s, device %s, %" PRId64 " thread%s, %d session%s\n",
-           text(root, "version", version, sizeof version), number(root, "pid"),
-           duration(number(root, "uptime_ms"), up), text(root, "device", device, sizeof device),
-           number(root, "threads"), number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
+           admin_text(root, "version", version, sizeof version), admin_number(root, "pid"),
+           duration(admin_number(root, "uptime_ms"), up),
+           admin_text(root, "device", device, sizeof device), admin_number(root, "threads"),
+           admin_number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
            wire_count(sessions) == 1 ? "" : "s");
     if (wire_count(sessions) == 0) return;
     printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s\n", "SESSION", "PID", CLIENT_WIDTH,
@@ -206,7 +211,7 @@ gradd_status_t admin_stop(const rundir_t *dir, const options_t *options) {
     wire_doc_t doc = {0};
     zmq_msg_init(&reply);
     gradd_status_t st = ask(dir->cmd, "stop", options->now, &reply, &doc);
-    pid_t pid = st == GRADD_OK ? (pid_t)number(&doc.root, "pid") : 0;
+    pid_t pid = st == GRADD_OK ? (pid_t)admin_number(&doc.root, "pid") : 0;
     if (st == GRADD_OK && pid <= 0)
         st = GRADD_FAIL(IO, "the daemon at %s does not tell its pid", dir->cmd);
     wire_doc_finish(&doc);

@@ -16,6 +16,10 @@ gradd_status_t admin_ps(const rundir_t *dir, const options_t *options);
  * it failed. The caller closes `reply` (initialised before) and finishes the doc, in any case. */
 gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
                          zmq_msg_t *reply, wire_doc_t *out_doc);
+/* A number of a reply, 0 where it is missing, is none, or is above INT64_MAX / 4. */
+int64_t admin_number(const msgpack_object *map, const char *key);
+/* A text of a reply, or "?", in a buffer of that size, which it returns. */
+const char *admin_text(const msgpack_object *map, const char *key, char *buffer, size_t bytes);
 /* The version of the daemon that listens at `path`, or words for "not known". Waits for an answer.
  */
 #define ADMIN_VERSION_BYTES 32

@@ -40,21 +40,6 @@ typedef struct tracks_s {
     int n;
 } tracks_t;
 
-static int64_t number(const msgpack_object *map, const char *key) {
-    const msgpack_object *value = wire_in(map, key);
-    bool fits =
-        value && value->type == MSGPACK_OBJECT_POSITIVE_INTEGER && value->via.u64 <= INT64_MAX / 4;
-    return fits ? (int64_t)value->via.u64 : 0;
-}
-
-static const char *text(const msgpack_object *map, const char *key, char *buffer, size_t bytes) {
-    const msgpack_object *value = wire_in(map, key);
-    bool is_text = value && value->type == MSGPACK_OBJECT_STR;
-    snprintf(buffer, bytes, "%.*s", is_text ? (int)value->via.str.size : 1,
-             is_text ? value->via.str.ptr : "?");
-    return buffer;
-}
-
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static FILE *event(trace_t *trace, const track_t *track, int lane, const char *name) {
@@ -115,18 +100,18 @@ static track_t *find_track(trace_t *trace, tracks_t *tracks, uint64_t session) {
 
 static void put_request(trace_t *trace, tracks_t *tracks, const msgpack_object *request) {
     char verb[WIRE_MAX_VERB + 1];
-    track_t *track = find_track(trace, tracks, (uint64_t)number(request, "session"));
+    track_t *track = find_track(trace, tracks, (uint64_t)admin_number(request, "session"));
     if (!track) return;
-    text(request, "v", verb, sizeof verb);
-    const int64_t at = number(request, "at"), queued = number(request, "queued");
-    const int64_t began = at + queued, ran = number(request, "ran");
+    admin_text(request, "v", verb, sizeof verb);
+    const int64_t at = admin_number(request, "at"), queued = admin_number(request, "queued");
+    const int64_t began = at + queued, ran = admin_number(request, "ran");
     if (track->ended_us && at > track->ended_us)
         put_slice(trace, track, TRAINER, "trainer",
                   (int64_t[]){track->ended_us, at - track->ended_us});
     put_slice(trace, track, QUEUE, verb, (int64_t[]){at, queued});
     put_slice(trace, track, lane_of(verb), verb, (int64_t[]){began, ran});
-    put_memory(trace, track, began, number(request, "arena"));
-    put_memory(trace, track, began + ran, number(request, "rest"));
+    put_memory(trace, track, began, admin_number(request, "arena"));
+    put_memory(trace, track, began + ran, admin_number(request, "rest"));
     track->ended_us = began + ran;
     trace->n_requests++;
 }
@@ -144,8 +129,8 @@ static gradd_status_t put_all(trace_t *trace, const rundir_t *dir, const wire_do
                           dir->path);
     for (int i = 0; i < wire_count(sessions); i++) {
         const msgpack_object *s = wire_at(sessions, i);
-        begin_track(trace, &tracks, (uint64_t)number(s, "session"), number(s, "pid"),
-                    text(s, "client", client, sizeof client));
+        begin_track(trace, &tracks, (uint64_t)admin_number(s, "session"), admin_number(s, "pid"),
+                    admin_text(s, "client", client, sizeof client));
     }
     for (int i = 0; i < wire_count(done); i++)
         put_request(trace, &tracks, wire_at(done, i));
