@@ -43,9 +43,12 @@ def gradients(run: Run, grads: Sequence[torch.Tensor | None]) -> list[torch.Tens
         _NAME, "the daemon's gradients have no derivatives: the graph is computed again in PyTorch"
     )
     reason = fallback.decide(error)
+    inputs = run.inputs_with_gradient()
+    if inputs is None:
+        _refuse("an input that needs a gradient is gone, or was written to; keep it in a variable")
     bound, free = list(run.bound), run.sent()
     views = [_view(bound, i) for i in run.call.selection.params]
-    for i, given in zip(run.call.grad_inputs, run.inputs_with_gradient(), strict=True):
+    for i, given in zip(run.call.grad_inputs, inputs, strict=True):
         free[i] = given
         views.append(_view(free, i))
     results = compute(bound, free)
@@ -71,12 +74,3 @@ def _refuse(why: str) -> NoReturn:
         f"create_graph=True: second derivatives are not available through the daemon: {why}; "
         "compute that term with the original module in PyTorch"
     )
-
-
-def gone() -> NoReturn:
-    """Refuses inputs of which nothing is left.
-
-    Raises:
-        UnsupportedError: Always.
-    """
-    _refuse("an input that needs a gradient is gone, or was written to; keep it in a variable")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gradd import errors, interrupts, private
-from gradd.calls import again
 from gradd.calls.lazy import LazyTensor, untouched
 from gradd.memory import pss
 from gradd.memory.devices import HOST
@@ -400,15 +399,11 @@ class Run:
         """Notes the inputs that have a gradient, in the order of the plan's."""
         self._with_gradient = [(weakref.ref(x), version_of(x)) for x in inputs]
 
-    def inputs_with_gradient(self) -> list[torch.Tensor]:
-        """These inputs, as they still are.
-
-        Raises:
-            UnsupportedError: One is gone, or was written to.
-        """
+    def inputs_with_gradient(self) -> list[torch.Tensor] | None:
+        """These inputs, as they still are; None if one is gone, or was written to."""
         found = [(ref(), version) for ref, version in self._with_gradient]
         if any(x is None or version_of(x) != version for x, version in found):
-            again.gone()
+            return None
         return [x for x, _ in found if x is not None]
 
     @property
