@@ -120,14 +120,19 @@ static void close_all(peer_daemon_t *daemon, peer_t *one, peer_t *other) {
     peer_daemon_stop(daemon);
 }
 
+/* A daemon, and its client as the one rank of communicator 7. */
+static void begin_alone(peer_daemon_t *daemon, peer_t *peer, float scale) {
+    start_daemon(daemon);
+    open_small(peer, daemon->dir, scale);
+    CHECK_OK(make_id(peer));
+    ask_to_join(peer, &(join_t){7, 0, 1, LIMIT_MS, ID_BYTES});
+    CHECK_OK(peer_call(peer));
+}
+
 TEST(one_rank_has_its_own_gradient) {
     peer_daemon_t daemon;
     peer_t peer;
-    start_daemon(&daemon);
-    open_small(&peer, daemon.dir, 3);
-    CHECK_OK(make_id(&peer));
-    ask_to_join(&peer, &(join_t){7, 0, 1, LIMIT_MS, ID_BYTES});
-    CHECK_OK(peer_call(&peer));
+    begin_alone(&daemon, &peer, 3);
     ask_backward(&peer, 7);
     CHECK_OK(peer_call(&peer));
     CHECK_EQ_INT(wire_count(peer_value(&peer, "none")), 0);
@@ -268,11 +273,7 @@ static gradd_status_t leave(peer_t *peer, uint64_t communicator) {
 TEST(a_communicator_that_was_left_is_not_known) {
     peer_daemon_t daemon;
     peer_t peer;
-    start_daemon(&daemon);
-    open_small(&peer, daemon.dir, 1);
-    CHECK_OK(make_id(&peer));
-    ask_to_join(&peer, &(join_t){7, 0, 1, LIMIT_MS, ID_BYTES});
-    CHECK_OK(peer_call(&peer));
+    begin_alone(&daemon, &peer, 1);
     CHECK_OK(leave(&peer, 7));
     CHECK_OK(leave(&peer, 7));
     ask_backward(&peer, 7);
@@ -283,11 +284,7 @@ TEST(a_communicator_that_was_left_is_not_known) {
 TEST(groups_are_not_skipped_in_a_backward_that_averages) {
     peer_daemon_t daemon;
     peer_t peer;
-    start_daemon(&daemon);
-    open_small(&peer, daemon.dir, 1);
-    CHECK_OK(make_id(&peer));
-    ask_to_join(&peer, &(join_t){7, 0, 1, LIMIT_MS, ID_BYTES});
-    CHECK_OK(peer_call(&peer));
+    begin_alone(&daemon, &peer, 1);
     wire_out_t *m = ask_backward(&peer, 7);
     wire_key(m, "groups");
     wire_put_list(m, 2);
