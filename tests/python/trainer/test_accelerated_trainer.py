@@ -97,7 +97,7 @@ def test_what_cannot_be_accelerated_is_named(tmp_path: Path) -> None:
 
 
 def test_options_of_the_daemon(tmp_path: Path) -> None:
-    trainer = accelerate(_trainer(tmp_path), strict=True, memory_budget="1B")
+    trainer = accelerate(accelerate(_trainer(tmp_path), strict=True, memory_budget="1B"))
     with pytest.raises(errors.OutOfMemoryError):
         trainer.train()
     assert len(_losses(accelerate(_trainer(tmp_path), strict=True, memory_budget="1GiB"))) == 4

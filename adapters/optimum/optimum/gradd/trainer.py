@@ -80,5 +80,7 @@ def accelerate(
         trainer.model_wrapped = unwrapped(trainer.model_wrapped)
         trainer.__class__ = type(own.__name__, (DaemonTraining, own), about)
         trainer.gradd_begin()  # type: ignore[attr-defined]
-    trainer.gradd_options = {"strict": strict, "memory_budget": memory_budget}
+    given = {"strict": strict, "memory_budget": memory_budget}
+    known = trainer.gradd_options  # type: ignore[attr-defined]
+    trainer.gradd_options = {**known, **{name: x for name, x in given.items() if x}}  # type: ignore
     return trainer
