@@ -11,6 +11,8 @@ HEAD = """# Operators
 What `gradd` runs, generated from the operator table by `make pages` (`gradd --list-ops` prints the
 same). A model may use ONNX opset 13 to 25 and `com.gradd` 1. A graph with any other operator loads,
 is named in the reply to `graph.put`, and falls back to PyTorch. Names without a domain are ONNX's.
+An operator, its gradient and its reference are in `kernels/ops/`, a file for each family: that with
+`GRADD_OPS` and its name.
 
 "Types" lists the element types of each input, separated by semicolons, the last one for all further
 inputs; "2 floats" stands for two inputs. [kernels.md](kernels.md) says what runs an operator on
