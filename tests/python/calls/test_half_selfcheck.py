@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from gradd import ORTModule
 from gradd.calls import run
+from gradd.check import precise
 from gradd.check.agreement import GRADIENT
 from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
@@ -105,3 +107,42 @@ def test_higher_precision_is_for_what_differs_alone(daemon, monkeypatch) -> None
         call(("parameters", torch.bfloat16))
     exact = [names for dtype, names in made if dtype is torch.float32]
     assert exact and all(names == {"second.weight"} for names in exact)
+
+
+def test_higher_precision_takes_one_parameter_at_a_time(daemon, monkeypatch) -> None:
+    read = precise._Read.forward
+    made: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def counted(ctx: Any, leaf: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        assert leaf.untyped_storage().nbytes() == leaf.element_size()
+        values = read(ctx, leaf, parameter)
+        made.append(weakref.ref(values))
+        most = max(most, sum(m() is not None for m in made))
+        return values
+
+    spoil_all = run.Run.backward
+
+    def spoiled(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
+        return [g.mul_(1.2) for g in spoil_all(self, grad_outputs, keep, *more)]
+
+    monkeypatch.setattr(precise._Read, "forward", staticmethod(counted))
+    monkeypatch.setattr(run.Run, "backward", spoiled)
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9))).to(torch.bfloat16)
+    with pytest.raises(SelfCheckError):
+        ORTModule(net, strict=True)(torch.randn(4, 8).bfloat16()).sum().backward()
+    assert 1 <= most <= 6  # of 18
+
+
+def test_gradients_of_all_uses_are_summed_in_higher_precision() -> None:
+    """In bf16 the sum would be 1: each of the small terms is rounded away."""
+    exact = precise.Precise(torch.float32)
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    leaf = exact.leaf(parameter, True)
+    with torch.autograd.graph.saved_tensors_hooks(exact.pack, exact.unpack):
+        total = exact.convert(leaf) * torch.ones(2)
+        for _ in range(4):
+            total = total + exact.convert(leaf) * 2.0**-10
+    total.sum().backward()
+    assert torch.equal(leaf.grad, torch.full((2,), 1 + 4 * 2.0**-10))

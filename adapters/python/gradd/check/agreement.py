@@ -29,7 +29,7 @@ _INSIDE = 100  # times the effect of rounding whole operators: they round inside
 _NOTHING = 1e-3  # of the effect of roundings on a value: an exact one that small is zero
 _WORST = 64  # entries of a value that differs which are remembered
 _INFORMATIVE = 0.01  # of its size: a value that nearly vanishes says nothing
-_CHUNK = 1 << 20
+_CHUNK = 1 << 17  # entries: some temporaries of 8 bytes for each
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ def _in_range(ours: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> l
     so is where it comes: in a value that leaves the range in PyTorch, ours may do so elsewhere.
     """
     lost = ~other.isfinite() & exact.isfinite()
-    if lost.any():
-        lost |= ~ours.isfinite() & exact.isfinite()
+    if not lost.any():
+        return [ours, other, exact]
+    lost |= ~ours.isfinite() & exact.isfinite()
     return [t.masked_fill(lost, 0) for t in (ours, other, exact)]
 
 
@@ -122,7 +123,8 @@ class Tally:
 
     Attributes:
         distances: By value.
-        kept: PyTorch's values where they differ.
+        kept: PyTorch's values where they differ, or some of those; nothing of a run in higher
+            precision for 16-bit floats.
         noise: The effect of roundings to f32 on a value, where it is known.
     """
 
@@ -165,7 +167,8 @@ class Tally:
             self._own[key] = distance(other, theirs, self.half).off
         self.distances[key] = found = distance(ours, theirs, self.half)
         if not self._is_good(key, found, 0.0):
-            self.kept[key] = theirs
+            if not (self._before and self.half):
+                self.kept[key] = theirs
             self._worst[key] = _worst(ours, theirs)
 
     def _misses(self, key: Key, theirs: torch.Tensor | None, text: str) -> None:

@@ -2,13 +2,14 @@
 
 A parameter that a graph reads is converted for that one operation; the tensors that autograd saves
 of it are remembered by name and converted again in the backward. Of a large model only a few
-parameters exist in the higher precision at a time.
+parameters exist in the higher precision at a time. The leaf of autograd is a stand-in that occupies
+one element: its gradient is summed in the higher precision.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,26 +20,55 @@ from gradd import private
 _ROUNDING = 2.0**-24  # of f32, relative
 
 
+class _Read(torch.autograd.Function):
+    """The values of a parameter, in the precision of the leaf that stands in for it."""
+
+    @staticmethod
+    def forward(_ctx: Any, leaf: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.to(leaf.dtype)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
 class Precise:
-    """Reads the given leaves in a higher precision.
+    """Reads parameters in a higher precision.
 
     The methods `pack` and `unpack` are for saved_tensors_hooks.
     """
 
-    def __init__(self, leaves: Iterable[torch.Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._leaves = {id(t): t for t in leaves if t.is_floating_point()}
+        self._parameters: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the leaf
         self._made: dict[int, tuple[weakref.ref, torch.Tensor]] = {}  # by address
 
+    def leaf(self, parameter: torch.Tensor, wants: bool) -> torch.nn.Parameter:
+        """A leaf of the parameter's shape, to be given to `convert` wherever it is read.
+
+        Args:
+            parameter: Floats of another precision.
+            wants: Whether it gets a gradient.
+        """
+        one = torch.zeros((), dtype=self._dtype, device=parameter.device)
+        leaf = torch.nn.Parameter(one.expand(parameter.shape), wants)
+        vars(leaf).update(vars(parameter))  # attributes that a script has written there
+        self._parameters[id(leaf)] = leaf, parameter.detach()
+        return leaf
+
+    def differs(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has another precision."""
+        return tensor.is_floating_point() and tensor.dtype != self._dtype
+
     def convert(self, value: Any) -> Any:
-        """An operand of an operation."""
-        leaf = self._leaves.get(id(value))
-        if leaf is None:
+        """An operand of an operation, or a result of the graph."""
+        found = self._parameters.get(id(value))
+        if found is None:
             return value
-        made = leaf.to(self._dtype)
+        made = _Read.apply(*found)
         where = made.untyped_storage().data_ptr()
         # The entry must go before the address can be another tensor's.
-        self._made[where] = (weakref.ref(made, lambda _: self._made.pop(where, None)), leaf)
+        self._made[where] = (weakref.ref(made, lambda _: self._made.pop(where, None)), found[1])
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -52,15 +82,16 @@ class Precise:
         """The tensor again."""
         if isinstance(kept, torch.Tensor):
             return kept
-        leaf, *place = kept
-        return leaf.detach().to(self._dtype).as_strided(*place)
+        parameter, *place = kept
+        return parameter.to(self._dtype).as_strided(*place)
 
 
 class Shaken(TorchDispatchMode):
     """Inside this context the results of operators on float64 are a rounding of f32 off.
 
     PyTorch's own f32 result is one sample of what roundings do, and may be exact by luck. Views and
-    what is written in place stay as they are: what they show was shaken when it was made.
+    what is written in place stay as they are: what they show was shaken when it was made. So do
+    conversions, which are exact.
     (Stochastic arithmetic; Vignes, "A stochastic arithmetic for reliable scientific computation",
     1993.)
     """
@@ -73,7 +104,8 @@ class Shaken(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         results = func(*args, **(kwargs or {}))
-        if all(r.alias_info is None for r in private.schema(func).returns):
+        exact = func is torch.ops.aten._to_copy.default
+        if not exact and all(r.alias_info is None for r in private.schema(func).returns):
             for value in private.pytree.tree_leaves(results):
                 if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
                     self._shake(value)

@@ -77,23 +77,25 @@ class Reference:
             Exception: Any exception of the graph.
         """
         args, wanted = self.piece.arguments(data.leaves), Wanted()
-        parameters, versions = [], {}
+        versions = {}
+        precise = Precise(dtype) if dtype else None
         with torch.inference_mode(False), torch.no_grad():
             for given in self.piece.inputs_:
                 tensor = args[given.position]
                 shared = given.bound and isinstance(tensor, torch.nn.Parameter)
-                own = args[given.position] = self.stand_in(tensor, tensor, shared, dtype)
-                if shared:
-                    parameters.append(own)
+                if shared and precise and precise.differs(tensor):
+                    own = precise.leaf(tensor, self._wants(tensor))
                 else:
+                    own = self.stand_in(tensor, tensor, shared, dtype)
+                args[given.position] = own
+                if not shared:
                     versions[given.position] = own._version
                 key = GRADIENT if given.bound else INPUT, given.name
                 if own.requires_grad and (self.only is None or key in self.only):
                     wanted[id(own)] = own, key
-        precise = Precise(parameters, dtype) if dtype else None
         with self._quiet(precise), contextlib.nullcontext() if shaken is None else Shaken(shaken):
             results = self.piece.in_torch(args, precise and precise.convert)
-            outputs = dict(enumerate(results))
+            outputs = dict(enumerate(map(precise.convert, results) if precise else results))
             del results
             for i in self.task.outputs:
                 take((OUTPUT, str(i)), outputs[i])
@@ -142,7 +144,7 @@ class Reference:
         self, tensor: torch.Tensor, values: torch.Tensor, shared: bool, dtype: Any = None
     ) -> torch.Tensor:
         """A leaf like a tensor, with a gradient if that has one, and with these values."""
-        wants = tensor.requires_grad and self.task.grad
+        wants = self._wants(tensor)
         own = values.detach() if shared else values.detach().clone()
         if dtype is not None and own.is_floating_point():
             own = own.to(dtype)
@@ -150,6 +152,9 @@ class Reference:
             own = torch.nn.Parameter(own, wants)
         vars(own).update(vars(tensor))  # attributes that a script has written there
         return own.requires_grad_(wants)
+
+    def _wants(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad and self.task.grad
 
     @contextlib.contextmanager
     def _quiet(self, precise: Precise | None) -> Iterator[None]:

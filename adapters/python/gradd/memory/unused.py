@@ -17,7 +17,7 @@ from collections.abc import Iterator
 _libc = ctypes.CDLL(None)
 _malloc_trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt()
-_MAPPED = 4 << 20  # bytes from which memory is the system's own; smaller pieces map slowly
+_MAPPED = 256 << 10  # bytes from which memory is the system's own; smaller pieces map slowly
 _LARGEST = 32 << 20  # what glibc raises that to by itself when large memory is freed
 _lock = threading.Lock()
 _open = 0
