@@ -28,6 +28,7 @@ def launch(
     *cases: str,
     by: tuple[str, ...] = TORCHRUN,
     script: str = ranks.__file__,
+    python: str = sys.executable,
 ) -> list[dict[str, Any]]:
     """What each rank finds, by case, and there without groups (False) and with them.
 
@@ -37,9 +38,10 @@ def launch(
         cases: Of the script.
         by: The launcher.
         script: What each rank runs.
+        python: The interpreter.
     """
     done = subprocess.run(
-        [sys.executable, "-m", *by, str(_RANKS), script, str(folder), device, *cases],
+        [python, "-m", *by, str(_RANKS), script, str(folder), device, *cases],
         capture_output=True,
         text=True,
         timeout=240,
