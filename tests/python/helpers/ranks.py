@@ -216,6 +216,7 @@ def main(folder: Path, device: str, cases: list[str]) -> None:
         found[case] = work(case)
         gc.collect()
         torch.distributed.barrier()
+    found["daemon"] = _client().daemon_pid
     torch.save(found, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
     # A thread of torch that waits for an interpreter which ends aborts the process now and then.
