@@ -400,6 +400,14 @@ def _wrong_gradients(wrap: Wrap, world: World) -> ORTModule:
     return model
 
 
+@counts("sharded_parameters")
+def _marked_as_deepspeed_marks_them(wrap: Wrap, world: World) -> ORTModule:
+    model = wrap(nn.Linear(4, 4))
+    model.weight.ds_id = 0
+    model(X)
+    return model
+
+
 @counts("session")
 def _wrapped_without_a_daemon(wrap: Wrap, world: World) -> ORTModule:
     world.away()

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _OWN = {"_gradd_module", "_gradd_compiled", "_gradd_options", "_gradd_strict", "_gradd_memory"}
-_OWN |= {"_gradd_parts", "_gradd_reduction", "training"}
+_OWN |= {"_gradd_parts", "_gradd_reduction", "_gradd_sharded", "training"}
 _DELEGATED = (
     *("state_dict", "load_state_dict"),
     *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
-    *("named_children", "modules", "named_modules", "zero_grad", "extra_repr", "get_parameter"),
+    *("named_children", "zero_grad", "extra_repr", "get_parameter"),
     *("get_buffer", "get_submodule", "get_extra_state", "set_extra_state", "share_memory"),
     *("register_buffer", "register_parameter", "add_module", "register_module"),
 )
@@ -41,6 +41,7 @@ _CHAINED = ("apply", "to", "cpu", "cuda", "float", "double", "half", "bfloat16",
 _CHAINED += ("requires_grad_", "to_empty")
 _OF_ORT = "_torch_module"  # where scripts have reached for execution managers
 # Methods of these packages run on the wrapped module itself: they look after their own calls.
+_FSDP = "torch.distributed."
 _LIBRARIES = ("torch.", "transformers.", "peft.", "accelerate.", "optimum.")
 
 
@@ -111,6 +112,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_memory"] = memory_budget
         self.__dict__["_gradd_reduction"] = reduction
         self.__dict__["_gradd_parts"] = {}
+        self.__dict__["_gradd_sharded"] = False
         self._compile()
 
     def _share(self, module: torch.nn.Module) -> None:
@@ -229,12 +231,26 @@ class ORTModule(torch.nn.Module):
             self._gradd_compiled.say_decoding()
         if isinstance(value, torch.nn.Module):
             return self._part(value)
-        if inspect.ismethod(value) and value.__self__ is module and _is_users(value.__func__):
+        if inspect.ismethod(value) and value.__self__ is module and self._takes(value.__func__):
             # A method that calls self(...) then goes through the daemon as well.
             return types.MethodType(value.__func__, self)
         return value
 
+    def _takes(self, method: Any) -> bool:
+        """True for a method that is bound to the wrapper: the user's, and FSDP's if it is there."""
+        return _is_users(method) or (self._gradd_sharded and method.__module__.startswith(_FSDP))
+
+    def named_modules(
+        self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """The wrapped module and those in it; after fully_shard(), which knows it, this wrapper."""
+        module = self._gradd_module
+        for name, one in module.named_modules(memo, prefix, remove_duplicate):
+            yield name, self if one is module and self._gradd_sharded else one
+
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__" and value.__module__.startswith(_FSDP):
+            self.__dict__["_gradd_sharded"] = True
         if name in _OWN or name == "forward":
             object.__setattr__(self, name, value)
             return
@@ -324,6 +340,7 @@ class _Part(ORTModule):
             self.__dict__[name] = whole.__dict__[name]
         self.__dict__["_gradd_tally"] = whole._gradd_compiled.tally
         self.__dict__["_gradd_parts"] = {}
+        self.__dict__["_gradd_sharded"] = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "_gradd_compiled":  # at the first call

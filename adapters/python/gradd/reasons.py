@@ -191,6 +191,14 @@ REASONS = (
         "See [`GRADD_E_SESSION`](#gradd_e_session).",
     ),
     Reason(
+        "sharded_parameters",
+        _TORCH,
+        "`FullyShardedDataParallel` or ZeRO of stage 3 keeps the parameters in a flat one of its "
+        "own.",
+        "Use `fully_shard()`, ZeRO of stage 1 or 2, or DistributedDataParallel: "
+        "[launchers.md](launchers.md).",
+    ),
+    Reason(
         "tensor_subclass",
         _TORCH,
         "A parameter or input is a subclass of Tensor with functions of its own.",

@@ -139,6 +139,49 @@ def test_an_engine_with_a_flat_buffer_keeps_writing_into_it() -> None:
     assert torch.equal(ours.first.weight.detach().flatten(), flats[0][: 16 * 8])
 
 
+class _Gathered(nn.Module):
+    """Layers whose weights lie at one address while each is called, as an engine gathers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def gather(self) -> None:
+        self.room = torch.zeros(8, 8)
+        for layer in self.layers:
+            layer.register_forward_pre_hook(self._come)
+            layer.register_forward_hook(self._go)
+
+    @torch.compiler.disable
+    def _come(self, layer: nn.Module, _: object) -> None:
+        layer.kept = layer.weight.data
+        layer.weight.data = self.room.copy_(layer.kept)
+
+    @torch.compiler.disable
+    def _go(self, layer: nn.Module, *_: object) -> None:
+        layer.weight.data = layer.kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def test_weights_that_come_to_one_address_keep_their_gradients() -> None:
+    """The graph of one layer serves all: a later forward must not change what others have read."""
+    theirs = _Gathered()
+    net = copy.deepcopy(theirs)
+    net.gather()
+    ours = ORTModule(net)
+    for step in range(3):
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(batch(seed=step)[0]).backward()
+        assert_same_grads(ours, theirs)
+    assert ours.gradd_stats()["forwards"] >= 9
+
+
 def test_data_pointed_elsewhere_every_step() -> None:
     ours, theirs = pair()
     for step in range(4):

@@ -1,54 +1,24 @@
-"""TRL, sentence-transformers and Lightning with a wrapped model: equal losses, in the daemon.
-
-What they need is large, so it is installed once under build/ beside the packages of the tests.
-"""
+"""TRL, sentence-transformers and Lightning with a wrapped model: equal losses, in the daemon."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import site
 import subprocess
-import venv
-from pathlib import Path
 
 import pytest
 from conftest import PYTHONPATH, Daemon
 
-from helpers import BUILD, ROOT
+from helpers.trainers import environment
 from helpers.trainers.other_packages import TRAINERS
 
 pytestmark = pytest.mark.nightly
-NEEDS = ROOT / "requirements-trainers.txt"
-
-
-def _install(folder: Path, interpreter: Path) -> None:
-    venv.create(folder, with_pip=True, clear=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    lines = (f"import site; site.addsitedir({place!r})\n" for place in site.getsitepackages())
-    (packages / "tests.pth").write_text("".join(lines))
-    command = [str(interpreter), "-m", "pip", "install", "-q", "-r", str(NEEDS)]
-    subprocess.run([*command, "-c", str(ROOT / "constraints.txt")], check=True)
-
-
-@pytest.fixture(scope="session")
-def python() -> str:
-    """The interpreter of an environment that has the packages, and sees those of this one."""
-    folder = BUILD / "trainers"
-    interpreter, done = folder / "bin" / "python", folder / "done"
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that test makes it
-        if not done.exists() or done.read_text() != NEEDS.read_text():
-            _install(folder, interpreter)
-            done.write_text(NEEDS.read_text())
-    return str(interpreter)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TRAINERS)
-def test_trainers_of_others(name: str, python: str, daemon: Daemon) -> None:
-    command = [python, "-m", "helpers.trainers.other_packages", name]
+def test_trainers_of_others(name: str, daemon: Daemon) -> None:
+    command = [environment.interpreter(), "-m", "helpers.trainers.other_packages", name]
     env = {
         **os.environ,
         "PYTHONPATH": PYTHONPATH,

@@ -8,6 +8,7 @@ that a replay after a restart reads their original values.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from gradd.memory.shm import DTYPE_CODES, DTYPES
 from gradd.memory.watch import data_ptr
 from gradd.session import protocol
 from gradd.spec import Capture
+
+logger = logging.getLogger("gradd")
 
 _PLANS = 64  # kept per graph; compiling again costs milliseconds
 
@@ -189,10 +192,21 @@ class Graph:
                 (t, h) for t, h in zip(tensors, self.homes, strict=True) if h.mirror is not None
             ]
             if pairs:
+                self._say_copied(len(pairs))
                 state.refresh_mirrors(pairs)
                 if state.generation != self.generation:
                     self._settle(state)
         return self.binding, tensors  # type: ignore[return-value]
+
+    def _say_copied(self, count: int) -> None:
+        if self.owner.client.memory.moves and self.owner.is_new("copied"):
+            logger.warning(
+                "%s: %d parameters or buffers are copied before every forward, because other "
+                "tensors or libraries hold their memory, as FSDP and DeepSpeed do "
+                "(docs/launchers.md)",
+                self.owner.title,
+                count,
+            )
 
     def _settle(self, state: State) -> None:
         with interrupts.deferred:

@@ -47,7 +47,7 @@ _generations = itertools.count(1)
 class Home:
     """Where one tensor lives: its block, and whether the block is only a copy of it."""
 
-    __slots__ = ("block", "dtype", "mirror", "offset", "pointer", "shape")
+    __slots__ = ("block", "dtype", "mirror", "offset", "owner", "pointer", "shape")
 
     def __init__(self, block: Block, tensor: torch.Tensor, mirror: torch.Tensor | None) -> None:
         self.block = block
@@ -55,6 +55,15 @@ class Home:
         self.shape = tuple(tensor.shape)
         self.pointer = data_ptr(tensor)
         self.mirror = mirror
+        self.owner = weakref.ref(tensor)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """False if the address is another tensor's by now, as with FSDP, which frees and gathers.
+
+        Runs of the first one may still read the copy of it.
+        """
+        owner = self.owner()
+        return owner is tensor or (owner is not None and identity(owner) == identity(tensor))
 
     def wire(self) -> Tensor:
         """Its description in the protocol, for a binding."""
@@ -321,19 +330,25 @@ class State:
             home.block.drop()
 
     def refresh_mirrors(self, pairs: Sequence[tuple[torch.Tensor, Home]]) -> None:
-        """Copies the present values of mirrored tensors; moves those that are alone by now."""
+        """Copies the present values of mirrored tensors; moves those that are alone by now.
+
+        A tensor that has come to the address of another one gets a copy of its own.
+        """
         counts = self._other_users([t for t, _ in pairs])
         accesses.touch()  # the copies are what runs have read
         with torch.inference_mode(False), torch.no_grad():
             for (tensor, home), other in zip(pairs, counts, strict=True):
-                if self._stays(tensor, other):
+                stays = self._stays(tensor, other)
+                if stays and home.is_of(tensor):
                     home.mirror.copy_(tensor.detach())  # type: ignore[union-attr]
+                    continue
+                if home.mirror is None:  # this call has the memory by two names
                     continue
                 self._homes.pop(identity(tensor), None)
                 self.mirrored -= 1
                 home.mirror = None
                 home.block.drop()
-                self._move_one(tensor, stays=False)
+                self._move_one(tensor, stays)
                 self.generation = next(_generations)
 
     def drop_all(self) -> None:

@@ -38,7 +38,7 @@ from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.dynamo.traces import Frames, cause
 from gradd.html_tables import Stats
-from gradd.memory import garbage, watch
+from gradd.memory import garbage, tensor_classes, watch
 from gradd.session.client import Client
 from gradd.spec import CaptureError
 
@@ -138,7 +138,7 @@ class Compiled:
         self._skipped = 0  # calls for which Dynamo skips a function where one of them has raised
         self._embeddings: marking_hooks.Embeddings | None = None
         self._lost: str | None = None  # why Dynamo fails at a function
-        self._lazy = True  # some parameters may have no size yet
+        self._unchecked = True  # some parameters may have no size yet, or be shards
 
     def _compiled(self, versions: list[_Version], kwargs: dict[str, Any]) -> Callable[..., Any]:
         """The compiled function whose graphs apply as things are now.
@@ -220,8 +220,8 @@ class Compiled:
             return self._in_torch(owner.failed, args, kwargs)
         try:
             transforms.check()
-            if self._lazy:
-                self._check_sizes()
+            if self._unchecked:
+                self._check_parameters()
         except CaptureError as error:
             return self._in_torch(error, args, kwargs)
         if torch.compiler.is_compiling() and locks.compiles_here():
@@ -306,13 +306,23 @@ class Compiled:
         found = (x for x in private.pytree.tree_leaves(result) if isinstance(x, torch.Tensor))
         return self._passes and all(id(x) in given for x in found)
 
-    def _check_sizes(self) -> None:
-        """Dynamo would forever skip a forward whose first call gives parameters their sizes."""
+    def _check_parameters(self) -> None:
+        """Dynamo would forever skip a forward whose first call gives parameters their sizes.
+
+        And it does not see an engine's flat parameter, of which a module's own are parts.
+        """
+        if engine := tensor_classes.engine_of(self.module):
+            raise CaptureError(
+                "sharded_parameters",
+                f"{engine} keeps the parameters in a flat one of its own, which gradients have to "
+                "reach: use torch.distributed.fsdp.fully_shard, ZeRO of stage 1 or 2, or "
+                "DistributedDataParallel around an ORTModule",
+            )
         both = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
         for name, tensor in both:
             if is_lazy(tensor):
                 raise CaptureError("unsupported_parameter", f"{name!r} has no size before a call")
-        self._lazy = False
+        self._unchecked = False
 
     def _set_aside(
         self, leaves: Sequence[Any], frames: Frames, versions: list[_Version], raises: bool

@@ -62,14 +62,19 @@ def _has(optimizer: Any, *methods: str) -> bool:
     return all(callable(getattr(optimizer, name, None)) for name in methods)
 
 
-def _overflow_of_params(self: Any, params: Any, is_grad_list: bool = False) -> bool:
-    return not all_finite(params if is_grad_list else (p.grad for p in params))
+def _overflow_of_params(self: Any, params: Any, is_grad_list: bool = False) -> torch.Tensor:
+    return _flag(not all_finite(params if is_grad_list else (p.grad for p in params)))
 
 
-def _overflow_of_partition(self: Any) -> bool:
+def _overflow_of_partition(self: Any) -> torch.Tensor:
     kept = self.averaged_gradients  # of each group: a list, or nothing yet
     lists = kept.values() if isinstance(kept, dict) else kept
-    return not all_finite(g for grads in lists if grads is not None for g in grads)
+    return _flag(not all_finite(g for grads in lists if grads is not None for g in grads))
+
+
+def _flag(value: bool) -> torch.Tensor:
+    """What DeepSpeed asks for its `byte()`; in earlier versions, what it converts itself."""
+    return torch.tensor([value], device="cpu")
 
 
 def _overflow_of_groups(self: Any) -> bool:

@@ -14,6 +14,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # The functions of classes without an override of their own.
 _NO_FUNCTION = torch.nn.Parameter.__torch_function__
 _NO_DISPATCH = (None, torch.Tensor.__torch_dispatch__)
+# Marks of engines on tensors that are parts of a flat parameter of theirs.
+_FSDP = "FullyShardedDataParallel"
+_ENGINES = {"_fsdp_flattened": _FSDP, "ds_id": "DeepSpeed's ZeRO of stage 3"}
 
 
 def is_plain(cls: type) -> bool:
@@ -30,6 +33,21 @@ def is_plain(cls: type) -> bool:
 def is_dense(tensor: torch.Tensor) -> bool:
     """True if the elements lie in one storage with strides: not sparse, nested or quantized."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def engine_of(module: torch.nn.Module) -> str:
+    """The engine that keeps a module's parameters in a flat one of its own; "" if none does."""
+    for one in module.modules():
+        own = list(one.parameters(recurse=False))
+        if hasattr(one, "_is_fsdp_managed_module"):  # also by fully_shard(), whose are parameters
+            if not all(isinstance(p, torch.nn.Parameter) for p in own):
+                return _FSDP
+        for tensor in (*own, *vars(one).values()):
+            if isinstance(tensor, torch.Tensor):
+                for mark, engine in _ENGINES.items():
+                    if hasattr(tensor, mark):
+                        return engine
+    return ""
 
 
 def refusal(what: str, cls: type) -> Exception:

@@ -1,0 +1,63 @@
+"""DeepSpeed trains an ORTModule on two processes, by a loop that knows of gradd in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import Daemon
+
+from helpers import sharded_ranks, torchrun
+from helpers.trainers import environment
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+# Of what PyTorch gives under DeepSpeed: an Adam of torch turns rounding of small gradients into
+# part of a step of 1e-2.
+CLOSE = {"f32": 1e-5, "bf16": 2e-2, "f16": 5e-3, "twice": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def found(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of both ranks, by case; see sharded_ranks.deepspeed."""
+    python = environment.interpreter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        folder = tmp_path_factory.mktemp("ranks")
+        script = sharded_ranks.__file__
+        both = torchrun.launch(folder, "cpu", "deepspeed", script=script, python=python)
+    return [rank["deepspeed"] for rank in both]
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_trains_as_with_pytorch(stage: int, kind: str, found: list[dict[str, Any]]) -> None:
+    """Also with two batches in a step, and with an optimizer that scales losses."""
+    for rank in found:
+        ours, theirs = (rank[f"{stage} {kind}"][name] for name in ("gradd", "torch"))
+        assert ours["in_torch"] == [{}] and ours["forwards"][0] >= 6
+        assert ours["type"] == "DeepSpeedZeroOptimizer"
+        assert (ours["scales"], ours["rates"]) == (theirs["scales"], theirs["rates"])
+        torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=CLOSE[kind], atol=1e-4)
+        for a, b in zip(ours["parameters"], theirs["parameters"], strict=True):
+            torch.testing.assert_close(a, b, rtol=CLOSE[kind], atol=CLOSE[kind])
+    own, other = (rank[f"{stage} {kind}"]["gradd"]["parameters"] for rank in found)
+    assert all(map(torch.equal, own, other))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_fp16_optimizer_skips_the_steps_that_deepspeed_skips(
+    stage: int, found: list[dict[str, Any]]
+) -> None:
+    for rank in found:
+        case = rank[f"{stage} f16"]["gradd"]
+        assert case["replaced"]
+        skipped = [a != b for a, b in zip(case["scales"], case["scales"][1:], strict=False)]
+        assert any(skipped) and not all(skipped)
+
+
+def test_stage_3_runs_in_pytorch_by_name(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        ours, theirs = (rank["3 f32"][name] for name in ("gradd", "torch"))
+        assert ours["in_torch"] == [{"sharded_parameters": 6}]
+        assert ours["losses"] == theirs["losses"]
