@@ -11,6 +11,9 @@ from typing import Any
 import stats
 
 COLORS = {"eager": "#9aa0a8", "compile": "#5b6470", "gradd": "#1f5fbf", "plain": "#8fb3e6"}
+COLORS |= {"Trainer": "#9aa0a8", "ORTTrainer": "#1f5fbf"}
+OURS = ("gradd", "ORTTrainer")
+RATES = {"samples/s": "sequences", "tokens/s": "tokens"}  # and what of a step they count
 
 
 def one_line(mode: str, samples: dict[str, list[float]]) -> str:
@@ -22,25 +25,44 @@ def one_line(mode: str, samples: dict[str, list[float]]) -> str:
     return f"{mode:12s} " + "   ".join(cells) + "  ms"
 
 
+def _busy(machine: dict[str, Any]) -> str:
+    """That other processes had work, if they had."""
+    load = machine.get("load_before", 0)
+    return f" Other processes were at work (load {load:.1f} before)." if load > 0.5 else ""
+
+
 def _stolen(machine: dict[str, Any]) -> str:
     """How much of its processors the machine did not get, if it is worth a word."""
     share = machine.get("stolen", 0)
     return f" The hypervisor took {share:.0%} of the processors' time." if share >= 0.005 else ""
 
 
+_OF_MODULES = (
+    "plain: gradd with the recognition of patterns off. The last rows are speed-ups: an engine's "
+    "time over gradd's."
+)
+_OF_TRAINERS = (
+    "A step is all that a trainer does for it: data, forward, backward, clipping and optimizer. "
+    "The last row is a speed-up: Trainer's time over ORTTrainer's."
+)
+
+
 def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     """A Markdown page: a table for each workload and precision, with a row for each engine."""
+    whole = any("sequences" in result for result in results)
     head = (
         f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, measured on "
         f"{machine['date']}. Median ms per step with 95 % intervals; memory: peak PSS of all "
         "processes above their start, parameters, gradients and optimizer state, in MiB, of later "
-        "steps and of the first one (forward and backward). plain: gradd with "
-        "the recognition of patterns off. The last rows are speed-ups: an engine's time over "
-        "gradd's."
+        f"steps and of the first one{'' if whole else ' (forward and backward)'}. "
     )
-    lines = textwrap.wrap(head + _starts(results) + _stolen(machine), 100)
+    head += _OF_TRAINERS if whole else _OF_MODULES
+    lines = textwrap.wrap(head + _starts(results) + _busy(machine) + _stolen(machine), 100)
     for result in results:
-        lines += ["", f"## {_name(result)}", "", *_rows(result)]
+        lines += ["", f"## {_name(result)}", ""]
+        if "sequences" in result:
+            lines += [*textwrap.wrap(f"{result['what']}.", 100), ""]
+        lines += _rows(result)
         for engine, why in result["failed"].items():
             said = f"{_name(result)}, {engine} failed: {why.splitlines()[-1]}"
             lines += ["", *textwrap.wrap(said, 100, break_long_words=False)]
@@ -52,19 +74,40 @@ def _rows(result: dict[str, Any]) -> list[str]:
     engines, starts = result["engines"], result.get("starts", 1)
     modes = list(dict.fromkeys(mode for engine in engines.values() for mode in engine["ms"]))
     times = {m: {n: e["ms"][m] for n, e in engines.items() if m in e["ms"]} for m in modes}
-    columns = ["engine", *modes, "memory", "of the first step", "first call"]
+    rates = RATES if "sequences" in result else {}
+    columns = ["engine", *modes, *rates, "memory", "of the first step", "first call"]
     lines = [_line(columns), "|" + "---|" * len(columns)]
     for name in (n for n in COLORS if n in engines):
         engine = engines[name]
         cells = [_cell(times[mode].get(name)) for mode in modes]
+        cells += [_rate_cell(times[modes[0]].get(name), result[each]) for each in rates.values()]
         memory = [_mib(engine.get(key)) for key in ("memory", "first_memory")]
         extra = [*memory, f"{engine['first_s']:.1f} s"]
         lines.append(_line([name, *cells, *extra]))
-    for against, ratio in (("eager", _speedup), ("compile", _speedup), ("plain", _ratio)):
+    for against, ratio in _AGAINST:
         cells = [ratio(times[mode], against, starts) for mode in modes]
         if any(cell != "-" for cell in cells):
-            lines.append(_line([f"{against} / gradd", *cells, "", "", ""]))
+            ours = next(name for name in OURS if name in engines)
+            empty = [""] * (len(columns) - 1 - len(cells))
+            lines.append(_line([f"{against} / {ours}", *cells, *empty]))
     return lines
+
+
+def _rate(samples: list[float], each: int) -> stats.Interval:
+    """How many per second: a step has so many, and `samples` are milliseconds of steps."""
+    m = stats.median_interval(samples)
+    return stats.Interval(*(1000 * each / ms for ms in (m.value, m.high, m.low)))
+
+
+def _rate_cell(samples: list[float] | None, each: int) -> str:
+    if not samples:
+        return "-"
+    r = _rate(samples, each)
+    return f"{_count(r.value)} ({_count(r.low)}-{_count(r.high)})"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def _line(cells: list[str]) -> str:
@@ -107,7 +150,7 @@ def write(
     name = stem(machine, "-".join(word for word in (kind, "quick" if quick else "") if word))
     paths = [folder / f"{name}{suffix}" for suffix in (".json", ".md", ".svg")]
     paths[0].write_text(json.dumps({"machine": machine, "quick": quick, "results": results}) + "\n")
-    paths[1].write_text(table(machine, results) + "\n")
+    paths[1].write_text(f"{table(machine, results)}\n\n![These figures as bars]({name}.svg)\n")
     _draw(machine, results, paths[2])
     return paths
 
@@ -130,10 +173,12 @@ def _draw(machine: dict[str, Any], results: list[dict[str, Any]], path: Path) ->
     precisions = list(dict.fromkeys(r["precision"] for r in drawn))
     rows = [[r for r in drawn if r["precision"] == p] for p in precisions]
     wide = max(len(row) for row in rows)
+    whole = "sequences" in drawn[0]
+    width = 3.4 if whole else 2.5
     figure, axes = pyplot.subplots(
         len(rows),
         wide,
-        figsize=(2.5 * wide + 0.6, 3.2 * len(rows)),
+        figsize=(width * wide + 0.6, 3.2 * len(rows)),
         layout="constrained",
         squeeze=False,
     )
@@ -142,7 +187,7 @@ def _draw(machine: dict[str, Any], results: list[dict[str, Any]], path: Path) ->
             _draw_workload(axis, result)
         for axis in line[len(row) :]:
             axis.remove()
-        line[0].set_ylabel("ms per step, forward + backward")
+        line[0].set_ylabel("tokens per second" if whole else "ms per step, forward + backward")
     figure.suptitle(f"{machine['cpu']}, {machine['threads']} threads", fontsize=9, color="#5b6470")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
@@ -151,12 +196,20 @@ def _draw(machine: dict[str, Any], results: list[dict[str, Any]], path: Path) ->
 def _draw_workload(axis: Any, result: dict[str, Any]) -> None:
     names = [n for n in COLORS if result["engines"].get(n, {}).get("ms")]
     for x, name in enumerate(names):
-        m = stats.median_interval(next(iter(result["engines"][name]["ms"].values())))
+        samples = next(iter(result["engines"][name]["ms"].values()))
+        if "sequences" in result:
+            m = _rate(samples, result["tokens"])
+            text = (
+                f"{_count(m.value)}\n{_count(_rate(samples, result['sequences']).value)} samples/s"
+            )
+        else:
+            m = stats.median_interval(samples)
+            text = _ms(m.value)
         axis.bar(x, m.value, width=0.7, color=COLORS[name])
         error = [[m.value - m.low], [m.high - m.value]]
         axis.errorbar(x, m.value, yerr=error, color="#222", capsize=3, linewidth=1)
         axis.annotate(
-            _ms(m.value),
+            text,
             (x, m.high),
             ha="center",
             va="bottom",
@@ -167,7 +220,7 @@ def _draw_workload(axis: Any, result: dict[str, Any]) -> None:
     axis.set_title(_name(result), fontsize=10)
     axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.tick_params(axis="y", labelsize=8)
-    axis.margins(y=0.12)
+    axis.margins(y=0.2 if "sequences" in result else 0.12)
     axis.spines[["top", "right"]].set_visible(False)
 
 
@@ -183,9 +236,10 @@ def _cell(values: list[float] | None) -> str:
 
 
 def _speedup(times: dict[str, list[float]], against: str, starts: int) -> str:
-    if "gradd" not in times or against not in times:
+    ours = next((name for name in OURS if name in times), None)
+    if ours is None or against not in times:
         return "-"
-    return stats.speedup_text(stats.ratio_interval(times[against], times["gradd"], starts))
+    return stats.speedup_text(stats.ratio_interval(times[against], times[ours], starts))
 
 
 def _ratio(times: dict[str, list[float]], against: str, starts: int) -> str:
@@ -195,6 +249,9 @@ def _ratio(times: dict[str, list[float]], against: str, starts: int) -> str:
         return "-"
     ratio = stats.ratio_interval(times[against], times["gradd"], starts)
     return f"{ratio.value:.2f} ({ratio.low:.3f}-{ratio.high:.3f})"
+
+
+_AGAINST = (("eager", _speedup), ("compile", _speedup), ("plain", _ratio), ("Trainer", _speedup))
 
 
 def _mib(memory: dict[str, Any] | None) -> str:

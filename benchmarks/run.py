@@ -5,8 +5,12 @@ that a slow moment of the machine hits all of them. Medians come with 95 % boots
 no speed-up is printed whose interval spans 1.0. `plain` is gradd with the recognition of patterns
 switched off. Results: JSON, an SVG and a Markdown table.
 
-    python benchmarks/run.py [--quick] [--only llama,mlp] [--engines eager,compile,gradd,plain]
-                             [--precision fp32,bf16,autocast] [--starts 6]
+`--trainers` compares plain Trainer with ORTTrainer on the samples at small size, in samples and
+tokens per second, in the same way.
+
+    python benchmarks/run.py [--quick] [--trainers] [--only llama,mlp] [--starts 6]
+                             [--engines eager,compile,gradd,plain]
+                             [--precision fp32,bf16,autocast]
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from worker import MODES  # noqa: E402
 
 ENGINES = ("eager", "compile", "gradd", "plain")
 PRECISIONS = ("fp32", "bf16")
+TRAINERS = ("Trainer", "ORTTrainer")
+STEP = "whole step"  # of a trainer
 
 
 class Engine:
@@ -39,7 +45,8 @@ class Engine:
 
     def __init__(self, name: str, what: list[str], env: dict[str, str]) -> None:
         self.name = name
-        command = [sys.executable, str(HERE / "worker.py"), name, *what]
+        program = "trainers.py" if name in TRAINERS else "worker.py"
+        command = [sys.executable, str(HERE / program), name, *what]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by end()
         self._process = subprocess.Popen(
             command,
@@ -111,12 +118,14 @@ def _measure_once(
     result |= {"engines": {}, "failed": {}}
     load = workloads.make(name, options.quick)
     result |= {"what": load.what, "tokens": load.tokens}
+    if options.trainers:
+        result["sequences"] = load.sequences
     engines: list[Engine] = []
     try:
         for engine_name in turned(options.engines, start):
             _start(engine_name, options, env, engines, result)
-        for mode in MODES if not options.no_optimizer else MODES[:1]:
-            if mode != MODES[0]:
+        for mode in options.modes:
+            if mode == MODES[1]:
                 for engine in list(engines):
                     _ask(engine, "optimizer", 1, engines, result)
             _take_turns(engines, options, load.samples, mode, result)
@@ -192,7 +201,7 @@ def _take_turns(
     result: dict[str, Any],
 ) -> None:
     samples: dict[str, list[float]] = {e.name: [] for e in engines}
-    rounds = options.rounds if mode == MODES[0] else max(2, options.rounds // 2)
+    rounds = options.rounds if mode != MODES[1] else max(2, options.rounds // 2)
     for round_ in range(rounds):
         # The order rotates too, so that no engine always runs after the same neighbour.
         for engine in turned(engines, round_):
@@ -246,9 +255,10 @@ def describe_machine(threads: int) -> dict[str, Any]:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds")
-    parser.add_argument("--only", default=",".join(workloads.NAMES), help="workloads, by comma")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="engines, by comma")
-    parser.add_argument("--precision", default=",".join(PRECISIONS), help="precisions, by comma")
+    parser.add_argument("--trainers", action="store_true", help="whole trainers, on the samples")
+    parser.add_argument("--only", help="workloads, by comma")
+    parser.add_argument("--engines", help="engines, by comma")
+    parser.add_argument("--precision", help="precisions, by comma")
     parser.add_argument(
         "--rounds", type=int, help="rounds of turns (default 10, quick 6; half with AdamW)"
     )
@@ -260,12 +270,17 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward only")
     parser.add_argument("--out", default=str(HERE / "results"), help="folder of the results")
     options = parser.parse_args(argv)
-    options.only = options.only.split(",")
-    options.engines = options.engines.split(",")
-    options.precision = options.precision.split(",")
+    names, engines, precisions = _whole(options.trainers)
+    options.only = options.only.split(",") if options.only else list(names)
+    options.engines = options.engines.split(",") if options.engines else list(engines)
+    options.precision = options.precision.split(",") if options.precision else list(precisions)
+    options.modes = MODES[:1] if options.no_optimizer else MODES
+    if options.trainers:
+        options.modes = (STEP,)
     for given, known in (
-        (options.only, workloads.NAMES),
-        (options.precision, workloads.PRECISIONS),
+        (options.only, names),
+        (options.engines, engines),
+        (options.precision, PRECISIONS if options.trainers else workloads.PRECISIONS),
     ):
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(unknown)} is none of {', '.join(known)}")
@@ -312,13 +327,21 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if results[-1]["starts"] == options.starts else 143  # ended by SIGTERM
 
 
+def _whole(trainers: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Workloads, engines and precisions of a table that leaves nothing out."""
+    if trainers:
+        return workloads.SAMPLES, TRAINERS, PRECISIONS[:1]
+    return workloads.NAMES, ENGINES, PRECISIONS
+
+
 def _kind(options: argparse.Namespace, results: list[dict[str, Any]]) -> str:
     """Says "part" where something of the whole table was left out, or the run ended early."""
-    whole = (workloads.NAMES, ENGINES, PRECISIONS)
+    whole = _whole(options.trainers)
     chosen = (options.only, options.engines, options.precision)
     left_out = any(set(w) - set(c) for w, c in zip(whole, chosen, strict=True))
     early = results[-1]["starts"] < options.starts
-    return "part" if left_out or early or options.no_optimizer else ""
+    words = ["trainers"] if options.trainers else []
+    return "-".join(words + ["part"] * (left_out or early or options.no_optimizer))
 
 
 def environment(folder: str, threads: int) -> dict[str, str]:

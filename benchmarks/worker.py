@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import workloads
 
 MODES = ("fwd+bwd", "with AdamW")
+OURS = ("gradd", "plain", "ORTTrainer")  # engines with a daemon
 
 
 class Worker:
@@ -128,8 +129,7 @@ class Worker:
 
     def _pids(self) -> dict[str, int]:
         pids = {"trainer": os.getpid()}
-        ours = self._engine in ("gradd", "plain")
-        daemon = self._memory.daemon_pid() if ours else None
+        daemon = self._memory.daemon_pid() if self._engine in OURS else None
         if daemon:
             pids["daemon"] = daemon
         compilers = set(_children(os.getpid())) - {daemon}
@@ -156,12 +156,12 @@ def _children(pid: int) -> list[int]:
     return [p for child in found for p in (child, *_children(child))]
 
 
-def main() -> int:
-    """Reads commands until `end`."""
+def main(kind: type[Worker] = Worker) -> int:
+    """Reads commands until `end`, for a worker of that class."""
     engine, workload, size, precision = sys.argv[1:5]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # prints of libraries must not reach the parent's parser
-    worker = Worker(engine, workload, size == "quick", precision)
+    worker = kind(engine, workload, size == "quick", precision)
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         command = json.loads(line)

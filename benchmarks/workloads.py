@@ -1,14 +1,18 @@
-"""The five workloads of the benchmark: a module, a batch, and how many tokens it holds.
+"""The workloads of the benchmark: a module, a batch, and how many tokens it holds.
 
 Dropout is 0 everywhere and every random number comes from one seed, so all engines compute the
-same. `--quick` keeps the shapes and shrinks the sizes: it checks the machinery, its figures mean
-little.
+same. Beside the five of the table there are the samples (samples/README.md) at small size, which
+whole trainers train. `--quick` keeps the shapes and shrinks the sizes: it checks the machinery, its
+figures mean little.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +31,8 @@ class Workload:
         tokens: tokens (or rows) per step, for throughput.
         repeat: steps per timed sample; more than 1 where one step is too short to time well.
         samples: timed samples for each that is asked for; more where they are short.
+        sequences: of a step, for samples per second; 0 where tokens are all that counts.
+        sample: the module of samples/ and its size, for a trainer; () for others.
     """
 
     name: str
@@ -35,6 +41,8 @@ class Workload:
     tokens: int
     repeat: int = 1
     samples: int = 1
+    sequences: int = 0
+    sample: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,10 +81,13 @@ def make(name: str, quick: bool) -> Workload:
         return Workload(
             name, "784-500-10, batch 64", _mlp, 64, repeat=20, samples=1 if quick else 10
         )
-    raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
+    if name in SAMPLES:
+        return _sample(name)
+    raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES + SAMPLES)}")
 
 
 NAMES = ("llama", "sft", "bert", "lora", "mlp")
+SAMPLES = ("bert_pretraining", "llama_lora")
 PRECISIONS = ("fp32", "bf16", "autocast")
 
 
@@ -91,6 +102,23 @@ def in_precision(
         module = module.bfloat16()
         batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch.items()}
     return module, batch
+
+
+def _sample(name: str) -> Workload:
+    """One of samples/ at small size."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
+    sample = importlib.import_module(name)
+    size = sample.SIZES["small"]
+
+    def build() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        from transformers import default_data_collator
+
+        torch.manual_seed(SEED)
+        return sample.build(size), default_data_collator(list(sample.Rows(size, size.sequences)))
+
+    tokens = size.sequences * size.tokens
+    text = f"{sample.__doc__.split(', with')[0]} at small size, {size.sequences} x {size.tokens}"
+    return Workload(name, text, build, tokens, sequences=size.sequences, sample=(sample, size))
 
 
 def _ids(size: _LlamaSize) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Additions to mkdocs for the site (mkdocs.yml): pages from outside docs/, and a C reference.
 
-README.md is the start of the site; CONTRIBUTING.md, CHANGELOG.md and the pages of benchmarks/ are
-in it at their own paths, and each header of the C interface has a page. A link from docs/ to one of
-them leads to its page; a link to another file of the repository becomes plain text, for the site
-has no sources (`tests/check_pages.py` checks that the file exists).
+README.md is the start of the site; CONTRIBUTING.md, CHANGELOG.md and the pages of benchmarks/ and
+samples/ are in it at their own paths, and each header of the C interface has a page. A link from
+docs/ to one of them leads to its page; a link to another file of the repository becomes plain text,
+for the site has no sources (`tests/check_pages.py` checks that the file exists).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 import header_pages  # noqa: E402
 
-OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/**/*.md")
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/**/*.md", "samples/*.md")
+OUTSIDE += ("benchmarks/results/*.svg",)
 C_FOLDER = "reference/c"
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s:#]+)(#[^)\s]*)?\)")
 
@@ -67,7 +68,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def outside() -> list[str]:
-    """Pages outside docs/, as paths of the repository."""
+    """Pages and pictures outside docs/, as paths of the repository."""
     found = (p for pattern in OUTSIDE for p in sorted(ROOT.glob(pattern)))
     return [p.relative_to(ROOT).as_posix() for p in found]
 

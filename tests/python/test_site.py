@@ -108,7 +108,7 @@ def test_every_function_of_the_library_has_a_heading() -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """The pages, the headers and the hooks, without sources."""
-    for path in ("docs", "tools", "benchmarks", "adapters", *header_pages.FOLDERS):
+    for path in ("docs", "tools", "benchmarks", "samples", "adapters", *header_pages.FOLDERS):
         there = tmp_path / path
         shutil.copytree(ROOT / path, there, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for path in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml"):

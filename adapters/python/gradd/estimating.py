@@ -95,6 +95,8 @@ class Estimate:
             to the smallest.
         live: The savings from leaving rows out for this batch; None = nothing is left out, or the
             batch's values are unknown.
+        available: Memory that was left when the estimate was made: the machine's, the rest of the
+            control group's, or the GPU's.
     """
 
     batch: int
@@ -110,10 +112,10 @@ class Estimate:
     total: int
     curve: tuple[CurvePoint, ...]
     live: LiveSaving | None
+    available: int = field(compare=False)
     _lines: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
     _foot: str = field(repr=False, compare=False)
     _curve: tuple[str, ...] = field(repr=False, compare=False)
-    _machine: int = field(repr=False, compare=False)  # bytes that the device has left
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -144,7 +146,7 @@ class Estimates(tuple):
 
     def _repr_html_(self) -> str:
         lines, feet = [e._lines for e in self], [e._foot for e in self]
-        return picture.html(self, lines, feet, self[0]._machine)
+        return picture.html(self, lines, feet, self[0].available)
 
 
 def estimate(
@@ -340,7 +342,7 @@ class _Planner:
             ),
             live=_live(found),
             _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
-            _machine=self.client.memory.available(),
+            available=self.client.memory.available(),
         )
 
 

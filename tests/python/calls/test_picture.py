@@ -30,7 +30,7 @@ def made(points: list[tuple[float, float]], machine: float = 0, **more: Any) -> 
         "batch": 4, "optimizer": "adamw", "activations": activations,
         "total": activations + 100 * MIB, "curve": curve, "live": None,
         "_lines": (("parameters", "1 B"), ("total", "2 B")), "_foot": "(optimizer adamw)",
-        "_curve": (), "_machine": int(machine * MIB),
+        "_curve": (), "available": int(machine * MIB),
     }  # fmt: skip
     return Estimate(**{**sizes, **fields, **more})
 
@@ -137,7 +137,7 @@ def test_marks_are_round() -> None:
 
 def test_an_estimate_of_a_model(daemon: Any) -> None:
     one = gradd.estimate(Net(width=256), batch(64))
-    assert one._machine > 0
+    assert one.available > 0
     root = parsed(one)
     assert [row[0].text for row in list(root.iter("table"))[-1]][-1] == "total"
     several = gradd.estimate(Net(width=256), batch(4), batches=[1, 2])

@@ -142,7 +142,7 @@ def test_starts_are_collected_and_an_engine_that_fails_is_left_out() -> None:
 @pytest.mark.slow
 def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     machine: dict[str, Any] = {"cpu": "Some CPU 9", "threads": 2, "torch": "x", "commit": "c"}
-    machine |= {"cores": 2, "date": "2026-01-01", "stolen": 0.061}
+    machine |= {"cores": 2, "date": "2026-01-01", "stolen": 0.061, "load_before": 1.5}
     engine = {"first_s": 1.0, "loss": 2.0, "ms": {"fwd+bwd": [10.0, 11.0, 12.0]}}
     engine |= {"memory": {"above": 3 * 2**20}, "first_memory": {"above": 5 * 2**20}}
     fast = {**engine, "ms": {"fwd+bwd": [5.0, 5.5, 6.0]}}
@@ -158,6 +158,7 @@ def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     text = paths[1].read_text()
     assert "llama bf16, compile failed: no compiler" in text and "2.00x" in text
     assert "3 MiB | 5 MiB" in text
+    assert "Other processes were at work (load 1.5 before)." in " ".join(text.split())
     assert "The hypervisor took 6% of the processors' time." in " ".join(text.split())
     assert json.loads(paths[0].read_text())["results"][0]["workload"] == "llama"
     assert paths[2].read_text().count("<svg") == 1
@@ -165,6 +166,39 @@ def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     later = report.write(tmp_path, {**machine, "date": "2026-02-02"}, [result], quick=True)
     assert later == paths and "2026-02-02" in paths[1].read_text()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.quick
+def test_a_table_of_trainers_has_what_they_do_in_a_second(tmp_path: Path) -> None:
+    machine: dict[str, Any] = {"cpu": "Some CPU 9", "threads": 2, "torch": "x", "cores": 2}
+    engine = {"first_s": 1.0, "loss": 2.0, "ms": {"whole step": [100.0, 100.0, 100.0]}}
+    fast = {**engine, "ms": {"whole step": [50.0, 50.0, 50.0]}}
+    result = {"workload": "bert", "precision": "fp32", "what": "Some text", "failed": {}}
+    result |= {"tokens": 1024, "sequences": 8, "engines": {"Trainer": engine, "ORTTrainer": fast}}
+    text = report.table({**machine, "date": "2026-01-01"}, [result])
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert rows[0][1:4] == ["whole step", "samples/s", "tokens/s"] and "Some text." in text
+    assert rows[1][2:4] == ["80.0 (80.0-80.0)", "10,240 (10,240-10,240)"]
+    assert rows[2][2:4] == ["160.0 (160.0-160.0)", "20,480 (20,480-20,480)"]
+    assert rows[3][0] == "| Trainer / ORTTrainer" and rows[3][1].startswith("2.00x")
+    paths = report.write(tmp_path, {**machine, "date": "d"}, [result], False, "trainers")
+    assert [p.name for p in paths][2] == "some-cpu-9-2-cores-trainers.svg"
+    assert "160.0 samples/s" in paths[2].read_text()
+
+
+@pytest.mark.nightly
+def test_trainers_take_turns(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "--trainers", "--quick", "--rounds", "2"]
+    command += ["--only", "llama_lora", "--samples", "1", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr + done.stdout
+    (path,) = tmp_path.glob("*-trainers-part-quick.json")
+    (result,) = json.loads(path.read_text())["results"]
+    ours, theirs = result["engines"]["ORTTrainer"], result["engines"]["Trainer"]
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+    assert len(ours["ms"]["whole step"]) == len(theirs["ms"]["whole step"]) == 2
+    assert ours["memory"]["peaks"].keys() == {"trainer", "daemon"}
+    assert theirs["memory"]["state"] == ours["memory"]["state"] > 0
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)
