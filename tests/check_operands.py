@@ -27,6 +27,12 @@ FAMILIES = {
     "rope.h": ("kernels/ops/attention/rope.c", "kernels/cuda/rope.cu"),
     "cross_entropy.h": ("kernels/ops/loss/crossentropy.c", "kernels/cuda/row/crossentropy.cu"),
     "head.h": ("kernels/describe/head.c", "kernels/cpu/linear_loss.c", "kernels/cuda/row/head.cu"),
+    "conv.h": (
+        "kernels/ops/product/conv.c",
+        "kernels/describe/conv.c",
+        "kernels/cpu/conv/*.[ch]",
+        "kernels/cuda/product/conv.cu",
+    ),
     "norm.h": ("kernels/ops/norm/norm.c", "kernels/cuda/row/norm.cu"),
 }
 # Operators of ONNX with an order of their own, under the same names.

@@ -193,8 +193,8 @@ def _a_directory_for_all(world: World) -> None:
 
 
 @raises("UNSUPPORTED")
-def _a_convolution(world: World) -> None:
-    ORTModule(nn.Conv1d(3, 3, 2), strict=True)(torch.randn(2, 3, 8))
+def _an_unknown_operator(world: World) -> None:
+    ORTModule(nn.Hardsigmoid(), strict=True)(torch.randn(2, 3))
 
 
 @raises("INTERNAL")
@@ -280,7 +280,7 @@ REASONS |= {
     ),
     "tensor_subclass": _forward(lambda self, x: self.lin(x), X.as_subclass(Tagged)),
     "unsupported": _forward(
-        lambda self, x: self.conv(self.lin(x)[None]).sum(), conv=lambda: nn.Conv1d(6, 6, 2)
+        lambda self, x: self.cut(self.lin(x)).sum(), cut=lambda: nn.Hardsigmoid()
     ),
     "unsupported_input_type": _forward(
         lambda self, x, y: self.lin(x) * y.float(), X, torch.ones(4, dtype=torch.uint16)

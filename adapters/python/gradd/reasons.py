@@ -207,7 +207,7 @@ REASONS = (
     Reason(
         "unsupported",
         _ONNX,
-        "The daemon has no kernel for an operator or type of the graph, as for convolutions.",
+        "The daemon has no kernel for an operator or type of the graph, as for LSTM.",
         "See [operators.md](operators.md) for those that it has.",
     ),
     Reason(

@@ -47,7 +47,6 @@ _ENGINE = "it calls the engine's library with arrays of NumPy, without a client"
 _SEGMENTS = "it is about sizes and headers of segments of the host"
 _PIECES = "memory of a GPU comes in pieces of 2 MiB"
 _PROCESS = "its other process has tensors of the host"
-_CONVOLUTIONS = "the device has no convolutions"
 _CELLS = "the device has no fused cell"
 _SPARSE = "the device has no sparse tensors"
 _AUTOCAST = "its autocast is that of the CPU; device/test_emu_autocast.py"
@@ -74,7 +73,6 @@ CANNOT = {
     "dynamo/test_dynamo_around.py::test_threads*": (
         "torch.set_default_device() is for one thread, and the test makes models in others"
     ),
-    "dynamo/test_dynamo_budget.py::*Cut*": _CONVOLUTIONS,
     "dynamo/test_dynamo_parts.py::test_running_statistics_of_instances*": (
         "torch lowers the norm of instances otherwise for a GPU"
     ),
@@ -84,8 +82,6 @@ CANNOT = {
     "dynamo/test_memory_aliases.py::test_what_forward_writes*": "DLPack does not know the device",
     "dynamo/test_refused.py::test_attributes_that*options*": _FLOATS,
     "dynamo/test_sizes.py::test_a_recurrent*": _CELLS,
-    "dynamo/test_sizes.py::test_sizes_behind_a_pooling*": _CONVOLUTIONS,
-    "dynamo/test_sizes.py::test_what_a_graph_writes*": _CONVOLUTIONS,
     "dynamo/test_sizes_as_numbers.py::test_floats_that_change*a sum of both*": _FLOATS,
     "dynamo/test_tensor_properties.py::test_attributes_that_forward_writes*": _FLOATS,
     "dynamo/test_tensor_properties.py::test_sparse*": _SPARSE,

@@ -3,12 +3,13 @@
 The cases come from the operator table itself, through libgradd.so, so there is no second list.
 SKIPPED names the cases that the reference evaluator cannot judge, with the reason. Composites,
 which have no kernel, run as a plan; of operators with an expansion the plain plan, which is that,
-is compared.
+is compared. ONNX's own tests of nodes follow, for operators whose attributes have many forms.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx.backend.test.case.node import collect_testcases
+from onnx.backend.test.case.test_case import TestCase
 from onnx.reference import ReferenceEvaluator
 
 from helpers import BUILD
@@ -85,6 +88,9 @@ SKIPPED: dict[tuple[str, str], str] = {
     ("Pad", "={0,-3,2,0,70,4}"): _NEGATIVE_PAD,
     ("Pad", "={-2,11,8,-1}"): _NEGATIVE_PAD,
     ("Pad", "i64[0]"): _EMPTY,
+    ("Conv", "pads=[-1,2,1,-2]"): _NEGATIVE_PAD,
+    ("ConvTranspose", "group=2"): "the reference takes groups over two axes only",
+    ("ConvTranspose", "f32[0,2,3]"): _EMPTY,
     ("ReduceLogSumExp", "-inf,-inf"): "of -inf alone the reference says NaN, torch and ours -inf",
 }
 
@@ -246,3 +252,36 @@ def test_comparison_notices_a_wrong_result() -> None:
     assert difference(case, case.outputs) is None
     wrong = [case.outputs[0] + np.float32(0.5)]
     assert "differs" in (difference(case, wrong) or "")
+
+
+# Operator, and how many tests of it there are at least.
+TESTED_BY_ONNX = {"Conv": 6, "ConvTranspose": 11}
+
+
+@functools.lru_cache(maxsize=1)
+def node_tests() -> dict[str, list[TestCase]]:
+    """Those of single nodes, by operator; the package makes all, in 5 s."""
+    found: dict[str, list[TestCase]] = {name: [] for name in TESTED_BY_ONNX}
+    for case in collect_testcases(None):
+        nodes = case.model.graph.node
+        if len(nodes) == 1 and nodes[0].op_type in found:
+            found[nodes[0].op_type].append(case)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of making values
+@pytest.mark.parametrize("name", TESTED_BY_ONNX)
+@pytest.mark.parametrize("plain", [False, True])
+def test_nodes_have_the_values_of_onnx_s_tests(name: str, plain: bool) -> None:
+    """Plain plans compute expansions."""
+    assert len(node_tests()[name]) >= TESTED_BY_ONNX[name]
+    for case in node_tests()[name]:
+        for inputs, expected in case.data_sets:
+            names = [i.name for i in case.model.graph.input]
+            feeds = dict(zip(names, inputs, strict=True))
+            plan = E.Plan(E.Model(case.model.SerializeToString()), feeds, plain=plain)
+            found = E.Run(plan).forward(feeds).values()
+            for got, want in zip(found, expected, strict=True):
+                assert got.shape == want.shape, case.name
+                np.testing.assert_allclose(got, want, 1e-5, 1e-5, err_msg=case.name)

@@ -9,6 +9,7 @@ from helpers.edges.rows import row
 
 _CAUSAL = torch.tril(torch.ones(3, 3)).bool()
 IMG = ("2,3,6,6",)
+CONV2D = ("2,3,6,6", "4,3,3,3")
 SEQ = ("2,3,8",)
 ROWS = [
     row("softmax", lambda x: x.softmax(-1)),
@@ -108,7 +109,40 @@ ROWS = [
         "4",
     ),
     row("conv2d", lambda x, w: F.conv2d(x, w), "2,3,6,6", "4,3,3,3"),
+    row(
+        "conv1d groups dilation",
+        lambda x, w, b: F.conv1d(x, w, b, padding=2, dilation=2, groups=2),
+        "2,4,8",
+        "6,2,3",
+        "6",
+    ),
+    row("conv1d same", lambda x, w: F.conv1d(x, w, padding="same"), "2,3,8", "4,3,4"),
+    row("conv1d unbatched", lambda x, w, b: F.conv1d(x, w, b), "3,8", "4,3,3", "4"),
+    row("conv2d same", lambda x, w: F.conv2d(x, w, padding="same", dilation=2), *CONV2D),
+    row("conv2d valid", lambda x, w: F.conv2d(x, w, padding="valid", stride=(2, 1)), *CONV2D),
+    row("conv2d depthwise", lambda x, w: F.conv2d(x, w, padding=1, groups=3), IMG[0], "6,1,3,3"),
+    row("conv2d pointwise", lambda x, w, b: F.conv2d(x, w, b), IMG[0], "4,3,1,1", "4"),
+    row("conv2d no images", lambda x, w: F.conv2d(x, w), "0,3,6,6", "4,3,3,3"),
+    row("conv2d twice", lambda x, w: F.conv2d(F.conv2d(x, w), w[:3, :2]), IMG[0], "2,3,3,3"),
+    row(
+        "conv3d",
+        lambda x, w, b: F.conv3d(x, w, b, padding=(1, 0, 1), stride=(1, 2, 1)),
+        "2,3,4,5,4",
+        "2,3,3,2,3",
+        "2",
+    ),
+    row("conv3d groups", lambda x, w: F.conv3d(x, w, groups=3), "1,3,3,4,3", "6,1,2,2,2"),
     row("conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w), "2,3,8", "3,2,3"),
+    row(
+        "conv_transpose2d",
+        lambda x, w, b: F.conv_transpose2d(
+            x, w, b, stride=2, padding=1, output_padding=1, groups=2, dilation=(2, 1)
+        ),
+        "2,4,3,4",
+        "4,3,3,2",
+        "6",
+    ),
+    row("conv_transpose3d", lambda x, w: F.conv_transpose3d(x, w), "1,2,2,3,2", "2,3,2,1,2"),
     row("max_pool1d", lambda x: F.max_pool1d(x, 2), *SEQ),
     row("max_pool1d overlapping", lambda x: F.max_pool1d(x, 3, 1, 1), *SEQ),
     row("max_pool2d", lambda x: F.max_pool2d(x, 2), *IMG),

@@ -1,0 +1,42 @@
+/* Convolutions on the CPU: the plain loops that define them, and the ways in which they are
+ * computed. See kernels/describe/conv.h for the relation and its three operators.
+ *
+ * All functions take a relation and the memory of its tensors: x, w and y, of which one is the
+ * result, and the bias of the result (NULL: none). The same relation, operands and thread count
+ * give the same bits. Engine thread; parallel regions of OpenMP.
+ */
+#ifndef GRADD_KERNELS_CPU_CONV_CONV_H
+#define GRADD_KERNELS_CPU_CONV_CONV_H
+
+#include "kernels/contract/kernel.h"
+#include "kernels/describe/conv.h"
+
+/* Which of the three tensors is made of the other two. */
+typedef enum gradd_conv_made_e {
+    GRADD_CONV_MAKES_Y,
+    GRADD_CONV_MAKES_X,
+    GRADD_CONV_MAKES_W
+} gradd_conv_made_t;
+
+typedef struct gradd_conv_memory_s {
+    void *x, *w, *y; /* operands are only read */
+    const void *bias;
+    void *workspace;
+} gradd_conv_memory_t;
+
+/* Of a node, a launch: the relation of its operator, and which tensor it makes. */
+gradd_status_t gradd_conv_of_node(const gradd_infer_t *c, gradd_conv_t *out,
+                                  gradd_conv_made_t *out_made);
+gradd_status_t gradd_conv_of_launch(const gradd_launch_t *r, gradd_conv_t *out,
+                                    gradd_conv_made_t *out_made);
+gradd_conv_memory_t gradd_conv_memory(const gradd_launch_t *r, gradd_conv_made_t made);
+
+/* The definition: plain loops in f32 and f64, sums in double. */
+gradd_status_t gradd_conv_ref(const gradd_launch_t *r);
+
+/* Columns: the patches of x as a matrix, piece by piece, and a matrix product; f32 and f64. */
+gradd_status_t gradd_conv_columns_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
+void gradd_conv_columns_unprepare(gradd_prepared_t *prepared);
+gradd_status_t gradd_conv_columns(const gradd_launch_t *r);
+
+#endif
