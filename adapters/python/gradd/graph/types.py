@@ -5,10 +5,11 @@ sums and means. stack() and its like take tensors of several types, and ONNX wan
 normalisation takes bf16 values with f32 weights (autocast), computes in f32 and rounds once; ONNX
 wants one type here too. A number that is computed from sizes (`x * x.shape[1] ** 0.5`) takes part
 in the type of the tensors beside it, and for halves in f32; so does a number that no half
-represents, as in `x / 301`. If torch computes an operator of halves in f32 and rounds once, and its
-translation takes several steps, values would be rounded, or overflow, between the steps. All of
-these become casts around the operator in the exported program, which neither decomposition nor
-translation can get wrong.
+represents, as in `x / 301`. Integers beside floats become floats where torch's own pass leaves them
+(`1.0 - mask`, `torch.pow(ints, floats)`, `torch.where(mask, 0.5, ints)`). If torch computes an
+operator of halves in f32 and rounds once, and its translation takes several steps, values would be
+rounded, or overflow, between the steps. All of these become casts around the operator in the
+exported program, which neither decomposition nor translation can get wrong.
 """
 
 from __future__ import annotations
@@ -61,6 +62,13 @@ _FORMULAS = frozenset(
         *(_aten.addcmul.default, _aten.addcdiv.default, _aten.lerp.Scalar, _aten.lerp.Tensor),
     }
 )
+# Of these torch's pass leaves integers beside floats as they are, or fails at them.
+_LEFT_MIXED = frozenset(
+    {
+        *(_aten.rsub.Scalar, _aten.rsub.Tensor, _aten.pow.Tensor_Tensor),
+        *(_aten.where.Scalar, _aten.where.ScalarSelf, _aten.where.ScalarOther),
+    }
+)
 _HALVES = (torch.bfloat16, torch.float16)
 _NORMS = frozenset({_aten.layer_norm.default, _aten.group_norm.default, _aten.rms_norm.default})
 
@@ -76,6 +84,8 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
         if node.op != "call_function":
             continue
         _round_numbers(node)
+        if node.target in _LEFT_MIXED:
+            _convert_whole_numbers(graph, node)
         if node.target in _WITH_DTYPE:
             _convert_first(graph, node)
         elif node.target in _JOINED:
@@ -107,6 +117,19 @@ def _convert_all(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         if _type(source) is not wanted:
             with graph.inserting_before(node):
                 node.replace_input_with(source, _cast(graph, source, wanted))
+
+
+def _convert_whole_numbers(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Integers and booleans that are operands, not a condition, get the type of the result."""
+    wanted = _type(node)
+    condition = node.target.overloadpacket is _aten.where
+    if wanted is None:
+        return
+    for place, source in enumerate(node.args[condition:], int(condition)):
+        own = _type(source)
+        if own not in (None, wanted) and not own.is_floating_point:
+            with graph.inserting_before(node):
+                node.update_arg(place, _cast(graph, source, wanted))
 
 
 def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:

@@ -53,6 +53,11 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
     return with_slope(value, x, inside)
 
 
+def relu(x: Any) -> Any:
+    """relu(), of integers as well."""
+    return op.Relu(x) if is_float(x) else op.Max(x, scalar(0, x.dtype))
+
+
 def relu6(x: Any) -> Any:
     """hardtanh(x, 0, 6)."""
     return hardtanh(x, 0.0, 6.0)
@@ -409,6 +414,7 @@ def table() -> dict[Any, Callable]:
     return {
         _aten.pow.Tensor_Scalar: power,
         _aten.hardtanh.default: hardtanh,
+        _aten.relu.default: relu,
         _aten.relu6.default: relu6,
         _aten.softshrink.default: softshrink,
         _aten.hardshrink.default: hardshrink,

@@ -1,0 +1,486 @@
+/* BatchNorm: every channel of x [B, C, ...] is normalised over all else.
+ *
+ * y = (x - mean) * inv * scale[c] + bias[c] with inv = 1 / sqrt(var + epsilon); mean and var are
+ * those of the channel's n = B * S elements (S = all spatial axes), var the biased one, or they are
+ * given (evaluation). Statistics of no element are 0. Running statistics are no concern of the
+ * operator: they are arithmetic on its results, so that a forward may be repeated. Saved for
+ * backward: mean and inv, [C].
+ *
+ * BatchNormGrad(dy, x, scale, mean, inv) -> dx, dscale, dbias is internal:
+ *     dx = scale inv (dy - sum(dy) / n - (x - mean) inv^2 sum(dy (x - mean)) / n)
+ * without the sums where the statistics were given. Sums are formed for each of the B * C rows, or
+ * over columns where S = 1, and added in order: the bits do not depend on the number of threads.
+ * ONNX's BatchNormalization consists of BatchNorm and the arithmetic of its running statistics.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/contract/kernel.h"
+#include "kernels/describe/batch_norm.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/rules/infer.h"
+#include "kernels/rules/rules.h"
+
+typedef struct batch_s {
+    const void *x, *dy, *scale, *bias;
+    void *y;          /* y or dx */
+    void *mean, *inv; /* [C] */
+    double *sum,
+        *sum_h; /* [B, C], [C] where S = 1: means and squares, or sums of dy, dy (x - mean) */
+    gradd_channels_t s;
+    bool given;
+    double epsilon;
+} batch_t;
+
+enum { COLUMNS = 64 };
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+#define REAL    float
+#define NAME(x) x##_f32
+#include "kernels/cpu/batch_rows.h"
+#undef REAL
+#undef NAME
+#define REAL    double
+#define NAME(x) x##_f64
+#include "kernels/cpu/batch_rows.h"
+#undef REAL
+#undef NAME
+
+/* A step of the kernel over rows, columns or channels, by the type that it computes in. */
+#define STEP(f32, p, fn, ...) ((f32) ? fn##_f32(p, __VA_ARGS__) : fn##_f64(p, __VA_ARGS__))
+
+/* Without elements: no batch, and one element of each channel in it. */
+static gradd_channels_t sizes_of(const gradd_type_t *x) {
+    gradd_channels_t s = gradd_channels_of(x);
+    return s.spatial ? s : (gradd_channels_t){0, s.channels, 1};
+}
+
+/* Of each of two arrays of sums. */
+static int64_t parts_of(const gradd_channels_t *s) {
+    return s->spatial == 1 ? s->channels : s->batch * s->channels;
+}
+
+static int64_t row_count(const batch_t *p) {
+    return p->s.batch * p->s.channels;
+}
+
+static int64_t at_most(int64_t n, int64_t limit) {
+    return n < limit ? n : limit;
+}
+
+static bool is_large(const batch_t *p) {
+    return row_count(p) * p->s.spatial >= GRADD_PARALLEL_MIN;
+}
+
+static void *output(const gradd_launch_t *r, int j) {
+    return j < r->n_out ? r->out[j].data : NULL;
+}
+
+static bool has(const gradd_launch_t *r, int i) {
+    return i < r->n_in && r->in[i].type.dtype != GRADD_DT_NONE;
+}
+
+/* Into p->sum and p->sum_h; backward: of dy, else the moments of x. */
+static void sum_channels(const batch_t *p, bool f32, bool backward) {
+    const int64_t channels = p->s.channels;
+    const int64_t n = p->s.spatial == 1 ? (channels + COLUMNS - 1) / COLUMNS : row_count(p);
+#pragma omp parallel for schedule(static) if (is_large(p))
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t column = i * COLUMNS, width = at_most(channels - column, COLUMNS);
+        if (p->s.spatial != 1 && backward)
+            STEP(f32, p, row_sums, i);
+        else if (p->s.spatial != 1)
+            STEP(f32, p, row_moments, i);
+        else if (backward)
+            STEP(f32, p, column_sums, column, width);
+        else
+            STEP(f32, p, column_moments, column, width);
+    }
+}
+
+static void take_statistics(const gradd_launch_t *r, const batch_t *p, void *var, bool f32) {
+    const gradd_view_t *mean = &r->in[GRADD_BATCH_NORM_MEAN];
+    const size_t bytes = (size_t)gradd_type_count(&mean->type) * (f32 ? 4 : 8);
+    const void *given = r->in[GRADD_BATCH_NORM_VAR].data;
+    memcpy(p->mean, mean->data, bytes);
+    if (var) memcpy(var, given, bytes);
+    for (int64_t c = 0; c < p->s.channels; c++)
+        STEP(f32, p, keep_inverse, c, given);
+}
+
+static gradd_status_t compute_forward(const gradd_launch_t *r) {
+    const gradd_view_t *x = &r->in[GRADD_BATCH_NORM_X];
+    const bool f32 = x->type.dtype == GRADD_DT_F32, given = has(r, GRADD_BATCH_NORM_MEAN);
+    batch_t p = {.x = x->data, .s = sizes_of(&x->type), .y = r->out[0].data};
+    p.epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_NORM_EPSILON, 1e-5);
+    p.scale = r->in[GRADD_BATCH_NORM_SCALE].data, p.bias = r->in[GRADD_BATCH_NORM_BIAS].data;
+    double *room = r->workspace;
+    void *var = output(r, GRADD_BATCH_NORM_OUT_VAR);
+    p.mean = output(r, GRADD_BATCH_NORM_OUT_MEAN), p.inv = output(r, GRADD_BATCH_NORM_OUT_INV);
+    if (!p.mean) p.mean = room;
+    if (!p.inv) p.inv = room + p.s.channels;
+    p.sum = room + 2 * p.s.channels, p.sum_h = p.sum + parts_of(&p.s);
+    if (given)
+        take_statistics(r, &p, var, f32);
+    else
+        sum_channels(&p, f32, false);
+    for (int64_t c = 0; c < p.s.channels && !given; c++)
+        STEP(f32, &p, keep_moments, c, var);
+    const bool across = p.s.spatial == 1;
+    const int64_t n = across ? p.s.batch : row_count(&p);
+#pragma omp parallel for schedule(static) if (is_large(&p))
+    for (int64_t i = 0; i < n; i++) {
+        if (across)
+            STEP(f32, &p, normalise_across, i);
+        else
+            STEP(f32, &p, normalise, i);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t compute_backward(const gradd_launch_t *r) {
+    const gradd_view_t *x = &r->in[GRADD_BATCH_NORM_GRAD_X];
+    const bool f32 = x->type.dtype == GRADD_DT_F32;
+    batch_t p = {.x = x->data, .s = sizes_of(&x->type), .y = r->out[0].data};
+    p.dy = r->in[GRADD_BATCH_NORM_GRAD_DY].data, p.scale = r->in[GRADD_BATCH_NORM_GRAD_SCALE].data;
+    p.mean = r->in[GRADD_BATCH_NORM_GRAD_MEAN].data, p.inv = r->in[GRADD_BATCH_NORM_GRAD_INV].data;
+    p.given = gradd_attr_int(r->attrs, GRADD_BATCH_NORM_GIVEN, 0);
+    p.sum = r->workspace, p.sum_h = p.sum + parts_of(&p.s);
+    void *dscale = output(r, GRADD_BATCH_NORM_DSCALE), *dbias = output(r, GRADD_BATCH_NORM_DBIAS);
+    sum_channels(&p, f32, true);
+    for (int64_t c = 0; c < p.s.channels; c++)
+        STEP(f32, &p, add_rows, c, dscale, dbias);
+    if (!p.y) return GRADD_OK;
+    const int64_t channels = p.s.channels;
+    const bool across = p.s.spatial == 1;
+    const int64_t n = across ? (channels + COLUMNS - 1) / COLUMNS : row_count(&p);
+#pragma omp parallel for schedule(static) if (is_large(&p))
+    for (int64_t i = 0; i < n; i++) {
+        if (across)
+            STEP(f32, &p, backward_columns, i * COLUMNS, at_most(channels - i * COLUMNS, COLUMNS));
+        else
+            STEP(f32, &p, backward, i);
+    }
+    return GRADD_OK;
+}
+
+static size_t workspace_forward(const gradd_infer_t *c) {
+    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_NORM_X].type);
+    return sizeof(double) * (size_t)(2 * s.channels + 2 * parts_of(&s));
+}
+
+static size_t workspace_backward(const gradd_infer_t *c) {
+    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_NORM_GRAD_X].type);
+    return sizeof(double) * 2 * (size_t)parts_of(&s);
+}
+
+/* ---- plain loops ----------------------------------------------------------------------------- */
+
+#define EACH_OF(c, s, at)                                                                          \
+    for (int64_t b_ = 0; b_ < (s).batch; b_++)                                                     \
+        for (int64_t at = (b_ * (s).channels + (c)) * (s).spatial, end_ = at + (s).spatial;        \
+             at < end_; at++)
+
+static gradd_status_t ref_forward(const gradd_launch_t *r) {
+    const gradd_channels_t s = sizes_of(&r->in[0].type);
+    const double epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_NORM_EPSILON, 1e-5);
+    const double n = (double)s.batch * (double)s.spatial;
+    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
+        const T *x = r->in[GRADD_BATCH_NORM_X].data, *scale = r->in[GRADD_BATCH_NORM_SCALE].data;
+        const T *bias = r->in[GRADD_BATCH_NORM_BIAS].data;
+        for (int64_t c = 0; c < s.channels; c++) {
+            double mean = 0, var = 0;
+            EACH_OF(c, s, i) mean += (double)x[i] / n;
+            EACH_OF(c, s, i) var += ((double)x[i] - mean) * ((double)x[i] - mean) / n;
+            if (has(r, GRADD_BATCH_NORM_MEAN)) {
+                mean = (double)((const T *)r->in[GRADD_BATCH_NORM_MEAN].data)[c];
+                var = (double)((const T *)r->in[GRADD_BATCH_NORM_VAR].data)[c];
+            }
+            const double inv = 1 / sqrt(var + epsilon), all[] = {mean, var, inv};
+            EACH_OF(c, s, i)
+            ((T *)r->out[0].data)[i] =
+                (T)(((double)x[i] - mean) * inv * (double)scale[c] + (double)bias[c]);
+            for (int j = 1; j < GRADD_BATCH_NORM_OUTPUTS; j++)
+                if (output(r, j)) ((T *)output(r, j))[c] = (T)all[j - 1];
+        }
+    });
+    return GRADD_OK;
+}
+
+static gradd_status_t ref_backward(const gradd_launch_t *r) {
+    const gradd_channels_t s = sizes_of(&r->in[0].type);
+    const bool given = gradd_attr_int(r->attrs, GRADD_BATCH_NORM_GIVEN, 0);
+    const double n = (double)s.batch * (double)s.spatial;
+    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
+        const T *x = r->in[GRADD_BATCH_NORM_GRAD_X].data;
+        const T *dy = r->in[GRADD_BATCH_NORM_GRAD_DY].data;
+        for (int64_t c = 0; c < s.channels; c++) {
+            const double scale = (double)((const T *)r->in[GRADD_BATCH_NORM_GRAD_SCALE].data)[c];
+            const double mean = (double)((const T *)r->in[GRADD_BATCH_NORM_GRAD_MEAN].data)[c];
+            const double inv = (double)((const T *)r->in[GRADD_BATCH_NORM_GRAD_INV].data)[c];
+            double sum = 0, sum_h = 0;
+            EACH_OF(c, s, i) sum += (double)dy[i];
+            EACH_OF(c, s, i) sum_h += (double)dy[i] * ((double)x[i] - mean) * inv;
+            T *dx = output(r, GRADD_BATCH_NORM_DX), *dscale = output(r, GRADD_BATCH_NORM_DSCALE);
+            T *dbias = output(r, GRADD_BATCH_NORM_DBIAS);
+            if (dscale) dscale[c] = (T)sum_h;
+            if (dbias) dbias[c] = (T)sum;
+            const double less = given ? 0 : 1 / n;
+            if (dx) EACH_OF(c, s, i)
+            dx[i] = (T)(scale * inv *
+                        ((double)dy[i] - less * (sum + ((double)x[i] - mean) * inv * sum_h)));
+        }
+    });
+    return GRADD_OK;
+}
+
+/* ---- shape rules ----------------------------------------------------------------------------- */
+
+static gradd_dtype_t wide_dtype(gradd_dtype_t dtype) {
+    return gradd_dtype_is_half(dtype) ? GRADD_DT_F32 : dtype;
+}
+
+static gradd_type_t per_channel(const gradd_type_t *x, gradd_dtype_t dtype) {
+    return (gradd_type_t){.dtype = dtype, .rank = 1, .dims = {x->dims[1]}};
+}
+
+/* One number for each channel, of x's type or the wider one. */
+static gradd_status_t check_channels(const gradd_type_t *x, const gradd_type_t *t,
+                                     const char *what) {
+    char text[GRADD_TYPE_TEXT];
+    const bool fits = t->dtype == x->dtype || t->dtype == wide_dtype(x->dtype);
+    if (fits && t->rank == 1 && t->dims[0] == x->dims[1]) return GRADD_OK;
+    gradd_type_format(t, text);
+    return GRADD_FAIL(GRAPH, "%s is %s, expected %s[%lld]", what, text, gradd_dtype_name(x->dtype),
+                      (long long)x->dims[1]);
+}
+
+static gradd_status_t infer_forward(gradd_infer_t *c) {
+    static const char *const names[] = {"x", "scale", "bias", "mean", "var"};
+    const gradd_type_t *x = &c->in[GRADD_BATCH_NORM_X].type;
+    int given = 0;
+    if (x->rank < 2) return GRADD_FAIL(GRAPH, "the input has rank %d, at least 2", x->rank);
+    for (int i = 1; i < c->n_in; i++) {
+        if (c->in[i].type.dtype == GRADD_DT_NONE) continue;
+        GRADD_TRY(check_channels(x, &c->in[i].type, names[i]));
+        given += i >= GRADD_BATCH_NORM_MEAN;
+    }
+    if (given == 1) return GRADD_FAIL(GRAPH, "mean and var are given together, or neither");
+    c->out[0] = *x;
+    for (int j = 1; j < c->n_out; j++)
+        c->out[j] = per_channel(x, wide_dtype(x->dtype));
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_backward(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[GRADD_BATCH_NORM_GRAD_X].type;
+    const gradd_type_t *scale = &c->in[GRADD_BATCH_NORM_GRAD_SCALE].type;
+    if (x->rank < 2 || !gradd_type_equal(&c->in[GRADD_BATCH_NORM_GRAD_DY].type, x))
+        return GRADD_FAIL(GRAPH, "dy does not fit the input");
+    GRADD_TRY(check_channels(x, scale, "scale"));
+    GRADD_TRY(check_channels(x, &c->in[GRADD_BATCH_NORM_GRAD_MEAN].type, "mean"));
+    GRADD_TRY(check_channels(x, &c->in[GRADD_BATCH_NORM_GRAD_INV].type, "inv"));
+    c->out[0] = *x;
+    for (int j = 1; j < c->n_out; j++)
+        c->out[j] = *scale;
+    return GRADD_OK;
+}
+
+/* ---- gradient rule --------------------------------------------------------------------------- */
+
+/* factor * a * b in the type of `like` */
+static gradd_val_t product(gradd_builder_t *b, double factor, gradd_val_t a, gradd_val_t c,
+                           gradd_val_t like) {
+    gradd_val_t v = GRADD_EMIT(b, "Mul", gradd_wide(b, a), gradd_wide(b, c));
+    return gradd_cast(b, gradd_scaled(b, v, factor), gradd_val_type(b, like)->dtype);
+}
+
+static gradd_status_t grad_batch_norm(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    const bool given =
+        g->n_in > GRADD_BATCH_NORM_MEAN && g->in[GRADD_BATCH_NORM_MEAN] != GRADD_NONE;
+    const bool more = given && (g->need[GRADD_BATCH_NORM_MEAN] || g->need[GRADD_BATCH_NORM_VAR]);
+    for (int j = 1; j < g->n_out; j++)
+        if (g->dout[j] != GRADD_NONE)
+            return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a statistic");
+    if (g->dout[0] == GRADD_NONE) return GRADD_OK;
+    const int n_out = more || g->need[GRADD_BATCH_NORM_BIAS] ? GRADD_BATCH_NORM_GRAD_OUTPUTS
+                      : g->need[GRADD_BATCH_NORM_SCALE]      ? GRADD_BATCH_NORM_DBIAS
+                                                             : GRADD_BATCH_NORM_DSCALE;
+    const gradd_val_t scale = g->in[GRADD_BATCH_NORM_SCALE];
+    const gradd_val_t inv = g->output(g, GRADD_BATCH_NORM_OUT_INV);
+    const gradd_val_t in[GRADD_BATCH_NORM_GRAD_INPUTS] = {
+        g->dout[0], g->in[0], scale, g->output(g, GRADD_BATCH_NORM_OUT_MEAN), inv};
+    gradd_val_t out[GRADD_BATCH_NORM_GRAD_OUTPUTS];
+    const gradd_attr_t attr = gradd_make_int(GRADD_BATCH_NORM_GIVEN, given);
+    if (b->status) return b->status;
+    b->status =
+        b->emit(b, &(gradd_emit_t){"BatchNormGrad", in, GRADD_BATCH_NORM_GRAD_INPUTS, &attr, 1},
+                out, n_out);
+    if (b->status) return b->status;
+    for (int i = 0; i < n_out; i++)
+        if (g->need[i]) g->din[i] = out[i];
+    if (!more) return GRADD_OK;
+    gradd_val_t slope = GRADD_EMIT(b, "Mul", gradd_wide(b, scale), inv);
+    g->din[GRADD_BATCH_NORM_MEAN] =
+        product(b, -1, slope, out[GRADD_BATCH_NORM_DBIAS], g->in[GRADD_BATCH_NORM_MEAN]);
+    slope = GRADD_EMIT(b, "Mul", slope, inv);
+    g->din[GRADD_BATCH_NORM_VAR] =
+        product(b, -0.5, slope, out[GRADD_BATCH_NORM_DSCALE], g->in[GRADD_BATCH_NORM_VAR]);
+    return b->status;
+}
+
+/* ---- expansions ------------------------------------------------------------------------------ */
+
+/* [C] shaped to meet [B, C, ...]. */
+static gradd_val_t meeting(gradd_builder_t *b, gradd_val_t v, const gradd_type_t *x) {
+    int64_t dims[GRADD_MAX_RANK] = {x->dims[1]};
+    for (int i = 1; i < x->rank - 1; i++)
+        dims[i] = 1;
+    return gradd_reshape_to(b, gradd_wide(b, v), dims, x->rank - 1);
+}
+
+static gradd_val_t mean_of(gradd_builder_t *b, gradd_val_t v, const gradd_type_t *x) {
+    int64_t axes[GRADD_MAX_RANK] = {0};
+    for (int i = 1; i < x->rank - 1; i++)
+        axes[i] = i + 1;
+    gradd_val_t mean = GRADD_EMIT(b, "ReduceMean", v, gradd_const_i64s(b, axes, x->rank - 1));
+    const int64_t dims[] = {x->dims[1]};
+    return gradd_reshape_to(b, mean, dims, 1);
+}
+
+static gradd_status_t expand_batch_norm(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_type_t type = *gradd_val_type(b, x->in[0]);
+    const gradd_dtype_t dtype = wide_dtype(type.dtype);
+    gradd_val_t v = gradd_wide(b, x->in[0]), mean, var;
+    if (x->n_in > GRADD_BATCH_NORM_MEAN && x->in[GRADD_BATCH_NORM_MEAN] != GRADD_NONE) {
+        mean = gradd_wide(b, x->in[GRADD_BATCH_NORM_MEAN]);
+        var = gradd_wide(b, x->in[GRADD_BATCH_NORM_VAR]);
+        v = GRADD_EMIT(b, "Sub", v, meeting(b, mean, &type));
+    } else if (gradd_type_count(&type)) {
+        mean = mean_of(b, v, &type);
+        v = GRADD_EMIT(b, "Sub", v, meeting(b, mean, &type));
+        var = mean_of(b, GRADD_EMIT(b, "Mul", v, v), &type);
+    } else {
+        const gradd_val_t sizes = gradd_const_i64s(b, &type.dims[1], 1);
+        mean = var = GRADD_EMIT(b, "Expand", gradd_const_scalar(b, dtype, 0), sizes);
+    }
+    gradd_val_t small =
+        gradd_const_scalar(b, dtype, gradd_attr_float(x->attrs, GRADD_BATCH_NORM_EPSILON, 1e-5));
+    gradd_val_t inv =
+        GRADD_EMIT(b, "Reciprocal", GRADD_EMIT(b, "Sqrt", GRADD_EMIT(b, "Add", var, small)));
+    v = GRADD_EMIT(b, "Mul", v, meeting(b, inv, &type));
+    v = GRADD_EMIT(b, "Mul", v, meeting(b, x->in[GRADD_BATCH_NORM_SCALE], &type));
+    v = GRADD_EMIT(b, "Add", v, meeting(b, x->in[GRADD_BATCH_NORM_BIAS], &type));
+    const gradd_val_t all[] = {gradd_cast(b, v, type.dtype), mean, var, inv};
+    for (int j = 0; j < x->n_out; j++)
+        x->out[j] = all[j];
+    return b->status;
+}
+
+/* ---- ONNX's operator ------------------------------------------------------------------------- */
+
+static gradd_status_t infer_onnx(gradd_infer_t *c) {
+    static const char *const names[] = {"X", "scale", "B", "input_mean", "input_var"};
+    const gradd_type_t *x = &c->in[GRADD_BATCH_NORM_X].type;
+    if (x->rank < 2) return GRADD_FAIL(GRAPH, "X has rank %d, at least 2", x->rank);
+    if (c->n_out > 1 && !gradd_attr_int(c->attrs, "training_mode", 0))
+        return GRADD_FAIL(UNSUPPORTED, "statistics as results without training_mode=1");
+    for (int i = 1; i < c->n_in; i++)
+        if (c->in[i].type.rank != 1 || c->in[i].type.dims[0] != x->dims[1])
+            return GRADD_FAIL(GRAPH, "%s must have one entry for each of %lld channels", names[i],
+                              (long long)x->dims[1]);
+    c->out[0] = *x;
+    for (int j = 1; j < c->n_out; j++)
+        c->out[j] = c->in[GRADD_BATCH_NORM_MEAN].type;
+    return GRADD_OK;
+}
+
+/* before * momentum + now * (1 - momentum), which has no gradient. */
+static gradd_val_t running(gradd_builder_t *b, gradd_val_t before, gradd_val_t now,
+                           double momentum) {
+    const gradd_dtype_t dtype = gradd_val_type(b, before)->dtype;
+    gradd_val_t kept =
+        gradd_scaled(b, gradd_cast(b, before, gradd_val_type(b, now)->dtype), momentum);
+    gradd_val_t v = GRADD_EMIT(b, "Add", kept, gradd_scaled(b, now, 1 - momentum));
+    return GRADD_EMIT(b, "StopGradient", gradd_cast(b, v, dtype));
+}
+
+static gradd_status_t expand_onnx(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_dtype_t dtype = wide_dtype(gradd_val_type(b, x->in[0])->dtype);
+    const bool training = gradd_attr_int(x->attrs, "training_mode", 0);
+    const double momentum = gradd_attr_float(x->attrs, "momentum", 0.9);
+    const gradd_attr_t attr =
+        gradd_make_float(GRADD_BATCH_NORM_EPSILON, gradd_attr_float(x->attrs, "epsilon", 1e-5));
+    gradd_val_t in[GRADD_BATCH_NORM_INPUTS] = {x->in[0]}, out[GRADD_BATCH_NORM_OUTPUTS];
+    for (int i = 1; i < GRADD_BATCH_NORM_INPUTS; i++)
+        in[i] = gradd_cast(b, x->in[i], dtype);
+    if (b->status) return b->status;
+    const int n_in = training ? GRADD_BATCH_NORM_MEAN : GRADD_BATCH_NORM_INPUTS;
+    GRADD_TRY(b->emit(b, &(gradd_emit_t){"BatchNorm", in, n_in, &attr, 1}, out, x->n_out));
+    x->out[0] = out[0];
+    for (int j = 1; j < x->n_out; j++)
+        x->out[j] = running(b, x->in[GRADD_BATCH_NORM_MEAN + j - 1], out[j], momentum);
+    return b->status;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+GRADD_OPS(
+    batchnorm,
+    GRADD_OP(
+        "BatchNorm", "com.gradd", 1, (GRADD_BATCH_NORM_MEAN, GRADD_BATCH_NORM_INPUTS),
+        (1, GRADD_BATCH_NORM_OUTPUTS), .types = {GRADD_T_FLOAT},
+        .attrs = GRADD_ATTR_LIST({GRADD_BATCH_NORM_EPSILON, GRADD_ATTR_FLOAT, false}),
+        .infer = infer_forward, .grad = grad_batch_norm, .expand = expand_batch_norm,
+        .ref = ref_forward,
+        .cases = GRADD_CASES(
+            {.text = "f32[4,3,5] f32[3] f32[3]"}, {.text = "f32[5,70] f32[70] f32[70]"},
+            {.text = "f32[2,3,3,4] f32[3] f32[3] | epsilon=0.01"},
+            {.text = "f32[2,3,2,2,2] f32[3] f32[3]"},
+            {.text = "f32[4,3,5] f32[3] f32[3] f32[3] f32[3]:(0.5,2)"},
+            {.text = "f32[4,3] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | epsilon=0.1"},
+            {.text = "f32[0,3,4] f32[3] f32[3]"}, {.text = "f32[2,3,0] f32[3] f32[3]"},
+            {.text = "f32[2,0,5] f32[0] f32[0]"},
+            {.text = "f32[0,3] f32[3] f32[3] -> 4", .grad_tol = -1},
+            {.text = "f32[1,2,3] f32[2] f32[2]"},
+            {.text = "f32[2,3]={1,2,inf,4,nan,6} f32[3] f32[3]", .grad_tol = -1},
+            {.text = "f32[5,64,12,12] f32[64] f32[64] -> 4", .grad_tol = -1},
+            {.text = "f32[700,90]:(900,902) f32[90] f32[90] -> 4", .tol = 1e-3, .grad_tol = -1},
+            {.text = "f32[3,2,130,50] f32[2] f32[2] f32[2] f32[2]:(0.5,2) -> 4", .grad_tol = -1})),
+    GRADD_OP("BatchNormGrad", "com.gradd", 1,
+             (GRADD_BATCH_NORM_GRAD_INPUTS, GRADD_BATCH_NORM_GRAD_INPUTS),
+             (1, GRADD_BATCH_NORM_GRAD_OUTPUTS), .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+             .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({GRADD_BATCH_NORM_GIVEN, GRADD_ATTR_INT, false}),
+             .infer = infer_backward, .ref = ref_backward,
+             .cases = GRADD_CASES(
+                 {.text = "f32[4,3,5] f32[4,3,5] f32[3] f32[3] f32[3]:(0.5,2) -> 3"},
+                 {.text = "f32[4,3,5] f32[4,3,5] f32[3] f32[3] f32[3]:(0.5,2) | given=1 -> 3"},
+                 {.text = "f32[9,70] f32[9,70] f32[70] f32[70] f32[70]:(0.5,2) -> 3"},
+                 {.text = "f32[9,70] f32[9,70] f32[70] f32[70] f32[70]:(0.5,2) | given=1 -> 1"},
+                 {.text = "f32[5,64,12,12] f32[5,64,12,12] f32[64] f32[64] f32[64]:(0.5,2) -> 3"},
+                 {.text = "f32[600,90] f32[600,90] f32[90] f32[90] f32[90]:(0.5,2) -> 2"},
+                 {.text = "f32[0,3,4] f32[0,3,4] f32[3] f32[3] f32[3] -> 3"},
+                 {.text = "f32[2,3,0] f32[2,3,0] f32[3] f32[3] f32[3] -> 3"})),
+    GRADD_OP("BatchNormalization", "", 9, (GRADD_BATCH_NORM_INPUTS, GRADD_BATCH_NORM_INPUTS),
+             (1, GRADD_BATCH_NORM_OUT_INV), .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
+                                      {"momentum", GRADD_ATTR_FLOAT, false},
+                                      {"training_mode", GRADD_ATTR_INT, false}),
+             .infer = infer_onnx, .expand = expand_onnx,
+             .cases = GRADD_CASES(
+                 {.text = "f32[4,3,5] f32[3] f32[3] f32[3] f32[3]:(0.5,2)"},
+                 {.text = "f32[4,3,5] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | training_mode=1"},
+                 {.text = "f32[4,3] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | training_mode=1 "
+                          "momentum=0.7 epsilon=0.01 -> 3",
+                  .grad_tol = -1})));
+
+GRADD_KERNELS(cpu, batchnorm,
+              GRADD_KERNEL("BatchNorm", "loop", .types = {GRADD_T_F32_F64}, .inplace = 1,
+                           .compute = compute_forward, .workspace = workspace_forward),
+              GRADD_KERNEL("BatchNormGrad", "loop", .types = {GRADD_T_F32_F64}, .inplace = 3,
+                           .compute = compute_backward, .workspace = workspace_backward));

@@ -1,0 +1,130 @@
+"""Arithmetic of integer or boolean masks with floats: torch's promotion, values and gradients.
+
+All expressions of a kind are one graph; `strict` refuses a cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from gradd import ORTModule
+
+_Expressions = dict[str, Callable]
+
+# Of floats x and a mask m of integers, booleans or both.
+_ANY: _Expressions = {
+    "m * -10000.0": lambda x, m: x + m * -10000.0,
+    "0.5 * m": lambda x, m: 0.5 * m,
+    "m / 2": lambda x, m: m / 2,
+    "2.0 / m": lambda x, m: 2.0 / (m + 1),
+    "m + 0.5": lambda x, m: m + 0.5,
+    "x + m": lambda x, m: x + m,
+    "x * m": lambda x, m: m * x,
+    "m / x": lambda x, m: m / (x.abs() + 1),
+    "m > 0.5": lambda x, m: m > 0.5,
+    "0.5 >= m": lambda x, m: m <= 0.5,
+    "m == 1.0": lambda x, m: m == 1.0,
+    "m != 0.5": lambda x, m: m != 0.5,
+    "x > m": lambda x, m: x > m,
+    "m <= x": lambda x, m: m <= x,
+    "2.0 ** m": lambda x, m: 2.0**m,
+    "m ** 0.5": lambda x, m: m**0.5,
+    "m ** x": lambda x, m: torch.pow(m, x.abs()),
+    "m % 0.3": lambda x, m: m % 0.3,
+    "m // 0.3": lambda x, m: m // 0.3,
+    "add alpha": lambda x, m: torch.add(x, m, alpha=0.5),
+    "maximum": lambda x, m: torch.maximum(x, m),
+    "where": lambda x, m: torch.where(m > 0, x, m),
+    "where number": lambda x, m: torch.where(m > 0, 1.5, m),
+    "where number behind": lambda x, m: torch.where(m > 0, m, -1e4),
+    "rank 0": lambda x, m: torch.tensor(2.5) * m - m.sum(),
+    "exp": lambda x, m: torch.exp(m) - torch.sqrt(m),
+}
+_INTEGERS: _Expressions = {
+    "1.0 - m": lambda x, m: 1.0 - m,
+    "x * (1.0 - m)": lambda x, m: x * (1.0 - m),
+    "(1.0 - m) * min": lambda x, m: x + (1.0 - m) * torch.finfo(x.dtype).min,
+    "(1 - m) * min": lambda x, m: x + (1 - m) * torch.finfo(x.dtype).min,
+    "m - 0.5": lambda x, m: m - 0.5,
+    "x - m": lambda x, m: x - m,
+    "m - x": lambda x, m: m - x,
+    "rsub": lambda x, m: torch.rsub(m, 1.5, alpha=2),
+    "rsub tensors": lambda x, m: torch.rsub(m, x, alpha=2),
+    "x ** m": lambda x, m: x.abs() ** (m + 1),
+    "clamp": lambda x, m: torch.clamp(m, 0.5, 1.5),
+    "relu": lambda x, m: torch.relu(m - 1) * x,
+    "fmod": lambda x, m: torch.fmod(m, 0.7),
+    "div trunc": lambda x, m: torch.div(m, 0.3, rounding_mode="trunc"),
+}
+
+
+class _All(nn.Module):
+    """Every expression of a table, of weighted rows."""
+
+    def __init__(self, expressions: _Expressions, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.expressions = expressions
+        self.weight = nn.Parameter(torch.linspace(-1, 2, 4, dtype=dtype))
+
+    def forward(self, x, m):
+        x = x * self.weight
+        return tuple(f(x, m) for f in self.expressions.values())
+
+
+@pytest.mark.parametrize("cast", [None, torch.bfloat16], ids=["plain", "autocast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.bool])
+def test_masks_beside_floats(kind, dtype, cast, shared_daemon):
+    table = _ANY if kind is torch.bool else _ANY | _INTEGERS
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=dtype)
+    m = torch.tensor([[0, 1, 0, 2], [1, 1, 2, 0], [0, 0, 3, 1]]).to(kind)
+    plain, wrapped = _All(table, dtype), ORTModule(_All(table, dtype), strict=True)
+    context = torch.autocast("cpu", cast) if cast else contextlib.nullcontext()
+    with context:
+        wanted, found = plain(x, m), wrapped(x, m)
+    for name, want, got in zip(table, wanted, found, strict=True):
+        assert got.dtype is want.dtype, name
+        torch.testing.assert_close(got, want, equal_nan=True, msg=lambda t, n=name: f"{n}: {t}")
+    for results in (wanted, found):
+        sum(r.double().clamp(-9, 9).nansum() for r in results if r.requires_grad).backward()
+    torch.testing.assert_close(next(wrapped.parameters()).grad, plain.weight.grad)
+    assert wrapped.gradd_stats()["in_torch"] == {}
+
+
+class _Changing(nn.Module):
+    """Numbers that change, and sizes, beside a mask."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=dtype))
+
+    def forward(self, x, m, number):
+        return x * self.weight * (number - m) + (m.shape[0] ** 0.5 - m)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_change_beside_a_mask(dtype, shared_daemon):
+    plain, wrapped = _Changing(dtype), ORTModule(_Changing(dtype), strict=True)
+    for rows, number in ((3, 1.0), (3, 2.5), (5, 0.3), (2, -1e4)):
+        x, m = torch.randn(rows, 4, dtype=dtype), torch.randint(0, 2, (rows, 4))
+        torch.testing.assert_close(wrapped(x, m, number), plain(x, m, number))
+
+
+def test_numbers_beside_no_float_are_floats_of_the_default_type(shared_daemon):
+    class Numbers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, m):
+            return 1.0 - m, torch.where(m > 0, m, 0.5), self.weight * 1
+
+    m = torch.tensor([0, 1, 2**24 + 1])
+    for got, want in zip(ORTModule(Numbers(), strict=True)(m), Numbers()(m), strict=True):
+        assert got.dtype is want.dtype and torch.equal(got, want)
