@@ -27,6 +27,7 @@ FAMILIES = {
     "rope.h": ("kernels/ops/attention/rope.c", "kernels/cuda/rope.cu"),
     "cross_entropy.h": ("kernels/ops/loss/crossentropy.c", "kernels/cuda/row/crossentropy.cu"),
     "head.h": ("kernels/describe/head.c", "kernels/cpu/linear_loss.c", "kernels/cuda/row/head.cu"),
+    "batch_norm.h": ("kernels/ops/norm/batchnorm.c", "kernels/cuda/row/batchnorm.cu"),
     "norm.h": ("kernels/ops/norm/norm.c", "kernels/cuda/row/norm.cu"),
 }
 # Operators of ONNX with an order of their own, under the same names.
