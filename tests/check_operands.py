@@ -33,6 +33,7 @@ FAMILIES = {
         "kernels/cpu/conv/*.[ch]",
         "kernels/cuda/product/conv.cu",
     ),
+    "batch_norm.h": ("kernels/ops/norm/batchnorm.c", "kernels/cuda/row/batchnorm.cu"),
     "norm.h": ("kernels/ops/norm/norm.c", "kernels/cuda/row/norm.cu"),
 }
 # Operators of ONNX with an order of their own, under the same names.

@@ -10,40 +10,35 @@
 /* Operands. MEAN and VAR, absent together: the statistics to normalise by, [C], in place of the
  * batch's own. */
 enum {
-    GRADD_BATCH_NORM_X,
-    GRADD_BATCH_NORM_SCALE,
-    GRADD_BATCH_NORM_BIAS,
-    GRADD_BATCH_NORM_MEAN,
-    GRADD_BATCH_NORM_VAR,
-    GRADD_BATCH_NORM_INPUTS
+    GRADD_BATCH_X,
+    GRADD_BATCH_SCALE,
+    GRADD_BATCH_BIAS,
+    GRADD_BATCH_MEAN,
+    GRADD_BATCH_VAR,
+    GRADD_BATCH_INPUTS
 };
 /* Results: y, and of each channel the statistics that it was normalised by: mean, variance (of the
  * batch the biased one) and 1 / sqrt(variance + epsilon), in f32 for halves. */
 enum {
-    GRADD_BATCH_NORM_Y,
-    GRADD_BATCH_NORM_OUT_MEAN,
-    GRADD_BATCH_NORM_OUT_VAR,
-    GRADD_BATCH_NORM_OUT_INV,
-    GRADD_BATCH_NORM_OUTPUTS
+    GRADD_BATCH_Y,
+    GRADD_BATCH_OUT_MEAN,
+    GRADD_BATCH_OUT_VAR,
+    GRADD_BATCH_OUT_INV,
+    GRADD_BATCH_OUTPUTS
 };
 /* Operands and results of BatchNormGrad. */
 enum {
-    GRADD_BATCH_NORM_GRAD_DY,
-    GRADD_BATCH_NORM_GRAD_X,
-    GRADD_BATCH_NORM_GRAD_SCALE,
-    GRADD_BATCH_NORM_GRAD_MEAN,
-    GRADD_BATCH_NORM_GRAD_INV,
-    GRADD_BATCH_NORM_GRAD_INPUTS
+    GRADD_BATCH_GRAD_DY,
+    GRADD_BATCH_GRAD_X,
+    GRADD_BATCH_GRAD_SCALE,
+    GRADD_BATCH_GRAD_MEAN,
+    GRADD_BATCH_GRAD_INV,
+    GRADD_BATCH_GRAD_INPUTS
 };
-enum {
-    GRADD_BATCH_NORM_DX,
-    GRADD_BATCH_NORM_DSCALE,
-    GRADD_BATCH_NORM_DBIAS,
-    GRADD_BATCH_NORM_GRAD_OUTPUTS
-};
+enum { GRADD_BATCH_DX, GRADD_BATCH_DSCALE, GRADD_BATCH_DBIAS, GRADD_BATCH_GRAD_OUTPUTS };
 
-#define GRADD_BATCH_NORM_EPSILON "epsilon" /* float, 1e-5 */
-#define GRADD_BATCH_NORM_GIVEN   "given"   /* of the gradient: the statistics are constants, 0 */
+#define GRADD_BATCH_EPSILON "epsilon" /* float, 1e-5 */
+#define GRADD_BATCH_GIVEN   "given"   /* of the gradient: the statistics are constants, 0 */
 
 /* x as [batch, channels, spatial]. */
 typedef struct gradd_channels_s {

@@ -135,35 +135,34 @@ static gradd_channels_t sizes_of(const gradd_type_t *x) {
 typedef gpu_types<float, double> types_t;
 
 static gradd_status_t compute_forward(const gradd_launch_t *r) {
-    return gpu_switch(types_t(), r->in[0].type.dtype, [&](auto t) {
+    return gpu_switch(types_t(), r->in[GRADD_BATCH_X].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         batch_t<T> p = {};
-        p.s = sizes_of(&r->in[0].type);
+        p.s = sizes_of(&r->in[GRADD_BATCH_X].type);
         if (!p.s.channels) return GRADD_OK;
-        p.x = (const T *)r->in[GRADD_BATCH_NORM_X].data;
-        p.scale = (const T *)r->in[GRADD_BATCH_NORM_SCALE].data;
-        p.bias = (const T *)r->in[GRADD_BATCH_NORM_BIAS].data;
+        p.x = (const T *)r->in[GRADD_BATCH_X].data;
+        p.scale = (const T *)r->in[GRADD_BATCH_SCALE].data;
+        p.bias = (const T *)r->in[GRADD_BATCH_BIAS].data;
         p.y = (T *)r->out[0].data;
-        p.epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_NORM_EPSILON, 1e-5);
-        T *mean = (T *)output(r, GRADD_BATCH_NORM_OUT_MEAN);
-        T *var = (T *)output(r, GRADD_BATCH_NORM_OUT_VAR);
-        T *inv = (T *)output(r, GRADD_BATCH_NORM_OUT_INV), *room = (T *)r->workspace;
+        p.epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_EPSILON, 1e-5);
+        T *mean = (T *)output(r, GRADD_BATCH_OUT_MEAN);
+        T *var = (T *)output(r, GRADD_BATCH_OUT_VAR);
+        T *inv = (T *)output(r, GRADD_BATCH_OUT_INV), *room = (T *)r->workspace;
         mean = mean ? mean : room;
         inv = inv ? inv : room + p.s.channels;
         p.mean = mean, p.inv = inv;
-        const bool given =
-            r->n_in > GRADD_BATCH_NORM_MEAN && r->in[GRADD_BATCH_NORM_MEAN].type.dtype;
+        const bool given = r->n_in > GRADD_BATCH_MEAN && r->in[GRADD_BATCH_MEAN].type.dtype;
         if (given)
             GPU_LAUNCH((batch_given<T>), gpu_blocks(p.s.channels, GPU_ROW_THREADS), GPU_ROW_THREADS,
-                       p, (const T *)r->in[GRADD_BATCH_NORM_MEAN].data,
-                       (const T *)r->in[GRADD_BATCH_NORM_VAR].data, mean, var, inv);
+                       p, (const T *)r->in[GRADD_BATCH_MEAN].data,
+                       (const T *)r->in[GRADD_BATCH_VAR].data, mean, var, inv);
         else if (p.s.spatial == 1)
             GPU_LAUNCH((batch_moments<true, T>), gpu_column_blocks(p.s.channels), GPU_ROW_THREADS,
                        p, mean, var, inv);
         else
             GPU_LAUNCH((batch_moments<false, T>), gpu_blocks(p.s.channels, 1), GPU_ROW_THREADS, p,
                        mean, var, inv);
-        const int64_t n = gradd_type_count(&r->in[0].type);
+        const int64_t n = gradd_type_count(&r->in[GRADD_BATCH_X].type);
         if (n) GPU_LAUNCH((batch_normalise<T>), gpu_blocks(n, GPU_ROW_THREADS), GPU_ROW_THREADS, p);
         return gpu_launched(r->op->name);
     });
@@ -171,29 +170,29 @@ static gradd_status_t compute_forward(const gradd_launch_t *r) {
 
 /* Outputs: dx, dscale, dbias; any of them may be unwanted. */
 static gradd_status_t compute_backward(const gradd_launch_t *r) {
-    return gpu_switch(types_t(), r->in[GRADD_BATCH_NORM_GRAD_X].type.dtype, [&](auto t) {
+    return gpu_switch(types_t(), r->in[GRADD_BATCH_GRAD_X].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         batch_t<T> p = {};
-        p.s = sizes_of(&r->in[GRADD_BATCH_NORM_GRAD_X].type);
+        p.s = sizes_of(&r->in[GRADD_BATCH_GRAD_X].type);
         if (!p.s.channels) return GRADD_OK;
-        p.x = (const T *)r->in[GRADD_BATCH_NORM_GRAD_X].data;
-        p.dy = (const T *)r->in[GRADD_BATCH_NORM_GRAD_DY].data;
-        p.scale = (const T *)r->in[GRADD_BATCH_NORM_GRAD_SCALE].data;
-        p.mean = (const T *)r->in[GRADD_BATCH_NORM_GRAD_MEAN].data;
-        p.inv = (const T *)r->in[GRADD_BATCH_NORM_GRAD_INV].data;
-        p.y = (T *)output(r, GRADD_BATCH_NORM_DX);
+        p.x = (const T *)r->in[GRADD_BATCH_GRAD_X].data;
+        p.dy = (const T *)r->in[GRADD_BATCH_GRAD_DY].data;
+        p.scale = (const T *)r->in[GRADD_BATCH_GRAD_SCALE].data;
+        p.mean = (const T *)r->in[GRADD_BATCH_GRAD_MEAN].data;
+        p.inv = (const T *)r->in[GRADD_BATCH_GRAD_INV].data;
+        p.y = (T *)output(r, GRADD_BATCH_DX);
         p.sum = (double *)r->workspace;
         p.sum_h = p.sum + p.s.channels;
-        p.given = gradd_attr_int(r->attrs, GRADD_BATCH_NORM_GIVEN, 0);
-        T *dscale = (T *)output(r, GRADD_BATCH_NORM_DSCALE);
-        T *dbias = (T *)output(r, GRADD_BATCH_NORM_DBIAS);
+        p.given = gradd_attr_int(r->attrs, GRADD_BATCH_GIVEN, 0);
+        T *dscale = (T *)output(r, GRADD_BATCH_DSCALE);
+        T *dbias = (T *)output(r, GRADD_BATCH_DBIAS);
         if (p.s.spatial == 1)
             GPU_LAUNCH((batch_sums<true, T>), gpu_column_blocks(p.s.channels), GPU_ROW_THREADS, p,
                        dscale, dbias);
         else
             GPU_LAUNCH((batch_sums<false, T>), gpu_blocks(p.s.channels, 1), GPU_ROW_THREADS, p,
                        dscale, dbias);
-        const int64_t n = gradd_type_count(&r->in[0].type);
+        const int64_t n = gradd_type_count(&r->in[GRADD_BATCH_X].type);
         if (p.y && n)
             GPU_LAUNCH((batch_slopes<T>), gpu_blocks(n, GPU_ROW_THREADS), GPU_ROW_THREADS, p);
         return gpu_launched(r->op->name);
@@ -201,11 +200,11 @@ static gradd_status_t compute_backward(const gradd_launch_t *r) {
 }
 
 static size_t workspace_backward(const gradd_infer_t *c) {
-    return 2 * sizeof(double) * (size_t)c->in[GRADD_BATCH_NORM_GRAD_X].type.dims[1];
+    return 2 * sizeof(double) * (size_t)c->in[GRADD_BATCH_GRAD_X].type.dims[1];
 }
 
 static size_t workspace_forward(const gradd_infer_t *c) {
-    return 2 * sizeof(double) * (size_t)c->in[GRADD_BATCH_NORM_X].type.dims[1];
+    return 2 * sizeof(double) * (size_t)c->in[GRADD_BATCH_X].type.dims[1];
 }
 
 #define WIDE (GRADD_DTB(F32) | GRADD_DTB(F64))

@@ -100,9 +100,9 @@ static void sum_channels(const batch_t *p, bool f32, bool backward) {
 }
 
 static void take_statistics(const gradd_launch_t *r, const batch_t *p, void *var, bool f32) {
-    const gradd_view_t *mean = &r->in[GRADD_BATCH_NORM_MEAN];
+    const gradd_view_t *mean = &r->in[GRADD_BATCH_MEAN];
     const size_t bytes = (size_t)gradd_type_count(&mean->type) * (f32 ? 4 : 8);
-    const void *given = r->in[GRADD_BATCH_NORM_VAR].data;
+    const void *given = r->in[GRADD_BATCH_VAR].data;
     memcpy(p->mean, mean->data, bytes);
     if (var) memcpy(var, given, bytes);
     for (int64_t c = 0; c < p->s.channels; c++)
@@ -110,14 +110,14 @@ static void take_statistics(const gradd_launch_t *r, const batch_t *p, void *var
 }
 
 static gradd_status_t compute_forward(const gradd_launch_t *r) {
-    const gradd_view_t *x = &r->in[GRADD_BATCH_NORM_X];
-    const bool f32 = x->type.dtype == GRADD_DT_F32, given = has(r, GRADD_BATCH_NORM_MEAN);
+    const gradd_view_t *x = &r->in[GRADD_BATCH_X];
+    const bool f32 = x->type.dtype == GRADD_DT_F32, given = has(r, GRADD_BATCH_MEAN);
     batch_t p = {.x = x->data, .s = sizes_of(&x->type), .y = r->out[0].data};
-    p.epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_NORM_EPSILON, 1e-5);
-    p.scale = r->in[GRADD_BATCH_NORM_SCALE].data, p.bias = r->in[GRADD_BATCH_NORM_BIAS].data;
+    p.epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_EPSILON, 1e-5);
+    p.scale = r->in[GRADD_BATCH_SCALE].data, p.bias = r->in[GRADD_BATCH_BIAS].data;
     double *room = r->workspace;
-    void *var = output(r, GRADD_BATCH_NORM_OUT_VAR);
-    p.mean = output(r, GRADD_BATCH_NORM_OUT_MEAN), p.inv = output(r, GRADD_BATCH_NORM_OUT_INV);
+    void *var = output(r, GRADD_BATCH_OUT_VAR);
+    p.mean = output(r, GRADD_BATCH_OUT_MEAN), p.inv = output(r, GRADD_BATCH_OUT_INV);
     if (!p.mean) p.mean = room;
     if (!p.inv) p.inv = room + p.s.channels;
     p.sum = room + 2 * p.s.channels, p.sum_h = p.sum + parts_of(&p.s);
@@ -140,14 +140,14 @@ static gradd_status_t compute_forward(const gradd_launch_t *r) {
 }
 
 static gradd_status_t compute_backward(const gradd_launch_t *r) {
-    const gradd_view_t *x = &r->in[GRADD_BATCH_NORM_GRAD_X];
+    const gradd_view_t *x = &r->in[GRADD_BATCH_GRAD_X];
     const bool f32 = x->type.dtype == GRADD_DT_F32;
     batch_t p = {.x = x->data, .s = sizes_of(&x->type), .y = r->out[0].data};
-    p.dy = r->in[GRADD_BATCH_NORM_GRAD_DY].data, p.scale = r->in[GRADD_BATCH_NORM_GRAD_SCALE].data;
-    p.mean = r->in[GRADD_BATCH_NORM_GRAD_MEAN].data, p.inv = r->in[GRADD_BATCH_NORM_GRAD_INV].data;
-    p.given = gradd_attr_int(r->attrs, GRADD_BATCH_NORM_GIVEN, 0);
+    p.dy = r->in[GRADD_BATCH_GRAD_DY].data, p.scale = r->in[GRADD_BATCH_GRAD_SCALE].data;
+    p.mean = r->in[GRADD_BATCH_GRAD_MEAN].data, p.inv = r->in[GRADD_BATCH_GRAD_INV].data;
+    p.given = gradd_attr_int(r->attrs, GRADD_BATCH_GIVEN, 0);
     p.sum = r->workspace, p.sum_h = p.sum + parts_of(&p.s);
-    void *dscale = output(r, GRADD_BATCH_NORM_DSCALE), *dbias = output(r, GRADD_BATCH_NORM_DBIAS);
+    void *dscale = output(r, GRADD_BATCH_DSCALE), *dbias = output(r, GRADD_BATCH_DBIAS);
     sum_channels(&p, f32, true);
     for (int64_t c = 0; c < p.s.channels; c++)
         STEP(f32, &p, add_rows, c, dscale, dbias);
@@ -166,12 +166,12 @@ static gradd_status_t compute_backward(const gradd_launch_t *r) {
 }
 
 static size_t workspace_forward(const gradd_infer_t *c) {
-    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_NORM_X].type);
+    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_X].type);
     return sizeof(double) * (size_t)(2 * s.channels + 2 * parts_of(&s));
 }
 
 static size_t workspace_backward(const gradd_infer_t *c) {
-    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_NORM_GRAD_X].type);
+    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_GRAD_X].type);
     return sizeof(double) * 2 * (size_t)parts_of(&s);
 }
 
@@ -183,25 +183,25 @@ static size_t workspace_backward(const gradd_infer_t *c) {
              at < end_; at++)
 
 static gradd_status_t ref_forward(const gradd_launch_t *r) {
-    const gradd_channels_t s = sizes_of(&r->in[0].type);
-    const double epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_NORM_EPSILON, 1e-5);
+    const gradd_channels_t s = sizes_of(&r->in[GRADD_BATCH_X].type);
+    const double epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_EPSILON, 1e-5);
     const double n = (double)s.batch * (double)s.spatial;
-    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
-        const T *x = r->in[GRADD_BATCH_NORM_X].data, *scale = r->in[GRADD_BATCH_NORM_SCALE].data;
-        const T *bias = r->in[GRADD_BATCH_NORM_BIAS].data;
+    GRADD_SWITCH_FLOAT(r->in[GRADD_BATCH_X].type.dtype, T, {
+        const T *x = r->in[GRADD_BATCH_X].data, *scale = r->in[GRADD_BATCH_SCALE].data;
+        const T *bias = r->in[GRADD_BATCH_BIAS].data;
         for (int64_t c = 0; c < s.channels; c++) {
             double mean = 0, var = 0;
             EACH_OF(c, s, i) mean += (double)x[i] / n;
             EACH_OF(c, s, i) var += ((double)x[i] - mean) * ((double)x[i] - mean) / n;
-            if (has(r, GRADD_BATCH_NORM_MEAN)) {
-                mean = (double)((const T *)r->in[GRADD_BATCH_NORM_MEAN].data)[c];
-                var = (double)((const T *)r->in[GRADD_BATCH_NORM_VAR].data)[c];
+            if (has(r, GRADD_BATCH_MEAN)) {
+                mean = (double)((const T *)r->in[GRADD_BATCH_MEAN].data)[c];
+                var = (double)((const T *)r->in[GRADD_BATCH_VAR].data)[c];
             }
             const double inv = 1 / sqrt(var + epsilon), all[] = {mean, var, inv};
             EACH_OF(c, s, i)
             ((T *)r->out[0].data)[i] =
                 (T)(((double)x[i] - mean) * inv * (double)scale[c] + (double)bias[c]);
-            for (int j = 1; j < GRADD_BATCH_NORM_OUTPUTS; j++)
+            for (int j = 1; j < GRADD_BATCH_OUTPUTS; j++)
                 if (output(r, j)) ((T *)output(r, j))[c] = (T)all[j - 1];
         }
     });
@@ -209,21 +209,21 @@ static gradd_status_t ref_forward(const gradd_launch_t *r) {
 }
 
 static gradd_status_t ref_backward(const gradd_launch_t *r) {
-    const gradd_channels_t s = sizes_of(&r->in[0].type);
-    const bool given = gradd_attr_int(r->attrs, GRADD_BATCH_NORM_GIVEN, 0);
+    const gradd_channels_t s = sizes_of(&r->in[GRADD_BATCH_X].type);
+    const bool given = gradd_attr_int(r->attrs, GRADD_BATCH_GIVEN, 0);
     const double n = (double)s.batch * (double)s.spatial;
-    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
-        const T *x = r->in[GRADD_BATCH_NORM_GRAD_X].data;
-        const T *dy = r->in[GRADD_BATCH_NORM_GRAD_DY].data;
+    GRADD_SWITCH_FLOAT(r->in[GRADD_BATCH_X].type.dtype, T, {
+        const T *x = r->in[GRADD_BATCH_GRAD_X].data;
+        const T *dy = r->in[GRADD_BATCH_GRAD_DY].data;
         for (int64_t c = 0; c < s.channels; c++) {
-            const double scale = (double)((const T *)r->in[GRADD_BATCH_NORM_GRAD_SCALE].data)[c];
-            const double mean = (double)((const T *)r->in[GRADD_BATCH_NORM_GRAD_MEAN].data)[c];
-            const double inv = (double)((const T *)r->in[GRADD_BATCH_NORM_GRAD_INV].data)[c];
+            const double scale = (double)((const T *)r->in[GRADD_BATCH_GRAD_SCALE].data)[c];
+            const double mean = (double)((const T *)r->in[GRADD_BATCH_GRAD_MEAN].data)[c];
+            const double inv = (double)((const T *)r->in[GRADD_BATCH_GRAD_INV].data)[c];
             double sum = 0, sum_h = 0;
             EACH_OF(c, s, i) sum += (double)dy[i];
             EACH_OF(c, s, i) sum_h += (double)dy[i] * ((double)x[i] - mean) * inv;
-            T *dx = output(r, GRADD_BATCH_NORM_DX), *dscale = output(r, GRADD_BATCH_NORM_DSCALE);
-            T *dbias = output(r, GRADD_BATCH_NORM_DBIAS);
+            T *dx = output(r, GRADD_BATCH_DX), *dscale = output(r, GRADD_BATCH_DSCALE);
+            T *dbias = output(r, GRADD_BATCH_DBIAS);
             if (dscale) dscale[c] = (T)sum_h;
             if (dbias) dbias[c] = (T)sum;
             const double less = given ? 0 : 1 / n;
@@ -258,13 +258,13 @@ static gradd_status_t check_channels(const gradd_type_t *x, const gradd_type_t *
 
 static gradd_status_t infer_forward(gradd_infer_t *c) {
     static const char *const names[] = {"x", "scale", "bias", "mean", "var"};
-    const gradd_type_t *x = &c->in[GRADD_BATCH_NORM_X].type;
+    const gradd_type_t *x = &c->in[GRADD_BATCH_X].type;
     int given = 0;
     if (x->rank < 2) return GRADD_FAIL(GRAPH, "the input has rank %d, at least 2", x->rank);
     for (int i = 1; i < c->n_in; i++) {
         if (c->in[i].type.dtype == GRADD_DT_NONE) continue;
         GRADD_TRY(check_channels(x, &c->in[i].type, names[i]));
-        given += i >= GRADD_BATCH_NORM_MEAN;
+        given += i >= GRADD_BATCH_MEAN;
     }
     if (given == 1) return GRADD_FAIL(GRAPH, "mean and var are given together, or neither");
     c->out[0] = *x;
@@ -274,13 +274,13 @@ static gradd_status_t infer_forward(gradd_infer_t *c) {
 }
 
 static gradd_status_t infer_backward(gradd_infer_t *c) {
-    const gradd_type_t *x = &c->in[GRADD_BATCH_NORM_GRAD_X].type;
-    const gradd_type_t *scale = &c->in[GRADD_BATCH_NORM_GRAD_SCALE].type;
-    if (x->rank < 2 || !gradd_type_equal(&c->in[GRADD_BATCH_NORM_GRAD_DY].type, x))
+    const gradd_type_t *x = &c->in[GRADD_BATCH_GRAD_X].type;
+    const gradd_type_t *scale = &c->in[GRADD_BATCH_GRAD_SCALE].type;
+    if (x->rank < 2 || !gradd_type_equal(&c->in[GRADD_BATCH_GRAD_DY].type, x))
         return GRADD_FAIL(GRAPH, "dy does not fit the input");
     GRADD_TRY(check_channels(x, scale, "scale"));
-    GRADD_TRY(check_channels(x, &c->in[GRADD_BATCH_NORM_GRAD_MEAN].type, "mean"));
-    GRADD_TRY(check_channels(x, &c->in[GRADD_BATCH_NORM_GRAD_INV].type, "inv"));
+    GRADD_TRY(check_channels(x, &c->in[GRADD_BATCH_GRAD_MEAN].type, "mean"));
+    GRADD_TRY(check_channels(x, &c->in[GRADD_BATCH_GRAD_INV].type, "inv"));
     c->out[0] = *x;
     for (int j = 1; j < c->n_out; j++)
         c->out[j] = *scale;
@@ -298,36 +298,34 @@ static gradd_val_t product(gradd_builder_t *b, double factor, gradd_val_t a, gra
 
 static gradd_status_t grad_batch_norm(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
-    const bool given =
-        g->n_in > GRADD_BATCH_NORM_MEAN && g->in[GRADD_BATCH_NORM_MEAN] != GRADD_NONE;
-    const bool more = given && (g->need[GRADD_BATCH_NORM_MEAN] || g->need[GRADD_BATCH_NORM_VAR]);
+    const bool given = g->n_in > GRADD_BATCH_MEAN && g->in[GRADD_BATCH_MEAN] != GRADD_NONE;
+    const bool more = given && (g->need[GRADD_BATCH_MEAN] || g->need[GRADD_BATCH_VAR]);
     for (int j = 1; j < g->n_out; j++)
         if (g->dout[j] != GRADD_NONE)
             return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a statistic");
     if (g->dout[0] == GRADD_NONE) return GRADD_OK;
-    const int n_out = more || g->need[GRADD_BATCH_NORM_BIAS] ? GRADD_BATCH_NORM_GRAD_OUTPUTS
-                      : g->need[GRADD_BATCH_NORM_SCALE]      ? GRADD_BATCH_NORM_DBIAS
-                                                             : GRADD_BATCH_NORM_DSCALE;
-    const gradd_val_t scale = g->in[GRADD_BATCH_NORM_SCALE];
-    const gradd_val_t inv = g->output(g, GRADD_BATCH_NORM_OUT_INV);
-    const gradd_val_t in[GRADD_BATCH_NORM_GRAD_INPUTS] = {
-        g->dout[0], g->in[0], scale, g->output(g, GRADD_BATCH_NORM_OUT_MEAN), inv};
-    gradd_val_t out[GRADD_BATCH_NORM_GRAD_OUTPUTS];
-    const gradd_attr_t attr = gradd_make_int(GRADD_BATCH_NORM_GIVEN, given);
+    const int n_out = more || g->need[GRADD_BATCH_BIAS] ? GRADD_BATCH_GRAD_OUTPUTS
+                      : g->need[GRADD_BATCH_SCALE]      ? GRADD_BATCH_DBIAS
+                                                        : GRADD_BATCH_DSCALE;
+    const gradd_val_t scale = g->in[GRADD_BATCH_SCALE];
+    const gradd_val_t inv = g->output(g, GRADD_BATCH_OUT_INV);
+    const gradd_val_t in[GRADD_BATCH_GRAD_INPUTS] = {g->dout[0], g->in[GRADD_BATCH_X], scale,
+                                                     g->output(g, GRADD_BATCH_OUT_MEAN), inv};
+    gradd_val_t out[GRADD_BATCH_GRAD_OUTPUTS];
+    const gradd_attr_t attr = gradd_make_int(GRADD_BATCH_GIVEN, given);
     if (b->status) return b->status;
-    b->status =
-        b->emit(b, &(gradd_emit_t){"BatchNormGrad", in, GRADD_BATCH_NORM_GRAD_INPUTS, &attr, 1},
-                out, n_out);
+    b->status = b->emit(b, &(gradd_emit_t){"BatchNormGrad", in, GRADD_BATCH_GRAD_INPUTS, &attr, 1},
+                        out, n_out);
     if (b->status) return b->status;
     for (int i = 0; i < n_out; i++)
         if (g->need[i]) g->din[i] = out[i];
     if (!more) return GRADD_OK;
     gradd_val_t slope = GRADD_EMIT(b, "Mul", gradd_wide(b, scale), inv);
-    g->din[GRADD_BATCH_NORM_MEAN] =
-        product(b, -1, slope, out[GRADD_BATCH_NORM_DBIAS], g->in[GRADD_BATCH_NORM_MEAN]);
+    g->din[GRADD_BATCH_MEAN] =
+        product(b, -1, slope, out[GRADD_BATCH_DBIAS], g->in[GRADD_BATCH_MEAN]);
     slope = GRADD_EMIT(b, "Mul", slope, inv);
-    g->din[GRADD_BATCH_NORM_VAR] =
-        product(b, -0.5, slope, out[GRADD_BATCH_NORM_DSCALE], g->in[GRADD_BATCH_NORM_VAR]);
+    g->din[GRADD_BATCH_VAR] =
+        product(b, -0.5, slope, out[GRADD_BATCH_DSCALE], g->in[GRADD_BATCH_VAR]);
     return b->status;
 }
 
@@ -352,12 +350,12 @@ static gradd_val_t mean_of(gradd_builder_t *b, gradd_val_t v, const gradd_type_t
 
 static gradd_status_t expand_batch_norm(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
-    const gradd_type_t type = *gradd_val_type(b, x->in[0]);
+    const gradd_type_t type = *gradd_val_type(b, x->in[GRADD_BATCH_X]);
     const gradd_dtype_t dtype = wide_dtype(type.dtype);
-    gradd_val_t v = gradd_wide(b, x->in[0]), mean, var;
-    if (x->n_in > GRADD_BATCH_NORM_MEAN && x->in[GRADD_BATCH_NORM_MEAN] != GRADD_NONE) {
-        mean = gradd_wide(b, x->in[GRADD_BATCH_NORM_MEAN]);
-        var = gradd_wide(b, x->in[GRADD_BATCH_NORM_VAR]);
+    gradd_val_t v = gradd_wide(b, x->in[GRADD_BATCH_X]), mean, var;
+    if (x->n_in > GRADD_BATCH_MEAN && x->in[GRADD_BATCH_MEAN] != GRADD_NONE) {
+        mean = gradd_wide(b, x->in[GRADD_BATCH_MEAN]);
+        var = gradd_wide(b, x->in[GRADD_BATCH_VAR]);
         v = GRADD_EMIT(b, "Sub", v, meeting(b, mean, &type));
     } else if (gradd_type_count(&type)) {
         mean = mean_of(b, v, &type);
@@ -368,12 +366,12 @@ static gradd_status_t expand_batch_norm(gradd_expand_t *x) {
         mean = var = GRADD_EMIT(b, "Expand", gradd_const_scalar(b, dtype, 0), sizes);
     }
     gradd_val_t small =
-        gradd_const_scalar(b, dtype, gradd_attr_float(x->attrs, GRADD_BATCH_NORM_EPSILON, 1e-5));
+        gradd_const_scalar(b, dtype, gradd_attr_float(x->attrs, GRADD_BATCH_EPSILON, 1e-5));
     gradd_val_t inv =
         GRADD_EMIT(b, "Reciprocal", GRADD_EMIT(b, "Sqrt", GRADD_EMIT(b, "Add", var, small)));
     v = GRADD_EMIT(b, "Mul", v, meeting(b, inv, &type));
-    v = GRADD_EMIT(b, "Mul", v, meeting(b, x->in[GRADD_BATCH_NORM_SCALE], &type));
-    v = GRADD_EMIT(b, "Add", v, meeting(b, x->in[GRADD_BATCH_NORM_BIAS], &type));
+    v = GRADD_EMIT(b, "Mul", v, meeting(b, x->in[GRADD_BATCH_SCALE], &type));
+    v = GRADD_EMIT(b, "Add", v, meeting(b, x->in[GRADD_BATCH_BIAS], &type));
     const gradd_val_t all[] = {gradd_cast(b, v, type.dtype), mean, var, inv};
     for (int j = 0; j < x->n_out; j++)
         x->out[j] = all[j];
@@ -384,7 +382,7 @@ static gradd_status_t expand_batch_norm(gradd_expand_t *x) {
 
 static gradd_status_t infer_onnx(gradd_infer_t *c) {
     static const char *const names[] = {"X", "scale", "B", "input_mean", "input_var"};
-    const gradd_type_t *x = &c->in[GRADD_BATCH_NORM_X].type;
+    const gradd_type_t *x = &c->in[GRADD_BATCH_X].type;
     if (x->rank < 2) return GRADD_FAIL(GRAPH, "X has rank %d, at least 2", x->rank);
     if (c->n_out > 1 && !gradd_attr_int(c->attrs, "training_mode", 0))
         return GRADD_FAIL(UNSUPPORTED, "statistics as results without training_mode=1");
@@ -394,7 +392,7 @@ static gradd_status_t infer_onnx(gradd_infer_t *c) {
                               (long long)x->dims[1]);
     c->out[0] = *x;
     for (int j = 1; j < c->n_out; j++)
-        c->out[j] = c->in[GRADD_BATCH_NORM_MEAN].type;
+        c->out[j] = c->in[GRADD_BATCH_MEAN].type;
     return GRADD_OK;
 }
 
@@ -410,20 +408,20 @@ static gradd_val_t running(gradd_builder_t *b, gradd_val_t before, gradd_val_t n
 
 static gradd_status_t expand_onnx(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
-    const gradd_dtype_t dtype = wide_dtype(gradd_val_type(b, x->in[0])->dtype);
+    const gradd_dtype_t dtype = wide_dtype(gradd_val_type(b, x->in[GRADD_BATCH_X])->dtype);
     const bool training = gradd_attr_int(x->attrs, "training_mode", 0);
     const double momentum = gradd_attr_float(x->attrs, "momentum", 0.9);
     const gradd_attr_t attr =
-        gradd_make_float(GRADD_BATCH_NORM_EPSILON, gradd_attr_float(x->attrs, "epsilon", 1e-5));
-    gradd_val_t in[GRADD_BATCH_NORM_INPUTS] = {x->in[0]}, out[GRADD_BATCH_NORM_OUTPUTS];
-    for (int i = 1; i < GRADD_BATCH_NORM_INPUTS; i++)
+        gradd_make_float(GRADD_BATCH_EPSILON, gradd_attr_float(x->attrs, "epsilon", 1e-5));
+    gradd_val_t in[GRADD_BATCH_INPUTS] = {x->in[GRADD_BATCH_X]}, out[GRADD_BATCH_OUTPUTS];
+    for (int i = 1; i < GRADD_BATCH_INPUTS; i++)
         in[i] = gradd_cast(b, x->in[i], dtype);
     if (b->status) return b->status;
-    const int n_in = training ? GRADD_BATCH_NORM_MEAN : GRADD_BATCH_NORM_INPUTS;
+    const int n_in = training ? GRADD_BATCH_MEAN : GRADD_BATCH_INPUTS;
     GRADD_TRY(b->emit(b, &(gradd_emit_t){"BatchNorm", in, n_in, &attr, 1}, out, x->n_out));
     x->out[0] = out[0];
     for (int j = 1; j < x->n_out; j++)
-        x->out[j] = running(b, x->in[GRADD_BATCH_NORM_MEAN + j - 1], out[j], momentum);
+        x->out[j] = running(b, x->in[GRADD_BATCH_MEAN + j - 1], out[j], momentum);
     return b->status;
 }
 
@@ -432,9 +430,9 @@ static gradd_status_t expand_onnx(gradd_expand_t *x) {
 GRADD_OPS(
     batchnorm,
     GRADD_OP(
-        "BatchNorm", "com.gradd", 1, (GRADD_BATCH_NORM_MEAN, GRADD_BATCH_NORM_INPUTS),
-        (1, GRADD_BATCH_NORM_OUTPUTS), .types = {GRADD_T_FLOAT},
-        .attrs = GRADD_ATTR_LIST({GRADD_BATCH_NORM_EPSILON, GRADD_ATTR_FLOAT, false}),
+        "BatchNorm", "com.gradd", 1, (GRADD_BATCH_MEAN, GRADD_BATCH_INPUTS),
+        (1, GRADD_BATCH_OUTPUTS), .types = {GRADD_T_FLOAT},
+        .attrs = GRADD_ATTR_LIST({GRADD_BATCH_EPSILON, GRADD_ATTR_FLOAT, false}),
         .infer = infer_forward, .grad = grad_batch_norm, .expand = expand_batch_norm,
         .ref = ref_forward,
         .cases = GRADD_CASES(
@@ -451,11 +449,10 @@ GRADD_OPS(
             {.text = "f32[5,64,12,12] f32[64] f32[64] -> 4", .grad_tol = -1},
             {.text = "f32[700,90]:(900,902) f32[90] f32[90] -> 4", .tol = 1e-3, .grad_tol = -1},
             {.text = "f32[3,2,130,50] f32[2] f32[2] f32[2] f32[2]:(0.5,2) -> 4", .grad_tol = -1})),
-    GRADD_OP("BatchNormGrad", "com.gradd", 1,
-             (GRADD_BATCH_NORM_GRAD_INPUTS, GRADD_BATCH_NORM_GRAD_INPUTS),
-             (1, GRADD_BATCH_NORM_GRAD_OUTPUTS), .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+    GRADD_OP("BatchNormGrad", "com.gradd", 1, (GRADD_BATCH_GRAD_INPUTS, GRADD_BATCH_GRAD_INPUTS),
+             (1, GRADD_BATCH_GRAD_OUTPUTS), .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST({GRADD_BATCH_NORM_GIVEN, GRADD_ATTR_INT, false}),
+             .attrs = GRADD_ATTR_LIST({GRADD_BATCH_GIVEN, GRADD_ATTR_INT, false}),
              .infer = infer_backward, .ref = ref_backward,
              .cases = GRADD_CASES(
                  {.text = "f32[4,3,5] f32[4,3,5] f32[3] f32[3] f32[3]:(0.5,2) -> 3"},
@@ -466,8 +463,8 @@ GRADD_OPS(
                  {.text = "f32[600,90] f32[600,90] f32[90] f32[90] f32[90]:(0.5,2) -> 2"},
                  {.text = "f32[0,3,4] f32[0,3,4] f32[3] f32[3] f32[3] -> 3"},
                  {.text = "f32[2,3,0] f32[2,3,0] f32[3] f32[3] f32[3] -> 3"})),
-    GRADD_OP("BatchNormalization", "", 9, (GRADD_BATCH_NORM_INPUTS, GRADD_BATCH_NORM_INPUTS),
-             (1, GRADD_BATCH_NORM_OUT_INV), .types = {GRADD_T_FLOAT},
+    GRADD_OP("BatchNormalization", "", 9, (GRADD_BATCH_INPUTS, GRADD_BATCH_INPUTS),
+             (1, GRADD_BATCH_OUT_INV), .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
                                       {"momentum", GRADD_ATTR_FLOAT, false},
                                       {"training_mode", GRADD_ATTR_INT, false}),

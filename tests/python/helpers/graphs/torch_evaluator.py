@@ -162,6 +162,18 @@ def _batch_norm(x: list, a: dict, n: int) -> Any:
     return y, mean * keep + now_mean * (1 - keep), var * keep + now_var * (1 - keep)
 
 
+def _batch_statistics(x: list, a: dict, n: int) -> Any:
+    """com.gradd::BatchNorm: y, and the statistics that it was normalised by."""
+    (data, weight, bias), given = x[:3], x[3:5]
+    axes = [i for i in range(data.dim()) if i != 1]
+    wide = data.float() if data.dtype.itemsize == 2 else data
+    mean, var = given or (wide.mean(axes).detach(), wide.var(axes, unbiased=False).detach())
+    eps = a.get("epsilon", 1e-5)
+    statistics = given or (None, None)
+    y = torch.nn.functional.batch_norm(data, *statistics, weight, bias, not given, 0.0, eps)
+    return (y, mean, var, (var + eps).rsqrt())[:n]
+
+
 def _shape(x: list, a: dict, n: int) -> Tensor:
     end = a.get("end")
     return torch.tensor(list(x[0].shape)[a.get("start", 0) : end], dtype=torch.int64)
@@ -325,6 +337,7 @@ _OPS: dict[str, Callable] = {
     "Unsqueeze": _unsqueeze,
     "Where": lambda x, a, n: torch.where(x[0], x[1], x[2]),
     "com.gradd:CrossEntropy": _smoothed_loss,
+    "com.gradd:BatchNorm": _batch_statistics,
     "com.gradd:CheckIndex": lambda x, a, n: _checked(x[0], x[1]),
     "com.gradd:StopGradient": _unary(torch.Tensor.detach),
     "com.gradd:SignBit": _unary(torch.signbit),

@@ -105,6 +105,11 @@ def first_of(domain: str, name: str, *operands: Any, **attributes: Any) -> Any:
     return _node(domain, name, list(operands), attributes).outputs[0]
 
 
+def several(domain: str, name: str, outputs: int, *operands: Any, **attributes: Any) -> Any:
+    """The results of an operator; their types and sizes are not known yet."""
+    return _node(domain, name, list(operands), attributes, outputs).outputs
+
+
 def _node(
     domain: str, name: str, operands: list[Any], attributes: dict[str, Any], outputs: int = 1
 ) -> ir.Node:

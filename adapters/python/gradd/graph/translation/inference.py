@@ -17,6 +17,7 @@ from onnxscript.optimizer import _constant_folding
 
 from gradd.graph import locations
 from gradd.graph.translation import doubles
+from gradd.graph.translation.build import wide_type
 from gradd.graph.translation.translate import OPSET
 from gradd.spec import CaptureError
 
@@ -125,8 +126,18 @@ def _infer_own(node: ir.Node) -> None:
         sizes[node.attributes["axis"].as_int()] = None
         result.shape = ir.Shape(sizes)
     result.type = ir.TensorType(ir.DataType.BOOL) if node.op_type == "SignBit" else first.type
+    if node.op_type == "BatchNorm":
+        _infer_statistics(first, places)
+        return
     for value in places:
         value.shape, value.type = result.shape, ir.TensorType(ir.DataType.INT64)
+
+
+def _infer_statistics(x: ir.Value, statistics: list[ir.Value]) -> None:
+    """One number for each channel of x, of which halves have floats."""
+    for value in statistics:
+        value.shape = None if x.shape is None else ir.Shape(list(x.shape)[1:2])
+        value.type = None if x.dtype is None else ir.TensorType(wide_type(x))
 
 
 def _traced(node: ir.Node, value: ir.Value) -> ir.TensorType | None:
@@ -135,6 +146,8 @@ def _traced(node: ir.Node, value: ir.Value) -> ir.TensorType | None:
     name, _, number = (value.name or "").partition("__")
     if made_by is None or made_by.name not in (name, value.name):
         return None
+    if node.op_type == "BatchNorm" and value is not node.outputs[0]:
+        return None  # saved statistics, whose type depends on the device: nothing reads them
     result = made_by.meta.get("val")
     if isinstance(result, (list, tuple)):
         result = result[int(number)] if number.isdigit() and int(number) < len(result) else None

@@ -1,7 +1,8 @@
-"""Translations of normalisations of doubles: ONNX holds epsilon and momentum as floats.
+"""Translations of batch normalisation, and of other normalisations of doubles.
 
-They are written out, with constants of doubles. The running statistics of a batch norm have no
-gradient.
+A batch norm is com.gradd::BatchNorm; its running statistics are arithmetic on the operator's
+results, without a gradient. Attributes hold epsilon as a float: normalisations of doubles are
+written out, with constants of doubles.
 """
 
 from __future__ import annotations
@@ -11,7 +12,19 @@ from typing import Any
 
 import torch
 
-from gradd.graph.translation.build import count, ints, op, scalar, stop_gradient, typed
+from gradd.graph.translation.build import (
+    count,
+    first_of,
+    ints,
+    op,
+    scalar,
+    several,
+    stop_gradient,
+    typed,
+    wide,
+    wide_type,
+)
+from gradd.graph.translation.doubles import DOUBLE
 
 _aten = torch.ops.aten
 
@@ -92,31 +105,14 @@ def batch_norm(
     eps: float,
 ) -> Any:
     """_native_batch_norm_legit_functional: 5 outputs, the last two the new running statistics."""
-    rank, axes = len(x.shape), [0, *range(2, len(x.shape))]
     if training:
-        mean, spread = _moments(x, axes)
-        before = running_mean, running_var, momentum
-        new_mean, new_var = _remembered(x, axes, mean, spread, before)
+        y, mean, spread = _by_batch(x, weight, bias, eps)
+        new_mean, new_var = _remembered(x, mean, spread, (running_mean, running_var, momentum))
     else:
-        mean, spread = _per_channel(running_mean, rank), _per_channel(running_var, rank)
-        new_mean, new_var = op.Identity(running_mean), op.Identity(running_var)
-    y = _scaled(_normalised(x, mean, spread, eps), weight, bias, rank)
-    return y, op.Identity(new_mean), op.Identity(new_var), new_mean, new_var
-
-
-def _remembered(x: Any, axes: list[int], mean: Any, spread: Any, before: tuple) -> tuple[Any, Any]:
-    """The new running statistics; of the variance torch remembers the unbiased one."""
-    running_mean, running_var, momentum = before
-    dtype = x.dtype
-    one, new = scalar(1.0, dtype), scalar(momentum, dtype)
-    kept = scalar(1.0 - momentum, dtype)
-    number = count(x, axes, dtype)
-    unbiased = op.Mul(spread, op.Div(number, op.Sub(number, one)))
-    results = []
-    for old, now in ((running_mean, mean), (running_var, unbiased)):
-        now = op.Squeeze(stop_gradient(typed(now, dtype)), ints(*axes))
-        results.append(op.Add(op.Mul(old, kept), op.Mul(now, new)))
-    return results[0], results[1]
+        y = _by_given(x, weight, bias, running_mean, running_var, eps)
+        mean, spread = op.Identity(running_mean), op.Identity(running_var)
+        new_mean, new_var = (op.Identity(wide(v)) for v in (running_mean, running_var))
+    return y, mean, spread, new_mean, new_var
 
 
 def batch_norm_no_stats(
@@ -124,11 +120,72 @@ def batch_norm_no_stats(
 ) -> Any:
     """_native_batch_norm_legit.no_stats: statistics of the batch, nothing remembered."""
     del training, momentum
-    rank, axes = len(x.shape), [0, *range(2, len(x.shape))]
+    return _by_batch(x, weight, bias, eps)
+
+
+def batch_norm_no_training(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """_native_batch_norm_legit_no_training: by the running statistics."""
+    return batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+
+
+def _affine(x: Any, weight: Any, bias: Any) -> list[Any]:
+    """The two, with ones and zeros for what is absent."""
+    dtype, size = wide_type(x), op.Shape(x, start=1, end=2)
+    absent = (1.0, 0.0)
+    given = zip((weight, bias), absent, strict=True)
+    return [op.Expand(scalar(n, dtype), size) if v is None else v for v, n in given]
+
+
+def _by_batch(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
+    """y, and mean and biased variance of the batch, [C], which are statistics: no gradient."""
+    rank = len(x.shape)
+    if x.dtype != DOUBLE:
+        y, mean, spread = several(
+            "com.gradd", "BatchNorm", 3, x, *_affine(x, weight, bias), epsilon=eps
+        )
+        return typed(y, x.dtype, x.shape), typed(mean, wide_type(x)), typed(spread, wide_type(x))
+    axes = [0, *range(2, rank)]
     mean, spread = _moments(x, axes)
     y = _scaled(_normalised(x, mean, spread, eps), weight, bias, rank)
-    along = ints(*axes)
-    return y, op.Squeeze(mean, along), op.Squeeze(spread, along)
+    statistics = (op.Squeeze(stop_gradient(typed(v, x.dtype)), ints(*axes)) for v in (mean, spread))
+    return y, *(typed(v, x.dtype) for v in statistics)
+
+
+def _by_given(x: Any, weight: Any, bias: Any, mean: Any, spread: Any, eps: float) -> Any:
+    rank = len(x.shape)
+    if x.dtype != DOUBLE:
+        return first_of(
+            "com.gradd", "BatchNorm", x, *_affine(x, weight, bias), mean, spread, epsilon=eps
+        )
+    mean, spread = (_per_channel(v, rank) for v in (mean, spread))
+    return _scaled(_normalised(x, mean, spread, eps), weight, bias, rank)
+
+
+def _remembered(x: Any, mean: Any, spread: Any, before: tuple) -> tuple[Any, Any]:
+    """The new running statistics, in f32 for halves: of the variance the unbiased one.
+
+    A batch without elements leaves them as they are.
+    """
+    running_mean, running_var, momentum = before
+    dtype = wide_type(x)
+    one = scalar(1.0, dtype)
+    number = count(x, [0, *range(2, len(x.shape))], dtype)
+    new = op.Mul(scalar(momentum, dtype), op.Min(number, one))
+    kept = op.Sub(one, new)
+    unbiased = op.Mul(spread, op.Div(number, op.Sub(number, one)))
+    results = []
+    for old, now in ((running_mean, mean), (running_var, unbiased)):
+        value = op.Add(op.Mul(wide(old), kept), op.Mul(now, new))
+        results.append(stop_gradient(typed(value, dtype, old.shape)))
+    return results[0], results[1]
 
 
 def instance_norm(
@@ -158,6 +215,4 @@ def of_doubles() -> dict[Any, Callable]:
         _aten.layer_norm.default: layer_norm,
         _aten.group_norm.default: group_norm,
         _aten.instance_norm.default: instance_norm,
-        _aten._native_batch_norm_legit_functional.default: batch_norm,
-        _aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
     }

@@ -282,62 +282,6 @@ def mean(value: Any, dtype: int | None = None) -> Any:
     return op.ReduceMean(value, keepdims=0)
 
 
-# --- batch normalisation ---------------------------------------------------------------------
-
-
-def batch_norm(
-    value: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """_native_batch_norm_legit_functional: 5 outputs, the last two the new running statistics.
-
-    ONNX updates the running variance with the biased variance, torch with the unbiased one, so
-    the update is scaled by n / (n - 1).
-    """
-    dtype = value.dtype
-    size = op.Shape(value, start=1, end=2)
-    weight = weight if weight is not None else op.Expand(_scalar(1.0, dtype), size)
-    bias = bias if bias is not None else op.Expand(_scalar(0.0, dtype), size)
-    if not training:
-        y = op.BatchNormalization(value, weight, bias, running_mean, running_var, epsilon=eps)
-        mean, var = op.Identity(running_mean), op.Identity(running_var)
-        return y, mean, var, op.Identity(running_mean), op.Identity(running_var)
-    y, mean, biased = op.BatchNormalization(
-        value,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        epsilon=eps,
-        momentum=1.0 - momentum,
-        training_mode=1,
-        _outputs=3,
-    )
-    count = op.Cast(op.Div(op.Size(value), op.Squeeze(size)), to=int(dtype))
-    factor = op.Div(count, op.Sub(count, _scalar(1.0, dtype)))
-    kept = op.Mul(running_var, _scalar(1.0 - momentum, dtype))
-    var = op.Add(kept, op.Mul(op.Sub(biased, kept), factor))
-    return y, op.Identity(mean), op.Identity(var), mean, var
-
-
-def batch_norm_no_stats(
-    value: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> Any:
-    """_native_batch_norm_legit.no_stats: statistics of the batch, nothing remembered."""
-    del training
-    size = op.Shape(value, start=1, end=2)
-    zeros = op.Expand(_scalar(0.0, value.dtype), size)
-    ones = op.Expand(_scalar(1.0, value.dtype), size)
-    y, mean, var, _, _ = batch_norm(value, weight, bias, zeros, ones, True, momentum, eps)
-    return y, mean, var
-
-
 def cat(tensors: Any, dim: int = 0) -> Any:
     """cat() without the tensors that PyTorch skips, of one axis and no element, at any rank."""
     kept = [tensor for tensor in tensors if tuple(tensor.shape) != (0,)] or tensors[:1]
@@ -376,8 +320,9 @@ def table() -> dict[Any, Callable]:
         _aten.arange.start_step: arange_step,
         _aten.eye.default: eye,
         _aten.eye.m: eye,
-        _aten._native_batch_norm_legit_functional.default: batch_norm,
-        _aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
+        _aten._native_batch_norm_legit_functional.default: norms.batch_norm,
+        _aten._native_batch_norm_legit.no_stats: norms.batch_norm_no_stats,
+        _aten._native_batch_norm_legit_no_training.default: norms.batch_norm_no_training,
         _aten.to.dtype: to_dtype,
         _aten.to.device: to_device,
         _aten.to.dtype_layout: to_dtype_layout,
