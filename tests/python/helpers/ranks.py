@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import gradd
 from gradd import ORTModule
 from gradd.memory.devices import HostWords
 from gradd.session import in_groups
 from gradd.session.client import Client, get_client
 
 WIDTH, LAYERS, STEPS = 48, 5, 3
+KILLS = 51  # the first step has none
+_BACKWARDS = 4  # the lane of a trace that has them, as the daemon has done them
 DEVICE = "cpu"
 # Of DistributedDataParallel, by case.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -179,13 +184,92 @@ def by_default() -> int:
     return _groups_done()
 
 
+def traced(file: Path) -> dict[str, Any]:
+    """When reductions of groups begin, and when backwards end in a trace, in nanoseconds."""
+    rows, wide = 1024, 640
+    os.environ["GRADD_GROUP_BYTES"] = str(4 * wide * wide + 1)
+    model = DistributedDataParallel(ORTModule(Stack(wide, False), strict=True), bucket_cap_mb=1)
+    begun: list[int] = []
+
+    def reduce(state, bucket):  # torch wants types as such, not as text
+        begun.append(time.perf_counter_ns())
+        return allreduce_hook(None, bucket)
+
+    model.register_comm_hook(None, reduce)
+    x = batch(1, torch.distributed.get_rank(), rows, wide)
+    model(x).backward()  # buckets get their order, and the first backward comes as a whole
+    begun.clear()
+    start = time.perf_counter_ns()
+    with gradd.trace(file):
+        for _ in range(STEPS):
+            model(x).backward()
+    events = [e for e in json.loads(file.read_text()) if e.get("ph") == "X"]
+    done = [e for e in events if e["name"] == "backward" and e["tid"] == _BACKWARDS]
+    ends = [start + int(1000 * (e["ts"] + e["dur"])) for e in done]
+    return {"begun": begun, "ends": ends}
+
+
+def killed_often(folder: Path) -> dict[str, Any]:
+    """All gradients of KILLS steps, in each of which this rank's own daemon dies, and of none."""
+    os.environ["GRADD_DIR"] = str(own_directory(folder, torch.distributed.get_rank()))
+    os.environ["GRADD_GROUP_BYTES"] = str(4 * WIDTH * WIDTH + 1)
+    client = _client()
+    found: dict[str, Any] = {"pids": []}
+    for kills in (False, True):
+        model = DistributedDataParallel(ORTModule(stack("plain"), strict=True), bucket_cap_mb=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        found[str(kills)] = gradients = []
+        for step in range(KILLS):
+            # In this order a daemon is asked for something before its turn comes.
+            place = -(step + torch.distributed.get_rank()) % 3 if kills and step else None
+            optimizer.zero_grad()
+            _step_with_death(model, step, place, client, found["pids"])
+            gradients += [p.grad.clone() for p in model.parameters()]
+            optimizer.step()
+    found["recoveries"] = client.recoveries
+    return found
+
+
+def own_directory(folder: Path, rank: int) -> Path:
+    """Of the daemon that a rank has alone."""
+    return folder / f"daemon{rank}"
+
+
+def _step_with_death(
+    model: nn.Module, step: int, place: int | None, client: Client, pids: list[int]
+) -> None:
+    """Forward and backward; the daemon dies before them, between them, or behind a group."""
+
+    def kill(*_: Any) -> None:
+        if handle is not None:
+            handle.remove()
+        pids.append(client.daemon_pid)
+        os.kill(client.daemon_pid, signal.SIGKILL)
+
+    handle = None
+    if place == 0:
+        kill()
+    loss = model(batch(step, torch.distributed.get_rank()))
+    if place == 1:
+        client.flush()
+        kill()
+    if place == 2:
+        weight = model.module.layers[-1].weight
+        handle = weight.register_post_accumulate_grad_hook(kill)
+    loss.backward()
+
+
 def _groups_done() -> int:
     timeline = _client().timeline
     return timeline.words.read(HostWords.GROUPS) & 0xFFFF if timeline is not None else 0
 
 
-def work(case: str) -> dict[str, Any]:
+def work(case: str, folder: Path) -> dict[str, Any]:
     """What this rank finds in a case, without groups and with them."""
+    if case == "traced":
+        return traced(folder / f"trace{torch.distributed.get_rank()}.json")
+    if case == "killed_often":
+        return killed_often(folder)
     if case.startswith("killed"):
         options = {"gradient_as_bucket_view": case.endswith("view")}
         return {str(kills): killed(options, kills) for kills in (False, True)}
@@ -213,7 +297,7 @@ def main(folder: Path, device: str, cases: list[str]) -> None:
     torch.distributed.init_process_group("gloo" if device == "cpu" else device)
     found = {}
     for case in cases:
-        found[case] = work(case)
+        found[case] = work(case, folder)
         gc.collect()
         torch.distributed.barrier()
     found["daemon"] = _client().daemon_pid

@@ -286,6 +286,33 @@ def _model(way: str) -> nn.Module:
     return _sharded(way)[0]
 
 
+@case
+def elastic() -> dict[str, Any]:
+    """Eight steps with a checkpoint of each second one; if a launcher may restart, a rank dies."""
+    model = _model("ddp")
+    optimizer = _adam(model)
+    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    dies = int(os.environ["TORCHELASTIC_MAX_RESTARTS"]) > restarts
+    done = max((int(path.name) for path in FOLDER.glob("[0-9]")), default=0)
+    if done:
+        _steps(model, optimizer, range(1))  # the optimizer has a state to be filled
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        dcp.load(states, checkpoint_id=FOLDER / str(done))
+        model.load_state_dict(states["model"])
+        optimizer.load_state_dict(states["optimizer"])
+    begun = done
+    while done < 8:
+        _steps(model, optimizer, range(done, done + 1))
+        done += 1
+        if done == 5 and dies and _rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if done % 2 == 0:
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            dcp.save(states, checkpoint_id=FOLDER / str(done))
+    parameters = [p.detach().clone() for p in model.parameters()]
+    return {"parameters": parameters, "begun": begun, "restarts": restarts}
+
+
 # ---- DeepSpeed ----
 
 

@@ -16,6 +16,7 @@ from helpers import nodes, ranks
 
 _RANKS = 2
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node")
+RESTARTING = (*TORCHRUN[:-1], "--max-restarts", "1", TORCHRUN[-1])
 ACCELERATE = (
     *("accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),

@@ -7,12 +7,13 @@ module in PyTorch, in one process, on the batches of all ranks.
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Daemon
+from conftest import BINARY, Daemon
 
 from helpers import ranks, torchrun
 
@@ -55,6 +56,37 @@ def test_a_killed_daemon_costs_no_bit(found: list[dict[str, Any]], case: str) ->
         assert all(map(torch.equal, own["True"]["gradients"], gradients["gradients"]))
     killers = [rank["True"] for rank in (own, other) if rank["True"]["pids"]]
     assert killers and all(rank["recoveries"] > 0 for rank in killers)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("daemon")
+def test_a_trace_shows_reductions_within_the_backward(tmp_path: Path) -> None:
+    """In a step at least: a busy machine may keep a rank from its processor for so long."""
+    for rank in torchrun.launch(tmp_path, "cpu", "traced"):
+        begun, ends = rank["traced"]["begun"], rank["traced"]["ends"]
+        groups = len(begun) // ranks.STEPS
+        assert len(ends) == ranks.STEPS and groups > 1
+        assert any(first < end for first, end in zip(begun[::groups], ends, strict=True))
+
+
+@pytest.mark.nightly
+def test_a_hundred_killed_daemons_cost_no_bit(tmp_path: Path) -> None:
+    """Each rank has a daemon of its own, and both kill them, at different places of a step."""
+    for rank in range(2):
+        ranks.own_directory(tmp_path, rank).mkdir(mode=0o700)
+    try:
+        found = torchrun.launch(tmp_path, "cpu", "killed_often")
+    finally:
+        for rank in range(2):
+            where = str(ranks.own_directory(tmp_path, rank))
+            subprocess.run([str(BINARY), "stop", "--dir", where], check=False)
+    assert len({pid for rank in found for pid in rank["killed_often"]["pids"]}) >= 100
+    right = found[0]["killed_often"]["False"]
+    assert len(right) == ranks.KILLS * 2 * ranks.LAYERS
+    for rank in found:
+        assert rank["killed_often"]["recoveries"] >= 50
+        for kills in ("False", "True"):
+            assert all(map(torch.equal, right, rank["killed_often"][kills]))
 
 
 @pytest.mark.nightly

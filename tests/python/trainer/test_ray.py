@@ -40,7 +40,8 @@ def loop(config):
         found += [p.grad.clone() for p in model.parameters()]
         optimizer.step()
     daemon = get_client().daemon_pid
-    what = {"gradients": found, "daemon": daemon, "kind": type(model).__name__, "stats": module.gradd_stats()}
+    what = {"gradients": found, "daemon": daemon, "kind": type(model).__name__}
+    what["stats"] = module.gradd_stats()
     torch.save(what, f"{config['folder']}/{rank}.pt")
 
 folder, address, *names = sys.argv[1:]

@@ -6,6 +6,7 @@ what they find with PyTorch's.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,3 +101,23 @@ def test_training_goes_on_from_a_distributed_checkpoint(way: str, found: Found) 
         whole, resumed = rank["checkpoint"][way]
         _assert_equal(whole, resumed)
         assert rank["checkpoint"][f"{way} names"] == names
+
+
+@pytest.mark.usefixtures("daemon")
+def test_an_elastic_restart_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank dies behind a checkpoint; torchrun starts both again, and they read it."""
+    # Else gloo finds addresses of the ranks that are gone, in PyTorch alone as well.
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    found = {}
+    for by in (torchrun.TORCHRUN, torchrun.RESTARTING):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        script = sharded_ranks.__file__
+        ranks = torchrun.launch(folder, "cpu", "elastic", by=by, script=script)
+        found[by] = [rank["elastic"] for rank in ranks]
+    for whole, resumed in zip(*found.values(), strict=True):
+        assert (whole["restarts"], whole["begun"]) == (0, 0)
+        assert (resumed["restarts"], resumed["begun"]) == (1, 4)
+        _assert_equal(whole["parameters"], resumed["parameters"])
