@@ -12,6 +12,7 @@ from transformers import Trainer, TrainingArguments
 
 from gradd import ORTModule, errors
 from optimum.gradd import ORTTrainer, accelerate
+from optimum.gradd.daemon_training import DaemonTraining
 
 pytestmark = pytest.mark.usefixtures("daemon")
 
@@ -114,3 +115,11 @@ def test_it_may_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     expected = _losses(_trainer(tmp_path))
     trainer = accelerate(_trainer(tmp_path))
     assert _losses(trainer) == expected and trainer.gradd_stats() == {}
+
+
+@pytest.mark.quick
+def test_names_of_the_trainer_behind_are_its_own() -> None:
+    """TRL's trainers keep a `_metrics` of their own."""
+    added = {name for name in vars(DaemonTraining) if not hasattr(Trainer, name)}
+    added -= {name for name in added if name.startswith(("__", "gradd_", "_gradd_"))}
+    assert added == {"get_ort_optimizer_cls_and_kwargs"}, "Optimum's; all others say whose they are"

@@ -1,4 +1,4 @@
-"""TRL, sentence-transformers and Lightning with a wrapped model: equal losses, in the daemon."""
+"""Trainers of other packages with a wrapped model: equal losses, in the daemon."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from helpers.trainers import environment
 from helpers.trainers.other_packages import TRAINERS
 
 pytestmark = pytest.mark.nightly
+ROUNDING = {"lightning_mixed": 2e-3, "fabric_mixed": 2e-3}  # of losses in bf16; others: 1e-4
+# What of a trainer runs in PyTorch, by reason; nothing of the others.
+IN_TORCH = {
+    "whole_sft": {"graph_break"},
+    "accelerated_sft": {"graph_break"},
+    "grpo": {"decoding"},
+    "accelerated_grpo": {"decoding", "graph_break"},
+    "dora": {"graph_break"},
+    "loha": {"graph_break", "autograd_function"},
+    "adalora": {"graph_break"},
+    "neftune": {"data_dependent_control_flow", "untraced_function"},
+}
 
 
 @pytest.mark.timeout(600)
@@ -30,7 +42,7 @@ def test_trainers_of_others(name: str, daemon: Daemon) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert len(said["ours"]) >= 5
-    assert said["ours"] == pytest.approx(said["theirs"], rel=1e-4)
-    assert said["self_check_failures"] == 0
-    assert said["fallbacks"] == {} and said["captures"] >= 1
+    assert said["ours"] == pytest.approx(said["theirs"], rel=ROUNDING.get(name, 1e-4))
+    assert said["self_check_failures"] == 0 and said["captures"] >= 1
+    assert set(said["in_torch"]) == IN_TORCH.get(name, set())
     assert said["forwards"] >= len(said["ours"])

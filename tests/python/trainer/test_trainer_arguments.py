@@ -166,4 +166,4 @@ def test_disabled_means_plain_trainer(tmp_path: Path, monkeypatch: pytest.Monkey
     cls, _ = ORTTrainer.get_optimizer_cls_and_kwargs(make(tmp_path, optim="adamw_ort_fused"))
     assert cls is torch.optim.AdamW
     trainer = ORTTrainer(model=torch.nn.Linear(2, 2), args=make(tmp_path))
-    assert not trainer._enabled
+    assert not trainer._gradd_enabled

@@ -62,7 +62,7 @@ def test_a_log_of_training_has_the_numbers_of_its_interval(tmp_path: Path) -> No
     arena = trainer.gradd_explain().arena_bytes / 2**20
     assert arena <= training[1]["gradd_memory_mib"] + 0.01
     assert training[1]["gradd_memory_mib"] <= stats["arena_bytes"] / 2**20 + 0.01
-    client = trainer._compiled.client
+    client = trainer._gradd_compiled.client
     assert client.said.listeners == ()  # it has trained
 
 

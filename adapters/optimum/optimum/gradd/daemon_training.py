@@ -35,19 +35,22 @@ def unwrapped(model: Any) -> Any:
 
 
 class DaemonTraining(Trainer):
-    """Methods in front of those of Trainer, or of a class that is made from it."""
+    """Methods in front of those of Trainer, or of a class that is made from it.
 
-    _compiled: Any = None  # made at the first train() and kept for the next ones
-    _compiled_module: nn.Module | None = None
-    _grad_norm: torch.Tensor | None = None
-    _metrics: Metrics | None = None  # while it trains
-    _enabled = False
+    Names that Trainer does not have start with `gradd` or `_gradd`: the class behind has its own.
+    """
+
+    _gradd_compiled: Any = None  # made at the first train() and kept for the next ones
+    _gradd_compiled_module: nn.Module | None = None
+    _gradd_norm: torch.Tensor | None = None
+    _gradd_metrics: Metrics | None = None  # while it trains
+    _gradd_enabled = False
     gradd_options: Mapping[str, Any] = MappingProxyType({})  # in place of those of the arguments
 
     def gradd_begin(self) -> None:
         """Once, when all that Trainer has is there."""
-        self._enabled = not gradd_is_disabled()
-        if self._enabled:
+        self._gradd_enabled = not gradd_is_disabled()
+        if self._gradd_enabled:
             refuse.check_trainer(self)
             self.add_callback(GraddCallback(self))
 
@@ -58,11 +61,11 @@ class DaemonTraining(Trainer):
         return unwrapped(super().call_model_init(trial))
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        if self._enabled:
+        if self._gradd_enabled:
             refuse.check_model(self)
-            self._attach(self.model)
-            self._end_metrics()
-            self._metrics = Metrics.of(self._compiled)
+            self._gradd_attach(self.model)
+            self._gradd_end_metrics()
+            self._gradd_metrics = Metrics.of(self._gradd_compiled)
         return super()._prepare_for_training(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,45 +73,45 @@ class DaemonTraining(Trainer):
         try:
             return super().train(*args, **kwargs)
         finally:
-            self._end_metrics()
-            if self._compiled_module is not None:
-                attach.detach(self._compiled_module)
+            self._gradd_end_metrics()
+            if self._gradd_compiled_module is not None:
+                attach.detach(self._gradd_compiled_module)
 
-    def _end_metrics(self) -> None:
-        if self._metrics is not None:
-            self._metrics.end()
-            self._metrics = None
+    def _gradd_end_metrics(self) -> None:
+        if self._gradd_metrics is not None:
+            self._gradd_metrics.end()
+            self._gradd_metrics = None
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in Trainer; what it logs of training gets the daemon's numbers (metrics.py)."""
-        if self._metrics is not None and "loss" in logs:
-            logs = {**logs, **self._metrics.take()}
+        if self._gradd_metrics is not None and "loss" in logs:
+            logs = {**logs, **self._gradd_metrics.take()}
         super().log(logs, *args, **kwargs)
 
-    def _attach(self, model: nn.Module) -> None:
-        if self._compiled is None or self._compiled_module is not model:
+    def _gradd_attach(self, model: nn.Module) -> None:
+        if self._gradd_compiled is None or self._gradd_compiled_module is not model:
             from gradd.dynamo.frontend import Compiled
 
-            debug = self._debug_options()
-            if self._compiled_module is not None:  # model_init: the model of an earlier trial
-                attach.detach(self._compiled_module)
-                self._compiled.close()
-            self._compiled = Compiled(
+            debug = self._gradd_debug_options()
+            if self._gradd_compiled_module is not None:  # model_init: the model of an earlier trial
+                attach.detach(self._gradd_compiled_module)
+                self._gradd_compiled.close()
+            self._gradd_compiled = Compiled(
                 model,
-                forward=self._forward_to_capture(model),
-                strict=bool(self._option("strict")),
+                forward=self._gradd_forward_to_capture(model),
+                strict=bool(self._gradd_option("strict")),
                 debug=debug,
-                memory_budget=self._option("memory_budget"),
+                memory_budget=self._gradd_option("memory_budget"),
             )
-            self._compiled_module = model
-        attach.attach(model, self._compiled)
+            self._gradd_compiled_module = model
+        attach.attach(model, self._gradd_compiled)
 
-    def _option(self, name: str) -> Any:
+    def _gradd_option(self, name: str) -> Any:
         return self.gradd_options.get(name) or getattr(self.args, name, None)
 
     def gradd_stats(self) -> dict[str, Any]:
         """The dict of ORTModule.gradd_stats(); empty before train() and under GRADD_DISABLE."""
-        return self._compiled.stats() if self._compiled is not None else {}
+        return self._gradd_compiled.stats() if self._gradd_compiled is not None else {}
 
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Any:
         """Explains the daemon's work in a step, as ORTModule.gradd_explain() does.
@@ -120,13 +123,13 @@ class DaemonTraining(Trainer):
         Raises:
             ValueError: train() has not been called, or the plan of the last call is gone.
         """
-        if self._compiled is None:
+        if self._gradd_compiled is None:
             raise ValueError("nothing has run in the daemon: call train() first")
         from gradd.explain import explain_call
 
-        return explain_call(self._compiled, args, kwargs)
+        return explain_call(self._gradd_compiled, args, kwargs)
 
-    def _debug_options(self) -> Any:
+    def _gradd_debug_options(self) -> Any:
         """`save_onnx`, `onnx_prefix` and `onnx_log_level` as ORTModule takes them."""
         from gradd import DebugOptions, LogLevel
 
@@ -144,16 +147,16 @@ class DaemonTraining(Trainer):
 
     # ---- the loss ----
 
-    def _forward_to_capture(self, model: nn.Module) -> Callable[..., Any]:
+    def _gradd_forward_to_capture(self, model: nn.Module) -> Callable[..., Any]:
         """The callable that graphs are captured from: forward, or forward and smoothed loss.
 
         One callable serves both: the keyword that chooses is a constant of the call, and therefore
         part of what makes two captures different.
         """
         plain = _without_cache(model, attach.original_forward(model))
-        if not self._loss_in_graph:
+        if not self._gradd_loss_in_graph:
             return plain
-        smoother, causal = self.label_smoother, self._is_causal_lm(model)
+        smoother, causal = self.label_smoother, self._gradd_is_causal_lm(model)
 
         def forward(*args: Any, gradd_smooth_labels: bool = False, **kwargs: Any) -> Any:
             if not gradd_smooth_labels:
@@ -171,12 +174,12 @@ class DaemonTraining(Trainer):
         return forward
 
     @property
-    def _loss_in_graph(self) -> bool:
+    def _gradd_loss_in_graph(self) -> bool:
         """Without label smoothing models compute their loss in forward: nothing is left to add."""
         wanted = bool(getattr(self.args, "use_module_with_loss", False))
         return wanted and self.label_smoother is not None and self.compute_loss_func is None
 
-    def _is_causal_lm(self, model: nn.Module) -> bool:
+    def _gradd_is_causal_lm(self, model: nn.Module) -> bool:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         return inner.__class__.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
@@ -185,12 +188,12 @@ class DaemonTraining(Trainer):
     ) -> Any:
         """As in Trainer; with `use_module_with_loss` the smoothed loss comes out of the graph."""
         inside = (
-            self._loss_in_graph
+            self._gradd_loss_in_graph
             and not return_outputs
             and model.training
             and "labels" in inputs
-            and self._compiled_module is not None
-            and attach.is_attached(self._compiled_module)
+            and self._gradd_compiled_module is not None
+            and attach.is_attached(self._gradd_compiled_module)
         )
         if not inside:
             return super().compute_loss(model, inputs, return_outputs, **kwargs)
@@ -229,37 +232,37 @@ class DaemonTraining(Trainer):
             **_optimizer_options(args.optim_args),
         }
 
-    def _own_optimizer(self) -> Any:
+    def _gradd_own_optimizer(self) -> Any:
         """The optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
-    def _clipping_optimizer(self) -> Any:
+    def _gradd_clipping_optimizer(self) -> Any:
         """The optimizer, if it clips by itself; None where Trainer has to clip."""
-        optimizer = self._own_optimizer()
+        optimizer = self._gradd_own_optimizer()
         return optimizer if getattr(optimizer, "max_grad_norm", None) else None
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if self._clipping_optimizer() is None:
+        if self._gradd_clipping_optimizer() is None:
             return super()._clip_grad_norm(model)
         return None  # the step clips
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        if self._clipping_optimizer() is None:
+        if self._gradd_clipping_optimizer() is None:
             return super()._get_grad_norm(model, grad_norm=grad_norm)
         # The norm is a by-product of the step, which comes after this call and before the value is
         # logged: hand out the tensor that the step's callback fills.
-        self._grad_norm = torch.zeros(())
-        return self._grad_norm
+        self._gradd_norm = torch.zeros(())
+        return self._gradd_norm
 
     def gradd_after_optimizer_step(self) -> None:
         """Called by GraddCallback: completes what only the step could know."""
-        optimizer = self._clipping_optimizer()
-        if optimizer is not None and self._grad_norm is not None:
+        optimizer = self._gradd_clipping_optimizer()
+        if optimizer is not None and self._gradd_norm is not None:
             norm = optimizer.grad_norm
-            self._grad_norm.fill_(float("nan") if norm is None else norm)
+            self._gradd_norm.fill_(float("nan") if norm is None else norm)
         # accelerate takes a step that was called for one that was made; skipped, it must not move
         # the scheduler
-        if getattr(self._own_optimizer(), "skipped", False):
+        if getattr(self._gradd_own_optimizer(), "skipped", False):
             self.optimizer._is_overflow = True
 
 

@@ -1,7 +1,7 @@
 """Trainers of other packages around a wrapped model, each against the plain one.
 
 `python -m helpers.trainers.other_packages NAME` prints as JSON the losses of both, and what the
-daemon did. The packages (trl, sentence-transformers, lightning) are in an environment of their own.
+daemon did. The packages (requirements-trainers.txt) are in an environment of their own.
 """
 
 from __future__ import annotations
@@ -160,6 +160,84 @@ def dpo(wrap: bool, folder: Path) -> Result:
     return _logged(trainer), layers
 
 
+def reward(wrap: bool, folder: Path) -> Result:
+    """TRL's reward model: a score for each text, the chosen one's above the rejected one's."""
+    from datasets import Dataset
+    from trl import RewardConfig, RewardTrainer
+
+    torch.manual_seed(0)
+    model = transformers.LlamaForSequenceClassification(
+        transformers.LlamaConfig(**SIZES, pad_token_id=0, num_labels=1)
+    )
+    layers = None
+    if wrap:
+        layers = model.model = ORTModule(model.model)
+    rows = {"chosen": [f"{text} cat sings" for text in TEXTS], "rejected": TEXTS}
+    trainer = RewardTrainer(
+        model=model,
+        args=RewardConfig(**_common(folder), bf16=False, max_length=32),
+        train_dataset=Dataset.from_dict(rows),
+        processing_class=_tokenizer(),
+    )
+    trainer.train()
+    return _logged(trainer), layers
+
+
+def kto(wrap: bool, folder: Path) -> Result:
+    """TRL's training from single judgements, with the model before training as the reference."""
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    model, layers = _with_layers_wrapped(wrap)
+    rows = {"prompt": TEXTS, "completion": [" cat sings", " under near"] * 8}
+    rows["label"] = [True, False] * 8
+    trainer = KTOTrainer(
+        model=model,
+        ref_model=_llama(),
+        args=KTOConfig(**_common(folder), bf16=False, max_length=32),
+        train_dataset=Dataset.from_dict(rows),
+        processing_class=_tokenizer(),
+    )
+    trainer.train()
+    return _logged(trainer), layers
+
+
+def _grpo_trainer(model: Any, folder: Path) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    def short(completions: list[str], **kwargs: Any) -> list[float]:
+        return [float(len(set(text.split()))) for text in completions]
+
+    config = GRPOConfig(**_common(folder), bf16=False, num_generations=4, max_completion_length=6)
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=short,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": TEXTS}),
+        processing_class=_tokenizer(),
+    )
+
+
+def grpo(wrap: bool, folder: Path) -> Result:
+    """TRL's training from rewards of what the model generates; the layers are wrapped."""
+    model, layers = _with_layers_wrapped(wrap)
+    trainer = _grpo_trainer(model, folder)
+    trainer.train()
+    return _logged(trainer), layers
+
+
+def accelerated_grpo(wrap: bool, folder: Path) -> Result:
+    """The same with TRL's trainer told to use the daemon."""
+    from optimum.gradd import accelerate
+
+    trainer = _grpo_trainer(_llama(), folder)
+    if wrap:
+        accelerate(trainer)
+    trainer.train()
+    return _logged(trainer), trainer
+
+
 def _sentences(folder: Path) -> Any:
     import sentence_transformers
     from sentence_transformers.models import Pooling, Transformer
@@ -204,8 +282,132 @@ def whole_sentences(wrap: bool, folder: Path) -> Result:
     return _train_sentences(wrapped, folder), wrapped
 
 
-def lightning(wrap: bool, folder: Path) -> Result:
-    """A LightningModule whose network is wrapped."""
+def setfit(wrap: bool, folder: Path) -> Result:
+    """SetFit's first half, which trains the encoder on pairs; the encoder is wrapped."""
+    from datasets import Dataset
+    from setfit import SetFitModel, Trainer, TrainingArguments
+    from sklearn.linear_model import LogisticRegression
+
+    body, inner = _sentences(folder), None
+    if wrap:
+        inner = body[0].model = ORTModule(body[0].model)
+    trainer = Trainer(
+        model=SetFitModel(model_body=body, model_head=LogisticRegression()),
+        args=TrainingArguments(
+            output_dir=str(folder),
+            max_steps=5,
+            batch_size=4,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+        ),
+        train_dataset=Dataset.from_dict({"text": TEXTS, "label": [0, 1] * 8}),
+    )
+    trainer.train()
+    logged = trainer.st_trainer.state.log_history
+    return [row["embedding_loss"] for row in logged if "embedding_loss" in row], inner
+
+
+def _regression(wrap: bool) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A network, inputs [32, 8] and what it has to learn of them [32, 2]."""
+    from torch import nn
+
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2))
+    x = torch.randn(32, 8)
+    return ORTModule(net) if wrap else net, x, x[:, :2].sin()
+
+
+def _fabric(wrap: bool, precision: str) -> Result:
+    from lightning import Fabric
+
+    net, x, y = _regression(wrap)
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
+    losses = []
+    for step in range(8):
+        rows = slice(8 * (step % 4), 8 * (step % 4) + 8)
+        loss = torch.nn.functional.mse_loss(model(x[rows]).float(), y[rows])
+        fabric.backward(loss)
+        fabric.clip_gradients(model, optimizer, max_norm=0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, net
+
+
+def fabric(wrap: bool, folder: Path) -> Result:
+    """A loop of Lightning's Fabric."""
+    return _fabric(wrap, "32-true")
+
+
+def fabric_mixed(wrap: bool, folder: Path) -> Result:
+    """The same under Fabric's autocast."""
+    return _fabric(wrap, "bf16-mixed")
+
+
+def fabric_half(wrap: bool, folder: Path) -> Result:
+    """The same with parameters in bf16."""
+    return _fabric(wrap, "bf16-true")
+
+
+def accelerator(wrap: bool, folder: Path) -> Result:
+    """A loop of Accelerate, which accumulates two batches."""
+    from accelerate import Accelerator
+
+    net, x, y = _regression(wrap)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    model, optimizer, data = accelerator.prepare(net, optimizer, data)
+    losses = []
+    for inputs, wanted in data:
+        with accelerator.accumulate(model):
+            loss = torch.nn.functional.mse_loss(model(inputs), wanted)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, net
+
+
+def skorch(wrap: bool, folder: Path) -> Result:
+    """An estimator of skorch."""
+    from skorch import NeuralNetRegressor
+
+    net, x, y = _regression(wrap)
+    estimator = NeuralNetRegressor(
+        net,
+        optimizer=torch.optim.AdamW,
+        lr=1e-2,
+        max_epochs=6,
+        batch_size=8,
+        train_split=None,
+        verbose=0,
+    )
+    estimator.fit(x.numpy(), y.numpy())
+    return estimator.history[:, "train_loss"], estimator.module_
+
+
+def loop(wrap: bool, folder: Path) -> Result:
+    """A loop of one's own, with a scheduler and clipped gradients."""
+    net, x, y = _regression(wrap)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    losses = []
+    for _ in range(8):
+        loss = torch.nn.functional.mse_loss(net(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses, net
+
+
+def _lightning(wrap: bool, folder: Path, precision: str) -> Result:
     import lightning as pl
     from torch import nn
 
@@ -225,14 +427,12 @@ def lightning(wrap: bool, folder: Path) -> Result:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
-    torch.manual_seed(0)
-    net: Any = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2))
-    net = ORTModule(net) if wrap else net
+    net, x, y = _regression(wrap)
     task = Task(net)
-    x = torch.randn(32, 8)
-    data = torch.utils.data.TensorDataset(x, x[:, :2].sin())
+    data = torch.utils.data.TensorDataset(x, y)
     trainer = pl.Trainer(
         accelerator="cpu",
+        precision=precision,
         max_epochs=2,
         logger=False,
         enable_checkpointing=False,
@@ -244,9 +444,83 @@ def lightning(wrap: bool, folder: Path) -> Result:
     return task.losses, net
 
 
+def lightning(wrap: bool, folder: Path) -> Result:
+    """A LightningModule whose network is wrapped."""
+    return _lightning(wrap, folder, "32-true")
+
+
+def lightning_mixed(wrap: bool, folder: Path) -> Result:
+    """The same under Lightning's autocast."""
+    return _lightning(wrap, folder, "bf16-mixed")
+
+
+def _adapted(wrap: bool, folder: Path, config: Any, **arguments: Any) -> Result:
+    """A Llama with an adapter of PEFT, in ORTTrainer or in plain Trainer."""
+    from peft import get_peft_model
+
+    from optimum.gradd import ORTTrainer, ORTTrainingArguments
+
+    model = get_peft_model(_llama(), config) if config is not None else _llama()
+    ids = _tokenizer()(TEXTS, padding="max_length", max_length=12, truncation=True)
+    rows = [
+        {"input_ids": row, "attention_mask": mask, "labels": row}
+        for row, mask in zip(ids["input_ids"], ids["attention_mask"], strict=True)
+    ]
+    kinds = (ORTTrainer, ORTTrainingArguments)
+    if not wrap:
+        kinds = (transformers.Trainer, transformers.TrainingArguments)
+    trainer = kinds[0](model, kinds[1](**_common(folder), **arguments), train_dataset=rows)
+    trainer.train()
+    return _logged(trainer), trainer
+
+
+def _lora(**more: Any) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **more)
+
+
+def lora(wrap: bool, folder: Path) -> Result:
+    """PEFT's LoRA."""
+    return _adapted(wrap, folder, _lora())
+
+
+def dora(wrap: bool, folder: Path) -> Result:
+    """LoRA with decomposed weights."""
+    return _adapted(wrap, folder, _lora(use_dora=True))
+
+
+def loha(wrap: bool, folder: Path) -> Result:
+    """PEFT's LoHa: Hadamard products of two low-rank matrices."""
+    from peft import LoHaConfig
+
+    return _adapted(wrap, folder, LoHaConfig(r=4, target_modules=["q_proj", "v_proj"]))
+
+
+def adalora(wrap: bool, folder: Path) -> Result:
+    """PEFT's AdaLoRA, which penalises adapters that are not orthogonal."""
+    from peft import AdaLoraConfig
+
+    config = AdaLoraConfig(
+        init_r=4, target_r=2, total_step=5, tinit=1, tfinal=1, deltaT=1,
+        target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM",
+    )  # fmt: skip
+    return _adapted(wrap, folder, config)
+
+
+def neftune(wrap: bool, folder: Path) -> Result:
+    """Noise on embeddings: hardly any, since the daemon draws other numbers than PyTorch."""
+    return _adapted(wrap, folder, None, neftune_noise_alpha=1e-6)
+
+
 TRAINERS: dict[str, Callable[[bool, Path], Result]] = {
     f.__name__: f
-    for f in (sft, whole_sft, accelerated_sft, dpo, sentences, whole_sentences, lightning)
+    for f in (
+        *(sft, whole_sft, accelerated_sft, dpo, reward, kto, grpo, accelerated_grpo),
+        *(sentences, whole_sentences, setfit, lightning, lightning_mixed),
+        *(fabric, fabric_mixed, fabric_half, accelerator, skorch, loop),
+        *(lora, dora, loha, adalora, neftune),
+    )
 }
 
 
@@ -260,7 +534,7 @@ def main() -> None:
             found.append(TRAINERS[sys.argv[1]](wrap, Path(folder)))
     (theirs, _), (ours, model) = found
     stats = model.gradd_stats()
-    kept = ("forwards", "captures", "fallbacks", "self_check_failures")
+    kept = ("forwards", "captures", "in_torch", "self_check_failures")
     print(json.dumps({"theirs": theirs, "ours": ours, **{name: stats[name] for name in kept}}))
 
 
