@@ -20,10 +20,10 @@ enum { AXES = GRADD_CONV_AXES, GROUP_BYTES = 256, LANE_BYTES = 64, TAPS = 4 };
 #define MOST_BYTES ((int64_t)64 << 20) /* of a field */
 
 /* What is put into the field: element i of an axis at i step + front. */
-typedef struct source_s {
+typedef struct depthwise_source_s {
     int64_t size[AXES], step[AXES], front[AXES];
     int64_t from, to; /* elements of the last axis that lie in the field */
-} source_t;
+} depthwise_source_t;
 
 typedef struct depthwise_s {
     gradd_conv_t v;
@@ -35,16 +35,16 @@ typedef struct depthwise_s {
     int64_t phase[AXES], field[AXES]; /* phases, and sizes of each */
     int64_t block;                    /* elements of a phase */
     int64_t result[AXES], length;     /* sizes of the result (dW: of dy), its length as a line */
-    source_t source;
+    depthwise_source_t source;
     size_t field_bytes, line_bytes, total_bytes; /* of a thread */
     int64_t offset[];                            /* of every tap in the field */
 } depthwise_t;
 
 /* Scratch of a thread. */
-typedef struct room_s {
+typedef struct depthwise_room_s {
     void *field, *line;
     double *total;
-} room_t;
+} depthwise_room_t;
 
 /* ---- preparation ----------------------------------------------------------------------------- */
 
@@ -67,7 +67,7 @@ static void place(depthwise_t *k) {
         place_axis(k, a);
     const int64_t *f = k->field, *n = k->result;
     k->length = n[0] && n[1] && n[2] ? ((n[0] - 1) * f[1] + n[1] - 1) * f[2] + n[2] : 0;
-    source_t *s = &k->source;
+    depthwise_source_t *s = &k->source;
     const int64_t step = s->step[2], front = s->front[2], room = f[2] * k->phase[2] - front;
     s->from = front < 0 ? (step - 1 - front) / step : 0;
     s->to = room > 0 ? (room + step - 1) / step : 0;
@@ -173,11 +173,12 @@ void gradd_conv_depthwise_unprepare(gradd_prepared_t *prepared) {
 #undef T
 #undef NAME
 
-static room_t room_of(const depthwise_t *k, void *workspace) {
+static depthwise_room_t room_of(const depthwise_t *k, void *workspace) {
     const size_t each = k->field_bytes + k->line_bytes + k->total_bytes;
     char *at = (char *)workspace + each * (size_t)omp_get_thread_num();
     memset(at, 0, k->field_bytes + k->line_bytes);
-    return (room_t){at, at + k->field_bytes, (double *)(at + k->field_bytes + k->line_bytes)};
+    return (depthwise_room_t){at, at + k->field_bytes,
+                              (double *)(at + k->field_bytes + k->line_bytes)};
 }
 
 gradd_status_t gradd_conv_depthwise(const gradd_launch_t *r) {
@@ -188,7 +189,7 @@ gradd_status_t gradd_conv_depthwise(const gradd_launch_t *r) {
     const bool many = n * k->length * k->taps >= GRADD_PARALLEL_MIN && n > 1;
 #pragma omp parallel num_threads(k->threads) if (many)
     {
-        const room_t room = room_of(k, m.workspace);
+        const depthwise_room_t room = room_of(k, m.workspace);
 #pragma omp for schedule(static)
         for (int64_t at = 0; at < n; at++)
             (k->v.dtype == GRADD_DT_F32 ? plane_f32 : plane_f64)(k, &m, at, &room);

@@ -54,7 +54,7 @@ ADD_PRODUCTS(NAME(add_products_wide), GRADD_WIDE_BYTES, GRADD_WIDE)
 
 /* A row of the source into the field, from its first phase and row on. */
 static void NAME(put_row)(const depthwise_t *k, const T *row, T *to) {
-    const source_t *s = &k->source;
+    const depthwise_source_t *s = &k->source;
     const int64_t phases = k->phase[2], step = s->step[2];
     int64_t at = s->from * step + s->front[2]; /* index along the padded axis */
     if (phases == 1 && step == 1) {
@@ -72,7 +72,7 @@ static void NAME(put_row)(const depthwise_t *k, const T *row, T *to) {
 
 /* A channel of the source into the field, whose other elements are zeros. */
 static void NAME(put)(const depthwise_t *k, const T *plane, T *field) {
-    const source_t *s = &k->source;
+    const depthwise_source_t *s = &k->source;
     for (int64_t z = 0; z < s->size[0]; z++)
         for (int64_t y = 0; y < s->size[1]; y++) {
             const int64_t at =
@@ -105,7 +105,7 @@ static void NAME(correlate)(const depthwise_t *k, const T *field, const T *w, T 
 }
 
 static void NAME(y_plane)(const depthwise_t *k, const gradd_conv_memory_t *m, int64_t at,
-                          const room_t *room) {
+                          const depthwise_room_t *room) {
     const int64_t channel = at % k->v.out, image = at / k->v.out;
     const int64_t from = image * k->v.in + channel / k->each;
     NAME(put)(k, (const T *)m->x + from * k->x, room->field);
@@ -115,7 +115,7 @@ static void NAME(y_plane)(const depthwise_t *k, const gradd_conv_memory_t *m, in
 }
 
 static void NAME(x_plane)(const depthwise_t *k, const gradd_conv_memory_t *m, int64_t at,
-                          const room_t *room) {
+                          const depthwise_room_t *room) {
     const int64_t channel = at % k->v.in, image = at / k->v.in;
     for (int64_t j = 0; j < k->each; j++) {
         const int64_t from = channel * k->each + j;
@@ -127,7 +127,7 @@ static void NAME(x_plane)(const depthwise_t *k, const gradd_conv_memory_t *m, in
 }
 
 static void NAME(w_plane)(const depthwise_t *k, const gradd_conv_memory_t *m, int64_t at,
-                          const room_t *room) {
+                          const depthwise_room_t *room) {
     memset(room->total, 0, (size_t)k->taps * sizeof(double));
     for (int64_t image = 0; image < k->v.images; image++) {
         NAME(put)(k, (const T *)m->x + (image * k->v.in + at / k->each) * k->x, room->field);
@@ -140,7 +140,7 @@ static void NAME(w_plane)(const depthwise_t *k, const gradd_conv_memory_t *m, in
 }
 
 static void NAME(plane)(const depthwise_t *k, const gradd_conv_memory_t *m, int64_t at,
-                        const room_t *room) {
+                        const depthwise_room_t *room) {
     switch (k->made) {
     case GRADD_CONV_MAKES_Y:
         NAME(y_plane)(k, m, at, room);
