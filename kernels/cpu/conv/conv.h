@@ -39,4 +39,10 @@ gradd_status_t gradd_conv_columns_prepare(const gradd_infer_t *c, gradd_prepared
 void gradd_conv_columns_unprepare(gradd_prepared_t *prepared);
 gradd_status_t gradd_conv_columns(const gradd_launch_t *r);
 
+/* Channel by channel; f32 and f64. Taken where every channel of x has a group of its own. */
+bool gradd_conv_depthwise_accepts(const gradd_infer_t *c);
+gradd_status_t gradd_conv_depthwise_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
+void gradd_conv_depthwise_unprepare(gradd_prepared_t *prepared);
+gradd_status_t gradd_conv_depthwise(const gradd_launch_t *r);
+
 #endif

@@ -6,7 +6,7 @@
  * Gradients: dx = ConvDataGrad(dy, W), dW = ConvWeightGrad(x, dy), db = sum of dy over all but
  * channels. ConvTranspose(x, W) is ConvDataGrad(x, W) with a bias, so ConvDataGrad has gradients
  * as well: d(dy) = Conv(d, W) and dW = ConvWeightGrad(d, dy). Taps that lie in the padding add
- * nothing, whatever W holds there. */
+ * nothing, or 0 times W: with an infinite W kernels differ in that. */
 #include "kernels/cpu/conv/conv.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/describe/conv.h"
@@ -202,30 +202,36 @@ static gradd_status_t expand_transposed(gradd_expand_t *x) {
 
 GRADD_OPS(
     conv,
-    GRADD_OP("Conv", "", 11, (2, 3), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST(OF_ONNX), .infer = infer_conv, .grad = grad_conv,
-             .expand = expand_conv, .ref = gradd_conv_ref,
-             .cases = GRADD_CASES(
-                 CASE("f32[2,3,8] f32[4,3,3] f32[4]"),
-                 CASE("f32[2,3,8] f32[4,3,3] | pads=[1,1] strides=[2]"),
-                 CASE("f32[2,4,9] f32[6,2,3] f32[6] | group=2 dilations=[2] pads=[3,1]"),
-                 CASE("f32[2,4,9] f32[8,1,3] f32[8] | group=4 pads=[2,0]"),
-                 CASE("f32[1,2,7] f32[3,2,2] | auto_pad=\"SAME_LOWER\" strides=[2]"),
-                 CASE("f32[2,3,6,5] f32[4,3,3,2] f32[4] | pads=[1,0,1,1]"),
-                 CASE("f32[1,3,7,7] f32[2,3,3,3] | auto_pad=\"SAME_UPPER\" strides=[2,3]"),
-                 CASE("f32[2,4,5,6] f32[4,1,3,3] | group=4 pads=[1,1,1,1] strides=[2,1]"),
-                 CASE("f32[2,4,5,6] f32[6,4,1,1] f32[6] | kernel_shape=[1,1]"),
-                 CASE("f32[2,4,5,6] f32[6,2,1,1] f32[6] | group=2 strides=[2,2]"),
-                 CASE("f32[2,3,8,4] f32[5,3,4,2] f32[5] | strides=[4,2]"),
-                 CASE("f32[1,2,5,6] f32[2,2,3,2] | pads=[-1,2,1,-2] auto_pad=\"NOTSET\""),
-                 CASE("f32[1,2,4,5,6] f32[4,2,2,3,3] f32[4] | pads=[0,1,1,1,1,1]"),
-                 CASE("f32[2,4,3,5,4] f32[2,2,2,2,1] | group=2 dilations=[1,3,2] strides=[1,1,2]"),
-                 CASE("f32[1,2,3,3,3] f32[2,2,1,1,1] | auto_pad=\"VALID\""),
-                 CASE("f32[0,3,8] f32[4,3,3] f32[4]"), CASE("f32[2,0,8] f32[4,0,3] f32[4]"),
-                 CASE("f32[2,3,4,4] f32[0,3,3,3]"),
-                 CASE("f32[1,1,2] f32[1,1,5] | pads=[4,4] strides=[3]"),
-                 CASE("f32[2,17,13,19] f32[24,17,3,3] f32[24] | pads=[1,1,1,1]"),
-                 CASE("f32[3,40,11,13] f32[40,1,5,5] f32[40] | group=40 pads=[2,2,2,2]"))),
+    GRADD_OP(
+        "Conv", "", 11, (2, 3), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
+        .attrs = GRADD_ATTR_LIST(OF_ONNX), .infer = infer_conv, .grad = grad_conv,
+        .expand = expand_conv, .ref = gradd_conv_ref,
+        .cases = GRADD_CASES(
+            CASE("f32[2,3,8] f32[4,3,3] f32[4]"),
+            CASE("f32[2,3,8] f32[4,3,3] | pads=[1,1] strides=[2]"),
+            CASE("f32[2,4,9] f32[6,2,3] f32[6] | group=2 dilations=[2] pads=[3,1]"),
+            CASE("f32[2,4,9] f32[8,1,3] f32[8] | group=4 pads=[2,0]"),
+            CASE("f32[1,2,7] f32[3,2,2] | auto_pad=\"SAME_LOWER\" strides=[2]"),
+            CASE("f32[2,3,6,5] f32[4,3,3,2] f32[4] | pads=[1,0,1,1]"),
+            CASE("f32[1,3,7,7] f32[2,3,3,3] | auto_pad=\"SAME_UPPER\" strides=[2,3]"),
+            CASE("f32[2,4,5,6] f32[4,1,3,3] | group=4 pads=[1,1,1,1] strides=[2,1]"),
+            CASE("f32[2,4,5,6] f32[6,4,1,1] f32[6] | kernel_shape=[1,1]"),
+            CASE("f32[2,4,5,6] f32[6,2,1,1] f32[6] | group=2 strides=[2,2]"),
+            CASE("f32[2,3,8,4] f32[5,3,4,2] f32[5] | strides=[4,2]"),
+            CASE("f32[1,2,5,6] f32[2,2,3,2] | pads=[-1,2,1,-2] auto_pad=\"NOTSET\""),
+            CASE("f32[1,2,4,5,6] f32[4,2,2,3,3] f32[4] | pads=[0,1,1,1,1,1]"),
+            CASE("f32[2,4,3,5,4] f32[2,2,2,2,1] | group=2 dilations=[1,3,2] strides=[1,1,2]"),
+            CASE("f32[1,2,3,3,3] f32[2,2,1,1,1] | auto_pad=\"VALID\""),
+            CASE("f32[0,3,8] f32[4,3,3] f32[4]"), CASE("f32[2,0,8] f32[4,0,3] f32[4]"),
+            CASE("f32[2,3,4,4] f32[0,3,3,3]"),
+            CASE("f32[1,1,2] f32[1,1,5] | pads=[4,4] strides=[3]"),
+            CASE("f32[2,17,13,19] f32[24,17,3,3] f32[24] | pads=[1,1,1,1]"),
+            CASE("f32[2,5,33] f32[10,1,4] f32[10] | group=5 strides=[3] dilations=[2] pads=[7,2]"),
+            CASE("f32[2,3,5,6] f32[3,1,2,2] | group=3 strides=[3,2] pads=[-1,2,0,-1]"),
+            CASE("f32[2,3,4,5,6] f32[6,1,2,3,2] | group=3 strides=[2,1,2] dilations=[1,2,1] "
+                 "pads=[1,2,0,0,1,1]"),
+            CASE("f32[0,3,5,6] f32[3,1,2,2] | group=3"),
+            CASE("f32[3,40,11,13] f32[40,1,5,5] f32[40] | group=40 pads=[2,2,2,2]"))),
     GRADD_OP("ConvTranspose", "", 11, (2, 3), (1, 1), .flags = GRADD_OP_COSTLY,
              .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(OF_ONNX, {"output_padding", GRADD_ATTR_INTS, false},
@@ -257,6 +263,12 @@ GRADD_OPS(
                  CASE("f32[2,6,5,6] f32[6,4,1,1] | dims=[5,6] begins=[0,0]"),
                  CASE("f32[1,2,2,3,4] f32[2,3,2,2,2] f32[3] | dims=[3,7,5] begins=[0,1,0] "
                       "strides=[1,3,1]"),
+                 CASE("f32[2,6,9] f32[6,1,4] f32[3] | dims=[33] begins=[7] strides=[3] group=3 "
+                      "dilations=[2]"),
+                 CASE("f32[1,3,2,3] f32[3,1,2,2] | dims=[9,5] begins=[-1,0] strides=[3,2] group=3"),
+                 CASE("f32[1,6,2,2,3] f32[6,1,2,3,2] | dims=[4,5,6] begins=[1,2,0] group=3 "
+                      "strides=[2,2,2]"),
+                 CASE("f32[3,40,11,13] f32[40,1,5,5] | dims=[11,13] begins=[2,2] group=40"),
                  CASE("f32[0,4,6] f32[4,3,3] | dims=[8] begins=[0]"),
                  CASE("f32[2,0,6] f32[0,3,3] f32[3] | dims=[8] begins=[0]"),
                  CASE("f32[2,24,13,19] f32[24,17,3,3] f32[17] | dims=[13,19] begins=[1,1]"))),
@@ -273,17 +285,27 @@ GRADD_OPS(
                  CASE("f32[2,3,6,5] f32[2,4,3,4] | kernel_shape=[3,2] begins=[1,0] strides=[2,1]"),
                  CASE("f32[3,4,5,6] f32[3,6,5,6] | kernel_shape=[1,1] begins=[0,0]"),
                  CASE("f32[1,2,3,5,4] f32[1,4,2,3,3] | kernel_shape=[2,3,2] begins=[0,0,0]"),
+                 CASE("f32[2,3,33] f32[2,6,9] | kernel_shape=[4] begins=[7] strides=[3] group=3 "
+                      "dilations=[2]"),
+                 CASE("f32[2,3,9,5] f32[2,3,2,3] | kernel_shape=[2,2] begins=[-1,0] strides=[3,2] "
+                      "group=3"),
+                 CASE("f32[0,3,8] f32[0,3,6] | kernel_shape=[3] begins=[0] group=3"),
                  CASE("f32[0,3,8] f32[0,4,6] | kernel_shape=[3] begins=[0]"),
                  CASE("f32[2,0,8] f32[2,4,6] | kernel_shape=[3] begins=[0]"),
                  CASE("f32[2,40,11,13] f32[2,40,11,13] | kernel_shape=[5,5] begins=[2,2] group=40"),
                  CASE("f32[2,17,13,19]:(-1,1) f32[2,24,13,19]:(-1,1) | kernel_shape=[3,3] "
                       "begins=[1,1]"))));
 
-#define COLUMNS(title, of_cost)                                                                    \
-    GRADD_KERNEL(title, "columns", .types = {GRADD_T_F32_F64},                                     \
-                 .prepare = gradd_conv_columns_prepare, .unprepare = gradd_conv_columns_unprepare, \
-                 .compute = gradd_conv_columns, .cost = of_cost)
+#define ON_CPU(title, of_cost)                                                                     \
+    GRADD_KERNEL(title, "depthwise", .types = {GRADD_T_F32_F64},                                   \
+                 .accepts = gradd_conv_depthwise_accepts, .prepare = gradd_conv_depthwise_prepare, \
+                 .unprepare = gradd_conv_depthwise_unprepare, .compute = gradd_conv_depthwise,     \
+                 .cost = of_cost),                                                                 \
+        GRADD_KERNEL(title, "columns", .types = {GRADD_T_F32_F64},                                 \
+                     .prepare = gradd_conv_columns_prepare,                                        \
+                     .unprepare = gradd_conv_columns_unprepare, .compute = gradd_conv_columns,     \
+                     .cost = of_cost)
 
-GRADD_KERNELS(cpu, conv, COLUMNS("Conv", gradd_conv_cost),
-              COLUMNS("ConvDataGrad", gradd_conv_data_cost),
-              COLUMNS("ConvWeightGrad", gradd_conv_weight_cost));
+GRADD_KERNELS(cpu, conv, ON_CPU("Conv", gradd_conv_cost),
+              ON_CPU("ConvDataGrad", gradd_conv_data_cost),
+              ON_CPU("ConvWeightGrad", gradd_conv_weight_cost));
