@@ -377,8 +377,20 @@ def _deepspeed(kind: str, stage: int, extra: dict[str, Any]) -> dict[str, Any]:
     found["parameters"] = [p.detach().clone() for p in model.parameters()]
     if kind == "gradd":
         found |= {"replaced": "has_overflow_serial" in vars(optimizer), **_stats([module])}
-        model.save_checkpoint(str(FOLDER / f"deepspeed{stage}{len(extra)}"))
+        name = "-".join(["deepspeed", str(stage), *extra])
+        found["loaded"] = _saved_and_loaded(model, FOLDER / name)
     return found
+
+
+def _saved_and_loaded(model: Any, folder: Path) -> list[torch.Tensor]:
+    """Parameters from DeepSpeed's checkpoint of them, after a step more."""
+    model.save_checkpoint(str(folder))
+    for _ in range(2):
+        loss = model(ranks.batch(0, _rank()).to(next(model.parameters()).dtype))
+        model.backward(loss)
+        model.step()
+    model.load_checkpoint(str(folder))
+    return [p.detach().clone() for p in model.parameters()]
 
 
 def _both(stage: int, extra: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """fully_shard() around a wrapped module, and checkpoints, in one process.
 
-trainer/test_sharded.py has several.
+test_sharded.py has several.
 """
 
 from __future__ import annotations
