@@ -101,6 +101,11 @@ class Rank:
             self.module = self.model = _averaged(stack(case).to(DEVICE))
             return
         self.module = ORTModule(stack(case).to(DEVICE), strict=True)
+        if case == "prepared":
+            from accelerate import Accelerator
+
+            self.model = Accelerator(cpu=True).prepare(self.module)
+            return
         options = OPTIONS.get(case, {})
         self.model = DistributedDataParallel(self.module, bucket_cap_mb=0.01, **options)
 

@@ -31,6 +31,7 @@ from gradd.session.client import get_client
 from helpers import ranks
 
 STEPS, WIDTH = 4, ranks.WIDTH
+FSDP_WAYS = ("blocks", "root", "around", "called")
 CASES: dict[str, Callable[[], Any]] = {}
 FOLDER = Path()
 
@@ -112,17 +113,28 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Ten
 
 
 def _sharded(way: str, **options: Any) -> tuple[nn.Module, list[ORTModule]]:
-    """The model, and its wrapped parts: each block, the model, or the model around the shards."""
+    """The model, and its wrapped parts.
+
+    Args:
+        way: What is wrapped: each of the `blocks`, the `root` alone, the model `around` shards, or
+            one that was `called` before its blocks are sharded.
+        options: Of fully_shard().
+    """
     net = Blocks()
+    if way in ("root", "called"):
+        whole = ORTModule(net, strict=way == "root")
+        if way == "called":
+            whole(ranks.batch(9, 0)).backward()
+            whole.zero_grad()
+            for block in whole.blocks:
+                fully_shard(block, **options)
+        return fully_shard(whole, **options), [whole]
     wrapped: list[ORTModule] = []
-    for i, block in enumerate(net.blocks if way != "root" else ()):
+    for i, block in enumerate(net.blocks):
         if way == "blocks":
             net.blocks[i] = block = ORTModule(block, strict=True)
             wrapped.append(block)
         fully_shard(block, **options)
-    if way == "root":
-        wrapped.append(ORTModule(net, strict=True))
-        return fully_shard(wrapped[0], **options), wrapped
     fully_shard(net, **options)
     if way == "around":
         wrapped.append(ORTModule(net))
@@ -143,7 +155,7 @@ def _stats(wrapped: list[ORTModule]) -> dict[str, Any]:
 def fsdp() -> dict[str, Any]:
     """By way, and whether the blocks go after their forward."""
     found = {}
-    for way in ("blocks", "root", "around"):
+    for way in FSDP_WAYS:
         for goes in (True, False):
             model, wrapped = _sharded(way, reshard_after_forward=goes)
             assert isinstance(model, FSDPModule) or way == "around"
@@ -365,8 +377,20 @@ def _deepspeed(kind: str, stage: int, extra: dict[str, Any]) -> dict[str, Any]:
     found["parameters"] = [p.detach().clone() for p in model.parameters()]
     if kind == "gradd":
         found |= {"replaced": "has_overflow_serial" in vars(optimizer), **_stats([module])}
-        model.save_checkpoint(str(FOLDER / f"deepspeed{stage}{len(extra)}"))
+        name = "-".join(["deepspeed", str(stage), *extra])
+        found["loaded"] = _saved_and_loaded(model, FOLDER / name)
     return found
+
+
+def _saved_and_loaded(model: Any, folder: Path) -> list[torch.Tensor]:
+    """Parameters from DeepSpeed's checkpoint of them, after a step more."""
+    model.save_checkpoint(str(folder))
+    for _ in range(2):
+        loss = model(ranks.batch(0, _rank()).to(next(model.parameters()).dtype))
+        model.backward(loss)
+        model.step()
+    model.load_checkpoint(str(folder))
+    return [p.detach().clone() for p in model.parameters()]
 
 
 def _both(stage: int, extra: dict[str, Any]) -> dict[str, Any]:

@@ -93,5 +93,6 @@ def test_a_hundred_killed_daemons_cost_no_bit(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="there is no accelerate")
 @pytest.mark.usefixtures("daemon")
 def test_accelerate_launches_them_as_well(tmp_path: Path) -> None:
-    found = torchrun.launch(tmp_path, "cpu", "plain", by=torchrun.ACCELERATE)
-    torchrun.assert_gradients(found, "plain")
+    found = torchrun.launch(tmp_path, "cpu", "plain", "prepared", by=torchrun.ACCELERATE)
+    for case in ("plain", "prepared"):
+        torchrun.assert_gradients(found, case)

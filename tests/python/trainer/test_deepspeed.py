@@ -41,6 +41,7 @@ def test_zero_trains_as_with_pytorch(stage: int, kind: str, found: list[dict[str
         torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=CLOSE[kind], atol=1e-4)
         for a, b in zip(ours["parameters"], theirs["parameters"], strict=True):
             torch.testing.assert_close(a, b, rtol=CLOSE[kind], atol=CLOSE[kind])
+        assert all(map(torch.equal, ours["loaded"], ours["parameters"]))
     own, other = (rank[f"{stage} {kind}"]["gradd"]["parameters"] for rank in found)
     assert all(map(torch.equal, own, other))
 

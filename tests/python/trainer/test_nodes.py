@@ -27,7 +27,8 @@ def test_two_nodes_have_the_gradient_of_one_process(
 ) -> None:
     if by is torchrun.accelerate_of and importlib.util.find_spec("accelerate") is None:
         pytest.skip("there is no accelerate")
-    found = torchrun.launch_on(both, tmp_path, "plain", "no_sync", by=by)
-    for case in ("plain", "no_sync"):
+    cases = ("plain", "no_sync" if by is torchrun.torchrun_of else "prepared")
+    found = torchrun.launch_on(both, tmp_path, *cases, by=by)
+    for case in cases:
         torchrun.assert_gradients(found, case)
     assert len({rank["daemon"] for rank in found}) == 2
