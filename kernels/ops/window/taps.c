@@ -14,7 +14,7 @@
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
-enum { X, SPAN, WEIGHT, INPUTS };
+enum { X, SPAN, WEIGHT, COUNT };
 enum { BLOCK = 64 }; /* elements along `inner` that are summed together */
 
 static gradd_status_t compute_taps_ref(const gradd_launch_t *r) {
@@ -143,7 +143,7 @@ static void cost_taps(const gradd_infer_t *c, gradd_cost_t *cost) {
 }
 
 GRADD_OPS(taps,
-          GRADD_OP("Taps", "com.gradd", 1, (INPUTS, INPUTS), (1, 1), .flags = GRADD_OP_INTERNAL,
+          GRADD_OP("Taps", "com.gradd", 1, (COUNT, COUNT), (1, 1), .flags = GRADD_OP_INTERNAL,
                    .no_diff = 1 << WEIGHT, .types = {GRADD_T_FLOAT, GRADD_DTB(I64), GRADD_T_FLOAT},
                    .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_taps,
                    .grad = grad_taps, .ref = compute_taps_ref,

@@ -14,7 +14,16 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.graph.translation import clamps, losses, norms, pointwise, products, reductions, shapes
+from gradd.graph.translation import (
+    clamps,
+    losses,
+    norms,
+    pointwise,
+    pools,
+    products,
+    reductions,
+    shapes,
+)
 from gradd.graph.translation.attention import attention
 from gradd.graph.translation.build import (
     cast,
@@ -324,5 +333,5 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    themes = (pointwise, clamps, products, reductions, losses)
+    themes = (pointwise, clamps, pools, products, reductions, losses)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())
