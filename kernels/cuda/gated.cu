@@ -25,7 +25,7 @@ struct rows_t {
     }
 };
 
-#define GATE(f)                                                                                    \
+#define GATE(f, CHOOSES)                                                                           \
     struct gate_##f {                                                                              \
         static __device__ act_t_f32 at(float x, float alpha) {                                     \
             return act_##f##_f32(x, alpha);                                                        \
@@ -33,12 +33,16 @@ struct rows_t {
         static __device__ act_t_f64 at(double x, double alpha) {                                   \
             return act_##f##_f64(x, alpha);                                                        \
         }                                                                                          \
+        /* the gradient behind f: that of relu is chosen */                                        \
+        template <class R> static __device__ R behind(R v, R slope) {                              \
+            return CHOOSES && !(slope != 0) ? (R)0 : CHOOSES ? v : v * slope;                      \
+        }                                                                                          \
     };
-GATE(swish)
-GATE(gelu)
-GATE(gelu_tanh)
-GATE(relu)
-GATE(sigmoid)
+GATE(swish, false)
+GATE(gelu, false)
+GATE(gelu_tanh, false)
+GATE(relu, true)
+GATE(sigmoid, false)
 
 template <int W, class T, class G> __global__ void GPU_BLOCK(THREADS) gate(rows_t p) {
     typedef gpu_pack<T, W> pack_t;
@@ -70,7 +74,7 @@ template <int W, class T, class G> __global__ void GPU_BLOCK(THREADS) gate_grad(
         for (int k = 0; k < W; k++) {
             const auto f = G::at(gpu_get(g.v[k]), (R)p.alpha);
             const R d = gpu_get(dy.v[k]), up = gpu_get(u.v[k]);
-            gpu_put(&dg.v[k], d * up * f.slope);
+            gpu_put(&dg.v[k], G::behind(d * up, (R)f.slope));
             gpu_put(&du.v[k], d * f.value);
         }
         if (p.dg) ((pack_t *)p.dg)[at] = dg;

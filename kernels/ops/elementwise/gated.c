@@ -31,6 +31,15 @@ typedef struct gated_s {
 
 #define AS_IS(x) (x)
 
+/* The gradient behind f: that of relu is chosen, as torch does, so that 0 stays 0 beside infinity.
+ */
+#define TIMES(v, slope)       ((v) * (slope))
+#define BEHIND_swish          TIMES
+#define BEHIND_gelu           TIMES
+#define BEHIND_gelu_tanh      TIMES
+#define BEHIND_sigmoid        TIMES
+#define BEHIND_relu(v, slope) ((slope) != 0 ? (v) : 0)
+
 #define GATED_BACK(f, R, kind, LOAD, ...)                                                          \
     {                                                                                              \
         _Pragma("omp simd") for (int64_t i = first; i < end; i++) {                                \
@@ -59,10 +68,10 @@ typedef struct gated_s {
         T *du = p->du ? (T *)p->du + row * p->stride : NULL;                                       \
         const R alpha = (R)p->alpha;                                                               \
         if (dg && du)                                                                              \
-            GATED_BACK(f, R, kind, LOAD, dg[i] = STORE(d * up * a.slope);                          \
+            GATED_BACK(f, R, kind, LOAD, dg[i] = STORE(BEHIND_##f(d * up, a.slope));               \
                        du[i] = STORE(d * a.value);)                                                \
         else if (dg)                                                                               \
-            GATED_BACK(f, R, kind, LOAD, dg[i] = STORE(d * up * a.slope);)                         \
+            GATED_BACK(f, R, kind, LOAD, dg[i] = STORE(BEHIND_##f(d * up, a.slope));)              \
         else if (du)                                                                               \
             GATED_BACK(f, R, kind, LOAD, (void)up; du[i] = STORE(d * a.value);)                    \
     }
@@ -221,7 +230,9 @@ static gradd_status_t ref_gated_grad(const gradd_launch_t *r) {
                 int64_t at = row * p.stride + i;
                 double slope, dy = ((const T *)p.dy)[row * p.n + i];
                 double value = act->plain(((const T *)p.g)[at], p.alpha, &slope);
-                if (p.dg) ((T *)p.dg)[at] = (T)(dy * ((const T *)p.u)[at] * slope);
+                double behind = dy * ((const T *)p.u)[at] * slope;
+                if (act->plain == relu_plain && slope == 0) behind = 0;
+                if (p.dg) ((T *)p.dg)[at] = (T)behind;
                 if (p.du) ((T *)p.du)[at] = (T)(dy * value);
             }
     });
@@ -349,6 +360,8 @@ GRADD_OPS(
                  {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu\" -> 2"},
                  {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu_tanh\" -> 2"},
                  {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"relu\" -> 2"},
+                 {.text = "f32[4]={inf,-inf,nan,inf} f32[4]={0,-1,0,2} f32[4] | "
+                          "activation=\"relu\" -> 2"},
                  {.text = "f32[3,5] f32[3,10] | activation=\"sigmoid\" gate=1"},
                  {.text = "f32[173,211] f32[173,422] | activation=\"swish\""},
                  {.text = "f32[9,88] f32[9,176] | activation=\"gelu\" gate=1"},

@@ -209,10 +209,10 @@ static gradd_status_t ref_forward(const gradd_launch_t *r) {
 }
 
 static gradd_status_t ref_backward(const gradd_launch_t *r) {
-    const gradd_channels_t s = sizes_of(&r->in[GRADD_BATCH_X].type);
+    const gradd_channels_t s = sizes_of(&r->in[GRADD_BATCH_GRAD_X].type);
     const bool given = gradd_attr_int(r->attrs, GRADD_BATCH_GIVEN, 0);
     const double n = (double)s.batch * (double)s.spatial;
-    GRADD_SWITCH_FLOAT(r->in[GRADD_BATCH_X].type.dtype, T, {
+    GRADD_SWITCH_FLOAT(r->in[GRADD_BATCH_GRAD_X].type.dtype, T, {
         const T *x = r->in[GRADD_BATCH_GRAD_X].data;
         const T *dy = r->in[GRADD_BATCH_GRAD_DY].data;
         for (int64_t c = 0; c < s.channels; c++) {

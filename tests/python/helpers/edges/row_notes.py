@@ -16,7 +16,6 @@ _LARGE = {"x60": _ROUNDING, "1e5": _ROUNDING}
 _CONSTANT = {"constant": "the deviation is torch's rounding of the mean of equal numbers"}
 # Scores that are NaN or infinite: torch's kernel leaves keys and blocks of keys out.
 _INFINITE = dict.fromkeys(("inf", "nan"), "torch's kernel gives 0 or NaN by its blocks of keys")
-_MANY_NANS = {"nan": "of several NaNs torch takes the last, here the first"}
 _REPEATED = "torch documents that which of repeated indices wins is undefined"
 _UNDEFINED = "C leaves the conversion to an integer undefined"
 _CONVERSION = dict.fromkeys(("inf", "nan"), _UNDEFINED)
@@ -44,7 +43,6 @@ SKIP: dict[str, dict[str, str]] = {
     "gelu": {"inf": "oneDNN, by which torch computes it on some processors, makes NaN of infinity"},
     "complex abs": {**_NO_DIGITS, "inf": "NaN beside infinity"},
     "polar": dict.fromkeys(("inf", "nan"), "torch's products of complex numbers spread NaN"),
-    "adaptive_max_pool3d": _MANY_NANS,
     "batch_norm": {"rows": "the deviation is torch's rounding of the mean of equal numbers"},
     "batch_norm 1d": _CONSTANT,
     "std": _CONSTANT,
@@ -75,8 +73,6 @@ SKIP: dict[str, dict[str, str]] = {
     "attention bias": _LARGE,
     "attention by hand": _LARGE,
     "attention by hand min": {**_LARGE, "inf": "masked keys are left out, in torch 0 times them"},
-    "adaptive_max_pool1d 1": _MANY_NANS,
-    "adaptive_max_pool2d 1": _MANY_NANS,
     "interpolate linear": {"inf": "a neighbour of weight 0 that is infinite gives NaN here"},
     "index_put": {"zeros": _REPEATED, "constant": _REPEATED},
 }
@@ -136,6 +132,7 @@ NOT_IN_BF16 = {
     "erf": "torch gives 0 for 1e-22",
     "logcumsumexp 0": _STEPS,
     "group_norm plain": _STEPS,
+    "lp_pool2d 3": _STEPS,
     "softmax by hand": _STEPS,
     "cosine_similarity itself": _STEPS,
     "cosine_similarity 0": _STEPS,
@@ -248,37 +245,10 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "unique_consecutive",
         "repeat_interleave tensor",
     ),
-    "AveragePool": (
-        "avg_pool3d",
-        "local_response_norm",
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool2d padding",
-        "adaptive_avg_pool1d 4",
-        "adaptive_avg_pool2d",
-        "lp_pool1d",
-        "lp_pool2d 3",
-        "avg_pool1d whole",
-    ),
     "SequenceEmpty": (
         "embedding_bag mean",
         "embedding_bag sum",
         "embedding_bag max",
-    ),
-    "MaxPool": (
-        "max_pool3d",
-        "max_pool1d indices",
-        "max_pool1d",
-        "max_pool1d overlapping",
-        "max_pool2d",
-        "max_pool2d overlapping",
-        "max_pool indices",
-        "max_pool1d whole",
-        "max_pool2d whole",
-    ),
-    "adaptive_max_pool": (
-        "adaptive_max_pool1d 4",
-        "adaptive_max_pool2d",
     ),
     "Resize": (
         "interpolate nearest",

@@ -21,7 +21,13 @@ from gradd.graph.translation.build import wide_type
 from gradd.graph.translation.translate import OPSET
 from gradd.spec import CaptureError
 
-_OTHER_SIZES = {"Attention", "CrossEntropy"}  # of our domain: the trace's sizes count
+_OTHER_SIZES = {
+    "Attention",
+    "CrossEntropy",
+    "SumPool",
+    "AdaptiveAveragePool",
+    "AdaptiveMaxPool",
+}  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))
 _SMALL = 20  # elements: the pass gives inference the values of such constants

@@ -20,6 +20,7 @@ from gradd.graph.translation import (
     losses,
     norms,
     pointwise,
+    pools,
     products,
     reductions,
     shapes,
@@ -333,5 +334,5 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    themes = (pointwise, clamps, convolutions, products, reductions, losses)
+    themes = (pointwise, clamps, convolutions, pools, products, reductions, losses)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

@@ -240,21 +240,6 @@ def _extremum_over(largest: bool) -> Callable:
     return translate
 
 
-def adaptive_max_pool(x: Any, output_size: Any) -> Any:
-    """adaptive_max_pool to one element per channel: the first largest has all of the gradient."""
-    kept = len(x.shape) - len(output_size)
-    if any(n != 1 for n in output_size):
-        raise CaptureError(
-            "unsupported_operator", "adaptive_max_pool to more than one element per channel"
-        )
-    flat = op.Concat(op.Shape(x, start=0, end=kept), ints(-1), axis=0)
-    flat = op.Reshape(x, flat)
-    where = op.ArgMax(flat, axis=-1, keepdims=1)
-    axes = [ints(*range(kept + 1, len(x.shape)))] if len(output_size) > 1 else []
-    results = op.GatherElements(flat, where, axis=-1), where
-    return tuple(op.Unsqueeze(r, *axes) if axes else r for r in results)
-
-
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
     """sort(): equal elements in the order in which torch leaves them."""
     return sort_stable(x, False, dim, descending)
@@ -419,9 +404,6 @@ def table() -> dict[Any, Callable]:
         _aten.min.dim: _extremum_along(False),
         _aten.amax.default: _extremum_over(True),
         _aten.amin.default: _extremum_over(False),
-        _aten.adaptive_max_pool1d.default: adaptive_max_pool,
-        _aten.adaptive_max_pool2d.default: adaptive_max_pool,
-        _aten.adaptive_max_pool3d.default: adaptive_max_pool,
         _aten.gather.default: gather,
         _aten.sort.default: sort,
         _aten.sort.stable: sort_stable,

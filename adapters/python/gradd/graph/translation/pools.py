@@ -1,0 +1,172 @@
+"""Translations of pooling: windows of one to three axes, of a batch or of one sample.
+
+Windows are those of ONNX's MaxPool and AveragePool; com.gradd has sums in place of averages, and
+pooling into a number of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from gradd.graph.translation.build import (
+    first_of,
+    ints,
+    is_float,
+    narrow,
+    op,
+    scalar,
+    several,
+    typed,
+    wide,
+)
+from gradd.spec import CaptureError
+
+_aten = torch.ops.aten
+
+
+def _each(value: Any, axes: int) -> list[int]:
+    """One number for each axis, of a number or a list."""
+    numbers = list(value) if isinstance(value, Sequence) else [value]
+    if not all(isinstance(n, int) for n in numbers):
+        raise CaptureError("unsupported_operator", "windows must not depend on the call's sizes")
+    return numbers * axes if len(numbers) == 1 else numbers
+
+
+def _of_batch(x: Any, axes: int, make: Callable) -> Any:
+    """Results for one sample, as a batch of one, or for a batch."""
+    if len(x.shape) > axes + 1:
+        return make(x)
+    found = make(typed(op.Unsqueeze(x, ints(0)), x.dtype, [1, *x.shape]))
+    if isinstance(found, tuple):
+        return tuple(op.Squeeze(part, ints(0)) for part in found)
+    return op.Squeeze(found, ints(0))
+
+
+def _windows(axes: int, kernel: Any, stride: Any, padding: Any, ceil_mode: Any) -> dict[str, Any]:
+    sizes = _each(kernel, axes)
+    strides = sizes if stride is None or stride == [] else _each(stride, axes)
+    pads = _each(padding, axes) * 2
+    return {
+        "kernel_shape": sizes,
+        "strides": strides,
+        "pads": pads,
+        "ceil_mode": int(bool(ceil_mode)),
+    }
+
+
+def _max_pool(axes: int, places: bool) -> Callable:
+    def translate(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        """max_pool(), with the places of the largest elements within their plane."""
+        _only_floats(x)
+        given = _windows(axes, kernel_size, stride, padding, ceil_mode)
+        given["dilations"] = _each(dilation, axes)
+
+        def make(batch: Any) -> Any:
+            if not places:
+                return first_of("", "MaxPool", batch, **given)
+            values, found = several("", "MaxPool", 2, batch, **given)
+            return values, op.Mod(typed(found, ir.DataType.INT64), _plane(batch, axes))
+
+        return _of_batch(x, axes, make)
+
+    return translate
+
+
+def _only_floats(x: Any) -> None:
+    if not is_float(x):
+        raise CaptureError("unsupported_operator", "pooling of integers; cast them first")
+
+
+def _plane(x: Any, axes: int) -> Any:
+    """How many elements the last axes have."""
+    return op.ReduceProd(op.Shape(x, start=-axes), keepdims=0)
+
+
+def _avg_pool(axes: int) -> Callable:
+    def translate(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        """avg_pool()."""
+        _only_floats(x)
+        given = _windows(axes, kernel_size, stride, padding, ceil_mode)
+
+        def make(batch: Any) -> Any:
+            if divisor_override is None:
+                counted = int(bool(count_include_pad))
+                return first_of("", "AveragePool", batch, count_include_pad=counted, **given)
+            z = wide(batch)
+            sums = typed(first_of("com.gradd", "SumPool", z, **given), z.dtype)
+            return narrow(op.Div(sums, scalar(float(divisor_override), z.dtype)), batch)
+
+        return _of_batch(x, axes, make)
+
+    return translate
+
+
+def _parts(x: Any, axes: int, sizes: Any) -> Any:
+    """Sizes of a result, int64: numbers or values; torch keeps a size for None."""
+    given = list(sizes) if isinstance(sizes, Sequence) else [sizes] * axes
+    parts = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(1)) for n in given]
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
+
+
+def _adaptive_avg_pool(axes: int) -> Callable:
+    def translate(x: Any, output_size: Any) -> Any:
+        """adaptive_avg_pool()."""
+        _only_floats(x)
+        sizes = _parts(x, axes, output_size)
+        return _of_batch(
+            x, axes, lambda batch: first_of("com.gradd", "AdaptiveAveragePool", batch, sizes)
+        )
+
+    return translate
+
+
+def _adaptive_max_pool(axes: int) -> Callable:
+    def translate(x: Any, output_size: Any) -> Any:
+        """adaptive_max_pool(), with the places within their plane."""
+        _only_floats(x)
+        sizes = _parts(x, axes, output_size)
+
+        def make(batch: Any) -> Any:
+            return tuple(several("com.gradd", "AdaptiveMaxPool", 2, batch, sizes))
+
+        return _of_batch(x, axes, make)
+
+    return translate
+
+
+def table() -> dict[Any, Callable]:
+    """aten overload -> translation."""
+    rows: dict[Any, Callable] = {}
+    for axes in (1, 2, 3):
+        rows |= {
+            getattr(_aten, f"max_pool{axes}d").default: _max_pool(axes, False),
+            getattr(_aten, f"avg_pool{axes}d").default: _avg_pool(axes),
+            getattr(_aten, f"adaptive_avg_pool{axes}d").default: _adaptive_avg_pool(axes),
+            getattr(_aten, f"adaptive_max_pool{axes}d").default: _adaptive_max_pool(axes),
+        }
+    for axes in (2, 3):
+        rows |= {
+            getattr(_aten, f"max_pool{axes}d_with_indices").default: _max_pool(axes, True),
+            getattr(_aten, f"_adaptive_avg_pool{axes}d").default: _adaptive_avg_pool(axes),
+        }
+    rows[_aten.max_pool1d_with_indices.default] = _max_pool(1, True)
+    return rows

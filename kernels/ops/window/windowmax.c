@@ -1,0 +1,233 @@
+/* WindowMax: the largest element of each window of the last one to three axes, and its place.
+ *
+ *     y[p, j..] = max x[p, span[j..]]    index[p, j..] = the place of it within the plane x[p]
+ *
+ * There is a span i64[m, 2] for each of the axes (windows.h), known when a plan is made; elements
+ * of a window lie `steps` apart. As in PyTorch the first of equal elements counts, and the last NaN
+ * if there is one. An empty window gives -inf and the place 0. Saved for backward: index.
+ *
+ * WindowMaxGrad(dy, index, turned spans) -> dx is internal: an element has the sum of dy over the
+ * windows whose largest element it is, in rising order of them, so bits do not depend on threads.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/contract/kernel.h"
+#include "kernels/describe/dispatch.h"
+#include "kernels/describe/windowmax.h"
+#include "kernels/describe/windows.h"
+#include "kernels/rules/infer.h"
+#include "kernels/rules/rules.h"
+
+enum { DY, INDEX, TURNED }; /* operands of the gradient; x and its spans are those of the forward */
+
+static const int64_t one[2] = {0, 1}; /* the span of an axis of ones */
+
+static const int64_t *span_of(const gradd_plane_t *p, int axis, int64_t j) {
+    return p->span[axis] ? p->span[axis] + 2 * j : one;
+}
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+#define MAX_LOOPS(T, S)                                                                            \
+    static T largest_##S(const T *x, const gradd_plane_t *p, const int64_t *const *span,           \
+                         int64_t *out_at) {                                                        \
+        const int64_t *a = span[0], *b = span[1], *c = span[2], step = p->step[2];                 \
+        T best = -(T)INFINITY;                                                                     \
+        int64_t place = a[1] && b[1] && c[1] ? (a[0] * p->n[1] + b[0]) * p->n[2] + c[0] : 0;       \
+        for (int64_t i = 0; i < a[1]; i++)                                                         \
+            for (int64_t j = 0; j < b[1]; j++) {                                                   \
+                const int64_t row = (a[0] + i * p->step[0]) * p->n[1] + b[0] + j * p->step[1];     \
+                const int64_t first = row * p->n[2] + c[0];                                        \
+                for (int64_t k = 0; k < c[1]; k++) {                                               \
+                    const T v = x[first + k * step];                                               \
+                    if (v > best || v != v) best = v, place = first + k * step;                    \
+                }                                                                                  \
+            }                                                                                      \
+        *out_at = place;                                                                           \
+        return best;                                                                               \
+    }                                                                                              \
+    static void plane_max_##S(const T *x, T *y, int64_t *index, const gradd_plane_t *p) {          \
+        int64_t at = 0, place;                                                                     \
+        for (int64_t i = 0; i < p->m[0]; i++)                                                      \
+            for (int64_t j = 0; j < p->m[1]; j++)                                                  \
+                for (int64_t k = 0; k < p->m[2]; k++, at++) {                                      \
+                    const int64_t *const span[] = {span_of(p, 0, i), span_of(p, 1, j),             \
+                                                   span_of(p, 2, k)};                              \
+                    y[at] = largest_##S(x, p, span, &place);                                       \
+                    if (index) index[at] = place;                                                  \
+                }                                                                                  \
+    }                                                                                              \
+    static void plane_grad_##S(const T *dy, const int64_t *index, T *dx, const gradd_plane_t *p) { \
+        const int64_t size = p->n[0] * p->n[1] * p->n[2], count = p->m[0] * p->m[1] * p->m[2];     \
+        memset(dx, 0, sizeof *dx * (size_t)size);                                                  \
+        for (int64_t at = 0; at < count; at++) {                                                   \
+            const int64_t place = index[at];                                                       \
+            if (place >= 0 && place < size) dx[place] += dy[at];                                   \
+        }                                                                                          \
+    }
+
+MAX_LOOPS(float, f32)
+MAX_LOOPS(double, f64)
+
+static int64_t product(const int64_t *n) {
+    return n[0] * n[1] * n[2];
+}
+
+static gradd_status_t compute_max(const gradd_launch_t *r) {
+    const gradd_plane_t p = gradd_plane_of(r, &r->in[0].type, &r->out[0].type, 1);
+    const bool f32 = r->in[0].type.dtype == GRADD_DT_F32;
+    const int64_t from = product(p.n), to = product(p.m);
+    int64_t *index = r->n_out > 1 ? r->out[1].data : NULL;
+#pragma omp parallel for schedule(static) if (p.planes * (from + to) >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < p.planes; i++) {
+        int64_t *places = index ? index + i * to : NULL;
+        if (f32)
+            plane_max_f32((const float *)r->in[0].data + i * from, (float *)r->out[0].data + i * to,
+                          places, &p);
+        else
+            plane_max_f64((const double *)r->in[0].data + i * from,
+                          (double *)r->out[0].data + i * to, places, &p);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t compute_max_grad(const gradd_launch_t *r) {
+    const gradd_plane_t p = gradd_plane_of(r, &r->out[0].type, &r->in[DY].type, TURNED);
+    const bool f32 = r->in[DY].type.dtype == GRADD_DT_F32;
+    const int64_t from = product(p.m), to = product(p.n);
+    const int64_t *index = r->in[INDEX].data;
+#pragma omp parallel for schedule(static) if (p.planes * (from + to) >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < p.planes; i++) {
+        if (f32)
+            plane_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
+                           (float *)r->out[0].data + i * to, &p);
+        else
+            plane_grad_f64((const double *)r->in[DY].data + i * from, index + i * from,
+                           (double *)r->out[0].data + i * to, &p);
+    }
+    return GRADD_OK;
+}
+
+/* ---- shape rules ----------------------------------------------------------------------------- */
+
+static gradd_status_t check_axes(const gradd_infer_t *c, const gradd_type_t *x, int first) {
+    const int axes = c->n_in - first;
+    const gradd_attr_t *steps = gradd_attr_find(c->attrs, GRADD_WINDOW_STEPS);
+    if (axes < 1 || axes > GRADD_WINDOW_AXES || axes > x->rank || (steps && (int)steps->n != axes))
+        return GRADD_FAIL(GRAPH, "windows of %d axes of rank %d", axes, x->rank);
+    for (int i = 0; steps && i < axes; i++)
+        if (steps->ints[i] < 1)
+            return GRADD_FAIL(GRAPH, "a step of %lld", (long long)steps->ints[i]);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_max(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[0].type;
+    const gradd_attr_t *steps = gradd_attr_find(c->attrs, GRADD_WINDOW_STEPS);
+    GRADD_TRY(check_axes(c, x, 1));
+    gradd_type_t y = *x;
+    for (int i = 1; i < c->n_in; i++) {
+        const int axis = x->rank - c->n_in + i;
+        GRADD_TRY(gradd_check_span(c, i, x->dims[axis], steps ? steps->ints[i - 1] : 1));
+        y.dims[axis] = c->in[i].type.dims[0];
+    }
+    c->out[0] = y;
+    if (c->n_out > 1) c->out[1] = y, c->out[1].dtype = GRADD_DT_I64;
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_max_grad(gradd_infer_t *c) {
+    const gradd_type_t *dy = &c->in[DY].type;
+    GRADD_TRY(check_axes(c, dy, TURNED));
+    if (!gradd_type_same_shape(dy, &c->in[INDEX].type))
+        return GRADD_FAIL(GRAPH, "dy does not fit the places");
+    c->out[0] = *dy;
+    for (int i = TURNED; i < c->n_in; i++) {
+        const int axis = dy->rank - c->n_in + i;
+        GRADD_TRY(gradd_check_span(c, i, dy->dims[axis], 1));
+        c->out[0].dims[axis] = c->in[i].type.dims[0];
+    }
+    return GRADD_OK;
+}
+
+/* ---- gradient rule --------------------------------------------------------------------------- */
+
+static gradd_status_t turn(gradd_grad_t *g, int i, int64_t n, int64_t step, gradd_val_t *out) {
+    gradd_builder_t *b = g->b;
+    const gradd_windows_t given = {.n = n,
+                                   .out = gradd_val_type(b, g->in[i])->dims[0],
+                                   .width = 1,
+                                   .span = (int64_t *)(uintptr_t)b->data(b, g->in[i])};
+    gradd_windows_t turned;
+    if (!given.span) return GRADD_FAIL(INTERNAL, "the spans of a window are not known");
+    GRADD_TRY(gradd_windows_turned(&given, step, &turned));
+    *out = gradd_windows_span(b, &turned);
+    gradd_windows_finish(&turned);
+    return b->status;
+}
+
+static gradd_status_t grad_max(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    const gradd_attr_t *steps = gradd_attr_find(g->attrs, GRADD_WINDOW_STEPS);
+    if (!g->need[0] || g->dout[0] == GRADD_NONE) return GRADD_OK;
+    gradd_val_t in[TURNED + GRADD_WINDOW_AXES] = {g->dout[0], g->output(g, 1)};
+    const gradd_type_t x = *gradd_val_type(b, g->in[0]);
+    if (b->status) return b->status;
+    for (int i = 1; i < g->n_in; i++)
+        GRADD_TRY(turn(g, i, x.dims[x.rank - g->n_in + i], steps ? steps->ints[i - 1] : 1,
+                       &in[TURNED + i - 1]));
+    g->din[0] = gradd_emit_n(b, "WindowMaxGrad", TURNED + g->n_in - 1, in);
+    return b->status;
+}
+
+static void cost_max(const gradd_infer_t *c, gradd_cost_t *cost) {
+    double each = 1;
+    for (int i = 1; i < c->n_in; i++) {
+        const int64_t *span = c->in[i].data;
+        if (span && c->in[i].type.dims[0]) each *= (double)span[c->in[i].type.dims[0] / 2 * 2 + 1];
+    }
+    cost->flops = each * (double)gradd_type_count(&c->out[0]);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+GRADD_OPS(
+    windowmax,
+    GRADD_OP("WindowMax", "com.gradd", 1, (2, 1 + GRADD_WINDOW_AXES), (1, 2),
+             .flags = GRADD_OP_INTERNAL, .counts = 2, .types = {GRADD_T_FLOAT, GRADD_DTB(I64)},
+             .attrs = GRADD_ATTR_LIST({GRADD_WINDOW_STEPS, GRADD_ATTR_INTS, false}),
+             .infer = infer_max, .grad = grad_max, .ref = compute_max,
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,5] i64[3,2]={0,2,1,3,3,2}"},
+                 {.text = "f32[2,5] i64[3,2]={0,2,1,2,0,3} | steps=[2] -> 2", .grad_tol = -1},
+                 {.text = "f32[2,3,4,5] i64[2,2]={0,2,2,2} i64[3,2]={0,2,1,3,3,2}"},
+                 {.text = "f32[2,3,4,5] i64[2,2]={0,2,1,2} i64[1,2]={1,2} | steps=[2,3]"},
+                 {.text = "f32[2,3,2,4,5] i64[1,2]={0,2} i64[2,2]={0,2,2,2} i64[2,2]={0,2,3,1} "
+                          "-> 2",
+                  .grad_tol = -1},
+                 {.text = "f32[2,6]={1,3,3,nan,2,nan,-inf,-inf,inf,inf,-inf,-inf} "
+                          "i64[3,2]={0,3,2,4,4,2} -> 2",
+                  .grad_tol = -1},
+                 {.text = "f32[0,5] i64[1,2]={0,5}"},
+                 {.text = "f32[2,3] i64[0,2]={}", .grad_tol = -1},
+                 {.text = "f32[2,40,30,40] i64[3,2]={0,3,10,12,28,2} i64[4,2]={0,3,1,9,2,3,30,10} "
+                          "-> 2",
+                  .grad_tol = -1})),
+    GRADD_OP("WindowMaxGrad", "com.gradd", 1, (TURNED + 1, TURNED + GRADD_WINDOW_AXES), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+             .types = {GRADD_T_FLOAT, GRADD_DTB(I64)}, .infer = infer_max_grad,
+             .ref = compute_max_grad,
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,3] i64[2,3]={0,2,2,1,1,4} i64[5,2]={0,1,0,2,0,3,1,2,2,1}"},
+                 {.text = "f32[2,2,2] i64[2,2,2]={0,1,5,5,4,4,4,4} i64[2,2]={0,2,0,2} "
+                          "i64[3,2]={0,2,0,2,0,2}"},
+                 {.text = "f32[3,2,2,1] i64[3,2,2,1]={0} i64[1,2]={0,2} i64[2,2]={0,2,0,2} "
+                          "i64[3,2]={0,1,0,1,0,1}"},
+                 {.text = "f32[0,3] i64[0,3] i64[5,2]={0,1,0,2,0,3,1,2,2,1}"})));
+
+GRADD_KERNELS(cpu, windowmax,
+              GRADD_KERNEL("WindowMax", "loop", .types = {GRADD_T_F32_F64, GRADD_DTB(I64)},
+                           .compute = compute_max, .cost = cost_max),
+              GRADD_KERNEL("WindowMaxGrad", "loop", .types = {GRADD_T_F32_F64, GRADD_DTB(I64)},
+                           .compute = compute_max_grad));

@@ -1,0 +1,77 @@
+"""ONNX's own node tests, as its package makes them, of operators whose reference is not exact.
+
+REFUSED names tests with what the daemon says that it does not have.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from helpers.graphs import engine as E
+
+pytestmark = pytest.mark.quick
+
+OPERATORS = (
+    *("BatchNormalization", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
+    # "Resize",
+)
+MODULES = {"BatchNormalization": "batch_normalization"}
+# Part of a test's name -> part of the error.
+REFUSED = {
+    "argmax_2d_precomputed_strides": "storage_order",
+    "averagepool_3d_dilations": "dilations",
+    "averagepool_2d_dilations": "dilations",
+}
+
+
+@functools.cache
+def _tests() -> dict:
+    """Importing the module of an operator makes its tests."""
+    from onnx.backend.test.case import node
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for name in OPERATORS:
+            importlib.import_module(f"{node.__name__}.{MODULES.get(name, name.lower())}")
+        return {case.name: case for case in node._NodeTestCases}
+
+
+def _arrays(values) -> list[np.ndarray]:
+    return [v if isinstance(v, np.ndarray) else numpy_helper.to_array(v) for v in values]
+
+
+def _ours(case, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    names = [value.name for value in case.model.graph.input]
+    feeds = dict(zip(names, map(np.ascontiguousarray, inputs), strict=True))
+    plan = E.Plan(E.Model(case.model.SerializeToString()), feeds)
+    return list(E.Run(plan).forward(feeds).values())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_nodes_give_what_onnx_says(operator):
+    wrong, count = [], 0
+    for name, case in _tests().items():
+        if case.model.graph.node[0].op_type != operator or "uint8" in name:
+            continue
+        refused = next((text for part, text in REFUSED.items() if part in name), None)
+        for inputs, outputs in case.data_sets:
+            try:
+                found = _ours(case, _arrays(inputs))
+            except E.EngineError as error:
+                if refused is None or refused not in str(error):
+                    wrong.append(f"{name}: {error}")
+                continue
+            count += 1
+            if refused is not None:
+                wrong.append(f"{name}: is not refused")
+            for got, want in zip(found, _arrays(outputs), strict=True):
+                if got.shape != want.shape or not np.allclose(got, want, case.rtol, case.atol):
+                    wrong.append(f"{name}: {got.ravel()[:6]} for {want.ravel()[:6]}")
+    assert not wrong, "\n" + "\n".join(wrong)
+    assert count
