@@ -7,10 +7,12 @@ Only `forward` differs (forwarding.py): its calls go through dynamo.frontend.Com
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
+import re
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _OWN = {"_gradd_module", "_gradd_compiled", "_gradd_options", "_gradd_strict", "_gradd_memory"}
-_OWN |= {"_gradd_parts", "_gradd_reduction", "_gradd_sharded", "training"}
+_OWN |= {"_gradd_parts", "_gradd_methods", "_gradd_reduction", "_gradd_sharded", "_gradd_tally"}
+_OWN |= {"training"}
 _DELEGATED = (
     *("state_dict", "load_state_dict"),
     *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
@@ -40,9 +43,11 @@ _DELEGATED = (
 _CHAINED = ("apply", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
 _CHAINED += ("requires_grad_", "to_empty")
 _OF_ORT = "_torch_module"  # where scripts have reached for execution managers
+_FSDP = "torch.distributed."  # fully_shard() makes the wrapper's class one of these
 # Methods of these packages run on the wrapped module itself: they look after their own calls.
-_FSDP = "torch.distributed."
 _LIBRARIES = ("torch.", "transformers.", "peft.", "accelerate.", "optimum.")
+# Methods of transformers' models that compute as forward() does: get_text_features(), of CLIP.
+_COMPUTES = re.compile(r"get_\w+_features")
 
 
 class ORTModule(torch.nn.Module):
@@ -111,14 +116,16 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_strict"] = strict
         self.__dict__["_gradd_memory"] = memory_budget
         self.__dict__["_gradd_reduction"] = reduction
-        self.__dict__["_gradd_parts"] = {}
-        self.__dict__["_gradd_sharded"] = False
-        self._compile()
+        self.__dict__["_gradd_compiled"] = made = self._compile()
+        self.__dict__["_gradd_tally"] = made.tally
 
     def _share(self, module: torch.nn.Module) -> None:
         """Takes the module's tables for its own."""
         training = module.training
         self.__dict__["_gradd_module"] = module
+        self.__dict__["_gradd_parts"] = {}
+        self.__dict__["_gradd_methods"] = {}
+        self.__dict__["_gradd_sharded"] = False
         torch.nn.Module.__init__(self)
         module.training = training
         for name in module_tables.SHARED:
@@ -126,20 +133,28 @@ class ORTModule(torch.nn.Module):
         for name in module_tables.replaced_steps(type(module)):
             self.__dict__[name] = getattr(module, name)
 
-    def _compile(self, tally: Tally | None = None) -> Compiled:
+    def _compile(
+        self, tally: Tally | None = None, method: Callable[..., Any] | None = None
+    ) -> Compiled:
+        """What runs calls of the module, or of one of its methods.
+
+        Args:
+            tally: Of the whole module, if this is a part or a method of it.
+            method: Of the module, in place of its forward.
+        """
         module = self._gradd_module
-        # A module with hooks runs in PyTorch, and there those of the root must run as well.
-        made = self.__dict__["_gradd_compiled"] = Compiled(
+        return Compiled(
             module,
+            method,
             strict=self._gradd_strict,
             debug=self._gradd_options,
-            in_torch=module,
+            # A module with hooks runs in PyTorch, and there those of the root must run as well.
+            in_torch=module if method is None else method,
             memory_budget=self._gradd_memory,
             tally=tally,
             flags=FINITE_CHECK if self._gradd_options.finite_check else 0,
             reduction=self._gradd_reduction,
         )
-        return made
 
     # ---- the call ----
 
@@ -234,6 +249,8 @@ class ORTModule(torch.nn.Module):
         if inspect.ismethod(value) and value.__self__ is module and self._takes(value.__func__):
             # A method that calls self(...) then goes through the daemon as well.
             return types.MethodType(value.__func__, self)
+        if _COMPUTES.fullmatch(name) and inspect.ismethod(value) and value.__self__ is module:
+            return self._method(value)
         return value
 
     def _takes(self, method: Any) -> bool:
@@ -258,7 +275,7 @@ class ORTModule(torch.nn.Module):
         if module is None or name in torch.nn.Module.__dict__ or _is_hook_table(name):
             self.__dict__[name] = value
             return
-        setattr(module, name, value.module if type(value) is _Part else value)
+        setattr(module, name, _own(value))
 
     def __delattr__(self, name: str) -> None:
         if name == "forward":
@@ -279,19 +296,21 @@ class ORTModule(torch.nn.Module):
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._gradd_module)  # type: ignore[call-overload]
+        return map(self._item, iter(self._gradd_module))  # type: ignore[call-overload]
 
     def __getitem__(self, index: Any) -> Any:
-        value = self._gradd_module[index]  # type: ignore[index]
-        return self._part(value) if isinstance(value, torch.nn.Module) else value
+        return self._item(self._gradd_module[index])  # type: ignore[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._gradd_module[index] = value.module if type(value) is _Part else value  # type: ignore[index]
+        self._gradd_module[index] = _own(value)  # type: ignore[index]
 
     def __delitem__(self, index: Any) -> None:
         del self._gradd_module[index]  # type: ignore[attr-defined]
 
     # ---- parts ----
+
+    def _item(self, value: Any) -> Any:
+        return self._part(value) if isinstance(value, torch.nn.Module) else value
 
     def _part(self, module: torch.nn.Module) -> torch.nn.Module:
         """A module that is asked for: a child, so that a call of it runs in the daemon."""
@@ -302,15 +321,33 @@ class ORTModule(torch.nn.Module):
             return known
         if options.get("GRADD_DISABLE"):
             return module
-        if isinstance(module, ORTModule) or type(module).forward is torch.nn.Module.forward:
-            return module  # it does so anyway; or it is a list of others
+        if isinstance(module, ORTModule):
+            return module  # it does so anyway
+        if type(module).forward is torch.nn.Module.forward and not any(module.children()):
+            return module  # nothing can be called
         children = set(map(id, self._gradd_module.children()))
         if id(module) not in children:
             return module
         for gone in self._gradd_parts.keys() - children:  # another module has taken its place
             del self._gradd_parts[gone]
-        made = self._gradd_parts[id(module)] = _Part(module, self)
+        kind = next((k for listed, k in _LISTS.items() if isinstance(module, listed)), _Part)
+        made = self._gradd_parts[id(module)] = kind(module, self)
         return made
+
+    def _method(self, method: types.MethodType) -> Callable[..., Any]:
+        """A method of a library that computes: so that a call of it runs in the daemon."""
+        if torch.compiler.is_compiling() or options.get("GRADD_DISABLE"):
+            return method
+        known = self._gradd_methods.get(method.__name__)
+        if known is None or known.forward != method:
+            known = self._compile(self._gradd_tally, method)
+            self._gradd_methods[method.__name__] = known
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return known(*args, **kwargs)
+
+        return call
 
     # ---- copies ----
 
@@ -338,17 +375,16 @@ class _Part(ORTModule):
         self._share(module)
         for name in ("_gradd_options", "_gradd_strict", "_gradd_memory", "_gradd_reduction"):
             self.__dict__[name] = whole.__dict__[name]
-        self.__dict__["_gradd_tally"] = whole._gradd_compiled.tally
-        self.__dict__["_gradd_parts"] = {}
-        self.__dict__["_gradd_sharded"] = False
+        self.__dict__["_gradd_tally"] = whole._gradd_tally
 
     def __getattr__(self, name: str) -> Any:
         if name == "_gradd_compiled":  # at the first call
-            return self._compile(self._gradd_tally)
+            made = self.__dict__[name] = self._compile(self._gradd_tally)
+            return made
         return super().__getattr__(name)
 
     def __eq__(self, other: object) -> bool:
-        return (other.module if type(other) is _Part else other) is self._gradd_module
+        return (other.module if issubclass(type(other), _Part) else other) is self._gradd_module
 
     def __hash__(self) -> int:
         return hash(self._gradd_module)
@@ -358,6 +394,65 @@ class _Part(ORTModule):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _itself, (self._gradd_module,)
+
+
+class _List(_Part):
+    """A ModuleList or Sequential, whose items are parts as well; it takes in modules themselves."""
+
+    def append(self, module: torch.nn.Module) -> _List:
+        """As that of torch.nn.ModuleList."""
+        self._gradd_module.append(_own(module))  # type: ignore[operator]
+        return self
+
+    def insert(self, index: int, module: torch.nn.Module) -> None:
+        """As that of torch.nn.ModuleList."""
+        self._gradd_module.insert(index, _own(module))  # type: ignore[operator]
+
+    def extend(self, modules: Iterable[torch.nn.Module]) -> _List:
+        """As that of torch.nn.ModuleList."""
+        self._gradd_module.extend([_own(module) for module in modules])  # type: ignore[operator]
+        return self
+
+    __iadd__ = extend
+
+    def __add__(self, modules: Iterable[torch.nn.Module]) -> torch.nn.Module:
+        return self._gradd_module + [_own(module) for module in modules]  # type: ignore[operator]
+
+
+class _Dict(_Part):
+    """A ModuleDict, whose values are parts as well; it takes in modules themselves."""
+
+    def update(self, modules: Any) -> None:
+        """As that of torch.nn.ModuleDict."""
+        pairs = modules.items() if hasattr(modules, "items") else modules
+        self._gradd_module.update([(k, _own(m)) for k, m in pairs])  # type: ignore[operator]
+
+    def values(self) -> Iterator[torch.nn.Module]:
+        """As that of torch.nn.ModuleDict."""
+        return (self._part(m) for m in self._gradd_module.values())  # type: ignore[operator]
+
+    def items(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """As that of torch.nn.ModuleDict."""
+        return ((k, self._part(m)) for k, m in self._gradd_module.items())  # type: ignore[operator]
+
+
+_LISTS: dict[Any, type[_Part]] = {
+    torch.nn.ModuleList: _List,
+    torch.nn.Sequential: _List,
+    torch.nn.ModuleDict: _Dict,
+}
+
+
+def _own(value: Any) -> Any:
+    """What a wrapped module takes in: a module in place of the part, also within another module."""
+    if isinstance(value, torch.nn.Module) and issubclass(type(value), _Part):
+        return value.module
+    if isinstance(value, torch.nn.Module) and not isinstance(value, ORTModule):
+        for module in list(value.modules()):
+            for name, child in list(module._modules.items()):  # twice, if it is in there twice
+                if issubclass(type(child), _Part):
+                    module.add_module(name, child.module)
+    return value
 
 
 def _itself(module: torch.nn.Module) -> torch.nn.Module:

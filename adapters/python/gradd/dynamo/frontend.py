@@ -94,7 +94,7 @@ class Compiled:
         debug: DebugOptions, which are given every new capture, and its first plan.
         in_torch: The function to run in PyTorch (default: `forward`, else the module).
         memory_budget: The most that a training run may take.
-        tally: That of the module that this one is a part of.
+        tally: That of the module that this one is a part of, or that `forward` is a method of.
         flags: Of the protocol, for all runs of the user.
         reduction: Averages gradients over processes; then `strict` is set.
         """
@@ -102,9 +102,9 @@ class Compiled:
         self.given_forward = forward
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self._disabled = bool(options.get("GRADD_DISABLE"))
-        title = (
-            type(module).__name__ if tally is None else f"{tally.title}'s {type(module).__name__}"
-        )
+        title = type(module).__name__
+        if tally is not None:
+            title = f"{tally.title}'s {title if forward is None else forward.__name__}"
         self.tally = tally or progress.Tally(title)
         self._first = True  # the next call is
         self._passes = False  # Dynamo has traced a call that computes nothing
