@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import pickle
 from collections.abc import Callable
 
@@ -109,6 +110,23 @@ def test_assigned_state_dict_that_stays_alive_is_still_the_parameters() -> None:
     _step_agrees(ours, theirs, seed=2)
     assert ours.gradd_stats()["mirrored"] == 0, "memory that is alone moves into the segment"
     assert all(_shared(ours))
+
+
+def test_copies_before_every_forward_are_said_with_their_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last), nn.Conv2d(2, 1, 1)
+    )
+    kept = net[1].bias.data
+    model = ORTModule(net)
+    with caplog.at_level(logging.WARNING, "gradd"):
+        for _ in range(2):
+            model(torch.randn(1, 3, 4, 4)).sum().backward()
+    apart, held = (m for m in caplog.messages if "copied before every forward" in m)
+    assert "as they are not contiguous" in apart and ": 0.weight; see" in apart
+    assert "has another owner" in held and ": 1.bias; see" in held
+    assert kept.data_ptr() == net[1].bias.data_ptr()
 
 
 def test_vector_to_parameters() -> None:

@@ -29,6 +29,7 @@ from gradd.spec import Capture
 
 logger = logging.getLogger("gradd")
 
+_NAMED = 3  # of tensors that are copied
 _PLANS = 64  # kept per graph; compiling again costs milliseconds
 
 
@@ -192,21 +193,38 @@ class Graph:
                 (t, h) for t, h in zip(tensors, self.homes, strict=True) if h.mirror is not None
             ]
             if pairs:
-                self._say_copied(len(pairs))
+                self._say_copied(tensors)
                 state.refresh_mirrors(pairs)
                 if state.generation != self.generation:
                     self._settle(state)
         return self.binding, tensors  # type: ignore[return-value]
 
-    def _say_copied(self, count: int) -> None:
-        if self.owner.client.memory.moves and self.owner.is_new("copied"):
-            logger.warning(
-                "%s: %d parameters or buffers are copied before every forward, because other "
-                "tensors or libraries hold their memory, as FSDP and DeepSpeed do "
-                "(docs/launchers.md)",
-                self.owner.title,
-                count,
-            )
+    def _say_copied(self, tensors: Sequence[torch.Tensor]) -> None:
+        if not (self.owner.client.memory.moves and self.owner.is_new("copied")):
+            return
+        for held, why in (
+            (False, "they are not contiguous (a model in channels_last, say)"),
+            (
+                True,
+                "their memory has another owner (a view or array of it, load_state_dict() with "
+                "assign=True, a hook that makes the weight anew, FSDP, DeepSpeed)",
+            ),
+        ):
+            names = [
+                name
+                for name, tensor, home in zip(self.bound, tensors, self.homes, strict=True)
+                if home.mirror is not None and tensor.is_contiguous() is held
+            ]
+            if names:
+                logger.warning(
+                    "%s: %d parameters or buffers are copied before every forward, as %s: %s%s; "
+                    "see docs/status.md#parameters-and-memory",
+                    self.owner.title,
+                    len(names),
+                    why,
+                    ", ".join(names[:_NAMED]),
+                    ", ..." if len(names) > _NAMED else "",
+                )
 
     def _settle(self, state: State) -> None:
         with interrupts.deferred:
