@@ -107,6 +107,15 @@ const gradd_kernel_t *eager_kernel(const eager_call_t *call) {
     return call->kernel ? call->kernel : gradd_backend_kernel(tested_backend(), &c);
 }
 
+bool eager_widens(const eager_call_t *call) {
+    const gradd_backend_t *b = tested_backend();
+    bool any = false;
+    for (size_t f = 0; f < b->n_kernels; f++)
+        for (size_t i = 0; i < b->kernels[f]->n; i++)
+            any |= !strcmp(b->kernels[f]->v[i].op, call->op->name);
+    return any && !eager_kernel(call);
+}
+
 gradd_status_t eager_expand(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
                             gradd_val_t *out) {
     gradd_expand_t x = {.op = call->op,

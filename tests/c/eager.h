@@ -53,6 +53,9 @@ double eager_element(const gradd_view_t *view, int64_t i);
 /* Copy of a view in fresh memory. */
 gradd_view_t eager_copy(eager_t *e, gradd_view_t view);
 int eager_opset(const gradd_op_t *op);
+/* Whether the operator has kernels, but none for these operands, which a graph puts casts around.
+ */
+bool eager_widens(const eager_call_t *call);
 /* The kernel of a call with these operands, by their types alone; NULL = it needs casts. */
 const gradd_kernel_t *eager_kernel(const eager_call_t *call);
 

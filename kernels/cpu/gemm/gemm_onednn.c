@@ -1,9 +1,7 @@
 /* f32 and bf16 matrix products through the C API of oneDNN 3.x.
  *
  * A primitive is created once (which generates code), with memory objects whose pointers are
- * replaced at each call. Its scratch memory is the caller's. The library caches the most recent
- * primitives and reuses equal ones; the cache is kept small, because its memory is not accounted
- * for. */
+ * replaced at each call. Its scratch memory is the caller's. */
 #include "kernels/cpu/gemm/gemm_impl.h"
 
 #ifdef GRADD_NO_ONEDNN
@@ -39,15 +37,10 @@ gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a
 
 #else
 
-#include <dnnl.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Primitives that the library keeps after the last plan that has them: constants that are folded,
- * and the next plan of the same shapes, find theirs. */
-#define KEPT_PRIMITIVES 64
+#include "kernels/cpu/onednn.h"
 
 struct gradd_primitive_s {
     dnnl_primitive_t primitive;
@@ -56,20 +49,8 @@ struct gradd_primitive_s {
     size_t workspace_bytes;
 };
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static dnnl_engine_t engine; /* for all: the processor */
-static char name[32];
-
-static void start(void) {
-    const dnnl_version_t *v = dnnl_version();
-    snprintf(name, sizeof name, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
-    dnnl_set_primitive_cache_capacity(KEPT_PRIMITIVES);
-    if (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) engine = NULL;
-}
-
 const char *gradd_gemm_library(void) {
-    pthread_once(&once, start);
-    return name;
+    return gradd_dnnl_name();
 }
 
 /* Beyond these instructions oneDNN multiplies bf16 by its reference loops, or as f32. */
@@ -77,16 +58,6 @@ bool gradd_gemm_bf16_native(void) {
     const unsigned needed = dnnl_cpu_isa_avx512_core_bf16;
     return ((unsigned)dnnl_get_effective_cpu_isa() & needed) == needed;
 }
-
-static gradd_status_t failed(dnnl_status_t status, const char *what) {
-    if (status == dnnl_out_of_memory) return GRADD_FAIL(NOMEM, "oneDNN: %s", what);
-    return GRADD_FAIL(INTERNAL, "oneDNN: %s failed with status %d", what, (int)status);
-}
-#define TRY_DNNL(expr)                                                                             \
-    do {                                                                                           \
-        dnnl_status_t dnnl_status_ = (expr);                                                       \
-        if (dnnl_status_ != dnnl_success) return failed(dnnl_status_, #expr);                      \
-    } while (0)
 
 void gradd_primitive_destroy(gradd_primitive_t *p) {
     if (!p) return;
@@ -117,10 +88,6 @@ static void destroy_descs(descs_t *d) {
     dnnl_primitive_desc_destroy(d->pd);
 }
 
-static dnnl_data_type_t type_of(gradd_dtype_t dtype) {
-    return dtype == GRADD_DT_BF16 ? dnnl_bf16 : dnnl_f32;
-}
-
 typedef struct matrix_s {
     gradd_dtype_t dtype;
     int64_t rows, cols, row_step, col_step;
@@ -139,7 +106,8 @@ static gradd_status_t describe(dnnl_memory_desc_t *out, const gradd_gemm_t *g,
     /* The step of a dimension of 1 means nothing, but the library reads a layout out of it. */
     steps[n] = m->rows > 1 ? m->row_step : m->cols * m->col_step;
     steps[n + 1] = m->cols > 1 ? m->col_step : 1;
-    TRY_DNNL(dnnl_memory_desc_create_with_strides(out, n + 2, dims, type_of(m->dtype), steps));
+    GRADD_TRY_DNNL(
+        dnnl_memory_desc_create_with_strides(out, n + 2, dims, gradd_dnnl_type(m->dtype), steps));
     return GRADD_OK;
 }
 
@@ -160,47 +128,51 @@ static gradd_status_t describe_all(const gradd_gemm_t *g, descs_t *d) {
         static const int64_t none[GRADD_GEMM_BATCH_RANK];
         GRADD_TRY(describe(&d->bias, g, none, &bias));
     }
-    TRY_DNNL(dnnl_primitive_attr_create(&d->attr));
-    TRY_DNNL(dnnl_post_ops_create(&d->post));
+    GRADD_TRY_DNNL(dnnl_primitive_attr_create(&d->attr));
+    GRADD_TRY_DNNL(dnnl_post_ops_create(&d->post));
     if (g->alpha != 1)
-        TRY_DNNL(dnnl_post_ops_append_eltwise(d->post, dnnl_eltwise_linear, (float)g->alpha, 0));
-    if (g->accumulate) TRY_DNNL(dnnl_post_ops_append_sum(d->post, 1, 0, dnnl_data_type_undef));
-    TRY_DNNL(dnnl_primitive_attr_set_post_ops(d->attr, d->post));
-    TRY_DNNL(dnnl_primitive_attr_set_scratchpad_mode(d->attr, dnnl_scratchpad_mode_user));
+        GRADD_TRY_DNNL(
+            dnnl_post_ops_append_eltwise(d->post, dnnl_eltwise_linear, (float)g->alpha, 0));
+    if (g->accumulate)
+        GRADD_TRY_DNNL(dnnl_post_ops_append_sum(d->post, 1, 0, dnnl_data_type_undef));
+    GRADD_TRY_DNNL(dnnl_primitive_attr_set_post_ops(d->attr, d->post));
+    GRADD_TRY_DNNL(dnnl_primitive_attr_set_scratchpad_mode(d->attr, dnnl_scratchpad_mode_user));
     return GRADD_OK;
 }
 
-static gradd_status_t make_memory(const gradd_gemm_t *g, const descs_t *d, gradd_primitive_t *p) {
+static gradd_status_t make_memory(const gradd_gemm_t *g, const descs_t *d, dnnl_engine_t engine,
+                                  gradd_primitive_t *p) {
     const_dnnl_memory_desc_t workspace =
         dnnl_primitive_desc_query_md(d->pd, dnnl_query_scratchpad_md, 0);
     p->workspace_bytes = dnnl_memory_desc_get_size(workspace);
-    TRY_DNNL(dnnl_memory_create(&p->a, d->a, engine, DNNL_MEMORY_NONE));
-    TRY_DNNL(dnnl_memory_create(&p->b, d->b, engine, DNNL_MEMORY_NONE));
-    TRY_DNNL(dnnl_memory_create(&p->c, d->c, engine, DNNL_MEMORY_NONE));
-    TRY_DNNL(dnnl_memory_create(&p->workspace, workspace, engine, DNNL_MEMORY_NONE));
-    if (g->has_bias) TRY_DNNL(dnnl_memory_create(&p->bias, d->bias, engine, DNNL_MEMORY_NONE));
+    GRADD_TRY_DNNL(dnnl_memory_create(&p->a, d->a, engine, DNNL_MEMORY_NONE));
+    GRADD_TRY_DNNL(dnnl_memory_create(&p->b, d->b, engine, DNNL_MEMORY_NONE));
+    GRADD_TRY_DNNL(dnnl_memory_create(&p->c, d->c, engine, DNNL_MEMORY_NONE));
+    GRADD_TRY_DNNL(dnnl_memory_create(&p->workspace, workspace, engine, DNNL_MEMORY_NONE));
+    if (g->has_bias)
+        GRADD_TRY_DNNL(dnnl_memory_create(&p->bias, d->bias, engine, DNNL_MEMORY_NONE));
     return GRADD_OK;
 }
 
 /* Leaves p->primitive NULL if oneDNN has nothing, or only its plain reference loops. */
 static gradd_status_t build(const gradd_gemm_t *g, descs_t *d, gradd_primitive_t *p) {
     const char *kind = "";
+    dnnl_engine_t engine;
+    GRADD_TRY(gradd_dnnl_engine(&engine));
     GRADD_TRY(describe_all(g, d));
     dnnl_status_t status =
         dnnl_matmul_primitive_desc_create(&d->pd, engine, d->a, d->b, d->bias, d->c, d->attr);
     if (status == dnnl_unimplemented || status == dnnl_invalid_arguments) return GRADD_OK;
-    if (status != dnnl_success) return failed(status, "matmul description");
-    TRY_DNNL(dnnl_primitive_desc_query(d->pd, dnnl_query_impl_info_str, 0, &kind));
+    if (status != dnnl_success) return gradd_dnnl_failed(status, "matmul description");
+    GRADD_TRY_DNNL(dnnl_primitive_desc_query(d->pd, dnnl_query_impl_info_str, 0, &kind));
     if (!strncmp(kind, "ref", 3)) return GRADD_OK;
-    GRADD_TRY(make_memory(g, d, p));
-    TRY_DNNL(dnnl_stream_create(&p->stream, engine, dnnl_stream_default_flags));
-    TRY_DNNL(dnnl_primitive_create(&p->primitive, d->pd));
+    GRADD_TRY(make_memory(g, d, engine, p));
+    GRADD_TRY_DNNL(dnnl_stream_create(&p->stream, engine, dnnl_stream_default_flags));
+    GRADD_TRY_DNNL(dnnl_primitive_create(&p->primitive, d->pd));
     return GRADD_OK;
 }
 
 gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t **out) {
-    pthread_once(&once, start);
-    if (!engine) return GRADD_FAIL(INTERNAL, "oneDNN: there is no engine for the processor");
     gradd_primitive_t *p = calloc(1, sizeof *p);
     if (!p) return GRADD_FAIL(NOMEM, "matrix product");
     descs_t d = {0};
@@ -229,13 +201,13 @@ gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a
     };
     if (p->bias) args[n++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, p->bias};
     /* the library takes what it only reads as void * too */
-    TRY_DNNL(dnnl_memory_set_data_handle(p->a, (void *)(uintptr_t)a));
-    TRY_DNNL(dnnl_memory_set_data_handle(p->b, (void *)(uintptr_t)b));
-    TRY_DNNL(dnnl_memory_set_data_handle(p->c, c));
-    TRY_DNNL(dnnl_memory_set_data_handle(p->workspace, workspace));
-    if (p->bias) TRY_DNNL(dnnl_memory_set_data_handle(p->bias, (void *)(uintptr_t)bias));
-    TRY_DNNL(dnnl_primitive_execute(p->primitive, p->stream, n, args));
-    TRY_DNNL(dnnl_stream_wait(p->stream));
+    GRADD_TRY_DNNL(dnnl_memory_set_data_handle(p->a, (void *)(uintptr_t)a));
+    GRADD_TRY_DNNL(dnnl_memory_set_data_handle(p->b, (void *)(uintptr_t)b));
+    GRADD_TRY_DNNL(dnnl_memory_set_data_handle(p->c, c));
+    GRADD_TRY_DNNL(dnnl_memory_set_data_handle(p->workspace, workspace));
+    if (p->bias) GRADD_TRY_DNNL(dnnl_memory_set_data_handle(p->bias, (void *)(uintptr_t)bias));
+    GRADD_TRY_DNNL(dnnl_primitive_execute(p->primitive, p->stream, n, args));
+    GRADD_TRY_DNNL(dnnl_stream_wait(p->stream));
     return GRADD_OK;
 }
 

@@ -222,10 +222,13 @@ GRADD_OPS(
             CASE("f32[1,2,4,5,6] f32[4,2,2,3,3] f32[4] | pads=[0,1,1,1,1,1]"),
             CASE("f32[2,4,3,5,4] f32[2,2,2,2,1] | group=2 dilations=[1,3,2] strides=[1,1,2]"),
             CASE("f32[1,2,3,3,3] f32[2,2,1,1,1] | auto_pad=\"VALID\""),
+            CASE("f32[2,16,9]:(-1,1) f32[24,16,3]:(-1,1) f32[24] | pads=[1,2] strides=[2]"),
+            CASE("f32[2,32,5,6]:(-1,1) f32[16,16,3,3]:(-1,1) | group=2 dilations=[1,2]"),
+            CASE("f32[1,8,3,4,5]:(-1,1) f32[8,8,2,2,2]:(-1,1) f32[8] | pads=[1,0,0,0,0,1]"),
             CASE("f32[0,3,8] f32[4,3,3] f32[4]"), CASE("f32[2,0,8] f32[4,0,3] f32[4]"),
             CASE("f32[2,3,4,4] f32[0,3,3,3]"),
             CASE("f32[1,1,2] f32[1,1,5] | pads=[4,4] strides=[3]"),
-            CASE("f32[2,17,13,19] f32[24,17,3,3] f32[24] | pads=[1,1,1,1]"),
+            CASE("f32[2,17,13,19]:(-1,1) f32[24,17,3,3]:(-1,1) f32[24] | pads=[1,1,1,1]"),
             CASE("f32[2,5,33] f32[10,1,4] f32[10] | group=5 strides=[3] dilations=[2] pads=[7,2]"),
             CASE("f32[2,3,5,6] f32[3,1,2,2] | group=3 strides=[3,2] pads=[-1,2,0,-1]"),
             CASE("f32[2,3,4,5,6] f32[6,1,2,3,2] | group=3 strides=[2,1,2] dilations=[1,2,1] "
@@ -269,9 +272,14 @@ GRADD_OPS(
                  CASE("f32[1,6,2,2,3] f32[6,1,2,3,2] | dims=[4,5,6] begins=[1,2,0] group=3 "
                       "strides=[2,2,2]"),
                  CASE("f32[3,40,11,13] f32[40,1,5,5] | dims=[11,13] begins=[2,2] group=40"),
+                 CASE("f32[2,24,5]:(-1,1) f32[24,16,3]:(-1,1) | dims=[9] begins=[1] strides=[2]"),
+                 CASE("f32[2,16,3,2]:(-1,1) f32[16,16,3,3]:(-1,1) | dims=[5,6] begins=[0,0] "
+                      "group=2 dilations=[1,2]"),
+                 CASE("f32[1,8,2,3,4]:(-1,1) f32[8,8,2,2,2]:(-1,1) | dims=[3,4,5] begins=[0,0,0]"),
                  CASE("f32[0,4,6] f32[4,3,3] | dims=[8] begins=[0]"),
                  CASE("f32[2,0,6] f32[0,3,3] f32[3] | dims=[8] begins=[0]"),
-                 CASE("f32[2,24,13,19] f32[24,17,3,3] f32[17] | dims=[13,19] begins=[1,1]"))),
+                 CASE("f32[2,24,13,19]:(-1,1) f32[24,17,3,3]:(-1,1) f32[17] | dims=[13,19] "
+                      "begins=[1,1]"))),
     GRADD_OP("ConvWeightGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY,
              .types = {GRADD_T_FLOAT},
@@ -290,6 +298,11 @@ GRADD_OPS(
                  CASE("f32[2,3,9,5] f32[2,3,2,3] | kernel_shape=[2,2] begins=[-1,0] strides=[3,2] "
                       "group=3"),
                  CASE("f32[0,3,8] f32[0,3,6] | kernel_shape=[3] begins=[0] group=3"),
+                 CASE("f32[2,16,9]:(-1,1) f32[2,24,5]:(-1,1) | kernel_shape=[3] begins=[1] "
+                      "strides=[2]"),
+                 CASE("f32[2,32,5,6]:(-1,1) f32[2,16,3,2]:(-1,1) | kernel_shape=[3,3] "
+                      "begins=[0,0] group=2 dilations=[1,2]"),
+                 CASE("f32[1,8,3,4,5] f32[1,8,2,3,4] | kernel_shape=[2,2,2] begins=[0,0,0]"),
                  CASE("f32[0,3,8] f32[0,4,6] | kernel_shape=[3] begins=[0]"),
                  CASE("f32[2,0,8] f32[2,4,6] | kernel_shape=[3] begins=[0]"),
                  CASE("f32[2,40,11,13] f32[2,40,11,13] | kernel_shape=[5,5] begins=[2,2] group=40"),
@@ -301,10 +314,16 @@ GRADD_OPS(
                  .accepts = gradd_conv_depthwise_accepts, .prepare = gradd_conv_depthwise_prepare, \
                  .unprepare = gradd_conv_depthwise_unprepare, .compute = gradd_conv_depthwise,     \
                  .cost = of_cost),                                                                 \
+        ONEDNN(title, "oneDNN f32", GRADD_DTB(F32), of_cost),                                      \
+        ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16), of_cost),                                    \
         GRADD_KERNEL(title, "columns", .types = {GRADD_T_F32_F64},                                 \
                      .prepare = gradd_conv_columns_prepare,                                        \
                      .unprepare = gradd_conv_columns_unprepare, .compute = gradd_conv_columns,     \
                      .cost = of_cost)
+#define ONEDNN(title, kernel, mask, of_cost)                                                       \
+    GRADD_KERNEL(title, kernel, .types = {mask}, .accepts = gradd_conv_onednn_accepts,             \
+                 .prepare = gradd_conv_onednn_prepare, .unprepare = gradd_conv_onednn_unprepare,   \
+                 .compute = gradd_conv_onednn, .cost = of_cost)
 
 GRADD_KERNELS(cpu, conv, ON_CPU("Conv", gradd_conv_cost),
               ON_CPU("ConvDataGrad", gradd_conv_data_cost),

@@ -293,6 +293,11 @@ static bool emu_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
     return false;
 }
 
+static bool takes_none(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
+    (void)op, (void)input, (void)dtype;
+    return false;
+}
+
 /* Operands that a device's rows do not take in a half (statistics, for some) are f32, as in a
  * graph.
  */
@@ -334,6 +339,7 @@ static gradd_status_t open_job(emu_job_t *job, gradd_dtype_t dtype) {
     };
     job->call_cpu = job->call64 = job->call;
     job->call_cpu.in = job->in_cpu;
+    if (eager_widens(&job->call_cpu)) take_wide(job, takes_none, job->in_cpu);
     job->call64.in = job->in64;
     job->call64.ref = job->op->ref != NULL;
     return GRADD_OK;

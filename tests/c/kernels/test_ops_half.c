@@ -83,6 +83,7 @@ static gradd_status_t open_job(half_job_t *job, bool *out_any) {
         .n_out = d->n_out ? d->n_out : job->op->min_out,
         .overwrite = -1
     };
+    *out_any &= !eager_widens(&job->call);
     job->call64 = job->call;
     job->call64.in = job->exact;
     job->call64.ref = true;
