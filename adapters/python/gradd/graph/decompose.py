@@ -7,6 +7,7 @@ Otherwise the whole program is decomposed, which takes several times as long as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,8 +50,10 @@ def decompose(
         target = node.target
         if not isinstance(target, Operator) or is_mutable(target):
             continue
-        if (wanted or _is_composed)(target):
-            body = _steps(node, rules.get(target))
+        parts = wanted is None and _is_open_split(node)
+        if parts or (wanted or _is_composed)(target):
+            rule = partial(_slices, len(node.meta["val"])) if parts else rules.get(target)
+            body = _steps(node, rule)
             if body is None or wanted and not _is_enough(body, wanted, rules):
                 continue
             _inline(graph, node, body, signature)
@@ -65,6 +68,20 @@ def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
 def _is_composed(target: Operator) -> bool:
     name = private.schema(target).name.removeprefix("aten::")
     return target in draws.RULES or name in _COMPOSED and _is_torchs(target)
+
+
+def _is_open_split(node: torch.fx.Node) -> bool:
+    """Whether a split's size is a number of the call, as in chunk() along a free axis.
+
+    torch has fixed the number of parts, which the exporter's operator leaves open: a sequence, at
+    which folding in onnxscript fails if the size has no value.
+    """
+    return node.target is torch.ops.aten.split.Tensor and isinstance(node.args[1], torch.fx.Node)
+
+
+def _slices(count: int, x: torch.Tensor, size: Any, dim: int = 0) -> list[torch.Tensor]:
+    ends = [size * (i + 1) for i in range(count - 1)] + [x.shape[dim]]
+    return [torch.ops.aten.slice.Tensor(x, dim, size * i, end) for i, end in enumerate(ends)]
 
 
 def _is_torchs(target: Operator) -> bool:

@@ -204,3 +204,25 @@ def test_a_synchronised_norm_of_one_process_is_a_batch_norm(shared_daemon):
         torch.testing.assert_close(wrapped(x), theirs(x))
     _same_statistics(ours, theirs)
     assert wrapped.gradd_stats()["in_torch"] == {}
+
+
+class Chunked(nn.Module):
+    """A norm of parts of a batch, which share its statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([self.norm(part) for part in x.chunk(3)]))
+
+
+def test_parts_of_a_batch() -> None:
+    torch.manual_seed(0)
+    net, ours, theirs = _pair(Chunked())
+    for rows in (9, 12, 7):
+        x = torch.randn(rows, 6)
+        for model in (ours, theirs):
+            model.zero_grad()
+            _loss(model(x)).backward()
+        _same(net, theirs)

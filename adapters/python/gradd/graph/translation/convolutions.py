@@ -23,7 +23,8 @@ def _each(value: Any, axes: int, what: str) -> list[int]:
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(v, int) for v in values):
         raise CaptureError(
-            "unsupported_operator", f"the {what} of a convolution is computed from sizes"
+            "unsupported_operator",
+            f"the {what} of a convolution changes with the sizes of a call",
         )
     return values * axes if len(values) == 1 else values
 
@@ -53,7 +54,11 @@ def conv(
     else:
         pads = {"pads": _each(0 if padding == "valid" else padding, rank - 2, "padding") * 2}
     node = functools.partial(
-        op.Conv, strides=strides, dilations=dilations, group=int(groups), **pads
+        op.Conv,
+        strides=strides,
+        dilations=dilations,
+        group=_each(groups, 1, "number of groups")[0],
+        **pads,
     )
     return _batched(x, rank, lambda x: node(x, weight, bias))
 
@@ -76,7 +81,7 @@ def conv_transpose(
         pads=_each(padding, rank - 2, "padding") * 2,
         dilations=_each(dilation, rank - 2, "dilation"),
         output_padding=_each(output_padding, rank - 2, "output padding"),
-        group=int(groups),
+        group=_each(groups, 1, "number of groups")[0],
     )
     return _batched(x, rank, lambda x: node(x, weight, bias))
 

@@ -131,6 +131,7 @@ def _decomposed(program: Any, registry: Any, reason: str) -> tuple[Any, Any]:
     if not isinstance(program, torch.export.ExportedProgram):
         program = program.exported()
     program = program.run_decompositions(_untranslated(registry))
+    decompose(program.graph_module.graph, program.graph_signature)  # chunk() is a split by now
     _drop_assertions(program.graph_module)
     _promote(program)
     _check_signature(program.graph_signature)
