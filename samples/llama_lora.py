@@ -23,7 +23,7 @@ IGNORED = -100  # a label that the loss leaves out
 
 
 def build(size: Size) -> PeftModel:
-    """The frozen base, made in its own precision from the start, and trained adapters."""
+    """The frozen base and trained adapters, made in their precision from the start."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(size.dtype)
     try:
@@ -38,16 +38,16 @@ def build(size: Size) -> PeftModel:
                 use_cache=False,
             )
         )
+        config = LoraConfig(
+            r=8,
+            lora_alpha=16,
+            lora_dropout=size.dropout,
+            target_modules=["q_proj", "v_proj"],
+            task_type="CAUSAL_LM",
+        )
+        return get_peft_model(base, config, autocast_adapter_dtype=False)
     finally:
         torch.set_default_dtype(before)
-    config = LoraConfig(
-        r=8,
-        lora_alpha=16,
-        lora_dropout=size.dropout,
-        target_modules=["q_proj", "v_proj"],
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(base, config, autocast_adapter_dtype=False)
 
 
 class Rows(torch.utils.data.Dataset):

@@ -62,32 +62,36 @@ _SAME = {
 
 _ON_DEVICE = "gradd has no counterpart yet; it trains from Python with gradd.ORTModule"
 _INFERENCE = "inference comes with the package onnxruntime, which gradd leaves alone"
-_OLDER = "onnxruntime.training.ORTTrainer, which takes a dict as the model's description"
-_GRADIENTS = "write a torch.autograd.Function, which runs in PyTorch; no gradient is registered"
+_OLDER = "use onnxruntime.training.ORTTrainer, which takes a dict as the model's description"
+_GRADIENTS = "write a torch.autograd.Function, which runs in PyTorch; gradd registers no gradients"
 _EXPORT = "gradd.DebugOptions(save_onnx=True, onnx_prefix=...) saves the graphs that are captured"
+_ARGUMENTS = (
+    "gradd reads no file; use the arguments of gradd.ORTModule and gradd.DebugOptions, and the "
+    "variables of docs/options.md"
+)
+_PASSES = "graphs are optimized by the daemon's own passes (docs/patterns.md); Python adds none"
 _INSTEAD = {
     **dict.fromkeys(("api", "artifacts", "onnxblock"), _ON_DEVICE),
     **dict.fromkeys(("InferenceSession", "SessionOptions"), _INFERENCE),
     "ort_trainer": _OLDER,
-    "capi": f"{_INFERENCE}; for capi.ort_trainer, {_OLDER}",
+    "capi": f"{_INFERENCE}; in place of capi.ort_trainer, {_OLDER}",
     **dict.fromkeys(("ORTInferenceModule", "ORTModelForCausalLM"), _INFERENCE),
-    "json_config": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
-    "load_from_json": "arguments of gradd.ORTModule, gradd.DebugOptions, and docs/options.md",
-    "pipe": "one gradd.ORTModule around each stage",
+    **dict.fromkeys(("json_config", "load_from_json"), _ARGUMENTS),
+    "pipe": "wrap each stage in a gradd.ORTModule",
     **dict.fromkeys(("export_gradient_graph", "gradient_graph"), _EXPORT),
     **dict.fromkeys(("register_gradient", "_custom_gradient_registry"), _GRADIENTS),
     **dict.fromkeys(("_custom_op_symbolic_registry", "register_custom_stop_gradient_edges"),
                     _GRADIENTS),
     **dict.fromkeys(("graph_optimizers", "graph_optimizer_registry", "register_graph_optimizer"),
-                    "the daemon's own passes, docs/patterns.md; there are none in Python"),
-    "export_context": "torch.compiler.is_compiling()",
-    "enable_custom_autograd_support": "nothing: functions of torch.autograd run as they are",
-    "merge_activation_summary": "diff between two folders of StatisticsSubscriber",
-    "ZeROOffloadSubscriber": "DeepSpeed's own hooks: no parameter is offloaded by gradd",
-    "aggregate_checkpoints": "ORTTrainer.load_checkpoint(): a checkpoint is one file here",
+                    _PASSES),
+    "export_context": "use torch.compiler.is_compiling()",
+    "enable_custom_autograd_support": "leave it out: a torch.autograd.Function runs as it is",
+    "merge_activation_summary": "compare two folders of StatisticsSubscriber with diff",
+    "ZeROOffloadSubscriber": "gradd offloads no parameters; use DeepSpeed's own hooks",
+    "aggregate_checkpoints": "a checkpoint is one file here; use ORTTrainer.load_checkpoint()",
     **dict.fromkeys(("model_desc_validation", "_ORTTrainerModelDesc"),
-                    "ORTTrainer, which checks the description"),
-    "torchdynamo": 'torch.compile(backend="gradd")',
+                    "use ORTTrainer, which checks the description"),
+    "torchdynamo": 'use torch.compile(backend="gradd")',
 }  # fmt: skip
 
 
@@ -98,10 +102,14 @@ _TRAINING = ("onnxruntime.training", "onnxruntime.capi.ort_trainer")
 def missing(module, name):
     """The message about a name that is not served."""
     instead = _INSTEAD.get(name)
+    if instead:
+        return f"{module}.{name}: {instead}"
     names = [n for n in MODULES.get(module, ()) if not n.startswith("_")]
-    names = ", ".join(names) or "no names of its own"
-    served = f"gradd serves {names} of {module!r}"
-    return f"{module}.{name}: {instead}" if instead else f"{module}.{name} is not there: {served}"
+    inner = (m.rpartition(".") for m in (*MODULES, *_SAME))
+    modules = [own for parent, _, own in inner if parent == module]
+    served = f"gradd serves {', '.join(names) or 'no names of its own'} of {module!r}"
+    served += f", and in it the modules {', '.join(modules)}" if modules else ""
+    return f"{module}.{name} is not there: {served}"
 
 
 def _served(module, name):

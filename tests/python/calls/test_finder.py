@@ -342,7 +342,8 @@ def test_onnxruntime_itself_is_not_found() -> None:
             "from onnxruntime.training.ortmodule.experimental.json_config import load_from_json",
             "docs/options.md",
         ),
-        ("from onnxruntime.training.ortmodule.experimental import pipe", "around each stage"),
+        ("from onnxruntime.training.ortmodule.experimental import pipe", "wrap each stage"),
+        ("from onnxruntime.training import _utils", "in it the modules ortmodule, experimental"),
         ("from onnxruntime.training.ortmodule import export_context", "is_compiling"),
         (
             "from onnxruntime.training.ortmodule._custom_gradient_registry import x",
