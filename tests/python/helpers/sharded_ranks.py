@@ -341,17 +341,40 @@ def _float16_is_there() -> Iterator[None]:
         kind.is_fp16_supported = before
 
 
+def _llama() -> nn.Module:
+    """A small one, whose head and embedding are one parameter."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 96}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True))
+
+
+def _ids(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + _rank())
+    return torch.randint(96, (2, 12), generator=generator)
+
+
 def _deepspeed(kind: str, stage: int, extra: dict[str, Any]) -> dict[str, Any]:
-    """What a user's loop computes; nothing in it knows of gradd but the first line."""
+    """What a user's loop computes; nothing in it knows of gradd but the first line.
+
+    Args:
+        kind: Ours, or of torch.
+        stage: Of ZeRO.
+        extra: For the configuration; with `llama`, that is the model.
+    """
     import deepspeed
 
+    extra = dict(extra)
+    net = _llama() if extra.pop("llama", False) else Blocks()
     config = {
         "train_micro_batch_size_per_gpu": 6,
         "zero_optimization": {"stage": stage},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3}},
         **extra,
     }
-    module = model = ORTModule(Blocks()) if kind == "gradd" else Blocks()
+    module = model = ORTModule(net) if kind == "gradd" else net
     given: dict[str, Any] = {"optimizer": torch.optim.Adam(model.parameters(), lr=1e-2)}
     if stage == 2:
         given = {"model_parameters": model.parameters()}
@@ -366,8 +389,11 @@ def _deepspeed(kind: str, stage: int, extra: dict[str, Any]) -> dict[str, Any]:
     losses, scales, rates = [], [], []
     dtype = next(model.parameters()).dtype
     for step in range(6):
-        inputs = ranks.batch(step, _rank()).to(dtype)
-        loss = model(inputs)
+        if isinstance(net, Blocks):
+            loss = model(ranks.batch(step, _rank()).to(dtype))
+        else:
+            output = model(input_ids=_ids(step), labels=_ids(step))  # has logits and a cache
+            loss = output.loss
         model.backward(loss)
         model.step()
         losses.append(loss.item())
@@ -377,8 +403,9 @@ def _deepspeed(kind: str, stage: int, extra: dict[str, Any]) -> dict[str, Any]:
     found["parameters"] = [p.detach().clone() for p in model.parameters()]
     if kind == "gradd":
         found |= {"replaced": "has_overflow_serial" in vars(optimizer), **_stats([module])}
-        name = "-".join(["deepspeed", str(stage), *extra])
-        found["loaded"] = _saved_and_loaded(model, FOLDER / name)
+        if isinstance(net, Blocks):
+            name = "-".join(["deepspeed", str(stage), *extra])
+            found["loaded"] = _saved_and_loaded(model, FOLDER / name)
     return found
 
 
@@ -407,6 +434,7 @@ def deepspeed() -> dict[str, Any]:
         with _float16_is_there():
             half = {"enabled": True, "initial_scale_power": 19, "hysteresis": 1}
             found[f"{stage} f16"] = _both(stage, {"fp16": half})
+        found[f"{stage} llama"] = _both(stage, {"llama": True, "bf16": {"enabled": True}})
         found[f"{stage} twice"] = _both(stage, {"gradient_accumulation_steps": 2})
     found["3 f32"] = _both(3, {})
     return found

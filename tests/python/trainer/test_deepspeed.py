@@ -14,7 +14,7 @@ from helpers.trainers import environment
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 # Of what PyTorch gives under DeepSpeed: an Adam of torch turns rounding of small gradients into
 # part of a step of 1e-2.
-CLOSE = {"f32": 1e-5, "bf16": 2e-2, "f16": 5e-3, "twice": 1e-5}
+CLOSE = {"f32": 1e-5, "bf16": 2e-2, "f16": 5e-3, "twice": 1e-5, "llama": 2e-2}
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,16 @@ def found(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> li
 @pytest.mark.parametrize("kind", CLOSE)
 @pytest.mark.parametrize("stage", [1, 2])
 def test_zero_trains_as_with_pytorch(stage: int, kind: str, found: list[dict[str, Any]]) -> None:
-    """Also with two batches in a step, and with an optimizer that scales losses."""
+    """Also with two batches in a step, an optimizer that scales losses, and a model whose outputs
+    DeepSpeed gives hooks."""
     for rank in found:
         ours, theirs = (rank[f"{stage} {kind}"][name] for name in ("gradd", "torch"))
         assert ours["in_torch"] == [{}] and ours["forwards"][0] >= 6
         assert ours["type"] == "DeepSpeedZeroOptimizer"
         assert (ours["scales"], ours["rates"]) == (theirs["scales"], theirs["rates"])
         torch.testing.assert_close(ours["losses"], theirs["losses"], rtol=CLOSE[kind], atol=1e-4)
+        if kind == "llama":  # Adam's steps double what bf16 rounds in small gradients
+            continue
         for a, b in zip(ours["parameters"], theirs["parameters"], strict=True):
             torch.testing.assert_close(a, b, rtol=CLOSE[kind], atol=CLOSE[kind])
         assert all(map(torch.equal, ours["loaded"], ours["parameters"]))

@@ -530,6 +530,13 @@ def _columns() -> dict[str, list]:
 _retains_grad = torch.Tensor.retains_grad.__get__  # type: ignore[attr-defined]
 
 
+# DeepSpeed gives each output a hook that notes the begin of a backward: that of the loss will do.
+_ANNOUNCING = "deepspeed."
+
+
 def _is_waited_for(output: torch.Tensor) -> bool:
     # A look is no reason to compute it.
-    return bool(untouched(private.hooks, output) or untouched(_retains_grad, output))
+    hooks = untouched(private.hooks, output) or {}
+    where = [f"{getattr(hook, '__module__', '')}" for hook in hooks.values()]
+    waits = any(not name.startswith(_ANNOUNCING) for name in where)
+    return waits or bool(untouched(_retains_grad, output))
