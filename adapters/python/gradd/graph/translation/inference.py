@@ -27,6 +27,7 @@ _OTHER_SIZES = {
     "SumPool",
     "AdaptiveAveragePool",
     "AdaptiveMaxPool",
+    "Resample",
 }  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))

@@ -23,6 +23,7 @@ from gradd.graph.translation import (
     pools,
     products,
     reductions,
+    resampling,
     shapes,
 )
 from gradd.graph.translation.attention import attention
@@ -334,5 +335,5 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    themes = (pointwise, clamps, convolutions, pools, products, reductions, losses)
+    themes = (pointwise, clamps, convolutions, pools, products, reductions, resampling, losses)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())
