@@ -92,7 +92,7 @@ SKIPPED: dict[tuple[str, str], str] = {
     ("Pad", "={0,-3,2,0,70,4}"): _NEGATIVE_PAD,
     ("Pad", "={-2,11,8,-1}"): _NEGATIVE_PAD,
     ("Pad", "i64[0]"): _EMPTY,
-    ("Conv", "pads=[-1,2,1,-2]"): _NEGATIVE_PAD,
+    ("Conv", "pads=[-1,2,"): _NEGATIVE_PAD,
     ("ConvTranspose", "group=2"): "the reference takes groups over two axes only",
     ("ConvTranspose", "f32[0,2,3]"): _EMPTY,
     ("ReduceLogSumExp", "-inf,-inf"): "of -inf alone the reference says NaN, torch and ours -inf",
