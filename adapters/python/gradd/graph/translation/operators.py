@@ -24,6 +24,7 @@ from gradd.graph.translation import (
     reductions,
     resampling,
     shapes,
+    special,
 )
 from gradd.graph.translation.attention import attention
 from gradd.graph.translation.build import (
@@ -334,5 +335,5 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    themes = (pointwise, clamps, pools, products, reductions, resampling, losses)
+    themes = (pointwise, clamps, pools, products, reductions, resampling, special, losses)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())
