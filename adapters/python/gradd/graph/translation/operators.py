@@ -25,6 +25,7 @@ from gradd.graph.translation import (
     reductions,
     resampling,
     shapes,
+    special,
 )
 from gradd.graph.translation.attention import attention
 from gradd.graph.translation.build import (
@@ -335,5 +336,6 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    themes = (pointwise, clamps, convolutions, pools, products, reductions, resampling, losses)
+    kinds = (convolutions, pools, products, reductions, resampling, losses)
+    themes = (pointwise, special, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

@@ -1,0 +1,82 @@
+"""Translations of special functions, and of pairs of numbers whose slopes ONNX does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from gradd.graph.translation.build import narrow, op, own, scalar, typed, wide, with_slope
+
+_aten = torch.ops.aten
+
+
+def _function(name: str) -> Callable:
+    def translate(x: Any) -> Any:
+        return own(name, x)
+
+    return translate
+
+
+def atan2(y: Any, x: Any) -> Any:
+    """atan2()."""
+    return own("Atan2", y, x)
+
+
+def _extremum(largest: bool) -> Callable:
+    def translate(x: Any, y: Any) -> Any:
+        """fmax() or fmin(): a number rather than NaN; of equal ones the first has the gradient."""
+        fold, first = (op.Max, op.GreaterOrEqual) if largest else (op.Min, op.LessOrEqual)
+        value = op.Where(op.IsNaN(x), y, op.Where(op.IsNaN(y), x, fold(x, y)))
+        chosen = op.Or(first(x, y), op.IsNaN(y))
+        return with_slope(value, x, chosen, y, op.Not(chosen))
+
+    return translate
+
+
+def hypot(x: Any, y: Any) -> Any:
+    """sqrt(x^2 + y^2) without overflow; infinite beside an infinity, even with NaN."""
+    a, b = wide(x), wide(y)
+    zero = scalar(0.0, a.dtype)
+    p, q = op.Abs(a), op.Abs(b)
+    large, small = op.Max(p, q), op.Min(p, q)
+    ratio = op.Div(small, large)
+    root = op.Sqrt(op.Add(op.Mul(ratio, ratio), scalar(1.0, a.dtype)))
+    value = op.Where(op.Equal(large, zero), zero, op.Mul(large, root))
+    infinite = op.Or(op.IsInf(a), op.IsInf(b))
+    value = op.Where(infinite, scalar(float("inf"), a.dtype), value)
+    value = typed(value, a.dtype)
+    return with_slope(narrow(value, x), x, op.Div(a, value), y, op.Div(b, value))
+
+
+def copysign(x: Any, y: Any) -> Any:
+    """The size of x with the sign of y, a value or a number."""
+    number = isinstance(y, (int, float))
+    other = scalar(float(y), x.dtype) if number else y
+    signs = (typed(own("SignBit", v), ir.DataType.BOOL) for v in (x, other))
+    value = op.Where(op.Xor(*signs), op.Neg(x), x)
+    zero = scalar(0.0, x.dtype)
+    slope = op.Where(op.Equal(x, zero), zero, op.Div(value, x))
+    return with_slope(value, x, slope, None if number else y, op.Less(other, other))
+
+
+def table() -> dict[Any, Callable]:
+    """aten overload -> translation."""
+    return {
+        _aten.lgamma.default: _function("Lgamma"),
+        _aten.special_gammaln.default: _function("Lgamma"),
+        _aten.digamma.default: _function("Digamma"),
+        _aten.special_digamma.default: _function("Digamma"),
+        _aten.special_psi.default: _function("Digamma"),
+        _aten.erfinv.default: _function("Erfinv"),
+        _aten.special_erfinv.default: _function("Erfinv"),
+        _aten.atan2.default: atan2,
+        _aten.arctan2.default: atan2,
+        _aten.fmax.default: _extremum(True),
+        _aten.fmin.default: _extremum(False),
+        _aten.hypot.default: hypot,
+        _aten.copysign.Tensor: copysign,
+        _aten.copysign.Scalar: copysign,
+    }
