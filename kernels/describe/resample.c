@@ -32,7 +32,7 @@ static double filter(gradd_resample_kind_t kind, double x, double a) {
 static gradd_status_t check(int64_t n, int64_t out, double scale) {
     if (n < 1 && out)
         return GRADD_FAIL(GRAPH, "an empty axis has no %lld elements", (long long)out);
-    if (n > INT32_MAX || out > INT32_MAX || !(scale >= 0) || scale > 1e9)
+    if (n > INT32_MAX || out > INT32_MAX || !(scale == 0 || scale >= 1e-9) || scale > 1e9)
         return GRADD_FAIL(LIMIT, "%lld elements resampled to %lld, scale %g", (long long)n,
                           (long long)out, scale);
     return GRADD_OK;
@@ -71,6 +71,7 @@ static void torch_filter(gradd_windows_t *w, int64_t j, double step,
     double sum = 0;
     first = first < 0 ? 0 : first;
     end = end > w->n ? w->n : end;
+    if (end - first > w->width) end = first + w->width; /* whatever the f32 numbers say */
     for (int64_t i = first; i < end; i++)
         sum += filter(how->kind, ((double)i - centre + 0.5) * by, -0.5);
     for (int64_t i = first; i < end; i++)
@@ -113,7 +114,7 @@ gradd_status_t gradd_windows_torch(int64_t n, int64_t out, const gradd_torch_res
 
 /* ---- ONNX ------------------------------------------------------------------------------------ */
 
-static double onnx_place(int64_t n, int64_t out, int64_t j, const gradd_onnx_resample_t *how) {
+static double unbounded_place(int64_t n, int64_t out, int64_t j, const gradd_onnx_resample_t *how) {
     const double x = (double)j, length = how->scale * (double)n;
     switch (how->place) {
     case GRADD_PLACE_ASYMMETRIC:
@@ -129,6 +130,11 @@ static double onnx_place(int64_t n, int64_t out, int64_t j, const gradd_onnx_res
         break;
     }
     return (x + 0.5) / how->scale - 0.5;
+}
+
+/* Within what an integer holds; places so far out belong to the ends. */
+static double onnx_place(int64_t n, int64_t out, int64_t j, const gradd_onnx_resample_t *how) {
+    return fmin(fmax(unbounded_place(n, out, j, how), -1e15), 1e15);
 }
 
 static int64_t onnx_nearest(double place, gradd_round_t round) {

@@ -6,8 +6,10 @@
 
 #include "kernels/rules/rules.h"
 
-/* Weights of one axis, 512 MiB. */
-#define MOST_TAPS (INT64_C(1) << 26)
+/* Weights of one axis, 128 MiB. */
+#define MOST_TAPS (INT64_C(1) << 24)
+/* Elements of all windows of an axis: to turn them around takes a second. */
+#define MOST_ELEMENTS (INT64_C(1) << 28)
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
@@ -128,6 +130,13 @@ static int64_t last_of(const int64_t *span, int64_t j, int64_t step) {
 
 gradd_status_t gradd_windows_turned(const gradd_windows_t *w, int64_t step, gradd_windows_t *out) {
     gradd_windows_t t;
+    int64_t all_elements = 0;
+    for (int64_t j = 0; j < w->out; j++) {
+        all_elements += w->span[2 * j + 1];
+        if (all_elements > MOST_ELEMENTS)
+            return GRADD_FAIL(LIMIT, "windows of more than %lld elements together",
+                              (long long)MOST_ELEMENTS);
+    }
     GRADD_TRY(make_room(w->out, w->n, 1, false, &t));
     for (int64_t j = w->out - 1; j >= 0; j--)
         for (int64_t i = w->span[2 * j]; w->span[2 * j + 1] && i <= last_of(w->span, j, step);
