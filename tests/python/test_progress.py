@@ -26,9 +26,9 @@ class Whole(nn.Module):
     def forward(self, x):
         return self.layer(x).square().mean()
 
-class Pooled(Whole):
+class Gated(Whole):
     def forward(self, x):
-        return super().forward(nn.functional.avg_pool1d(x[None], 1)[0])
+        return super().forward(nn.functional.hardsigmoid(x))
 """
 TRAIN = """
 from tqdm import tqdm
@@ -45,7 +45,7 @@ gradd.estimate(Whole(), batch)
 ORTModule(Whole()).gradd_explain(*batch)
 """
 PARTS = """
-models = [ORTModule(Pooled()) for _ in range(2)]
+models = [ORTModule(Gated()) for _ in range(2)]
 for model in models:
     model(torch.ones(2, 4)).backward()
 whole, unused = ORTModule(Whole()), ORTModule(nn.Sequential(nn.Linear(2, 2)))
@@ -124,7 +124,7 @@ def test_a_pipe_gets_only_what_ran_in_torch() -> None:
     assert "compiling" not in text
     summary = [x for x in text.splitlines() if "calls" in x or "never called" in x]
     assert summary == [
-        "Pooled: 2 calls, 2 graphs run in the daemon; in PyTorch: unsupported 2 (docs/messages.md)",
+        "Gated: 2 calls, 2 graphs run in the daemon; in PyTorch: unsupported 2 (docs/messages.md)",
         "Sequential was wrapped, but never called: what the script called of it ran in PyTorch",
     ]
 

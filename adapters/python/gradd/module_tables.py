@@ -39,6 +39,15 @@ _STEPS = {
 }
 
 
+def _submodules() -> str:
+    child = torch.nn.Module()
+    parent = vars(torch.nn.ModuleList([child]))
+    return next(name for name in NAMES if child in parent[name].values())
+
+
+SUBMODULES = _submodules()
+
+
 def holding(module: torch.nn.Module, key: str) -> dict[str, torch.Tensor]:
     """The table of a module that has a tensor of its own under a name."""
     tables = (vars(module)[name] for name in NAMES)

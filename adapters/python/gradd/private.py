@@ -145,6 +145,11 @@ NAMES: dict[str, Name] = {
     ),
 }
 
+# What FullyShardedDataParallel leaves on modules, and on parts of its flat parameter. If these go,
+# a model in it is no longer refused, and its flat parameter gets no gradients.
+FSDP_MODULE = "_is_fsdp_managed_module"
+FSDP_TENSOR = "_fsdp_flattened"
+
 # Names with an underscore that torch's documentation shows, by the page or the text.
 DOCUMENTED: dict[str, str] = {
     "torch._dynamo": "Custom Backends; its config: torch.compile Troubleshooting",

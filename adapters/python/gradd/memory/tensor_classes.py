@@ -10,13 +10,15 @@ from __future__ import annotations
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
+from gradd import private
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # The functions of classes without an override of their own.
 _NO_FUNCTION = torch.nn.Parameter.__torch_function__
 _NO_DISPATCH = (None, torch.Tensor.__torch_dispatch__)
-# Marks of engines on tensors that are parts of a flat parameter of theirs.
 _FSDP = "FullyShardedDataParallel"
-_ENGINES = {"_fsdp_flattened": _FSDP, "ds_id": "DeepSpeed's ZeRO of stage 3"}
+# Marks of engines on tensors that are parts of a flat parameter of theirs.
+_ENGINES = {private.FSDP_TENSOR: _FSDP, "ds_id": "DeepSpeed's ZeRO of stage 3"}
 
 
 def is_plain(cls: type) -> bool:
@@ -39,7 +41,7 @@ def engine_of(module: torch.nn.Module) -> str:
     """The engine that keeps a module's parameters in a flat one of its own; "" if none does."""
     for one in module.modules():
         own = list(one.parameters(recurse=False))
-        if hasattr(one, "_is_fsdp_managed_module"):  # also by fully_shard(), whose are parameters
+        if hasattr(one, private.FSDP_MODULE):  # also by fully_shard(), whose are parameters
             if not all(isinstance(p, torch.nn.Parameter) for p in own):
                 return _FSDP
         for tensor in (*own, *vars(one).values()):
