@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-_FOLDERS = ("calls", "daemon", "dynamo", "values")  # nearly each test captures a graph
+_FOLDERS = {"calls", "daemon", "dynamo", "values"}  # nearly each test captures a graph
 _LEAST, _PART = 2, 12
 SEED = os.environ.get("GRADD_DRAW", "48")
 
@@ -67,7 +67,7 @@ def mark_undrawn(items: Iterable[pytest.Item]) -> None:
             (part,) = mark.args
             if (zlib.crc32(item.nodeid.encode()) + int(SEED)) % part:
                 item.add_marker(pytest.mark.nightly)
-        elif item.path.parent.name in _FOLDERS and item.get_closest_marker("nightly") is None:
+        elif _FOLDERS.intersection(item.path.parts) and item.get_closest_marker("nightly") is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
         left_out = [i for i in found if not any(map(i.get_closest_marker, ("quick", "slow")))]
