@@ -7,6 +7,7 @@ computes its value, the translation states both: with_slope(value, x, slope).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -51,6 +52,29 @@ def typed(value: Any, dtype: Any, shape: Any = None) -> Any:
     """Tells the type of a value that was just computed; the exporter only knows those of aten."""
     value.dtype, value.shape = dtype, value.shape if shape is None else ir.Shape(shape)
     return value
+
+
+def each(value: Any, axes: int, what: str) -> list[int]:
+    """One number for each axis, of a number, or of a list, which may have one for all.
+
+    Raises:
+        CaptureError: A number changes with the sizes of a call; `what` names it.
+    """
+    numbers = list(value) if isinstance(value, Sequence) else [value]
+    if not all(isinstance(n, int) for n in numbers):
+        text = f"{what} must not depend on the call's sizes"
+        raise CaptureError("unsupported_operator", text)
+    return numbers * axes if len(numbers) == 1 else numbers
+
+
+def of_batch(x: Any, axes: int, make: Callable) -> Any:
+    """Results for a batch of channels with so many axes, or for one sample, as a batch of one."""
+    if len(x.shape) > axes + 1:
+        return make(x)
+    found = make(typed(op.Unsqueeze(x, ints(0)), x.dtype, [1, *x.shape]))
+    if isinstance(found, tuple):
+        return tuple(op.Squeeze(part, ints(0)) for part in found)
+    return op.Squeeze(found, ints(0))
 
 
 def wide(value: Any) -> Any:

@@ -12,27 +12,10 @@ from typing import Any
 
 import torch
 
-from gradd.graph.translation.build import ints, op
-from gradd.spec import CaptureError
+from gradd.graph.translation.build import each, of_batch, op
 
 _aten = torch.ops.aten
-
-
-def _each(value: Any, axes: int, what: str) -> list[int]:
-    """One number for each axis; torch takes one for all."""
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not all(isinstance(v, int) for v in values):
-        raise CaptureError(
-            "unsupported_operator",
-            f"the {what} of a convolution changes with the sizes of a call",
-        )
-    return values * axes if len(values) == 1 else values
-
-
-def _batched(x: Any, rank: int, result: Callable[[Any], Any]) -> Any:
-    if len(x.shape) == rank:
-        return result(x)
-    return op.Squeeze(result(op.Unsqueeze(x, ints(0))), ints(0))
+_OF = "the {} of a convolution"
 
 
 def conv(
@@ -47,20 +30,23 @@ def conv(
     """conv1d(), conv2d() and conv3d(), their padding a number, one for each axis, or its name."""
     rank = len(weight.shape)
     strides, dilations = (
-        _each(v, rank - 2, name) for v, name in ((stride, "stride"), (dilation, "dilation"))
+        each(v, rank - 2, _OF.format(name))
+        for v, name in ((stride, "stride"), (dilation, "dilation"))
     )
     if padding == "same":  # for strides of 1: the kernel's size may be known at a call only
         pads = {"auto_pad": "SAME_UPPER"}
     else:
-        pads = {"pads": _each(0 if padding == "valid" else padding, rank - 2, "padding") * 2}
+        pads = {
+            "pads": each(0 if padding == "valid" else padding, rank - 2, _OF.format("padding")) * 2
+        }
     node = functools.partial(
         op.Conv,
         strides=strides,
         dilations=dilations,
-        group=_each(groups, 1, "number of groups")[0],
+        group=each(groups, 1, _OF.format("number of groups"))[0],
         **pads,
     )
-    return _batched(x, rank, lambda x: node(x, weight, bias))
+    return of_batch(x, rank - 2, lambda x: node(x, weight, bias))
 
 
 def conv_transpose(
@@ -77,13 +63,13 @@ def conv_transpose(
     rank = len(weight.shape)
     node = functools.partial(
         op.ConvTranspose,
-        strides=_each(stride, rank - 2, "stride"),
-        pads=_each(padding, rank - 2, "padding") * 2,
-        dilations=_each(dilation, rank - 2, "dilation"),
-        output_padding=_each(output_padding, rank - 2, "output padding"),
-        group=_each(groups, 1, "number of groups")[0],
+        strides=each(stride, rank - 2, _OF.format("stride")),
+        pads=each(padding, rank - 2, _OF.format("padding")) * 2,
+        dilations=each(dilation, rank - 2, _OF.format("dilation")),
+        output_padding=each(output_padding, rank - 2, _OF.format("output padding")),
+        group=each(groups, 1, _OF.format("number of groups"))[0],
     )
-    return _batched(x, rank, lambda x: node(x, weight, bias))
+    return of_batch(x, rank - 2, lambda x: node(x, weight, bias))
 
 
 def convolution(

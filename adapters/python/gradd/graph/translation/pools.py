@@ -13,10 +13,12 @@ import onnx_ir as ir
 import torch
 
 from gradd.graph.translation.build import (
+    each,
     first_of,
     ints,
     is_float,
     narrow,
+    of_batch,
     op,
     scalar,
     several,
@@ -28,28 +30,10 @@ from gradd.spec import CaptureError
 _aten = torch.ops.aten
 
 
-def _each(value: Any, axes: int) -> list[int]:
-    """One number for each axis, of a number or a list."""
-    numbers = list(value) if isinstance(value, Sequence) else [value]
-    if not all(isinstance(n, int) for n in numbers):
-        raise CaptureError("unsupported_operator", "windows must not depend on the call's sizes")
-    return numbers * axes if len(numbers) == 1 else numbers
-
-
-def _of_batch(x: Any, axes: int, make: Callable) -> Any:
-    """Results for one sample, as a batch of one, or for a batch."""
-    if len(x.shape) > axes + 1:
-        return make(x)
-    found = make(typed(op.Unsqueeze(x, ints(0)), x.dtype, [1, *x.shape]))
-    if isinstance(found, tuple):
-        return tuple(op.Squeeze(part, ints(0)) for part in found)
-    return op.Squeeze(found, ints(0))
-
-
 def _windows(axes: int, kernel: Any, stride: Any, padding: Any, ceil_mode: Any) -> dict[str, Any]:
-    sizes = _each(kernel, axes)
-    strides = sizes if stride is None or stride == [] else _each(stride, axes)
-    pads = _each(padding, axes) * 2
+    sizes = each(kernel, axes, "a window")
+    strides = sizes if stride is None or stride == [] else each(stride, axes, "a window")
+    pads = each(padding, axes, "a window") * 2
     return {
         "kernel_shape": sizes,
         "strides": strides,
@@ -70,7 +54,7 @@ def _max_pool(axes: int, places: bool) -> Callable:
         """max_pool(), with the places of the largest elements within their plane."""
         _only_floats(x)
         given = _windows(axes, kernel_size, stride, padding, ceil_mode)
-        given["dilations"] = _each(dilation, axes)
+        given["dilations"] = each(dilation, axes, "a window")
 
         def make(batch: Any) -> Any:
             if not places:
@@ -78,7 +62,7 @@ def _max_pool(axes: int, places: bool) -> Callable:
             values, found = several("", "MaxPool", 2, batch, **given)
             return values, op.Mod(typed(found, ir.DataType.INT64), _plane(batch, axes))
 
-        return _of_batch(x, axes, make)
+        return of_batch(x, axes, make)
 
     return translate
 
@@ -115,7 +99,7 @@ def _avg_pool(axes: int) -> Callable:
             sums = typed(first_of("com.gradd", "SumPool", z, **given), z.dtype)
             return narrow(op.Div(sums, scalar(float(divisor_override), z.dtype)), batch)
 
-        return _of_batch(x, axes, make)
+        return of_batch(x, axes, make)
 
     return translate
 
@@ -132,7 +116,7 @@ def _adaptive_avg_pool(axes: int) -> Callable:
         """adaptive_avg_pool()."""
         _only_floats(x)
         sizes = _parts(x, axes, output_size)
-        return _of_batch(
+        return of_batch(
             x, axes, lambda batch: first_of("com.gradd", "AdaptiveAveragePool", batch, sizes)
         )
 
@@ -148,7 +132,7 @@ def _adaptive_max_pool(axes: int) -> Callable:
         def make(batch: Any) -> Any:
             return tuple(several("com.gradd", "AdaptiveMaxPool", 2, batch, sizes))
 
-        return _of_batch(x, axes, make)
+        return of_batch(x, axes, make)
 
     return translate
 
