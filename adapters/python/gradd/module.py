@@ -449,9 +449,8 @@ def _own(value: Any) -> Any:
         return value.module
     if isinstance(value, torch.nn.Module) and not isinstance(value, ORTModule):
         for module in list(value.modules()):
-            for name, child in list(
-                vars(module)[module_tables.SUBMODULES].items()
-            ):  # twice, if it is in there twice
+            children = vars(module)[module_tables.SUBMODULES]  # twice what is in there twice
+            for name, child in list(children.items()):
                 if issubclass(type(child), _Part):
                     module.add_module(name, child.module)
     return value

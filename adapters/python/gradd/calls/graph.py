@@ -207,7 +207,7 @@ class Graph:
             (
                 True,
                 "their memory has another owner (a view or array of it, load_state_dict() with "
-                "assign=True, a hook that makes the weight anew, FSDP, DeepSpeed)",
+                "assign=True, a hook that computes the weight again, FSDP, DeepSpeed)",
             ),
         ):
             names = [

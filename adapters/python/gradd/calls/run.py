@@ -537,6 +537,6 @@ _ANNOUNCING = "deepspeed."
 def _is_waited_for(output: torch.Tensor) -> bool:
     # A look is no reason to compute it.
     hooks = untouched(private.hooks, output) or {}
-    where = [f"{getattr(hook, '__module__', '')}" for hook in hooks.values()]
-    waits = any(not name.startswith(_ANNOUNCING) for name in where)
-    return waits or bool(untouched(_retains_grad, output))
+    if any(not f"{getattr(h, '__module__', '')}".startswith(_ANNOUNCING) for h in hooks.values()):
+        return True
+    return bool(untouched(_retains_grad, output))
