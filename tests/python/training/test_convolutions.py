@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -65,3 +66,32 @@ def test_without_images(shared_daemon: Any) -> None:
     assert y.shape == (0, 4, 5, 6)
     y.sum().backward()
     assert all(not p.grad.any() for p in model.parameters())
+
+
+def test_groups_by_the_size_of_the_batch_are_cut_out_by_name(caplog, shared_daemon) -> None:
+    """Filters of their own for each sample, as in StyleGAN2."""
+
+    class Dynamic(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.make, self.last = torch.nn.Linear(4, 4 * 4 * 3), torch.nn.Conv1d(4, 2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows, filters = x.shape[0], self.make(x.mean(-1)).reshape(-1, 4, 3)
+            y = torch.nn.functional.conv1d(x.reshape(1, -1, x.shape[-1]), filters, groups=rows)
+            return self.last(y.reshape(rows, 4, -1))
+
+    torch.manual_seed(0)
+    ours, theirs = Dynamic(), Dynamic()
+    theirs.load_state_dict(ours.state_dict())
+    wrapped = ORTModule(ours)
+    with caplog.at_level(logging.WARNING, "gradd"):
+        for rows in (3, 5):
+            x = torch.randn(rows, 4, 8)
+            for model in (wrapped, theirs):
+                model.zero_grad()
+                model(x).square().sum().backward()
+            for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    said = " ".join(caplog.messages)
+    assert "the number of groups of a convolution must not depend on the call's sizes" in said
