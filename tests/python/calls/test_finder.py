@@ -284,7 +284,7 @@ def test_the_trainer_beside_an_installed_package(inference_package: Path) -> Non
         """,
         inference_package,
     )
-    assert out.startswith("onnxruntime.capi.ort_trainer: onnxruntime.training.ORTTrainer")
+    assert out.startswith("onnxruntime.capi.ort_trainer: use onnxruntime.training.ORTTrainer")
 
 
 @pytest.mark.quick
