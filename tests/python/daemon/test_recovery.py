@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import random
 import signal
 import threading
 import time
@@ -180,27 +182,31 @@ def test_kill_in_a_step_of_fused_adam_leaves_outputs_alone(
 
 
 def test_kill_during_requests(daemon: object) -> None:
-    """The daemon dies at arbitrary moments of a run of steps."""
+    """The daemon dies at arbitrary moments of a run of steps.
+
+    The killer waits for a step after each kill: on a loaded machine a daemon that is killed again
+    and again while it starts would let the client give up.
+    """
     expected = _train(60, {}, 0.2, width=256)
-    stop = threading.Event()
+    stepped = threading.Event()
+    finished = threading.Event()
+    delays = random.Random(5)
 
     def killer() -> None:
-        delay = 0.01
-        while not stop.wait(delay):
+        while stepped.wait() and not finished.wait(delays.uniform(0, 0.03)):
+            stepped.clear()
             pid = sessions.session().daemon_pid
             daemon.killed.add(pid)
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            delay = 0.05 + delay * 0.7
 
     thread = threading.Thread(target=killer)
     thread.start()
     try:
-        got = _train(60, {}, 0.2, width=256)
+        got = _train(60, dict.fromkeys(range(0, 60, 3), stepped.set), 0.2, width=256)
     finally:
-        stop.set()
+        finished.set()
+        stepped.set()
         thread.join()
     _assert_equal_bits(got, expected)
     assert sessions.session().recoveries >= 1
