@@ -66,13 +66,20 @@ def in_torch(family: Family) -> tuple[torch.nn.Module, list[dict], list[Step]]:
     Raises:
         Exception: What the first one objected to.
     """
-    batches = [families_sizes.batch(family, seed, *shape) for seed, shape in enumerate(SHAPES, 1)]
 
     def attempt(model: torch.nn.Module) -> tuple[torch.nn.Module, list[dict], list[Step]]:
-        twin = copy.deepcopy(model)
-        steps = [step(twin, twin, copy.deepcopy(batch)) for batch in batches]
-        check_sound(steps)
-        return model, batches, steps
+        problem: Exception | None = None
+        for make in families_sizes.batches(family, SHAPES):
+            try:
+                batches = make(model)
+                twin = copy.deepcopy(model)
+                steps = [step(twin, twin, copy.deepcopy(batch)) for batch in batches]
+                check_sound(steps)
+            except Exception as error:  # of any kind: the code is the family's
+                problem = error
+                continue
+            return model, batches, steps
+        raise problem or RuntimeError("there is no batch to try")
 
     return families_sizes.first_that(family, attempt)
 

@@ -10,6 +10,7 @@ import functools
 import json
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,30 @@ Does a family of Hugging Face models train in gradd? Of the {tried} model classe
 train wholly in the daemon, and {most} with at least half of the operations of their products.
 Written by `make families` with {versions}.
 
+{kinds}
 Each class was built small and with random weights from the family's own configuration class: two to
-four layers, of the kinds that the default configuration lists; fp32, text only, dropout off. It
-ran forward and backward in PyTorch eager and through `ORTModule(model, strict=True)`, with three
-batch shapes and with padding, and the loss and the gradient of every parameter were compared; what
+four layers, of the kinds that the default configuration lists; fp32, dropout off. It ran forward
+and backward in PyTorch eager and through `ORTModule(model, strict=True)`, with three batch shapes,
+texts with padding, and the loss and the gradient of every parameter were compared; what
 `strict=True` refuses ran without it. A checkpoint may set options that the default configuration
 does not: `ORTModule` compares the first step with PyTorch, `strict=True` raises instead of running
 anything in PyTorch, and `print(model.gradd_explain())` shows what was recognised.
 
-`make families` takes about an hour on two cores and goes on where it was stopped; remove
+`make families` takes about two hours on two cores and goes on where it was stopped; remove
 `build/families.jsonl` to start over.
+"""
+KINDS = {
+    "image": "images",
+    "segmentation": "images",
+    "video": "videos",
+    "audio": "sounds",
+    "ctc": "sounds",
+    "speech": "sounds",
+    "contrastive": "images and text",
+    "image_text": "images and text",
+}  # of families_media.TASKS; the others are of text
+COUNTED = """
+What ran in PyTorch first, and in how many classes: {causes}.
 """
 DAEMON = """
 ## Train in the daemon
@@ -77,8 +92,8 @@ so and the model trains in PyTorch.
 UNTRIED = """
 ## Not tried
 
-With such sizes and text alone PyTorch itself does not run these, or they need a library that is not
-installed. Nothing is known about them.
+With such sizes and the usual inputs of their task PyTorch itself does not run these, or they need a
+library that is not installed. Nothing is known about them.
 
 """
 
@@ -99,6 +114,7 @@ def page(rows: list[Row]) -> str:
         most=sum(r["share"] >= 0.5 for r in by_status["partly"]),
         tried=len(rows) - len(by_status["untried"]),
         versions="; ".join(sorted({r["versions"] for r in rows})),
+        kinds=kinds(rows),
     )
     plain = [r for r in by_status["daemon"] if "experts" not in r]
     experts = [r for r in by_status["daemon"] if "experts" in r]
@@ -106,13 +122,43 @@ def page(rows: list[Row]) -> str:
     if experts:
         text += EXPERTS + table(experts)
     partly = by_status["partly"]
-    text += PARTLY + "".join(map(part, partly)) + "\nWhat was cut out first:\n\n"
+    text += PARTLY + "".join(map(part, partly)) + counted(partly) + "\nWhat was cut out first:\n\n"
     text += items(partly, lambda r: f"`{r['reason']}`, {reason(r)}")
     if problems:
         text += PROBLEMS + items(problems, problem)
     if by_status["untried"]:
         text += UNTRIED + items(by_status["untried"], reason)
     return text
+
+
+def kinds(rows: list[Row]) -> str:
+    """A markdown table: how many classes of each kind of input train how."""
+    names = ("Input", "Classes", "Wholly", "At least 95 %", "At least half", "Less", "Not right")
+    lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
+    tried = [row for row in rows if row["status"] != "untried"]
+    for kind in dict.fromkeys(("text", *KINDS.values())):
+        found = [row for row in tried if KINDS.get(row.get("task", ""), "text") == kind]
+        wholly = sum(row["status"] == "daemon" for row in found)
+        shares = [row.get("share", 0.0) for row in found if row["status"] in ("partly", "pytorch")]
+        most, half = sum(s >= 0.95 for s in shares), sum(0.5 <= s < 0.95 for s in shares)
+        counts = (len(found), wholly, most, half, len(shares) - most - half)
+        counts = (*counts, len(found) - wholly - len(shares))
+        if found:
+            lines.append("| " + " | ".join((kind, *map(str, counts))) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def counted(rows: list[Row]) -> str:
+    """A paragraph: causes and how many classes have them, the most frequent first."""
+    causes = Counter(map(cause, rows)).most_common()
+    told = ", ".join(f"{name} {count}" for name, count in causes)
+    return "\n" + textwrap.fill(COUNTED.strip().format(causes=told), COLUMNS) + "\n" if rows else ""
+
+
+def cause(row: Row) -> str:
+    """ "`Einsum`" or "`aten.sort`" where an operator is named, else the reason's name."""
+    found = re.search(r"\boperator (\w+)|\b(aten\.\w+)", row["text"])
+    return f"`{found[1] or found[2]}`" if found else f"`{row['reason']}`"
 
 
 def items(rows: list[Row], what: Callable[[Row], str]) -> str:

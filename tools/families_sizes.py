@@ -1,5 +1,7 @@
 """Tiny random models of the families that transformers knows, for tools/families.py.
 
+What images and sounds need beside this stands in families_media.py.
+
 candidates(family) makes them from the family's own configuration class: every size that a
 configuration is known to name is made small, dropout is off unless a rate is given, and the layers
 are few but of every kind that the default configuration has. Sizes that do not fit together are
@@ -12,10 +14,11 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+import families_media
 import torch
 
 Result = TypeVar("Result")
-MAX_PARAMETERS = 30_000_000
+MAX_PARAMETERS = 60_000_000
 MAX_LAYERS = 4
 _BY_VALUE: dict[Any, str] = {
     320: "vocab_size n_vocab vocab_size_per_layer_input entity_vocab_size",
@@ -57,7 +60,10 @@ _DROPOUT = "drop"
 _NEVER_DROPPED = ("layerdrop", "drop_path", "jitter")  # whole layers, in Python; noise
 # What one family wants beyond the sizes above.
 OWN: dict[str, dict[str, Any]] = {
+    "beit": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "data2vec-vision": {"num_hidden_layers": 4, "out_indices": [0, 1, 2, 3]},
     "dots1": {"n_shared_experts": 1},
+    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [1, 2, 3, 4]},
     "gemma3n_text": {
         **{"num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": 128},
         **{"layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -84,7 +90,7 @@ class Family(NamedTuple):
     Attributes:
         name: As transformers names it ("model_type").
         model: Name of the class.
-        task: "causal", "seq2seq", "masked" or "classification".
+        task: "causal", "seq2seq", "masked", "classification", or one of families_media.TASKS.
     """
 
     name: str
@@ -93,7 +99,7 @@ class Family(NamedTuple):
 
 
 def families() -> list[Family]:
-    """Every text family and class; classification only where a family has nothing else."""
+    """Every family and class; classification of text only where a family has nothing else."""
     from transformers.models.auto import modeling_auto as auto
 
     by_task = {
@@ -109,6 +115,10 @@ def families() -> list[Family]:
             model = model if isinstance(model, str) else model[0]
             if task != "classification" or name not in known:
                 found.setdefault((name, model), Family(name, model, task))
+    for task, models in families_media.families().items():
+        for name, model in models.items():
+            model = model if isinstance(model, str) else model[0]
+            found.setdefault((name, model), Family(name, model, task))
     return sorted(found.values())
 
 
@@ -196,11 +206,16 @@ def configuration_values(
 ) -> dict[str, Any]:
     """Arguments for the configuration class: small sizes for what its default names."""
     default = config_class()
-    values = shrunk(default.to_dict(), dropout) | OWN.get(family.name, {})
+    values = shrunk(default.to_dict(), dropout)
+    if family.task in families_media.TASKS:
+        values = families_media.shrunk(default.to_dict(), values)
+    values |= OWN.get(family.name, {})
     for name in getattr(config_class, "sub_configs", {}):
         part = getattr(default, name, None)
         if part is not None and hasattr(part, "to_dict"):
             values[name] = shrunk(part.to_dict(), dropout)
+            if family.task in families_media.TASKS:
+                values[name] = families_media.shrunk(part.to_dict(), values[name])
             if "model_type" in part.to_dict():
                 values[name]["model_type"] = part.model_type
     return {name: value for name, value in values.items() if name not in left_out}
@@ -241,6 +256,22 @@ def layer_lists(default: dict[str, Any]) -> tuple[dict[str, list], int]:
     while len(keep) < 2:
         keep.append(len(keep))
     return {n: [v[i] for i in keep] for n, v in lists.items()}, len(keep)
+
+
+def batches(family: Family, shapes: tuple) -> Iterator[Callable[[torch.nn.Module], list[dict]]]:
+    """Ways to make the batches of a model, of these (rows, lengths): the usual ones first."""
+    if family.task not in families_media.TASKS:
+        made = [batch(family, seed, *shape) for seed, shape in enumerate(shapes, 1)]
+        yield lambda model: made
+        return
+    for form in families_media.forms(family.task):
+
+        def make(model: torch.nn.Module, form: families_media.Form = form) -> list[dict]:
+            # A row more: a batch norm refuses one value per channel.
+            chance = torch.Generator().manual_seed(1)
+            return [form(model, rows + 1, chance) for rows, _ in shapes]
+
+        yield make
 
 
 def batch(family: Family, seed: int, rows: int, length: int) -> dict[str, torch.Tensor]:

@@ -69,6 +69,14 @@ def test_page_has_one_table_or_list_for_each_outcome() -> None:
     assert "## Errors" not in page and "/home" not in page
 
 
+def test_page_counts_kinds_of_input_and_causes() -> None:
+    seen = {**TRAINS, "family": "ii", "task": "image"}
+    page = families_page.page([TRAINS, IN_PART, {**IN_PART, "family": "bd"}, FUNCTION, seen])
+    assert "| text | 4 | 1 | 0 | 2 | 1 | 0 |" in page
+    assert "| images | 1 | 1 | 0 | 0 | 0 | 0 |" in page and "| sounds |" not in page
+    assert "`DFT` 2, `autograd_function` 1." in section(page, "Train partly in the daemon")
+
+
 def test_page_names_the_setting_of_experts() -> None:
     experts = {**TRAINS, "family": "ff", "experts": "batched_mm", "leftovers": {}}
     page = families_page.page([TRAINS, experts])
