@@ -122,6 +122,55 @@ def test_a_graph_under_the_name_of_another_one_is_not_used(
     assert len(made) == 1
 
 
+class Middle(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).median(-1).values.tanh()
+
+
+def test_what_has_no_translation_is_tried_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process knows from the folder what is refused, and why: it says the same."""
+
+    def run() -> tuple[dict[str, int], list[str]]:
+        caplog.clear()
+        model = ORTModule(Middle())
+        model(torch.ones(2, 4)).sum().backward()
+        said = [r.getMessage() for r in caplog.records if "median" in r.getMessage()]
+        return model.gradd_stats()["in_torch"], said
+
+    made = _translations(monkeypatch)
+    first = run()
+    tried = len(made)
+    assert first[0] == {"unsupported_operator": 1} and len(first[1]) == 1
+    assert run() == first and len(made) == tried  # this process knows it
+    cache._captures.clear()
+    assert run() == first and len(made) == tried
+
+
+def test_an_error_that_nothing_expects_is_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradd.dynamo import program
+    from gradd.spec import CaptureError
+
+    def fails(*args: object) -> None:
+        raise CaptureError("export_failed", "MemoryError")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "capture", fails)
+        model = ORTModule(Scaled(5.0))
+        model(torch.ones(2, 4))
+        assert model.gradd_stats()["in_torch"] == {"export_failed": 1}
+    assert not folder.exists() or not list(folder.iterdir())
+    model = ORTModule(Scaled(5.0), strict=True)
+    model(torch.ones(2, 4))
+
+
 class Scaled(torch.nn.Module):
     def __init__(self, factor: float) -> None:
         super().__init__()

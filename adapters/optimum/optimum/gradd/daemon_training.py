@@ -8,6 +8,7 @@ Trainer.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import os
@@ -25,6 +26,7 @@ from transformers.training_args import OptimizerNames
 from . import attach, refuse
 from .callbacks import GraddCallback
 from .metrics import Metrics
+from .parts import Parts
 from .training_args import ORTOptimizerNames, gradd_is_disabled
 
 
@@ -42,6 +44,7 @@ class DaemonTraining(Trainer):
 
     _gradd_compiled: Any = None  # made at the first train() and kept for the next ones
     _gradd_compiled_module: nn.Module | None = None
+    _gradd_parts: Parts | None = None
     _gradd_norm: torch.Tensor | None = None
     _gradd_metrics: Metrics | None = None  # while it trains
     _gradd_enabled = False
@@ -89,22 +92,38 @@ class DaemonTraining(Trainer):
         super().log(logs, *args, **kwargs)
 
     def _gradd_attach(self, model: nn.Module) -> None:
-        if self._gradd_compiled is None or self._gradd_compiled_module is not model:
-            from gradd.dynamo.frontend import Compiled
-
-            debug = self._gradd_debug_options()
-            if self._gradd_compiled_module is not None:  # model_init: the model of an earlier trial
+        if self._gradd_parts is None or self._gradd_compiled_module is not model:
+            if self._gradd_parts is not None:  # model_init: the model of an earlier trial
                 attach.detach(self._gradd_compiled_module)
                 self._gradd_compiled.close()
-            self._gradd_compiled = Compiled(
-                model,
-                forward=self._gradd_forward_to_capture(model),
-                strict=bool(self._gradd_option("strict")),
-                debug=debug,
-                memory_budget=self._gradd_option("memory_budget"),
+                self._gradd_parts.close()
+            debug = self._gradd_debug_options()
+            self._gradd_compiled = self._gradd_compile(
+                model, self._gradd_forward_to_capture(model), debug
             )
+            tally = self._gradd_compiled.tally
             self._gradd_compiled_module = model
-        attach.attach(model, self._gradd_compiled)
+            self._gradd_parts = Parts(
+                model,
+                lambda child: self._gradd_compile(
+                    child, _without_cache(child, attach.original_forward(child)), debug, tally
+                ),
+            )
+        attach.attach(model, self._gradd_parts.around(self._gradd_compiled))
+
+    def _gradd_compile(
+        self, module: nn.Module, forward: Callable[..., Any], debug: Any, tally: Any = None
+    ) -> Any:
+        from gradd.dynamo.frontend import Compiled
+
+        return Compiled(
+            module,
+            forward=forward,
+            strict=bool(self._gradd_option("strict")),
+            debug=debug,
+            memory_budget=self._gradd_option("memory_budget"),
+            tally=tally,
+        )
 
     def _gradd_option(self, name: str) -> Any:
         return self.gradd_options.get(name) or getattr(self.args, name, None)
@@ -182,6 +201,15 @@ class DaemonTraining(Trainer):
     def _gradd_is_causal_lm(self, model: nn.Module) -> bool:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         return inner.__class__.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+    def compute_loss_context_manager(self) -> contextlib.ExitStack:
+        """As in Trainer; in it, parts of the model run in the daemon as well."""
+        around = contextlib.ExitStack()
+        around.enter_context(super().compute_loss_context_manager())
+        module = self._gradd_compiled_module
+        if module is not None and attach.is_attached(module):
+            around.enter_context(self._gradd_parts.on())
+        return around
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
@@ -300,4 +328,5 @@ def _without_cache(model: nn.Module, forward: Callable[..., Any]) -> Callable[..
             kwargs.setdefault("use_cache", False)
         return forward(*args, **kwargs)
 
+    uncached.__name__ = "forward"
     return uncached

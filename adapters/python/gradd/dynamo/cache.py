@@ -1,5 +1,7 @@
 """Caches captures by their graphs: an equal graph is translated once, see disk_cache.py.
 
+So is a graph that has no translation: the reason is kept.
+
 A failed guard makes Dynamo recompile, though the operators are often the same (a config field was
 filled in, parameters were frozen, another instance of the class). Symbols are numbered in order of
 appearance, because each compilation has symbols of its own.
@@ -7,6 +9,7 @@ appearance, because each compilation has symbols of its own.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 from collections import OrderedDict
@@ -19,11 +22,12 @@ import torch.fx
 from gradd.dynamo import disk_cache, lower
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import DATA, INFERENCE, OFF, is_mutable
-from gradd.spec import Capture
+from gradd.spec import Capture, CaptureError
 
 _KEPT = 256
 _MARKS = (OFF, DATA, INFERENCE)
-_captures: OrderedDict[bytes, Capture] = OrderedDict()
+_TRANSIENT = "export_failed"  # an error that nothing expects: memory, for one, may be there later
+_captures: OrderedDict[bytes, Capture | CaptureError] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -37,24 +41,47 @@ def find(
         make: Translates.
         decided: How much has been decided about sizes so far. A capture that decides something is
             not kept: with other sizes the same graph is translated in another way.
+
+    Raises:
+        CaptureError: It cannot be translated.
     """
     with _lock:
         known = _captures.get(key)
         if known is not None:
             _captures.move_to_end(key)
-            return known, True
-    made = disk_cache.load(key)
-    if made is None:
+    if known is not None:
+        return _taken(known), True
+    found = disk_cache.load(key)
+    if found is None:
         before = decided()
-        made = make()
+        try:
+            found = make()
+        except CaptureError as error:
+            if decided() != before or not _is_lasting(error):
+                raise
+            found = copy.copy(error)  # without its frames, which hold tensors
         if decided() != before:
-            return made, False
-        disk_cache.store(key, made)
+            return _taken(found), False
+        disk_cache.store(key, found)
     with _lock:
-        _captures[key] = made
+        _captures[key] = found
         if len(_captures) > _KEPT:
             _captures.popitem(last=False)
-    return made, False
+    return _taken(found), False
+
+
+def _is_lasting(error: CaptureError) -> bool:
+    """Whether another translation of an equal graph fails in the same way.
+
+    One that names a node of this graph is not kept: it is raised before anything is translated.
+    """
+    return error.reason != _TRANSIENT and getattr(error, "node", None) is None
+
+
+def _taken(found: Capture | CaptureError) -> Capture:
+    if isinstance(found, CaptureError):
+        raise copy.copy(found)
+    return found
 
 
 def key_of(done: lower.Lowered, inputs: Sequence[Any], names: Sequence[str], more: Any) -> bytes:

@@ -1,6 +1,7 @@
 """Captures on disk: what was translated once need not be translated by the next process.
 
-A file for each capture, named by its key and by everything that translates: the sources of this
+A file for each capture, and for each graph that has no translation, with the reason. It is named by
+its key and by everything that translates: the sources of this
 package, and the versions of torch, onnx, onnx-ir and onnxscript. It holds plain data (msgpack) and
 a digest of that and of its own name; a file that is not exactly of this form, or has the name of
 another one, is ignored. The folder is the user's alone, or nothing is read from it. GRADD_CACHE=0
@@ -26,11 +27,11 @@ from typing import Any
 import msgpack
 
 from gradd import options
-from gradd.spec import Capture, InputSpec, OutputSpec
+from gradd.spec import Capture, CaptureError, InputSpec, OutputSpec
 
 logger = logging.getLogger("gradd")
 
-_FORM = 2
+_FORM = 3
 _TRANSLATORS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _MOST_BYTES, _MOST_FILES = 512 << 20, 4096
 # Names, which `gradd cache` knows as well (server/cli/cache.c); the latter is being written.
@@ -52,8 +53,8 @@ def folder() -> Path | None:
     return Path(home) / "gradd" / "graphs" if home.startswith("/") else None
 
 
-def load(key: bytes) -> Capture | None:
-    """The capture under a key, if there is one."""
+def load(key: bytes) -> Capture | CaptureError | None:
+    """The capture under a key, or why there can be none; None = it has not been tried."""
     path = _path(key)
     if path is None:
         return None
@@ -71,8 +72,10 @@ def load(key: bytes) -> Capture | None:
     return made
 
 
-def store(key: bytes, capture: Capture) -> None:
-    """Keeps a capture. Where that fails, a folder that the user has named is warned of, once."""
+def store(key: bytes, capture: Capture | CaptureError) -> None:
+    """Keeps a capture, or a refusal. Where that fails, a folder that the user has named is warned
+    of, once.
+    """
     path = _path(key, create=True)
     if path is None:
         if folder() is not None:
@@ -147,7 +150,9 @@ def _drop_oldest(parent: Path) -> None:
         bytes_, files = bytes_ - size, files - 1
 
 
-def _as_plain(capture: Capture) -> dict[str, Any]:
+def _as_plain(capture: Capture | CaptureError) -> dict[str, Any]:
+    if isinstance(capture, CaptureError):
+        return {"refused": [capture.reason, capture.message]}
     return {
         "onnx": capture.onnx,
         "inputs": [(x.name, x.leaf, x.dtype) for x in capture.inputs],
@@ -161,7 +166,9 @@ def _as_plain(capture: Capture) -> dict[str, Any]:
     }
 
 
-def _from_plain(plain: dict[str, Any]) -> Capture:
+def _from_plain(plain: dict[str, Any]) -> Capture | CaptureError:
+    if "refused" in plain:
+        return CaptureError(*plain["refused"])
     return Capture(
         onnx=plain["onnx"],
         inputs=tuple(InputSpec(*fields) for fields in plain["inputs"]),

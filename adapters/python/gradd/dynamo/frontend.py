@@ -104,7 +104,8 @@ class Compiled:
         self._disabled = bool(options.get("GRADD_DISABLE"))
         title = type(module).__name__
         if tally is not None:
-            title = f"{tally.title}'s {title if forward is None else forward.__name__}"
+            method = "forward" if forward is None else forward.__name__
+            title = f"{tally.title}'s {title if method == 'forward' else method}"
         self.tally = tally or progress.Tally(title)
         self._first = True  # the next call is
         self._passes = False  # Dynamo has traced a call that computes nothing

@@ -1,0 +1,103 @@
+"""Parts of a trainer's model that its loss calls by themselves, as `model.encoder(x)`.
+
+Within compute_loss() a child of the model has a forward that runs in the daemon, compiled at its
+first call. It has its own one in a call of the model, of which it is a part, and everywhere else: a
+backward that computes a checkpoint again must not come here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from . import attach
+
+
+class Parts:
+    """The children of one model, and what runs calls of them."""
+
+    def __init__(self, model: nn.Module, compiled: Callable[[nn.Module], Any]) -> None:
+        """Args:
+        model: The model.
+        compiled: Makes what runs calls of a child; asked at the first call.
+        """
+        self._model, self._compiled = model, compiled
+        self._made: dict[nn.Module, Any] = {}
+        self._on: list[nn.Module] = []  # those with our forward
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Around what may call children by themselves."""
+        found = list(_callable(self._model))
+        self._attach(found)
+        try:
+            yield
+        finally:
+            self._detach()
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Around a call of the model, or of a child."""
+        found = self._on
+        self._detach()
+        try:
+            yield
+        finally:
+            self._attach(found)
+
+    def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs calls of the model, in which no child is called by itself."""
+
+        def route(*args: Any, **kwargs: Any) -> Any:
+            with self.off():
+                return compiled(*args, **kwargs)
+
+        return route
+
+    def _attach(self, children: list[nn.Module]) -> None:
+        for child in children:
+            attach.attach(child, self._route(child))
+        self._on = children
+
+    def _detach(self) -> None:
+        for child in self._on:
+            attach.detach(child)
+        self._on = []
+
+    def _route(self, child: nn.Module) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = self._made.get(child)
+            if made is None:
+                made = self._made[child] = self._compiled(child)
+            return made(*args, **kwargs)
+
+        return self.around(call)
+
+    def close(self) -> None:
+        """Gives up what the daemon holds of them."""
+        for made in self._made.values():
+            made.close()
+        self._made.clear()
+
+
+def _callable(model: nn.Module) -> Iterator[nn.Module]:
+    """Children that a script can call, with those in lists, and of what has but one (PEFT's)."""
+    children = list(model.children())
+    for child in children:
+        if type(child).forward is nn.Module.forward:  # a list, or a dict
+            yield from _callable(child)
+            continue
+        if _runs_in_daemon(child):
+            continue
+        yield child
+        if len(children) == 1:
+            yield from _callable(child)
+
+
+def _runs_in_daemon(child: nn.Module) -> bool:
+    from gradd import ORTModule
+
+    return isinstance(child, ORTModule)
