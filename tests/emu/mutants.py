@@ -294,7 +294,7 @@ DEVICE = [
     ),
     lent(
         "a handle that stays open",
-        "    cudaIpcCloseMemHandle(at);\n    if (asked)",
+        "    close_handle(at);\n    if (asked)",
         "    if (asked)",
     ),
     Mutant(
