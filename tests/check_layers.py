@@ -6,6 +6,9 @@ knows no transport and no matrix library; the engine (graph, plan, device, exec)
 the daemon; the engine asks a device through its table alone, so nothing of `server/` includes a
 device's folder or names its table. Includes are written from the repository root.
 
+In Python the folder `memory` alone knows what a GPU is: no other module calls a driver, or names
+torch's module of a kind of GPU.
+
 A type that a header defines has a name of its own among all C sources; one inside a source file
 may share its name with one other.
 """
@@ -66,6 +69,10 @@ TYPE = re.compile(
     re.MULTILINE,
 )
 ELSEWHERE = ("tests", "benchmarks", "tools")  # may include everything
+MEMORY = "adapters/python/gradd/memory"
+OF_GPUS = re.compile(r"\btorch\.(?:cuda|emu)\b|\bgradd\.memory\.driver\b|\bimport driver\b|libcuda")
+# An option of ONNX Runtime that had the best device by default.
+NAMES_CUDA = "adapters/python/gradd/legacy/options.py"
 MOST_PRIVATE = 2  # source files that may each have a private type of one name
 
 
@@ -151,9 +158,19 @@ def bad_imports(root: Path) -> Iterator[str]:
             yield f"{path.relative_to(root)}: imports optimum.gradd, which is above it"
 
 
+def bad_gpus(root: Path) -> Iterator[str]:
+    """Python modules beside MEMORY that know a kind of GPU."""
+    for path in sorted((root / "adapters").rglob("*.py")):
+        name = str(path.relative_to(root))
+        if name.startswith(f"{MEMORY}/") or name == NAMES_CUDA:
+            continue
+        if found := OF_GPUS.search(path.read_text(encoding="utf-8")):
+            yield f"{name}: names {found[0]}: only {MEMORY} knows kinds of GPUs"
+
+
 def problems(root: Path) -> list[str]:
     """All of them, as lines to print."""
-    checks = (bad_includes, bad_devices, bad_types, bad_imports)
+    checks = (bad_includes, bad_devices, bad_types, bad_imports, bad_gpus)
     return [*bad_rows(), *(line for check in checks for line in check(root))]
 
 

@@ -3,14 +3,14 @@
     python tests/emu/mutants.py [WORD]
 
 Each is one change of text in a copy of the tree. Of a kernel: a barrier that is missing, one in a
-branch, a thread that ends too early; its operator is run on cases of its own, in several orders of
-threads. Of the engine: a wait that is missing, before a reply, before the host reads what the queue
-writes, before memory is freed or unmapped; the fake device (tests/fake) works late. Of the CUDA
-device: a wait that is missing, an error that is reported twice, a check of lent memory; the
-stand-in for CUDA (tests/sim) works late, too. Of the adapter: a wait that is missing on either
-side, memory that is freed while a daemon has it open, a daemon that computes on another GPU; tests
-of tests/python/device find these. WORD picks those whose name holds it. Exit status 1: a bug was
-not found, or a change no longer applies.
+branch, a thread that ends too early, an element too many; its operator is run on cases of its own,
+in several orders of threads. Of the engine: a wait that is missing, before a reply, before the host
+reads what the queue writes, before memory is freed or unmapped; the fake device (tests/fake) works
+late. Of the CUDA device: a wait that is missing, an error that is reported twice, a check of lent
+memory; the stand-in for CUDA (tests/sim) works late, too. Of the adapter: a wait that is missing on
+either side, memory that is freed while a daemon has it open or used again too early, a daemon that
+computes on another GPU; tests of tests/python/device find these. WORD picks those whose name holds
+it. Exit status 1: a bug was not found, or a change no longer applies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +79,18 @@ def in_rows(name: str, old: str, new: str) -> Mutant:
     return Mutant(name, file, old, new, source, env=env)
 
 
+def of(name: str, file: str, old: str, new: str, op: str) -> Mutant:
+    """A bug that cases of one operator find."""
+    return Mutant(name, file, old, new, env={"GRADD_TEST_OP": op})
+
+
+def in_convolution(name: str, old: str, new: str, op: str) -> Mutant:
+    """The same in convolutions."""
+    return of(name, "kernels/cuda/product/conv.cu", old, new, op)
+
+
+JOINED = "/ GPU_WARP] = sum;\n        __syncthreads();\n"
+SUMMED = "        __syncthreads();\n    }\n}\n"
 KERNELS = [
     in_rows("no barrier behind the parts", JOIN, JOIN[: JOIN.rindex("        __")]),
     in_rows("no barrier before parts are written again", JOIN, JOIN[JOIN.index("        if") :]),
@@ -125,6 +137,47 @@ KERNELS = [
         "threadIdx.x; i <= n; i += all) {\n        int64_t at[sizeof...(T)];",
         "kernels/cuda/compare.cu",
         env={"GRADD_TEST_OP": "Less"},
+    ),
+    in_convolution(
+        "no barrier before warps are summed",
+        JOINED,
+        JOINED.replace("        __syncthreads();\n", ""),
+        "ConvWeightGrad",
+    ),
+    in_convolution(
+        "no barrier before warps' sums are written again",
+        SUMMED,
+        SUMMED[SUMMED.index("    }") :],
+        "ConvWeightGrad",
+    ),
+    in_convolution("a tap beyond the edge", "at >= v.x[a]) return", "at > v.x[a]) return", "Conv"),
+    of(
+        "a thread beyond the last channel that ends early",
+        "kernels/cuda/row/batchnorm.cu",
+        "            f(c, gpu_slice() == 0 &&",
+        "            if (c >= p.s.channels) return;\n            f(c, gpu_slice() == 0 &&",
+        "BatchNorm",
+    ),
+    of(
+        "a weight too many in a window",
+        "kernels/cuda/window/taps.cu",
+        "t < size; t++",
+        "t <= size; t++",
+        "Taps",
+    ),
+    of(
+        "a window that ends early",
+        "kernels/cuda/window/windowmax.cu",
+        "k < c.size; k++",
+        "k + 1 < c.size; k++",
+        "WindowMax",
+    ),
+    of(
+        "a function of another name",
+        "kernels/cuda/special.cu",
+        "GPU_UNARY_FLOAT(acos, E_ACOS)",
+        "GPU_UNARY_FLOAT(acos, E_ASIN)",
+        "Acos",
     ),
 ]
 
@@ -234,8 +287,14 @@ DEVICE = [
     ),
     lent("a handle of fewer bytes than claimed", "real >= lent->bytes", "true"),
     lent(
+        "a handle that is opened twice",
+        '    if (error) return refused("open a handle", lent, error);\n',
+        '    if (error) return refused("open a handle", lent, error);\n'
+        "    cudaIpcOpenMemHandle(&at, handle, cudaIpcMemLazyEnablePeerAccess);\n",
+    ),
+    lent(
         "a handle that stays open",
-        "    cudaIpcCloseMemHandle(at);\n    if (asked)",
+        "    close_handle(at);\n    if (asked)",
         "    if (asked)",
     ),
     Mutant(
@@ -297,6 +356,14 @@ ADAPTER = [
         "test_emu_sharing",
     ),
     in_adapter(
+        "inputs whose memory is used again before their backward",
+        "calls/run.py",
+        '            self.counts["forwards"] += 1\n',
+        '            self.counts["forwards"] += 1\n'
+        "            held.inputs = held.inputs and held.inputs.drop()\n",
+        "test_emu_calls",
+    ),
+    in_adapter(
         "a daemon that computes on another GPU",
         "memory/devices.py",
         'self.environment = {"CUDA_VISIBLE_DEVICES": self.uuid}',
@@ -336,6 +403,22 @@ def attempt(tree: Path, mutant: Mutant) -> str:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     source.touch()
     return said
+
+
+def fails_anyway(tree: Path, mutant: Mutant, passed: set[tuple[str, ...]]) -> str:
+    """Which of its tests fails without the bug, and would find whatever is planted.
+
+    `passed` gets those that pass, with their environment.
+    """
+    without = replace(mutant, old="", new="")
+    for test in mutant.tests:
+        key = (test, *(f"{name}={value}" for name, value in sorted(mutant.env.items())))
+        if key in passed:
+            continue
+        if said := found(tree, without, test):
+            return f"{' '.join(key)} fails as it is: {said}"
+        passed.add(key)
+    return ""
 
 
 def is_python(test: str) -> bool:
@@ -378,9 +461,10 @@ def main() -> int:
         programs = tuple(sorted({test for m in chosen for test in m.tests}))
         if not build(tree, programs):
             return 2
-        for test in programs:  # else it would find whatever is planted
-            if said := found(tree, Mutant("", "", "", ""), test):
-                print(f"{test} fails as it is: {said}")
+        passed: set[tuple[str, ...]] = set()
+        for mutant in chosen:
+            if said := fails_anyway(tree, mutant, passed):
+                print(said)
                 return 2
         for mutant in chosen:
             said = attempt(tree, mutant)

@@ -128,6 +128,16 @@ def test_the_client_does_not_know_the_trainers(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.quick
+def test_memory_alone_knows_gpus(tmp_path: Path) -> None:
+    line = "x = torch.cuda.current_stream()\n"
+    files = {f"adapters/python/gradd/{name}.py": line for name in ("memory/a", "calls/b")}
+    assert check_layers.problems(tree(tmp_path, files)) == [
+        "adapters/python/gradd/calls/b.py: names torch.cuda: "
+        "only adapters/python/gradd/memory knows kinds of GPUs"
+    ]
+
+
 HEADER = "enum { GRADD_ROPE_X, GRADD_ROPE_COS, GRADD_ROPE_SIN };\n"
 KERNEL = "kernels/ops/attention/rope.c"
 

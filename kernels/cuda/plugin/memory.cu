@@ -129,6 +129,12 @@ static gradd_status_t open_created(const driver_t *d, const gradd_lent_t *lent, 
     return GRADD_OK;
 }
 
+/* The client frees the memory next: it must not stay open because of one failure. What fails twice
+ * is a lost device's, which the next request reports. */
+static void close_handle(void *at) {
+    if (cudaIpcCloseMemHandle(at)) cudaIpcCloseMemHandle(at);
+}
+
 static gradd_status_t open_handle(const driver_t *d, const gradd_lent_t *lent, void **out) {
     cudaIpcMemHandle_t handle;
     CUdeviceptr base = 0;
@@ -142,7 +148,7 @@ static gradd_status_t open_handle(const driver_t *d, const gradd_lent_t *lent, v
         *out = at;
         return GRADD_OK;
     }
-    cudaIpcCloseMemHandle(at);
+    close_handle(at);
     if (asked) return refused("measure memory", lent, asked);
     return GRADD_FAIL(SHM, "the handle's memory has %zu bytes, the message said %llu", real,
                       (unsigned long long)lent->bytes);
@@ -158,7 +164,7 @@ gradd_status_t gpu_open(gradd_queue_t *, const gradd_lent_t *lent, void **out) {
 void gpu_close(gradd_queue_t *, gradd_memory_t memory, void *at, size_t bytes) {
     const driver_t *d;
     if (memory == GRADD_MEMORY_CUDA_IPC) {
-        cudaIpcCloseMemHandle(at);
+        close_handle(at);
     } else if (!driver(&d)) {
         d->unmap((CUdeviceptr)at, bytes);
         d->give_addresses((CUdeviceptr)at, bytes);

@@ -7,19 +7,21 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from gradd import ORTModule, estimate
+from gradd import DebugOptions, ORTModule, estimate
 from gradd.calls.lazy import LazyTensor
 from gradd.memory import devices
 from gradd.memory.shm import Header
 from gradd.optim import FusedAdam
 from gradd.session import client as clients
 from helpers import emu_torch
+from helpers.models import families
 from helpers.nets import assert_close, assert_same_grads, batch, pair
 
 pytestmark = [
@@ -51,6 +53,19 @@ def test_lazy_outputs_are_on_the_gpu(here: None) -> None:
     for scores in (copy, expected):
         scores.double().square().sum().backward()
     assert_same_grads(ours, theirs)
+
+
+def test_the_daemon_gets_the_cpus_graph(tmp_path: Path) -> None:
+    """Bit for bit: constants, order and names."""
+    found = []
+    for device in ("cpu", DEVICE):
+        model, args = families.build("llama")[0].to(device), families.build("llama")[1](2, 9, 1)
+        prefix = tmp_path / device.replace(":", "")
+        options = DebugOptions(save_onnx=True, onnx_prefix=str(prefix))
+        out = ORTModule(model, options, strict=True)(**{k: v.to(device) for k, v in args.items()})
+        out.loss.backward()
+        found.append([p.read_bytes() for p in sorted(tmp_path.glob(f"{prefix.name}_*.onnx"))])
+    assert found[0] and found[0] == found[1]
 
 
 def test_a_gradient_passes_a_conversion(here: None) -> None:

@@ -37,3 +37,13 @@ def test_two_gpus_have_the_gradient_of_one_process(daemon: Any, tmp_path: Path) 
             torch.testing.assert_close(by_daemons, by_ddp, rtol=1e-6, atol=1e-7)
     stop = [str(conftest.BINARY), "stop", "--dir", str(daemon.root)]
     subprocess.run(stop, check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.nightly
+def test_accelerate_starts_them_as_well(daemon: Any, tmp_path: Path) -> None:
+    found = torchrun.launch(tmp_path, "emu", "plain", "averaged", by=torchrun.ACCELERATE)
+    assert len(conftest.gpu_directories(daemon.root)) == 2
+    for case in ("plain", "averaged"):
+        torchrun.assert_gradients(found, case)
+    stop = [str(conftest.BINARY), "stop", "--dir", str(daemon.root)]
+    subprocess.run(stop, check=True, timeout=60, capture_output=True)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import random
+import re
+import struct
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import conftest
 import pytest
 import torch
 from torch import nn
@@ -18,7 +27,8 @@ from gradd import ORTModule, errors, optim
 from gradd.memory import devices
 from gradd.session import client as clients
 from gradd.session import control, timeline
-from helpers import emu_torch
+from helpers import ROOT, emu_torch
+from helpers.waiting import until
 
 pytestmark = [
     pytest.mark.emu,
@@ -125,6 +135,68 @@ def test_a_step_waits_for_labels_alone(
     assert trainer.model.gradd_stats()["mirrored"] == (3 if way == "pinned" else 0)
 
 
+STEADY = """
+import sys
+from pathlib import Path
+from helpers import emu_torch
+emu_torch.load()
+sys.path.insert(0, str(Path(sys.argv[1]).parent))
+import test_emu_timeline as timeline
+timeline.Words = getattr(timeline, sys.argv[2])
+steps = timeline.Trainer("fused")
+for i in range(8):
+    steps.step(i).item()
+for _ in range(3):
+    steps.client.flush()
+    found = timeline.counted(Path(sys.argv[3]))
+    trainer = found.pop(str(timeline.os.getpid()))
+    (daemon,) = found.values()
+    print({"trainer": trainer, "daemon": daemon})
+    for i in range(8):
+        steps.step(i)
+    with steps.client.lock:
+        steps.client.catch_up()
+"""
+
+
+def counted(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Waits of the host, copies to it, their bytes, and kernels, by process."""
+    return {file.name: struct.unpack("4Q", file.read_bytes()) for file in folder.iterdir()}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("model", "labels"), [("Squares", 0), ("Words", 1)])
+def test_steps_cost_the_same_and_the_trainer_waits_for_labels_alone(
+    model: str, labels: int, tmp_path: Path
+) -> None:
+    """By what the stand-in counts. The daemon copies records to its host, and no tensor."""
+    done = subprocess.run(
+        [sys.executable, "-c", STEADY, __file__, model, str(tmp_path)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "GRADD_SIM_COUNTS": str(tmp_path),
+        },
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
+    stop = [str(conftest.BINARY), "stop", "--dir", os.environ["GRADD_DIR"]]
+    subprocess.run(stop, check=True, timeout=60, capture_output=True)
+    assert not done.returncode, done.stderr[-3000:]
+    seen = [eval(line) for line in done.stdout.splitlines()]
+    trainers, daemons = ([s[who] for s in seen] for who in ("trainer", "daemon"))
+    first, second = map(_difference, trainers, trainers[1:])
+    assert first == second and first[0] <= labels * 8 and first[1] <= labels * 8
+    first, second = map(_difference, daemons, daemons[1:])
+    waits, copies, copied, kernels = first
+    assert first == second and waits > 0 and copied <= 64 * copies and kernels % 8 == 0
+
+
+def _difference(before: tuple[int, ...], after: tuple[int, ...]) -> list[int]:
+    return [b - a for a, b in zip(before, after, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "n_kills", "way"),
     [
@@ -145,6 +217,7 @@ def test_kills_at_any_moment_cost_no_bit(
     expected = [reference.step(i).item() for i in range(steps)]
     values = reference.values()
     del reference
+    before = _left()
     trainer = Trainer(optimizer)
     for i in range(3):
         assert trainer.step(i).item() == expected[i]
@@ -161,6 +234,21 @@ def test_kills_at_any_moment_cost_no_bit(
     assert [loss.item() for loss in losses] == expected[3:]
     assert all(map(torch.equal, trainer.values(), values))
     assert trainer.client.recoveries > 0
+    del trainer
+    until(lambda: not _left() - before, "descriptors, mappings or files are left")
+
+
+def _left() -> Counter[str]:
+    """What this process has open and mapped, and shared memory of all, when no client is there."""
+    gc.collect()
+    clients.close_all()
+    devices.of(torch.device(DEVICE)).driver.wait_for_ends()
+    found = Counter(os.listdir("/dev/shm"))
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the scan
+            found[re.sub(r"\d+", "", os.readlink(entry.path))] += 1
+    found["mapped"] = Path("/proc/self/maps").read_text().count("memfd:")
+    return found
 
 
 def test_a_trainer_that_waits_for_its_stream_is_helped(daemon: Any) -> None:

@@ -6,6 +6,7 @@ Whatever comes of the training in which a call fails, the next one is right.
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from gradd import ORTModule, errors
 from gradd.session import client as clients
-from helpers import emu_torch
+from helpers import ROOT, emu_torch
 from helpers.selection import drawn, every_run
 
 pytestmark = [
@@ -24,23 +25,55 @@ pytestmark = [
     pytest.mark.usefixtures("daemon"),
 ]
 
-_OF_THE_TRAINER = (
-    *("cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap"),
-    *("cuMemSetAccess", "cudaHostRegister", "cudaHostGetDevicePointer", "cudaStreamSynchronize"),
-    *("cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2"),
-)
-_OF_THE_DAEMON = (
-    *("cudaGetDeviceProperties", "cudaStreamCreateWithFlags", "cudaMalloc", "cudaMallocAsync"),
-    *("cudaMemset", "cudaMemsetAsync", "cudaMemcpyAsync", "cudaStreamSynchronize"),
-    *("cudaMemGetInfo", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap"),
-    *("cuMemSetAccess", "kernel"),
-)
+_OF_THE_TRAINER = {
+    "vmm": (
+        *("cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap"),
+        *("cuMemSetAccess", "cudaHostRegister", "cudaHostGetDevicePointer"),
+        *("cudaStreamSynchronize", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaSetDevice"),
+        *("cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2"),
+    ),
+    "handles": ("cudaMalloc", "cudaIpcGetMemHandle"),
+    "pinned": ("cudaHostRegister", "cudaHostGetDevicePointer", "cudaMemcpyAsync"),
+}
+_OF_THE_DAEMON = {
+    "vmm": (
+        *("cudaGetDeviceCount", "cudaGetDeviceProperties", "cudaSetDevice", "cudaMemGetInfo"),
+        *("cudaGetDriverEntryPointByVersion", "cudaStreamCreateWithFlags", "cudaMalloc"),
+        *("cudaMallocAsync", "cudaMemset", "cudaMemsetAsync", "cudaMemcpyAsync"),
+        *("cudaStreamSynchronize", "cuMemImportFromShareableHandle", "cuMemAddressReserve"),
+        *("cuMemMap", "cuMemSetAccess", "cudaHostRegister", "cudaHostGetDevicePointer", "kernel"),
+    ),
+    "handles": ("cudaIpcOpenMemHandle", "cuMemGetAddressRange_v2", "cudaIpcCloseMemHandle"),
+    "pinned": ("cudaHostRegister", "cudaHostGetDevicePointer"),
+}
 POINTS = [
-    (side, call, n)
-    for side, calls in (("trainer", _OF_THE_TRAINER), ("daemon", _OF_THE_DAEMON))
+    (side, way, call, n)
+    for side, ways in (("trainer", _OF_THE_TRAINER), ("daemon", _OF_THE_DAEMON))
+    for way, calls in ways.items()
     for call in calls
     for n in ("1", "2", "7")
 ]
+# A function, and what its body begins with.
+_CAN_FAIL = re.compile(
+    r"^(?:cudaError_t|CUresult) (\w+)\([^{}]*\{\n(?:    [^\n]*\n)*?"
+    r"    (?:SIM_CALL|DRIVER_CALL|const cudaError_t failing = sim_failing)\(",
+    re.MULTILINE,
+)
+# Calls that no training here makes.
+_ELSEWHERE = {
+    "cudaDeviceGetAttribute": "test_emu_attention.c",
+    "cudaDeviceSynchronize": "a process that ends memory, and what measures products",
+    "cudaEventCreate": "what measures products",
+    "cudaEventElapsedTime": "what measures products",
+    "cudaEventSynchronize": "what measures products",
+    "cudaEventCreateWithFlags": "test_comm.c",
+    "cudaEventQuery": "test_comm.c",
+    "cudaEventRecord": "test_comm.c",
+    "cudaStreamWaitEvent": "test_comm.c",
+    "cudaGetDevice": "its result is what the process has set",
+    "cudaIpcGetEventHandle": "events of other processes are not used",
+    "cudaIpcOpenEventHandle": "events of other processes are not used",
+}
 
 
 class Net(nn.Module):
@@ -78,16 +111,19 @@ def _losses(device: str) -> list[float]:
 
 @pytest.mark.parametrize("point", every_run(drawn(POINTS, 10), POINTS), ids="-".join)
 def test_a_call_that_fails_once(
-    point: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    point: tuple[str, str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side, call, n = point
+    side, way, call, n = point
     library = ctypes.CDLL(str(emu_torch.LIBRARY))
+    happened = tmp_path / "failed"
     expected = _losses("cpu")
+    if way != "vmm":
+        monkeypatch.setenv("GRADD_GPU_MEMORY", way)
     if side == "trainer":
         library.sim_fail(call.encode(), int(n))
     else:
         monkeypatch.setenv("GRADD_SIM_FAIL", f"{call}:{n}")
-        monkeypatch.setenv("GRADD_SIM_ONCE", str(tmp_path / "failed"))
+        monkeypatch.setenv("GRADD_SIM_ONCE", str(happened))
     failed = []
     for _ in range(3):
         try:
@@ -98,7 +134,16 @@ def test_a_call_that_fails_once(
         except RuntimeError as error:  # a call of torch's own
             assert side == "trainer" and "emu" in str(error), error
             failed.append(str(error))
+    reached = not library.sim_left() if side == "trainer" else happened.exists()
     library.sim_fail(b"", 0)
+    assert reached or n != "1"  # else the point is none
     assert len(failed) <= 1
     (client,) = (c for c in clients.clients() if c.memory.uuid)
     assert client.unreleased_runs() == []
+
+
+def test_every_call_of_the_stand_in_is_a_point() -> None:
+    sources = (ROOT / "tests/sim").glob("*.c")
+    calls = {call for source in sources for call in _CAN_FAIL.findall(source.read_text())}
+    tried = {call for _, _, call, _ in POINTS}
+    assert len(calls) > 30 and calls == (tried - {"kernel"}) | _ELSEWHERE.keys()

@@ -259,7 +259,10 @@ struct Allocator final : c10::Allocator {
         }
         if (!mapped && want > BLOCK / 2) return malloc_block(want);
         if (pool.left < want && mapped) map_more(pool, want);
-        if (pool.left < want) pool.next = malloc_block(pool.left = BLOCK);
+        if (pool.left < want) {
+            pool.next = malloc_block(BLOCK); // it may throw
+            pool.left = BLOCK;
+        }
         char *at = pool.next;
         pool.next += want;
         pool.left -= want;
