@@ -90,7 +90,7 @@ def test_higher_precision_is_for_what_differs_alone(daemon, monkeypatch) -> None
     made: list[tuple[Any, set[str]]] = []
     ran = Reference.run
 
-    def run_noted(self: Reference, data: Any, take: Any, dtype: Any = None, *more: Any) -> None:
+    def run_noted(self: Reference, data: Any, take: Any, exact: Any = None) -> None:
         names = set[str]()
 
         def noted(key: Any, value: Any) -> None:
@@ -98,28 +98,29 @@ def test_higher_precision_is_for_what_differs_alone(daemon, monkeypatch) -> None
                 names.add(key[1])
             take(key, value)
 
-        ran(self, data, noted, dtype, *more)
-        made.append((dtype, names))
+        ran(self, data, noted, exact)
+        made.append((exact, names))
 
     monkeypatch.setattr(Reference, "run", run_noted)
     spoil(monkeypatch, lambda g: g.mul_(1.1))
     with pytest.raises(SelfCheckError, match=r"the gradient of second\.weight by"):
         call(("parameters", torch.bfloat16))
-    exact = [names for dtype, names in made if dtype is torch.float32]
+    exact = [names for how, names in made if how is not None]
     assert exact and all(names == {"second.weight"} for names in exact)
 
 
 def test_higher_precision_takes_one_parameter_at_a_time(daemon, monkeypatch) -> None:
-    read = precise._Read.forward
+    real = precise.Precise.real
     made: list[weakref.ref[torch.Tensor]] = []
     most = 0
 
-    def counted(ctx: Any, leaf: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    def counted(self: precise.Precise, value: Any) -> Any:
         nonlocal most
-        assert leaf.untyped_storage().nbytes() == leaf.element_size()
-        values = read(ctx, leaf, parameter)
-        made.append(weakref.ref(values))
-        most = max(most, sum(m() is not None for m in made))
+        values = real(self, value)
+        if values is not value:
+            assert value.untyped_storage().nbytes() == value.element_size()
+            made.append(weakref.ref(values))
+            most = max(most, sum(m() is not None for m in made))
         return values
 
     spoil_all = run.Run.backward
@@ -127,9 +128,9 @@ def test_higher_precision_takes_one_parameter_at_a_time(daemon, monkeypatch) -> 
     def spoiled(self: run.Run, grad_outputs: Any, keep: bool, *more: Any) -> list:
         return [g.mul_(1.2) for g in spoil_all(self, grad_outputs, keep, *more)]
 
-    monkeypatch.setattr(precise._Read, "forward", staticmethod(counted))
     monkeypatch.setattr(run.Run, "backward", spoiled)
     net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9))).to(torch.bfloat16)
+    monkeypatch.setattr(precise.Precise, "real", counted)
     with pytest.raises(SelfCheckError):
         ORTModule(net, strict=True)(torch.randn(4, 8).bfloat16()).sum().backward()
     assert 1 <= most <= 6  # of 18
@@ -138,11 +139,20 @@ def test_higher_precision_takes_one_parameter_at_a_time(daemon, monkeypatch) -> 
 def test_gradients_of_all_uses_are_summed_in_higher_precision() -> None:
     """In bf16 the sum would be 1: each of the small terms is rounded away."""
     exact = precise.Precise(torch.float32)
-    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-    leaf = exact.leaf(parameter, True)
-    with torch.autograd.graph.saved_tensors_hooks(exact.pack, exact.unpack):
-        total = exact.convert(leaf) * torch.ones(2)
+    leaf = exact.stand_in(torch.ones(2, dtype=torch.bfloat16), True)
+    with exact:
+        total = leaf * torch.ones(2)
         for _ in range(4):
-            total = total + exact.convert(leaf) * 2.0**-10
-    total.sum().backward()
+            total = total + leaf.view(2) * 2.0**-10
+        total.sum().backward()
+    assert torch.equal(total, torch.full((2,), 1 + 4 * 2.0**-10))
     assert torch.equal(leaf.grad, torch.full((2,), 1 + 4 * 2.0**-10))
+
+
+def test_conversions_and_writes_in_higher_precision() -> None:
+    exact = precise.Precise(torch.float64)
+    leaf, third = exact.stand_in(torch.ones(2), False), torch.tensor(1.0, dtype=torch.float64) / 3
+    with exact:
+        assert torch.equal(leaf.t().bfloat16() * third, third.expand(2)), "nothing is rounded"
+        with pytest.raises(TypeError, match="writes a parameter"):
+            leaf.add_(1)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
-from gradd.check import other_data, selfcheck
+from gradd.check import cut, selfcheck
 from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
 
@@ -91,13 +91,13 @@ def test_an_error_shows_in_a_piece(small_limit, monkeypatch) -> None:
 
 def test_a_piece_has_labels(small_limit, monkeypatch) -> None:
     """Of positions without labels nothing could be learned."""
-    parts, piece = [], other_data.piece
+    parts, piece = [], cut.piece
 
     def pieces(fits, data, start=0):
         parts.extend(piece(fits, data, start + i) for i in range(4))
         return parts[-4]
 
-    monkeypatch.setattr(other_data, "piece", pieces)
+    monkeypatch.setattr(cut, "piece", pieces)
     ORTModule(Tagger(), strict=True)(*batch()).backward()
     assert len(parts) >= 4
     for part in parts:
@@ -139,10 +139,3 @@ def test_buffers_and_what_rows_share_are_no_part_of_a_batch(small_limit, monkeyp
     model(*batch(), torch.arange(512)[None]).backward()
     assert compared == [([(1, 256), (2, 256), (2, 256), (16,)], True)]
     assert model.gradd_stats()["self_checks_on_few_rows"] == 1
-
-
-def test_other_data_leave_buffers_in_their_order() -> None:
-    ids, buffer = torch.arange(8.0)[:, None], torch.arange(8.0)
-    for other in other_data.others(other_data.Data([ids, buffer], fixed=frozenset({1}))):
-        torch.testing.assert_close(other.leaves[1], buffer, rtol=0.01, atol=0)
-        assert other.leaves[0].round().unique().numel() < 8

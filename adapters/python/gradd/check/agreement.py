@@ -4,15 +4,22 @@ Values are compared one by one as they arrive, so that a whole set of gradients 
 twice. Equal NaNs are equal, and so are equal infinities. f32 results are judged by their largest
 difference, results computed in bf16 or f16 by the length of the difference, whole numbers by the
 number of elements that differ.
+
+What exceeds a bound is compared with the exact value, and may be off as far as roundings go: an
+element by some times what PyTorch's own result is off there, and the results of draws that are a
+rounding off. A ReLU unit whose input is within rounding of zero is excused by these, its neighbour
+is not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+from gradd.check.precise import STEP
 
 OUTPUT, BUFFER, GRADIENT, INPUT = "output", "buffer", "the gradient of", "the gradient of input"
 Key = tuple[str, str]  # one of the kinds above, and a name or number
@@ -22,18 +29,14 @@ _VALUE = 1e-5  # of an output's or a buffer's largest entry
 _OWN = 1e-4  # of a gradient's own largest entry
 _FLOOR = 1e-4  # of the largest of all gradients: no bound is relative to less
 _VANISHES = 1e-6  # of the largest of all: smaller values are left over by terms that cancel
-_WORSE = {0: 10, 16: 4, 10: 4}  # times PyTorch's own error, by codes of element types; 0 = f32
-_ROUNDING = {16: 2.0**-8, 10: 2.0**-11}  # one step between bf16 and f16 numbers, relative
+_WORSE = 4  # times the effect of roundings
+_INEXACT = 9  # roundings of a half, if PyTorch's own result stands in for the exact one
 _COUNTED = 0.02  # of whole numbers, such as positions of a maximum, that a half turns over
-_INSIDE = 100  # times the effect of rounding whole operators: they round inside as well
-_NOTHING = 1e-3  # of the effect of roundings on a value: an exact one that small is zero
-_WORST = 64  # entries of a value that differs which are remembered
-_INFORMATIVE = 0.01  # of its size: a value that nearly vanishes says nothing
 _CHUNK = 1 << 17  # entries: some temporaries of 8 bytes for each
+_SAMPLE = 1 << 13  # entries that show how much is usual
 
 
-@dataclass(frozen=True)
-class Distance:
+class Distance(NamedTuple):
     """What lies between two tensors a and b: size of the difference, and of the finite part of b.
 
     Attributes:
@@ -50,18 +53,20 @@ class Distance:
 def distance(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Distance:
     """Compares two tensors of one shape, in pieces that need little memory."""
     off = size = 0.0
-    finite = False
-    join = math.hypot if half else max
+    finite, real = False, is_real(a, b)
     for x, y in _pieces(a, b):
         finite = finite or bool(y.isfinite().any())
-        d, y = difference(x, y), y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double()
-        if not is_real(a, b):
-            off, size = off + float(d.sum()), size + d.numel()
-            continue
-        off, size = (
-            join(v, float(t.norm() if half else t.abs().max())) for v, t in ((off, d), (size, y))
-        )
+        off = _join(off, difference(x, y), half, real)
+        y = y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double().abs()
+        size = _join(size, y if real else torch.ones_like(y), half, real)
     return Distance(off, size, finite)
+
+
+def _join(length: float, more: torch.Tensor, half: int, real: bool) -> float:
+    """The length of a vector with more entries, none of them negative."""
+    if not real:
+        return length + float(more.sum())
+    return math.hypot(length, float(more.norm())) if half else max(length, float(more.max()))
 
 
 def is_real(*tensors: torch.Tensor) -> bool:
@@ -84,68 +89,28 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return d.masked_fill_(same, 0.0).nan_to_num_(nan=math.inf, posinf=math.inf)
 
 
-def _in_range(ours: torch.Tensor, other: torch.Tensor, exact: torch.Tensor) -> list[torch.Tensor]:
-    """All three, with zeros wherever a result has left the range of its type, as PyTorch's has.
-
-    What an overflow gives, an infinity of either sign or NaN, is up to the order of additions, and
-    so is where it comes: in a value that leaves the range in PyTorch, ours may do so elsewhere.
-    """
-    lost = ~other.isfinite() & exact.isfinite()
-    if not lost.any():
-        return [ours, other, exact]
-    lost |= ~ours.isfinite() & exact.isfinite()
-    return [t.masked_fill(lost, 0) for t in (ours, other, exact)]
-
-
-@dataclass
-class Finding:
-    """One value that differs.
-
-    Attributes:
-        key: Which.
-        text: Its error, in words.
-        distance: By how much; None where one side has no such value, which needs no other data.
-        at: Positions of the entries that are furthest off.
-        share: How far these are off, relative to the larger of both values.
-        excused: PyTorch is as far off, on these data.
-    """
-
-    key: Key
-    text: str
-    distance: Distance | None = None
-    at: torch.Tensor | None = None
-    share: torch.Tensor | None = None
-    excused: bool = False
-
-
 class Tally:
-    """Collects how far the values of one run in PyTorch are from ours.
+    """How far the values of one run in PyTorch are from ours.
 
     Attributes:
-        distances: By value.
-        kept: PyTorch's values where they differ, or some of those; nothing of a run in higher
-            precision for 16-bit floats.
-        noise: The effect of roundings to f32 on a value, where it is known.
-    """
-
-    def __init__(
-        self, ours: Values, half: int, before: Tally | None = None, slack: float = 1.0
-    ) -> None:
-        """Args:
         ours: The daemon's values.
         half: Code of the 16-bit float whose rounding they carry; 0 = none.
-        before: PyTorch's own values, where this run is one in higher precision, of some of them.
+        distances: By value.
+        kept: PyTorch's values where they differ, or some of those.
+        missing: Where one side has no such value, or another shape, in words.
+    """
+
+    def __init__(self, ours: Values, half: int, slack: float = 1.0) -> None:
+        """Args:
+        ours: The daemon's values.
+        half: Code of the 16-bit float.
         slack: Times all bounds.
         """
         self.ours, self.half = ours, half
         self.distances: dict[Key, Distance] = {}
         self.kept: dict[Key, torch.Tensor | None] = {}
-        self.noise: dict[Key, float] = {}
+        self.missing: dict[Key, str] = {}
         self._slack = slack
-        self._own: dict[Key, float] = {}  # PyTorch's own error
-        self._before = before
-        self._worst: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._missing: list[Finding] = []
 
     def add(self, key: Key, theirs: torch.Tensor | None) -> None:
         """One value of PyTorch's; None for a gradient that there is not."""
@@ -153,38 +118,22 @@ class Tally:
         if ours is None or theirs is None:
             if any(x is not None and x.numel() for x in (ours, theirs)):
                 side = "the daemon" if ours is None else "PyTorch"
-                self._misses(key, theirs, f"{side} has no gradient for {key[1]}")
-            return
-        theirs = theirs.detach()
-        if ours.shape != theirs.shape:
+                self.kept[key], self.missing[key] = theirs, f"{side} has no gradient for {key[1]}"
+        elif ours.shape != theirs.shape:
             shapes = f"{list(ours.shape)}, in PyTorch {list(theirs.shape)}"
-            self._misses(key, theirs, f"{key[0]} {key[1]} has shape {shapes}")
-            return
-        other = self._before.kept.get(key) if self._before else None
-        if other is not None and other.shape == theirs.shape:
-            if is_real(ours, other, theirs):
-                ours, other, theirs = _in_range(ours, other, theirs)
-            self._own[key] = distance(other, theirs, self.half).off
-        self.distances[key] = found = distance(ours, theirs, self.half)
-        if not self._is_good(key, found, 0.0):
-            if not (self._before and self.half):
-                self.kept[key] = theirs
-            self._worst[key] = _worst(ours, theirs)
+            self.kept[key], self.missing[key] = theirs, f"{key[0]} {key[1]} has shape {shapes}"
+        else:
+            found = self.distances[key] = distance(ours, theirs, self.half)
+            if found.off > self._slack * self.bound(key, found, 0.0, _INEXACT):
+                self.kept[key] = theirs.detach()
 
-    def _misses(self, key: Key, theirs: torch.Tensor | None, text: str) -> None:
-        self.kept[key] = theirs
-        self._missing.append(Finding(key, text))
-
-    def findings(self) -> list[Finding]:
-        """The values that differ by more than their bounds."""
-        found = list(self._missing)
-        for key in self._worst:
-            one, largest = self.distances[key], self._largest(key)
-            if not self._is_good(key, one, largest):
-                text = f"{key[0]} {key[1]} by {one.off:.3g} (of {one.size:.3g}"
-                own = f", PyTorch's own error {self._own[key]:.3g}" if key in self._own else ""
-                of_all = f", of all gradients {largest:.3g}" if largest else ""
-                found.append(Finding(key, f"{text}{of_all}{own})", one, *self._worst[key]))
+    def differing(self) -> dict[Key, str]:
+        """The values that differ by more than their bounds, in words."""
+        found = dict(self.missing)
+        for key in self.kept.keys() - self.missing.keys():
+            one, largest = self.distances[key], self.largest(key)
+            if one.off > self._slack * self.bound(key, one, largest, _INEXACT):
+                found[key] = sentence(key, one, largest)
         return found
 
     def zeros(self) -> set[Key]:
@@ -200,56 +149,84 @@ class Tally:
             not gradients and any(a.finite for a in self.distances.values())
         )
 
-    def _largest(self, key: Key) -> float:
+    def largest(self, key: Key) -> float:
         """Size of the largest gradient of its kind."""
         if key[0] not in (GRADIENT, INPUT):
             return 0.0
-        known = {**(self._before.distances if self._before else {}), **self.distances}
-        return max(a.size for k, a in known.items() if k[0] == key[0])
+        return max(a.size for k, a in self.distances.items() if k[0] == key[0])
 
-    def _bound(self, key: Key, found: Distance, largest: float) -> float:
-        own = self._own.get(key, 0.0)
-        excused = _WORSE[self.half] * own if math.isfinite(own) else 0.0
+    def bound(self, key: Key, found: Distance, largest: float, roundings: int = 1) -> float:
+        """The most that a value may be off.
+
+        Args:
+            key: The value.
+            found: Its size.
+            largest: That of the largest of all gradients.
+            roundings: Of a half that it carries.
+        """
         if not is_real(self.ours[key]):  # type: ignore[arg-type]
-            return excused + (_COUNTED * found.size if self.half else 0.0)
+            return _COUNTED * found.size if self.half else 0.0
         scale = max(found.size, _FLOOR * largest)
         if self.half:
-            # Without anything exact PyTorch's own result stands in for it, a few roundings off.
-            step = _ROUNDING[self.half] * scale
-            return step + (excused if key in self._own else _WORSE[self.half] * 2 * step)
-        noise = self.noise.get(key, 0.0)
-        if found.size <= _NOTHING * noise:
-            excused = max(excused, _INSIDE * noise)
+            return roundings * STEP[self.half] * scale
         if key[0] in (GRADIENT, INPUT):
             vanishes = _VANISHES * largest
-            return max(_OWN * scale, vanishes if found.size <= vanishes else 0.0, excused)
-        return max(_VALUE * scale, 1e-12, excused)
-
-    def _is_good(self, key: Key, found: Distance, largest: float) -> bool:
-        return found.off <= self._slack * self._bound(key, found, largest)
-
-    def would_show(self, finding: Finding) -> bool:
-        """Whether these data would show an error like that of other data."""
-        ours, now = self.ours.get(finding.key), self.distances.get(finding.key)
-        if ours is None or now is None or not now.finite or finding.distance is None:
-            return False
-        if not is_real(ours) or finding.at is None or finding.share is None:
-            return True
-        expected = finding.share * ours.detach().reshape(-1)[finding.at].abs().double()
-        shows = float(expected.norm() if self.half else expected.max())
-        bound = self._bound(finding.key, now, self._largest(finding.key))
-        return now.size >= _INFORMATIVE * finding.distance.size and shows > 2 * bound
+            return max(_OWN * scale, vanishes if found.size <= vanishes else 0.0)
+        return max(_VALUE * scale, 1e-12)
 
 
-def _worst(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The entries of two values that are furthest apart, and their distance over the larger one."""
-    found, start = [], 0
-    for a, b in _pieces(ours, theirs):
-        top, at = difference(a, b).topk(min(_WORST, a.numel()))
-        found.append((top, at + start))
-        start += a.numel()
-    tops, at = (torch.cat(list(x)) for x in zip(*found, strict=True))
-    top, which = tops.topk(min(_WORST, tops.numel()))
-    at = at[which]
-    a, b = (t.detach().reshape(-1)[at].abs().double() for t in (ours, theirs))
-    return at, (top / torch.maximum(a, b)).nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0)
+def sentence(key: Key, one: Distance, largest: float, rounding: float | None = None) -> str:
+    """A difference, in words."""
+    of_all = f", of all gradients {largest:.3g}" if largest else ""
+    text = f", roundings move it by {rounding:.3g}" if rounding is not None else ""
+    return f"{key[0]} {key[1]} by {one.off:.3g} (of {one.size:.3g}{of_all}{text})"
+
+
+class Exact:
+    """The exact values of what differs, and how far roundings move them.
+
+    Attributes:
+        differing: What differs by more than that, in words.
+    """
+
+    def __init__(self, tally: Tally, differing: Mapping[Key, str]) -> None:
+        self.differing = dict(differing)
+        self._tally = tally
+        self._known: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}  # values, effect of rounding
+
+    def take(self, key: Key, exact: torch.Tensor | None) -> None:
+        """The exact value; PyTorch's own is one sample of what roundings do."""
+        ours, theirs = self._tally.ours.get(key), self._tally.kept.get(key)
+        if key not in self.differing or ours is None or theirs is None or exact is None:
+            return
+        if ours.shape == exact.shape:
+            noise = torch.zeros(exact.shape, device=exact.device)
+            self._known[key] = exact.detach(), noise
+            self.draw(key, theirs)
+
+    def draw(self, key: Key, shaken: torch.Tensor | None) -> None:
+        """The same with other roundings."""
+        if key not in self.differing or key not in self._known or shaken is None:
+            return
+        exact, noise = self._known[key]
+        for n, x, y in _pieces(noise, shaken, exact):
+            torch.maximum(n, difference(x, y).to(n.dtype), out=n)
+        if self._is_rounding(key, exact, noise):
+            del self.differing[key], self._known[key], self._tally.kept[key]
+
+    def _is_rounding(self, key: Key, exact: torch.Tensor, noise: torch.Tensor) -> bool:
+        tally = self._tally
+        ours: torch.Tensor = tally.ours[key]  # type: ignore[assignment]
+        # What an overflow gives, an infinity of either sign or NaN, and where it comes, is up to the
+        # order of additions.
+        if bool((lost := noise.isinf()).any()):
+            lost |= ~ours.isfinite() & exact.isfinite()
+            ours, exact, noise = (t.masked_fill(lost, 0) for t in (ours, exact, noise))
+        half, real, largest = tally.half, is_real(ours), tally.largest(key)
+        one, off = distance(ours, exact, half), 0.0
+        usual = noise.reshape(-1)[:: max(1, noise.numel() // _SAMPLE)].median()
+        for o, e, n in _pieces(ours, exact, noise):
+            more = difference(o, e) - _WORSE * (n + usual)
+            off = _join(off, more.clamp_(min=0.0), half, real)
+        self.differing[key] = sentence(key, one, largest, float(noise.max()))
+        return off <= tally.bound(key, one, largest)

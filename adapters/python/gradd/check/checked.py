@@ -9,7 +9,7 @@ import torch
 
 from gradd.calls.call import Call
 from gradd.calls.graph import Graph
-from gradd.check.other_data import Data
+from gradd.check.cut import Data
 
 
 class Forward(Protocol):

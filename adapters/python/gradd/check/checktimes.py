@@ -32,25 +32,32 @@ class Kind:
     Attributes:
         calls: So far.
         due: Number of the call that is to be checked next.
-        done: The check of the first call has passed, and it had something to compare.
+        done: A check has had something to compare; later ones wait for their share of the time.
         seconds: Expected duration of a later check.
         rows: Such a check may work on fewer rows.
         failed: Why it differs from PyTorch, by the sizes of the arguments.
         passed: Sizes that were checked after others had failed.
         empty: Checks in a row that had nothing to compare.
-        zeros: Parameters whose gradient was zero in all checks, and how many checks that were.
+        zeros: Parameters whose gradient was zero in all checks; None = there was none.
+        looks: Checks that have looked for another value of these.
     """
 
     calls: int = 0
     due: float = 1
     done: bool = False
-    waits: bool = False
     seconds: float = 0.0
     rows: bool = True
     failed: dict[Hashable, str] = field(default_factory=dict)
     passed: set[Hashable] = field(default_factory=set)
     empty: int = 0
-    zeros: tuple[frozenset, int] | None = None
+    zeros: set | None = None
+    looks: int = 0
+
+    def is_due(self, call: int, last: float) -> bool:
+        """Whether to check this call, or to report an error, if the last check ended then."""
+        if self.failed or not self.done:
+            return bool(self.failed) or call >= self.due
+        return call >= self.due and clock() - last >= self.seconds / SHARE
 
     def failure(self, sizes: Hashable) -> str | None:
         """Why a call of these sizes runs in PyTorch, if it does."""
@@ -64,13 +71,18 @@ class Kind:
             self.passed.add(sizes)
         self.empty = 0 if says_something else self.empty + 1
         self.done = self.done or says_something or self.empty >= _SAYS_NOTHING
-        before, checks = self.zeros or (zeros, 0)
-        self.zeros = frozenset(before) & frozenset(zeros), checks + 1
+        self.zeros = set(zeros) if self.zeros is None else self.zeros & set(zeros)
+        self.looks += 1
 
-    @property
-    def hides(self) -> bool:
-        """Whether gradients that were zero so far are worth another check."""
-        return self.zeros is not None and bool(self.zeros[0]) and self.zeros[1] <= _ZEROS
+    def plan(self, seconds: float, mode: str) -> None:
+        """A check has ended, and the next one is expected to take `seconds`."""
+        self.seconds = seconds
+        if not self.done or mode != FIRST and self.zeros and self.looks <= _ZEROS:
+            self.due = self.calls + 1
+        elif mode == FIRST:
+            self.due = math.inf
+        else:
+            self.due = 2 if self.calls < 2 else 10 ** (math.floor(math.log10(self.calls)) + 1)
 
 
 class Times:
@@ -80,37 +92,19 @@ class Times:
         self.mode = mode
         self.last = clock()  # end of the last check
 
-    # Piece._is_checked() asks the same of a kind, without a call.
     def due(self, kinds: dict[Hashable, Kind], key: Hashable) -> tuple[Kind, bool]:
         """Counts a call; its kind, and whether to check something or to report an error."""
         kind = kinds.get(key)
         if kind is None:
-            kind = self._new(kinds, key)
+            if len(kinds) >= _KEPT:
+                kinds.clear()
+            kind = kinds[key] = Kind()
+            if len(kinds) > _AT_ONCE:
+                kind.done, kind.seconds = True, max(k.seconds for k in kinds.values())
         kind.calls += 1
-        if kind.calls < kind.due and not kind.failed:
-            return kind, False
-        if kind.failed or not (kind.done or kind.waits):
-            return kind, True
-        return kind, clock() - self.last >= kind.seconds / SHARE
-
-    def _new(self, kinds: dict[Hashable, Kind], key: Hashable) -> Kind:
-        if len(kinds) >= _KEPT:
-            kinds.clear()
-        kind = kinds[key] = Kind()
-        if len(kinds) > _AT_ONCE:
-            kind.waits = True
-            kind.seconds = max(k.seconds for k in kinds.values())
-        return kind
+        return kind, kind.is_due(kind.calls, self.last)
 
     def over(self, kind: Kind, seconds: float) -> None:
         """A check has ended, and the next one is expected to take `seconds`."""
         self.last = clock()
-        kind.seconds = seconds
-        if not kind.done:
-            kind.due = kind.calls + 1
-        elif self.mode == FIRST:
-            kind.due = math.inf
-        elif kind.hides:
-            kind.due = kind.calls + 1
-        else:
-            kind.due = 2 if kind.calls < 2 else 10 ** (math.floor(math.log10(kind.calls)) + 1)
+        kind.plan(seconds, self.mode)

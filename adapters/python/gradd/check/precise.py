@@ -1,15 +1,15 @@
-"""PyTorch in higher precision without a second set of parameters, and the effect of f32 rounding.
+"""PyTorch in higher precision without a second set of parameters, and the effect of rounding.
 
-A parameter that a graph reads is converted for that one operation; the tensors that autograd saves
-of it are remembered by name and converted again in the backward. Of a large model only a few
-parameters exist in the higher precision at a time. The leaf of autograd is a stand-in that occupies
-one element: its gradient is summed in the higher precision.
+A leaf of autograd that stands in for a parameter has its shape, a gradient in the higher precision,
+and memory for one element. Below autograd, an operation that reads it, or a view of it, gets the
+parameter's values, converted for that one operation; so it does in the backward. Of a large model
+only a few parameters exist in the higher precision at a time.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,105 +17,94 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradd import private
 
-_ROUNDING = 2.0**-24  # of f32, relative
+STEP = {0: 2.0**-23, 16: 2.0**-8, 10: 2.0**-11}  # between numbers, relative, by codes; 0 = f32
+_PERIOD = 8191  # of drawn numbers
+_REAL = "gradd_values"  # of what stands in for a parameter, or of its views
+_CONVERTS = torch.ops.aten._to_copy.default
 
 
-class _Read(torch.autograd.Function):
-    """The values of a parameter, in the precision of the leaf that stands in for it."""
+class Precise(TorchDispatchMode):
+    """In this context operations are computed in one precision, and may be a rounding off.
 
-    @staticmethod
-    def forward(_ctx: Any, leaf: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        return parameter.to(leaf.dtype)
-
-    @staticmethod
-    def backward(_ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        return grad, None
-
-
-class Precise:
-    """Reads parameters in a higher precision.
-
-    The methods `pack` and `unpack` are for saved_tensors_hooks.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._parameters: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id of the leaf
-        self._made: dict[int, tuple[weakref.ref, torch.Tensor]] = {}  # by address
-
-    def leaf(self, parameter: torch.Tensor, wants: bool) -> torch.nn.Parameter:
-        """A leaf of the parameter's shape, to be given to `convert` wherever it is read.
-
-        Args:
-            parameter: Floats of another precision.
-            wants: Whether it gets a gradient.
-        """
-        one = torch.zeros((), dtype=self._dtype, device=parameter.device)
-        leaf = torch.nn.Parameter(one.expand(parameter.shape), wants)
-        vars(leaf).update(vars(parameter))  # attributes that a script has written there
-        self._parameters[id(leaf)] = leaf, parameter.detach()
-        return leaf
-
-    def differs(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has another precision."""
-        return tensor.is_floating_point() and tensor.dtype != self._dtype
-
-    def convert(self, value: Any) -> Any:
-        """An operand of an operation, or a result of the graph."""
-        found = self._parameters.get(id(value))
-        if found is None:
-            return value
-        made = _Read.apply(*found)
-        where = made.untyped_storage().data_ptr()
-        # The entry must go before the address can be another tensor's.
-        self._made[where] = (weakref.ref(made, lambda _: self._made.pop(where, None)), found[1])
-        return made
-
-    def pack(self, tensor: torch.Tensor) -> Any:
-        """The part to keep of a tensor that a backward needs."""
-        found = self._made.get(tensor.untyped_storage().data_ptr())
-        if found is None or found[0]() is None or tensor.dtype != self._dtype:
-            return tensor.detach()
-        return found[1], tensor.shape, tensor.stride(), tensor.storage_offset()
-
-    def unpack(self, kept: Any) -> torch.Tensor:
-        """The tensor again."""
-        if isinstance(kept, torch.Tensor):
-            return kept
-        parameter, *place = kept
-        return parameter.to(self._dtype).as_strided(*place)
-
-
-class Shaken(TorchDispatchMode):
-    """Inside this context the results of operators on float64 are a rounding of f32 off.
-
-    PyTorch's own f32 result is one sample of what roundings do, and may be exact by luck. Views and
-    what is written in place stay as they are: what they show was shaken when it was made. So do
-    conversions, which are exact.
+    PyTorch's own result is one sample of what roundings do, and may be exact by luck. Here results,
+    and the parameters that are read, are off by a drawn part of a rounding; conversions, which are
+    exact, are not, nor is what is written in place.
     (Stochastic arithmetic; Vignes, "A stochastic arithmetic for reliable scientific computation",
     1993.)
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, dtype: torch.dtype | None, half: int = 0, draw: int | None = None) -> None:
+        """Args:
+        dtype: The precision; None = that of every operand.
+        half: Code of the element type whose roundings are drawn; 0 = f32.
+        draw: Number of the draw; None = nothing is off. Two in a row are opposite to each other,
+            and the next two four times as far off in f32, where long sums are many roundings off.
+        """
         super().__init__()
-        self._generator = torch.Generator("cpu").manual_seed(seed)
+        self._dtype = dtype
+        self._paused = False
+        pair, second = divmod(draw or 0, 2)
+        self._drawn = None if draw is None else torch.Generator("cpu").manual_seed(pair)
+        self._rounding = STEP[half] / (2 if second else -2) * (1 if half else 4**pair)
+
+    def stand_in(self, parameter: torch.Tensor, wants: bool) -> torch.nn.Parameter:
+        """A leaf to be read in place of a parameter of floats, with a gradient if it wants one."""
+        one = torch.zeros((), dtype=self._dtype or parameter.dtype, device=parameter.device)
+        leaf = torch.nn.Parameter(one.expand(parameter.shape), wants)
+        setattr(leaf, _REAL, parameter.detach())
+        return leaf
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, operations are what they are elsewhere."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def real(self, value: Any) -> Any:
+        """What an operation reads of its operand."""
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        values = getattr(value, _REAL, None)
+        if values is None:
+            return value.to(self._dtype or value.dtype)
+        return self._shaken(values.to(value.dtype, copy=self._drawn is not None))
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        results = func(*args, **(kwargs or {}))
-        exact = func is torch.ops.aten._to_copy.default
-        if not exact and all(r.alias_info is None for r in private.schema(func).returns):
-            for value in private.pytree.tree_leaves(results):
-                if isinstance(value, torch.Tensor) and value.dtype is torch.float64:
-                    self._shake(value)
+        kwargs = dict(kwargs or {})
+        if self._paused:
+            return func(*args, **kwargs)
+        schema, pytree = private.schema(func), private.pytree
+        aliases = [a.alias_info for a in schema.arguments]
+        operands = tuple(
+            x if alias is not None else pytree.tree_map(self.real, x)
+            for x, alias in zip(args, aliases, strict=False)
+        )
+        if func is _CONVERTS and (to := kwargs.get("dtype")) is not None and to.is_floating_point:
+            kwargs["dtype"] = self._dtype or to
+        parameter = getattr(args[0], _REAL, None) if args else None
+        if parameter is not None and aliases[0] is not None and aliases[0].is_write:
+            raise TypeError(f"{func} writes a parameter")
+        results = func(*operands, **kwargs)
+        if all(r.alias_info is None for r in schema.returns):
+            return results if func is _CONVERTS else pytree.tree_map(self._shaken, results)
+        if parameter is not None:
+            views = func(parameter, *operands[1:], **kwargs)
+            for view, real in zip(*map(pytree.tree_leaves, (results, views)), strict=True):
+                setattr(view, _REAL, real)
         return results
 
-    def _shake(self, value: torch.Tensor) -> None:
+    def _shaken(self, value: Any) -> Any:
         """Every number by its own rounding, and all by a common one: sums average the former."""
-        own = self._drawn(value.shape).to(value.device)
-        common = float(self._drawn(()) < 0.5)
-        value.mul_(1.0 + (2.0 * (own + common) - 2.0) * _ROUNDING)
-
-    def _drawn(self, shape: Sequence[int]) -> torch.Tensor:
-        return torch.rand(shape, generator=self._generator, dtype=torch.float64, device="cpu")
+        if self._drawn is None or not isinstance(value, torch.Tensor):
+            return value
+        if value.is_floating_point():
+            own = 2 * torch.rand(_PERIOD + 1, generator=self._drawn, dtype=torch.float64) - 1
+            factors = (1 + self._rounding * (own[1:] + own[0].sign())).to(value.device)
+            for part in value.as_strided((value.numel(),), (1,)).split(_PERIOD):
+                part.mul_(factors[: part.numel()])
+        return value

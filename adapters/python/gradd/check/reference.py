@@ -7,16 +7,15 @@ value is passed on as soon as it exists and is then dropped: gradients come one 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
-from gradd.check.other_data import Data
-from gradd.check.precise import Precise, Shaken
-from gradd.check.without_randomness import Quiet
+from gradd.check.cut import Data
+from gradd.check.precise import Precise
+from gradd.check.without_randomness import quiet
 
 if TYPE_CHECKING:
     from gradd.check.checked import Checked, Forward
@@ -26,8 +25,7 @@ Take = Callable[[Key, torch.Tensor | None], None]
 Wanted = dict[int, tuple[torch.Tensor, Key]]  # leaves by id, with their names
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """The computation of both sides.
 
     Attributes:
@@ -62,50 +60,40 @@ class Reference:
         self.piece, self.task = piece, task
         self.only: Collection[Key] | None = None
 
-    def run(
-        self, data: Data, take: Take, dtype: torch.dtype | None = None, shaken: int | None = None
-    ) -> None:
+    def run(self, data: Data, take: Take, precise: Precise | None = None) -> None:
         """Dynamo's graph; hands every output, buffer and gradient to `take`, or None for it.
 
         Args:
             data: The free inputs.
             take: Gets the values.
-            dtype: A higher precision, in which everything is computed.
-            shaken: Seed of results that are a rounding of f32 off.
+            precise: How the graph is computed (default: as the user does).
 
         Raises:
             Exception: Any exception of the graph.
         """
         args, wanted = self.piece.arguments(data.leaves), Wanted()
-        versions = {}
-        precise = Precise(dtype) if dtype else None
+        before = {}
         with torch.inference_mode(False), torch.no_grad():
             for given in self.piece.inputs_:
                 tensor = args[given.position]
                 shared = given.bound and isinstance(tensor, torch.nn.Parameter)
-                if shared and precise and precise.differs(tensor):
-                    own = precise.leaf(tensor, self._wants(tensor))
-                else:
-                    own = self.stand_in(tensor, tensor, shared, dtype)
-                args[given.position] = own
-                if not shared:
-                    versions[given.position] = own._version
+                own = args[given.position] = self.stand_in(tensor, tensor, shared, precise)
+                before[given.name] = own._version
                 key = GRADIENT if given.bound else INPUT, given.name
                 if own.requires_grad and (self.only is None or key in self.only):
                     wanted[id(own)] = own, key
-        with self._quiet(precise), contextlib.nullcontext() if shaken is None else Shaken(shaken):
-            results = self.piece.in_torch(args, precise and precise.convert)
-            outputs = dict(enumerate(map(precise.convert, results) if precise else results))
-            del results
-            for i in self.task.outputs:
-                take((OUTPUT, str(i)), outputs[i])
+
+        def read(key: Key, value: torch.Tensor | None) -> None:
+            with precise.paused() if precise else contextlib.nullcontext():
+                take(key, precise.real(value) if precise else value)
+
+        with precise or contextlib.nullcontext(), self._quiet():
+            self._hand_over(list(self.piece.in_torch(args)), wanted, read)
             changed = {entry.name for entry in self.piece.graph.changed_entries}
             for given in self.piece.inputs_:
                 own = args[given.position]
-                version = versions.get(given.position)
-                if given.name in changed or version not in (None, own._version):
-                    take((BUFFER, given.name), own)
-            self._backward(outputs, wanted, take)
+                if given.name in changed or own._version != before[given.name]:
+                    read((BUFFER, given.name), own)
 
     def run_forward(self, own: Forward, data: Data, take: Take) -> bool:
         """The user's forward in place of the graph; False = it cannot be compared.
@@ -118,46 +106,44 @@ class Reference:
         wanted = Wanted()
         args = self.piece.arguments(None)
         for given in self.piece.inputs_:
-            stand = stands.get(id(args[given.position]))
-            if stand is None and (
-                args[given.position].requires_grad or data.parts and not given.bound
-            ):
+            tensor = args[given.position]
+            stand = stands.get(id(tensor))
+            if stand is None and (tensor.requires_grad or data.parts and not given.bound):
                 return False
             if stand is not None and stand.requires_grad:
                 wanted[id(stand)] = stand, (GRADIENT if given.bound else INPUT, given.name)
-        del args
+        del args, tensor
         versions = [s._version for s in stands.values()]
-        with self._quiet(None):
+        with self._quiet():
             results = own(stands)
             if results is None or _others_reached(results, own.parameters):
                 return False
             if versions != [s._version for s in stands.values()]:
                 return False  # it writes
-            outputs = dict(enumerate(results))
-            del results
-            for i in self.task.outputs:
-                take((OUTPUT, str(i)), outputs[i])
-            self._backward(outputs, wanted, take)
+            self._hand_over(results, wanted, take)
         return True
 
     def stand_in(
-        self, tensor: torch.Tensor, values: torch.Tensor, shared: bool, dtype: Any = None
+        self,
+        tensor: torch.Tensor,
+        values: torch.Tensor,
+        shared: bool,
+        precise: Precise | None = None,
     ) -> torch.Tensor:
         """A leaf like a tensor, with a gradient if that has one, and with these values."""
-        wants = self._wants(tensor)
-        own = values.detach() if shared else values.detach().clone()
-        if dtype is not None and own.is_floating_point():
-            own = own.to(dtype)
-        if isinstance(tensor, torch.nn.Parameter):
-            own = torch.nn.Parameter(own, wants)
+        wants = tensor.requires_grad and self.task.grad
+        if precise is not None and shared and tensor.is_floating_point():
+            own = precise.stand_in(tensor, wants)
+        else:
+            own = values.detach() if shared else values.detach().clone()
+            own = precise.real(own) if precise is not None else own
+            if isinstance(tensor, torch.nn.Parameter):
+                own = torch.nn.Parameter(own, wants)
         vars(own).update(vars(tensor))  # attributes that a script has written there
         return own.requires_grad_(wants)
 
-    def _wants(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad and self.task.grad
-
     @contextlib.contextmanager
-    def _quiet(self, precise: Precise | None) -> Iterator[None]:
+    def _quiet(self) -> Iterator[None]:
         device = self.piece.client.memory.device
         numbers = [] if device.type == "cpu" else [device.index]
         on = torch.is_autocast_enabled("cpu")
@@ -168,15 +154,14 @@ class Reference:
             torch.random.fork_rng(numbers, device_type=device.type),
             # The cache, which all devices share, would outlive the stand-ins.
             torch.autocast("cpu", cast, enabled=on, cache_enabled=False),
-            Quiet(),
-            torch.autograd.graph.saved_tensors_hooks(
-                precise.pack if precise else _detached, precise.unpack if precise else _same
-            ),
+            quiet(),
+            # Without its history: a result that its own node saves would keep itself alive.
+            torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved),
         ):
             yield
 
-    def _backward(self, outputs: dict[int, torch.Tensor], wanted: Wanted, take: Take) -> None:
-        """Passes gradients on one by one, as they arrive; gives up the outputs."""
+    def _hand_over(self, results: list[torch.Tensor], wanted: Wanted, take: Take) -> None:
+        """Passes outputs on, which it takes, and gradients one by one as they arrive."""
         taken: set[int] = set()
 
         def made(leaf: torch.Tensor) -> None:
@@ -184,15 +169,20 @@ class Reference:
             taken.add(id(leaf))
             take(wanted[id(leaf)][1], grad.to_dense() if grad.is_sparse else grad)
 
-        seeds = {i: s for i, s in self.task.seeds.items() if outputs[i].requires_grad}
+        for i in self.task.outputs:
+            take((OUTPUT, str(i)), results[i])
         # Another shape is a finding already.
-        start = [i for i, s in seeds.items() if outputs[i].shape == s.shape]
-        tensors, grads = [outputs[i] for i in start], [seeds[i] for i in start]
-        outputs.clear()
+        start = [
+            (results[i], s.to(results[i].dtype))
+            for i, s in self.task.seeds.items()
+            if results[i].requires_grad and results[i].shape == s.shape
+        ]
+        results.clear()
         if start and wanted and self.task.grad:
             leaves = [leaf for leaf, _ in wanted.values()]
             hooks = [leaf.register_post_accumulate_grad_hook(made) for leaf in leaves]
-            grads = [s.to(t.dtype) for t, s in zip(tensors, grads, strict=True)]
+            tensors, grads = zip(*start, strict=True)
+            start.clear()
             try:
                 torch.autograd.backward(tensors, grads, inputs=leaves)
             finally:
@@ -203,7 +193,7 @@ class Reference:
                 take(key, None)
 
 
-def _others_reached(results: list[torch.Tensor], parameters: set[int]) -> bool:
+def _others_reached(results: Sequence[torch.Tensor], parameters: set[int]) -> bool:
     """Whether a forward has read parameters by another way than through their module."""
     nodes = [t.grad_fn for t in results if t.grad_fn is not None]
     seen = set(nodes)
@@ -216,13 +206,3 @@ def _others_reached(results: list[torch.Tensor], parameters: set[int]) -> bool:
         seen |= more
         nodes += more
     return False
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its history: a result that its own node saves would keep itself alive."""
-    return tensor.detach()
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor."""
-    return tensor

@@ -1,13 +1,13 @@
 """Compares the daemon with PyTorch: at the first call of every kind of plan, and again later.
 
-A call is computed twice without randomness: in the daemon by the run flag, in PyTorch by a function
-mode (without_randomness.py). PyTorch runs the user's own forward if that has no effects beyond the
+A call is computed twice without randomness: in the daemon by the run flag, in PyTorch by modes
+(without_randomness.py). PyTorch runs the user's own forward if that has no effects beyond the
 graph, which reveals changes that Dynamo's guards have missed; otherwise it runs the graph. The
 daemon's side ends and gives its arena back before PyTorch's begins.
 
-A difference is no verdict. PyTorch in double precision (in f32 for results computed in bf16 or f16)
-shows whether the daemon is further off than PyTorch; then the same is computed from other data. An
-error shows there as well; a ReLU unit whose input was within rounding of zero does not.
+A difference is no verdict. PyTorch computes what differs again, in double precision (in f32 if it
+carries the roundings of bf16 or f16) and with other roundings (precise.py): an error shows there,
+a ReLU unit whose input was within rounding of zero does not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import torch
 from gradd import errors
 from gradd.calls.run import Run
 from gradd.calls.selection import Selection, selection_of
-from gradd.check import checktimes, other_data
-from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, distance
+from gradd.check import checktimes, cut
+from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Exact, Key, Tally
 from gradd.check.checktimes import Kind, Times
-from gradd.check.other_data import Data
+from gradd.check.cut import Data
+from gradd.check.precise import Precise
 from gradd.check.reference import Reference, Take, Task, seed
 from gradd.fallback import SelfCheckError
 from gradd.memory import unused
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
     from gradd.check.checked import Checked
 
 logger = logging.getLogger("gradd")
-_DRAWS = 3  # one may show next to nothing by luck
+_DRAWS = 8  # of roundings, at the most
 _STALE = 10  # times the bounds: the same operations of PyTorch
-_ENOUGH = 3  # other data
 _PART = 0.25  # of a whole check, that one of few rows takes at least
 _SMALL = 64 << 20  # bytes of a run that PyTorch computes whole: it needs several times as many
 _F16 = 10  # code of the element type
@@ -87,7 +87,7 @@ class Checks:
             return
         start = checktimes.clock()
         check = _Check(piece, selection, self.counts)
-        again = (kind.done or kind.waits) and not kind.failed
+        again = kind.done and not kind.failed
         try:
             # Users look for anomalies in their own backward, not in this one.
             with unused.unkept(), torch.autograd.set_detect_anomaly(False):
@@ -105,7 +105,7 @@ class Checks:
             seconds = checktimes.clock() - start
             self.seconds += seconds
             self.last_step = kind.calls
-            shorter = check.whole and not again and other_data.rows(piece.fits, data) is not None
+            shorter = check.whole and kind.rows and not again
             self.times.over(kind, seconds * _PART if shorter else seconds)
             piece.client.ring.forget_peak()
             piece.slots.drop_idle()
@@ -151,21 +151,19 @@ class _Check:
         self.whole = False
 
     def run(self, data: Data, kind: Kind, again: bool) -> None:
-        """Few rows of a later call, or of a large one, for PyTorch's side of that would be the peak
-        of the training's memory. Only if they differ, or cannot be run, the whole of it.
+        """A piece of a later call, or of a large one, for PyTorch's side of that would be the peak
+        of the training's memory. Only if it differs, or cannot be run, the whole of it.
         """
-        piece, large = self.piece, self._is_large(data)
-        part = other_data.piece if large else other_data.rows
-        less = part(piece.fits, data, kind.calls if again else 0) if kind.rows else None
-        if less is not None and (again or large):
+        less = None
+        if kind.rows and (again or self._is_large(data)):
+            less = cut.piece(self.piece.fits, data, kind.calls if again else 0)
+        if less is not None:
             self.counts["few"] += 1
-            if not self._agrees(less, self.selection) or not (again or self.says_something):
-                self._examine(data, self.selection)
-                kind.rows = not again  # the whole is right: only the cut differs
-        else:
+        if less is None or not self._agrees(less, self.selection, again):
             self._examine(data, self.selection)
+            kind.rows = kind.rows and (less is None or not again)  # the cut alone differs
         whole = None if again else self._whole_selection(data)
-        if whole is None or less is not None and self._agrees(less, whole):
+        if whole is None or less is not None and self._agrees(less, whole, True):
             return
         try:
             self._examine(data, whole)
@@ -174,69 +172,33 @@ class _Check:
 
     def _is_large(self, data: Data) -> bool:
         """Whether a run of the whole call takes much memory."""
-        binding, _, inputs = self._tensors(data)
-        call = self.piece.call(self.graph, binding, inputs, self.selection)
+        binding, _ = self.graph.bind(self.piece.state)
+        call = self.piece.call(self.graph, binding, data.leaves, self.selection)
         return call.plan.info.peak > _SMALL
 
     def _examine(self, data: Data, selection: Selection) -> None:
         """Compares a whole call.
 
         Raises:
-            SelfCheckError: For what differs again on other data, wherever it could.
+            SelfCheckError: It differs.
         """
         self.whole = True
-        findings, tally = self._compare(data, selection)
-        self._note(tally, selection)
-        del tally  # a second set of gradients would need a second slot
-        for finding in findings:
-            if finding.distance is None:
-                raise SelfCheckError(f"differs from PyTorch: {finding.text}")
-        if findings:
-            self._judge({f.key: f for f in findings}, data, selection)
+        for text in self._compare(data, selection):
+            raise SelfCheckError(f"differs from PyTorch: {text}")
 
-    def _judge(self, suspects: dict[Key, Finding], data: Data, selection: Selection) -> None:
-        agreed: Counter[Key] = Counter()
-        strikes = set[Key]()
-        for other in other_data.others(data):
-            try:
-                findings, tally = self._compare(other, selection)
-            except (_Incomparable, errors.GraddError):
-                continue  # these data mean nothing to the module
-            differing = {f.key for f in findings if not f.excused}
-            for key, finding in list(suspects.items()):
-                if key in differing:
-                    strikes.add(key)
-                    continue
-                agreed[key] += 1
-                excused = key in {f.key for f in findings}
-                if excused or tally.would_show(finding):
-                    del suspects[key]
-            del tally
-            if not suspects:
-                logger.info("what differs from PyTorch is within rounding: other data agree")
-                return
-        for key, finding in suspects.items():
-            if key in strikes or not finding.excused and agreed[key] < _ENOUGH:
-                raise SelfCheckError(f"differs from PyTorch: {finding.text}")
-
-    def _agrees(self, data: Data, selection: Selection) -> bool:
-        """Whether a cut batch runs and agrees."""
+    def _agrees(self, data: Data, selection: Selection, enough: bool) -> bool:
+        """Whether a cut batch runs and agrees; if that is not enough, whether it says something."""
         try:
-            findings, tally = self._compare(data, selection)
+            agrees = not self._compare(data, selection)
         except (_Incomparable, errors.GraddError) as error:
             logger.info("a self-check on few rows fails: %s", error)
             return False
-        self._note(tally, selection)
-        return all(f.excused for f in findings)
-
-    def _note(self, tally: Tally, selection: Selection) -> None:
-        self.says_something = self.says_something or tally.says_something()
-        if selection is self.selection:
-            self.zeros = tally.zeros()
+        return agrees and (enough or self.says_something)
 
     def _whole_selection(self, data: Data) -> Selection | None:
         """A plan for all outputs and their gradients, if the call's own plan shows less."""
-        whole = selection_of(self.graph, *self._tensors(data)[1:], lazy=False)
+        _, bound = self.graph.bind(self.piece.state)
+        whole = selection_of(self.graph, bound, data.leaves, lazy=False)
         seeded = self._seeded(self.selection)
         more = any(whole.real[k] not in seeded for k in whole.gmask)
         return whole if more or whole.real != self.selection.real else None
@@ -249,40 +211,26 @@ class _Check:
 
     # ---- one comparison ----
 
-    def _compare(self, data: Data, selection: Selection) -> tuple[list[Finding], Tally]:
-        """Both sides, and a third in higher precision if they differ."""
+    def _compare(self, data: Data, selection: Selection) -> list[str]:
+        """What differs on both sides by more than roundings, in words."""
         ours, task = self._in_daemon(data, selection)
-        reference = Reference(self.piece, task)
-        tally = Tally(ours, self.half)
-        if self._by_forward(reference, data, tally):
-            if not tally.findings():
-                return [], tally
-            tally = self._not_stale(reference, data, tally)
-        else:
+        reference, tally = Reference(self.piece, task), Tally(ours, self.half)
+        if not self._by_forward(reference, data, tally):
             tally = Tally(ours, self.half)
             self._in_torch(reference, data, tally.add)
-        findings = tally.findings()
-        values = [f for f in findings if f.distance is not None]
-        exact = Tally(ours, self.half, tally)
-        dtype = torch.float32 if self.half else torch.float64
-        reference.only = {f.key for f in values}
-        for key in tally.kept.keys() - reference.only:
-            del tally.kept[key]  # within its bound of all gradients
-        if values and self._in_higher(reference, data, exact, dtype):
-            still = {f.key: f for f in exact.findings()}
-            # A value that is smaller than the difference may be nothing but roundings.
-            small = {k for k in still if 0 <= exact.distances[k].size < exact.distances[k].off}
-            if small and not self.half:
-                exact.noise = self._noise(reference, data, {k: exact.kept[k] for k in small})
-                still = {f.key: f for f in exact.findings()}
-            for finding in values:
-                finding.excused = finding.key not in still
-                finding.text = getattr(still.get(finding.key), "text", finding.text)
-        return findings, tally
+        elif tally.differing():
+            tally = self._not_stale(reference, data, tally)
+        self.says_something = self.says_something or tally.says_something()
+        if selection is self.selection:
+            self.zeros = tally.zeros()
+        differing = tally.differing()
+        if differing and not tally.missing:
+            differing = self._beyond_rounding(reference, data, tally, differing)
+        return list(differing.values())
 
     def _by_forward(self, reference: Reference, data: Data, tally: Tally) -> bool:
         """The user's own forward on PyTorch's side, where that is possible."""
-        own = self.piece.own_forward() if data.parts is not None else None
+        own = self.piece.own_forward()
         if own is None:
             return False
         try:
@@ -318,10 +266,10 @@ class _Check:
                 stale.add(key, value)
 
         self._in_torch(reference, data, take)
-        for finding in stale.findings():
+        for text in stale.differing().values():
             raise _Stale(
-                f"differs from what forward() computes by now: {finding.text}; TorchDynamo has not "
-                "seen a change of what that reads"
+                f"differs from what forward() computes by now: {text}; TorchDynamo has not seen a "
+                "change of what that reads"
             )
         return tally
 
@@ -338,42 +286,38 @@ class _Check:
         finally:
             unused.trim()
 
-    def _in_higher(
-        self, reference: Reference, data: Data, tally: Tally, dtype: torch.dtype
-    ) -> bool:
-        """False if nothing exact is to be had: a graph may insist on its own precision."""
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
-            reference.run(data, tally.add, dtype)
+    def _beyond_rounding(
+        self, reference: Reference, data: Data, tally: Tally, differing: dict[Key, str]
+    ) -> dict[Key, str]:
+        """What differs from the exact values by more than other roundings would change."""
+        for key in tally.kept.keys() - differing.keys():
+            del tally.kept[key]  # within its bound of all gradients
+        exact = Exact(tally, differing)
+        reference.only = exact.differing
+        dtype: torch.dtype | None = torch.float32 if self.half else torch.float64
+        try:
+            reference.run(data, exact.take, Precise(dtype))
+        except Exception as error:  # a graph may insist on its own precision
+            logger.info("there is no higher precision, as the graph raises %r", error)
+            dtype = None
+            for key in list(exact.differing):
+                exact.take(key, tally.kept[key])
+        for draw in range(_DRAWS):
             unused.trim()
-            return True
-        return False
-
-    def _noise(
-        self, reference: Reference, data: Data, exact: dict[Key, torch.Tensor]
-    ) -> dict[Key, float]:
-        """The effect of roundings to f32 on these values: the largest of a few draws."""
-        noise = dict.fromkeys(exact, 0.0)
-
-        def take(key: Key, shaken: torch.Tensor | None) -> None:
-            if key in exact and shaken is not None and shaken.shape == exact[key].shape:
-                noise[key] = max(noise[key], distance(shaken, exact[key]).off)
-
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
-            for draw in range(_DRAWS):
-                reference.run(data, take, torch.float64, draw)
-        return noise
-
-    def _tensors(self, data: Data) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
-        binding, bound = self.graph.bind(self.piece.state)
-        return binding, bound, data.leaves
+            if not exact.differing:
+                logger.info("what differs from PyTorch is within rounding")
+                break
+            with contextlib.suppress(Exception):
+                reference.run(data, exact.draw, Precise(dtype, self.half, draw))
+        return exact.differing
 
     def _in_daemon(
         self, data: Data, selection: Selection
     ) -> tuple[dict[Key, torch.Tensor | None], Task]:
         """The daemon's values, and the computation for PyTorch."""
         piece, graph = self.piece, self.graph
-        binding, bound, inputs = self._tensors(data)
-        inputs = [t.detach() for t in inputs]
+        binding, bound = graph.bind(piece.state)
+        inputs = [t.detach() for t in data.leaves]
         piece.slots.drop_idle()  # another plan may lay gradients out in another way
         before = set(graph.plans)
         call = piece.call(graph, binding, inputs, selection)
@@ -398,7 +342,7 @@ class _Check:
                     values.update(zip(keys, grads, strict=True))
         finally:
             run.end()
-            if data.parts != () or selection is not self.selection:  # no call needs such a plan
+            if data.parts or selection is not self.selection:  # no call needs such a plan
                 for key in set(graph.plans) - before:
                     graph.made.pop(graph.plans.pop(key), None)
             del run, call

@@ -33,7 +33,7 @@ from gradd.dynamo.inputs import Input
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
-from gradd.dynamo.steps import InTorch, Reader, Values
+from gradd.dynamo.steps import InTorch, Values
 from gradd.fallback import classify
 from gradd.graph.locations import is_named, location_of
 from gradd.graph.nodes import fake_mode, storages
@@ -368,7 +368,7 @@ class CompiledGraph:
             pairs = zip(given, args, strict=True)
             return [planned_numbers.value(x) if sizes_of.is_number(n) else x for n, x in pairs]
 
-        def run(args: Sequence[Any], read: Reader | None = None) -> Sequence[Any]:
+        def run(args: Sequence[Any]) -> Sequence[Any]:
             args = numbered(args)
             known: Values = dict(zip(given, args, strict=True))
             values = sizes.values(args)
@@ -377,7 +377,7 @@ class CompiledGraph:
                 given_ = named.get(value.node.expr) if isinstance(value, lower.SYMBOLIC) else None
                 return number(value, values) if given_ is None else known[given_]
 
-            in_torch.run(known, numbers, read)
+            in_torch.run(known, numbers)
             return [known[n] for n in part.outputs]
 
         env = self.env

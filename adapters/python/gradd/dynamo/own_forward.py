@@ -18,7 +18,7 @@ from torch.func import functional_call
 from gradd import private
 
 if TYPE_CHECKING:
-    from gradd.check.other_data import Data
+    from gradd.check.cut import Data
     from gradd.dynamo import between_graphs
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.owner import Owner

@@ -26,9 +26,7 @@ from gradd.calls.graph import Graph, check_supported
 from gradd.calls.parameters import Binding
 from gradd.calls.planned import Planned
 from gradd.calls.selection import Selection, selection_of
-from gradd.check import checktimes
-from gradd.check.checktimes import SHARE
-from gradd.check.other_data import Data
+from gradd.check.cut import Data
 from gradd.dynamo import locks, planned_numbers
 from gradd.memory import watch
 from gradd.memory.devices import DeviceError
@@ -107,7 +105,7 @@ class Piece:
         owner: The common state of the pieces of one compiled function.
         cap: The graph.
         inputs: Of its arguments; constants are not among them.
-        in_torch: The same in PyTorch; a second argument reads a value for an operation.
+        in_torch: The same in PyTorch.
         fits: Whether it may take arguments of other sizes.
         lazy: Outputs that only the loss needs may be left out.
         """
@@ -258,12 +256,8 @@ class Piece:
 
     def _is_checked(self, kind: Any) -> bool:
         """Whether the next call of this kind of plan is compared with PyTorch."""
-        if kind is None or not (kind.failed or kind.calls + 1 >= kind.due):
-            return False
-        if not (kind.done or kind.waits) or kind.failed:
-            return True
-        times = self.owner.checks.times  # type: ignore[union-attr]
-        return checktimes.clock() - times.last >= kind.seconds / SHARE
+        last = self.owner.checks.times.last if kind is not None else 0.0  # type: ignore[union-attr]
+        return kind is not None and kind.is_due(kind.calls + 1, last)
 
     def _slow(self, args: Sequence[Any], share: int | None) -> Sequence[Any]:
         form = self._form(args, share)

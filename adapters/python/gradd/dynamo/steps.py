@@ -15,7 +15,6 @@ from gradd.dynamo.lower import attribute, value_of
 from gradd.dynamo.sizes import is_number
 
 Values = dict[torch.fx.Node, Any]
-Reader = Callable[[Any], Any]
 
 
 class InTorch:
@@ -40,34 +39,28 @@ class InTorch:
         self.nodes = [n for n in nodes if not modes.changes(n)]
         self._groups = [(m, list(group)) for m, group in groupby(self.nodes, modes.of)]
 
-    def run(self, known: Values, numbers: Callable[[Any], Any], read: Reader | None = None) -> None:
+    def run(self, known: Values, numbers: Callable[[Any], Any]) -> None:
         """Adds the values of the nodes.
 
         Args:
             known: Values so far, by node.
             numbers: What a number of the trace is in this call.
-            read: What an operation reads of a value, in a precision that autocast does not change.
         """
 
         for wanted, nodes in self._groups:
-            if read is not None:
-                wanted = wanted._replace(casts=frozenset())
             if wanted == self._around:
-                self._run(nodes, known, numbers, read)
+                self._run(nodes, known, numbers)
             else:
                 with wanted.entered():
-                    self._run(nodes, known, numbers, read)
+                    self._run(nodes, known, numbers)
 
     def _run(
         self,
         nodes: list[torch.fx.Node],
         known: Values,
         numbers: Callable[[Any], Any],
-        read: Reader | None = None,
     ) -> None:
         operand: Callable[[torch.fx.Node], Any] = partial(self._operand, known, numbers)
-        if read is not None:
-            operand = partial(self._read, read, operand)
         for node in nodes:
             if node.op == "get_attr":
                 known[node] = attribute(self._owner, node)
@@ -80,10 +73,6 @@ class InTorch:
                 known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-
-    @staticmethod
-    def _read(read: Reader, operand: Callable[..., Any], node: torch.fx.Node) -> Any:
-        return read(operand(node))
 
     def _operand(self, known: Values, numbers: Callable[[Any], Any], node: torch.fx.Node) -> Any:
         """The value of a node. (A closure that calls itself would hold all values for a while.)"""
