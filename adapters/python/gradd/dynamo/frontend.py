@@ -27,7 +27,7 @@ from gradd import arguments, errors, forwarding, interrupts, options, private, p
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import locks, marking_hooks, settings, sizes
+from gradd.dynamo import cumulative_norms, locks, marking_hooks, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.between_graphs import Call as CallOfGraphs
 from gradd.dynamo.between_graphs import Gaps, Watch
@@ -138,6 +138,7 @@ class Compiled:
         self._failed_again = 0  # of these calls
         self._skipped = 0  # calls for which Dynamo skips a function where one of them has raised
         self._embeddings: marking_hooks.Embeddings | None = None
+        self._norms = cumulative_norms.Norms(module)
         self._lost: str | None = None  # why Dynamo fails at a function
         self._unchecked = True  # some parameters may have no size yet, or be shards
 
@@ -250,7 +251,7 @@ class Compiled:
         here = forwarding.here
         outer, here.module = here.module, self.module
         try:
-            with self._held, settings.Applied():
+            with self._held, settings.Applied(), self._norms:
                 function = self._compiled(versions, kwargs)
                 if self.given_forward is None:
                     owner.now.call = Present(self.module, function, args, kwargs, before)

@@ -226,3 +226,35 @@ def test_parts_of_a_batch(shared_daemon) -> None:
             model.zero_grad()
             _loss(model(x)).backward()
         _same(net, theirs)
+
+
+def test_means_over_all_batches(shared_daemon) -> None:
+    """momentum=None, in some of the norms, and for a while: update_bn() makes all of them such."""
+    torch.manual_seed(0)
+    ours, wrapped, theirs = _pair(Net(momentum=None))
+    ours.other.momentum = theirs.other.momentum = 0.2
+    _steps(ours, wrapped, theirs, 4)
+    batches = [torch.randn(rows, 6) + rows for rows in (5, 3, 7)]
+    for net in (wrapped, theirs):
+        torch.optim.swa_utils.update_bn(batches, net)
+    _same_statistics(ours, theirs)
+    assert [int(norm.num_batches_tracked) for norm in (ours.norm, ours.other)] == [3, 3]
+    _steps(ours, wrapped, theirs, 2)
+    for net in (wrapped, theirs):
+        net.eval()
+    torch.testing.assert_close(wrapped(batches[0]), theirs(batches[0]), rtol=1e-5, atol=1e-5)
+    assert wrapped.gradd_stats()["in_torch"] == {}
+    assert "forward" not in vars(ours.norm)
+
+
+@pytest.mark.parametrize("options", [{"affine": False}, {"track_running_stats": False}])
+def test_means_over_all_batches_of_other_norms(options, shared_daemon) -> None:
+    ours, wrapped, theirs = _pair(Net(2, momentum=None, **options).double())
+    for rows in (3, 0, 2):
+        x = torch.randn(rows, 4, 5, 6, dtype=torch.float64)
+        results = wrapped(x), theirs(x)
+        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+        for result in results:
+            _loss(result).backward()
+    _same(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert wrapped.gradd_stats()["in_torch"] == {}

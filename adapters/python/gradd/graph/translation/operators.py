@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 
 from gradd.graph.translation import (
+    bits,
     clamps,
     convolutions,
     losses,
@@ -121,14 +122,6 @@ def to_dtype_layout(value: Any, dtype: int | None = None, **unused: Any) -> Any:
 def identity(value: Any, *unused: Any, **unused_kw: Any) -> Any:
     """For operators that only affect memory."""
     return op.Identity(value)
-
-
-def _bitwise(bool_op: str, int_op: str) -> Callable:
-    def translate(a: Any, b: Any) -> Any:
-        name = bool_op if a.dtype == ir.DataType.BOOL else int_op
-        return getattr(op, name)(a, b)
-
-    return translate
 
 
 def _default_float() -> ir.DataType:
@@ -330,12 +323,10 @@ def table() -> dict[Any, Callable]:
         _aten.to.device: to_device,
         _aten.to.dtype_layout: to_dtype_layout,
         _aten.contiguous.default: identity,
-        _aten.__and__.Tensor: _bitwise("And", "BitwiseAnd"),
-        _aten.__or__.Tensor: _bitwise("Or", "BitwiseOr"),
         torch.ops.gradd.check_index.default: check_index,
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    kinds = (convolutions, pools, products, reductions, resampling, losses)
+    kinds = (bits, convolutions, pools, products, reductions, resampling, losses)
     themes = (pointwise, special, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

@@ -1,0 +1,64 @@
+"""Batch norms whose running statistics are means over all batches (`momentum=None`).
+
+torch's forward of such a norm takes the number of batches out of its counter (`float(counter)`), at
+which TorchDynamo stops. While a call is traced and run, the norm has a forward of its own here that
+keeps the number in a tensor: the same results, statistics and counter. update_bn() of
+torch.optim.swa_utils makes all norms of a model such ones, for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_FORWARD = "forward"
+_torchs = _BatchNorm.forward
+
+
+class Norms:
+    """Context of a call: the cumulative norms of a module have the forward of this file."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        found = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+        # Dynamo compares which function it is: one for each norm, for good.
+        self._norms = [(m, types.MethodType(_forward, m)) for m in found if _is_torchs(m)]
+        self._changed: list[torch.nn.Module] = []
+
+    def __enter__(self) -> None:
+        self._changed = []
+        for norm, forward in self._norms:
+            if norm.momentum is None and norm.training and _is_torchs(norm):
+                norm.__dict__[_FORWARD] = forward
+                self._changed.append(norm)
+
+    def __exit__(self, *exc: object) -> None:
+        for norm in self._changed:
+            norm.__dict__.pop(_FORWARD, None)
+
+
+def _is_torchs(norm: torch.nn.Module) -> bool:
+    """Whether nothing has replaced the forward of a norm."""
+    return type(norm).forward is _torchs and _FORWARD not in norm.__dict__
+
+
+def _forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+    """_BatchNorm.forward() in training, without a momentum."""
+    self._check_input_dim(input)
+    mean, spread = self.running_mean, self.running_var
+    counted = self.track_running_stats and self.num_batches_tracked is not None
+    if not counted or mean is None:
+        kept = (mean, spread) if self.track_running_stats else (None, None)
+        return functional.batch_norm(input, *kept, self.weight, self.bias, True, 0.0, self.eps)
+    self.num_batches_tracked.add_(1)
+    before = [value.to(torch.float64, copy=True) for value in (mean, spread)]
+    # With a momentum of 1 the statistics become those of the batch.
+    y = functional.batch_norm(input, mean, spread, self.weight, self.bias, True, 1.0, self.eps)
+    with torch.no_grad():
+        new = 1.0 / self.num_batches_tracked.double()
+        for old, now in zip(before, (mean, spread), strict=True):
+            now.copy_((1.0 - new) * old + new * now)
+    return y
