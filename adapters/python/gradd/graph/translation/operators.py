@@ -22,6 +22,7 @@ from gradd.graph.translation import (
     pointwise,
     pools,
     products,
+    recurrent,
     reductions,
     resampling,
     shapes,
@@ -336,6 +337,6 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    kinds = (convolutions, pools, products, reductions, resampling, losses)
+    kinds = (convolutions, pools, products, recurrent, reductions, resampling, losses)
     themes = (pointwise, special, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())
