@@ -56,6 +56,15 @@ typedef struct rnn_functions_s {
 #define NAME(x)  x##_of_bf16
 #include "kernels/cpu/recurrent/recurrent_of.h"
 #undef CELL
+#undef LOAD
+#undef STORE
+#undef NAME
+#define CELL     gradd_f16_t
+#define LOAD(x)  gradd_f16_f32(x)
+#define STORE(x) gradd_f32_f16(x)
+#define NAME(x)  x##_of_f16
+#include "kernels/cpu/recurrent/recurrent_of.h"
+#undef CELL
 #undef REAL
 #undef LOAD
 #undef STORE
@@ -95,6 +104,7 @@ typedef struct rnn_ready_s {
 static const rnn_functions_t *functions_of(gradd_dtype_t dtype) {
     return dtype == GRADD_DT_F32    ? &functions_of_f32
            : dtype == GRADD_DT_BF16 ? &functions_of_bf16
+           : dtype == GRADD_DT_F16  ? &functions_of_f16
                                     : &functions_of_f64;
 }
 

@@ -1,5 +1,5 @@
 /* What follows the products of a step, for a stretch of cells of one sequence, written once for
- * f32, bf16 and f64.
+ * f32, bf16, f16 and f64.
  *
  * Included by recurrent.c with CELL (the stored type), REAL (the type of sums), NAME(x) (appends a
  * suffix), OF(x) (that of REAL), and LOAD and STORE between the two; there is no guard on purpose. Pointers of a row

@@ -219,10 +219,10 @@ GRADD_OPS(
                  "f32[4,33,300] - - f32[4,33,300] | kind=\"lstm\" -> 2"))));
 
 GRADD_KERNELS(cpu, recurrence,
-              GRADD_KERNEL("Recurrence", "steps", .types = {GRADD_T_BF16_F32_F64},
+              GRADD_KERNEL("Recurrence", "steps", .types = {GRADD_T_FLOAT},
                            .prepare = gradd_rnn_prepare, .unprepare = gradd_rnn_unprepare,
                            .compute = gradd_rnn, .cost = gradd_rnn_cost),
-              GRADD_KERNEL("RecurrenceGrad", "steps", .types = GRAD_TYPES(GRADD_T_BF16_F32_F64),
+              GRADD_KERNEL("RecurrenceGrad", "steps", .types = GRAD_TYPES(GRADD_T_FLOAT),
                            .inplace = 1, .prepare = gradd_rnn_grad_prepare,
                            .unprepare = gradd_rnn_unprepare, .compute = gradd_rnn_grad,
                            .cost = gradd_rnn_grad_cost));
