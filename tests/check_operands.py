@@ -34,6 +34,12 @@ FAMILIES = {
         "kernels/cuda/product/conv.cu",
     ),
     "batch_norm.h": ("kernels/ops/norm/batchnorm.c", "kernels/cuda/row/batchnorm.cu"),
+    "recurrence.h": (
+        "kernels/ops/recurrent/recurrence.c",
+        "kernels/describe/recurrence.c",
+        "kernels/cpu/recurrent/*.[ch]",
+        "kernels/cuda/recurrence.cu",
+    ),
     "norm.h": ("kernels/ops/norm/norm.c", "kernels/cuda/row/norm.cu"),
 }
 # Operators of ONNX with an order of their own, under the same names.

@@ -136,6 +136,9 @@ def _infer_own(node: ir.Node) -> None:
     if node.op_type == "BatchNorm":
         _infer_statistics(first, places)
         return
+    if node.op_type == "Recurrence":
+        _infer_states(node)
+        return
     for value in places:
         value.shape, value.type = result.shape, ir.TensorType(ir.DataType.INT64)
 
@@ -145,6 +148,17 @@ def _infer_statistics(x: ir.Value, statistics: list[ir.Value]) -> None:
     for value in statistics:
         value.shape = None if x.shape is None else ir.Shape(list(x.shape)[1:2])
         value.type = None if x.dtype is None else ir.TensorType(wide_type(x))
+
+
+def _infer_states(node: ir.Node) -> None:
+    """Of all steps, and those behind the last one, which look like those of the beginning."""
+    first, state, *lasts = node.inputs[0], *node.inputs[2:4]
+    y, *rest = node.outputs
+    for value, like in zip(rest, (state, *lasts), strict=False):
+        value.shape, value.type = like.shape, first.type
+    y.shape, y.type = None, first.type
+    if first.shape is not None and state.shape is not None:
+        y.shape = ir.Shape([*list(first.shape)[:2], *list(state.shape)[1:]])
 
 
 def _traced(node: ir.Node, value: ir.Value) -> ir.TensorType | None:

@@ -23,6 +23,7 @@ from gradd.graph.translation import (
     pointwise,
     pools,
     products,
+    recurrent,
     reductions,
     resampling,
     shapes,
@@ -327,6 +328,6 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    kinds = (bits, convolutions, pools, products, reductions, resampling, losses)
+    kinds = (bits, convolutions, pools, products, recurrent, reductions, resampling, losses)
     themes = (pointwise, special, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

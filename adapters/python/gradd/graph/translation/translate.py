@@ -33,8 +33,6 @@ _DECOMPOSE = {
     "aten::batch_norm",
     "aten::instance_norm",
     "aten::_batch_norm_impl_index",
-    "aten::rnn_tanh.input",
-    "aten::rnn_relu.input",
 }
 # Operators that torch decomposes although they have a translation, into parts with other
 # derivatives at ties and NaN.
