@@ -256,6 +256,41 @@ gradd_status_t gradd_conv_of_transposed(const gradd_view_t *in, int n_in, gradd_
     return finish(&v, out);
 }
 
+/* ---- any of the six ---------------------------------------------------------------------------
+ */
+
+/* [N, X..., C] as [N, C, X...]. */
+static void put_channels_first(gradd_type_t *t) {
+    if (t->rank < 3) return;
+    const int64_t channels = t->dims[t->rank - 1];
+    memmove(&t->dims[2], &t->dims[1], sizeof t->dims[0] * (size_t)(t->rank - 2));
+    t->dims[1] = channels;
+}
+
+gradd_status_t gradd_conv_of_op(const gradd_op_t *op, const gradd_view_t *in, int n_in,
+                                gradd_attrs_t attrs, gradd_conv_t *out,
+                                gradd_conv_made_t *out_made) {
+    gradd_view_t first[3] = {in[0], in[1]};
+    const bool last = !strncmp(op->name, "ConvLast", 8);
+    const char *made = op->name + (last ? 8 : 4);
+    gradd_status_t status;
+    if (n_in > 2) first[2] = in[2];
+    if (last) put_channels_first(&first[0].type);
+    if (!strcmp(made, "DataGrad")) {
+        *out_made = GRADD_CONV_MAKES_X;
+        status = gradd_conv_of_data(first, n_in, attrs, out);
+    } else if (!strcmp(made, "WeightGrad")) {
+        *out_made = GRADD_CONV_MAKES_W;
+        if (last) put_channels_first(&first[1].type);
+        status = gradd_conv_of_weight(first, n_in, attrs, out);
+    } else {
+        *out_made = GRADD_CONV_MAKES_Y;
+        status = gradd_conv_of_conv(first, n_in, attrs, out);
+    }
+    if (!status) out->last = last;
+    return status;
+}
+
 /* ---- types and attributes -------------------------------------------------------------------- */
 
 static gradd_type_t type_of(const gradd_conv_t *v, int64_t first, int64_t second,
@@ -268,14 +303,23 @@ static gradd_type_t type_of(const gradd_conv_t *v, int64_t first, int64_t second
     return t;
 }
 
+/* Of x or y. */
+static gradd_type_t spatial_type(const gradd_conv_t *v, int64_t channels, const int64_t *sizes) {
+    gradd_type_t t = type_of(v, v->images, channels, sizes);
+    if (!v->last) return t;
+    memmove(&t.dims[1], &t.dims[2], sizeof t.dims[0] * (size_t)v->axes);
+    t.dims[1 + v->axes] = channels;
+    return t;
+}
+
 gradd_type_t gradd_conv_x_type(const gradd_conv_t *v) {
-    return type_of(v, v->images, v->in, v->x);
+    return spatial_type(v, v->in, v->x);
 }
 gradd_type_t gradd_conv_w_type(const gradd_conv_t *v) {
     return type_of(v, v->out, v->in / v->groups, v->kernel);
 }
 gradd_type_t gradd_conv_y_type(const gradd_conv_t *v) {
-    return type_of(v, v->images, v->out, v->y);
+    return spatial_type(v, v->out, v->y);
 }
 
 /* Those that all three have. */
@@ -314,23 +358,11 @@ int gradd_conv_attrs(const gradd_conv_t *v, int64_t *pads, gradd_attr_t *out) {
 
 /* ---- cost ------------------------------------------------------------------------------------ */
 
-static void count(const gradd_conv_t *v, int64_t biased, gradd_cost_t *cost) {
-    const double y = (double)v->images * (double)v->out * (double)gradd_conv_volume(v->y);
-    const double taps = (double)(v->in / v->groups) * (double)gradd_conv_volume(v->kernel);
-    cost->flops = 2 * y * taps + (v->has_bias ? (double)biased : 0);
-}
-
 void gradd_conv_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
     gradd_conv_t v;
-    if (!gradd_conv_of_conv(c->in, c->n_in, c->attrs, &v))
-        count(&v, gradd_type_count(&c->out[0]), cost);
-}
-void gradd_conv_data_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
-    gradd_conv_t v;
-    if (!gradd_conv_of_data(c->in, c->n_in, c->attrs, &v))
-        count(&v, gradd_type_count(&c->out[0]), cost);
-}
-void gradd_conv_weight_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
-    gradd_conv_t v;
-    if (!gradd_conv_of_weight(c->in, c->n_in, c->attrs, &v)) count(&v, 0, cost);
+    gradd_conv_made_t made;
+    if (gradd_conv_of_op(c->op, c->in, c->n_in, c->attrs, &v, &made)) return;
+    const double y = (double)v.images * (double)v.out * (double)gradd_conv_volume(v.y);
+    const double taps = (double)(v.in / v.groups) * (double)gradd_conv_volume(v.kernel);
+    cost->flops = 2 * y * taps + (v.has_bias ? (double)gradd_type_count(&c->out[0]) : 0);
 }

@@ -8,7 +8,8 @@
  * to three spatial axes; x is 0 outside. That one relation between x, w and y has three operators:
  * Conv makes y, ConvDataGrad makes x of y and w (the gradient of Conv, and ConvTranspose), and
  * ConvWeightGrad makes w of x and y. Tensors are channels-first: x [N, G C, X...], w [M, C, K...],
- * y [N, M, Y...]. Pure functions.
+ * y [N, M, Y...]. ConvLast, ConvLastDataGrad and ConvLastWeightGrad are the same three over x
+ * [N, X..., G C] and y [N, Y..., M], channels-last; w is as above. Pure functions.
  */
 #ifndef GRADD_KERNELS_DESCRIBE_CONV_H
 #define GRADD_KERNELS_DESCRIBE_CONV_H
@@ -29,6 +30,13 @@ enum { GRADD_CONV_WEIGHT_X, GRADD_CONV_WEIGHT_DY };
 
 #define GRADD_CONV_AXES 3
 
+/* Which of the three tensors is made of the other two. */
+typedef enum gradd_conv_made_e {
+    GRADD_CONV_MAKES_Y,
+    GRADD_CONV_MAKES_X,
+    GRADD_CONV_MAKES_W
+} gradd_conv_made_t;
+
 /* Spatial sizes have three entries: those of fewer axes follow sizes of 1 (begin: 0). */
 typedef struct gradd_conv_s {
     gradd_dtype_t dtype;
@@ -37,6 +45,7 @@ typedef struct gradd_conv_s {
     int64_t in, out; /* channels of x, of y */
     int64_t groups;  /* at least 1 */
     bool has_bias;
+    bool last; /* x and y are channels-last */
     int64_t x[GRADD_CONV_AXES], y[GRADD_CONV_AXES], kernel[GRADD_CONV_AXES];
     int64_t stride[GRADD_CONV_AXES], dilation[GRADD_CONV_AXES];
     int64_t begin[GRADD_CONV_AXES]; /* zeros in front of x; less than 0 cuts */
@@ -54,6 +63,11 @@ gradd_status_t gradd_conv_of_weight(const gradd_view_t *in, int n_in, gradd_attr
 /* Of ONNX's ConvTranspose, as the ConvDataGrad that it is: its x is y here. */
 gradd_status_t gradd_conv_of_transposed(const gradd_view_t *in, int n_in, gradd_attrs_t attrs,
                                         gradd_conv_t *out);
+
+/* Of any of the six operators, and which tensor it makes. */
+gradd_status_t gradd_conv_of_op(const gradd_op_t *op, const gradd_view_t *in, int n_in,
+                                gradd_attrs_t attrs, gradd_conv_t *out,
+                                gradd_conv_made_t *out_made);
 
 /* The types of x, w and y. */
 gradd_type_t gradd_conv_x_type(const gradd_conv_t *v);
@@ -83,6 +97,12 @@ GRADD_HD bool gradd_conv_is_pointwise(const gradd_conv_t *v) {
             return false;
     return true;
 }
+/* Where element i of a channel lies in x or y, whose channels have `size` elements each. */
+GRADD_HD int64_t gradd_conv_element(const gradd_conv_t *v, int64_t channels, int64_t size,
+                                    int64_t image, int64_t channel, int64_t i) {
+    return v->last ? (image * size + i) * channels + channel
+                   : (image * channels + channel) * size + i;
+}
 /* The index that belongs to position o and tap k along an axis; may lie outside of x. */
 GRADD_HD int64_t gradd_conv_at(const gradd_conv_t *v, int axis, int64_t o, int64_t k) {
     return o * v->stride[axis] + k * v->dilation[axis] - v->begin[axis];
@@ -106,10 +126,8 @@ GRADD_HD void gradd_conv_within(const gradd_conv_t *v, int axis, int64_t k, int6
     *to = end;
 }
 
-/* Costs: 2 operations for each channel of x and tap of an element of y, and its bias. */
+/* Costs of the six: 2 operations for each channel of x and tap of an element of y, and its bias. */
 void gradd_conv_cost(const gradd_infer_t *c, gradd_cost_t *cost);
-void gradd_conv_data_cost(const gradd_infer_t *c, gradd_cost_t *cost);
-void gradd_conv_weight_cost(const gradd_infer_t *c, gradd_cost_t *cost);
 
 #ifdef __cplusplus
 }

@@ -11,13 +11,6 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/describe/conv.h"
 
-/* Which of the three tensors is made of the other two. */
-typedef enum gradd_conv_made_e {
-    GRADD_CONV_MAKES_Y,
-    GRADD_CONV_MAKES_X,
-    GRADD_CONV_MAKES_W
-} gradd_conv_made_t;
-
 typedef struct gradd_conv_memory_s {
     void *x, *w, *y; /* operands are only read */
     const void *bias;

@@ -3,8 +3,10 @@
  * Of channels-first tensors the library has a product over columns alone; true kernels want blocks
  * of channels, or channels last. So a primitive chooses the forms of its operands, and reorders
  * before and behind it put them into scratch memory, and the result back: weights and activations
- * stay as the graph has them. A row takes a node only if the primitive is neither the library's
- * reference loop nor its product over columns; conv_columns.c has one without reorders. */
+ * stay as the graph has them. Channels-last tensors are taken as they are, and only the weights,
+ * which are small, have a form of the library's choice. A row takes a node only if the primitive is
+ * neither the library's reference loop nor its product over columns; conv_columns.c has one without
+ * reorders. */
 #include "kernels/cpu/conv/conv.h"
 
 #ifdef GRADD_NO_ONEDNN
@@ -74,6 +76,20 @@ static void destroy_descs(descs_t *d) {
     dnnl_primitive_desc_destroy(d->forward);
 }
 
+/* x or y with channels behind positions: a primitive takes it as it is. */
+static gradd_status_t describe_last(descs_t *d, int which, int rank, const int64_t *dims,
+                                    dnnl_data_type_t type) {
+    dnnl_dims_t strides = {[1] = 1};
+    int64_t step = dims[1];
+    for (int i = rank - 1; i > 1; i--)
+        strides[i] = step, step *= dims[i];
+    strides[0] = step;
+    dnnl_memory_desc_t *both[] = {&d->plain[which], &d->any[which]};
+    for (int i = 0; i < 2; i++)
+        GRADD_TRY_DNNL(dnnl_memory_desc_create_with_strides(both[i], rank, dims, type, strides));
+    return GRADD_OK;
+}
+
 static gradd_status_t describe_tensor(descs_t *d, const gradd_conv_t *v, int which) {
     const int64_t heads[TENSORS][3] = {
         [GRADD_CONV_MAKES_X] = {v->images, v->in},
@@ -93,6 +109,7 @@ static gradd_status_t describe_tensor(descs_t *d, const gradd_conv_t *v, int whi
         dims[head + i] = sizes[AXES - v->axes + i];
     const dnnl_data_type_t type = gradd_dnnl_type(v->dtype);
     const int rank = head + v->axes;
+    if (v->last && which != GRADD_CONV_MAKES_W) return describe_last(d, which, rank, dims, type);
     GRADD_TRY_DNNL(dnnl_memory_desc_create_with_strides(&d->plain[which], rank, dims, type, NULL));
     GRADD_TRY_DNNL(
         dnnl_memory_desc_create_with_tag(&d->any[which], rank, dims, type, dnnl_format_tag_any));
@@ -160,7 +177,7 @@ static bool is_true_kernel(const descs_t *d) {
 /* Whether it is worth asking the library. */
 static bool suits(const gradd_conv_t *v, gradd_conv_made_t made) {
     if (v->dtype == GRADD_DT_BF16 && !gradd_gemm_bf16_native()) return false;
-    if (v->dtype == GRADD_DT_F32 && gradd_conv_is_pointwise(v)) return false;
+    if (v->dtype == GRADD_DT_F32 && !v->last && gradd_conv_is_pointwise(v)) return false;
     if (gradd_conv_is_depthwise(v) && v->out == v->in) return false;
     if (made == GRADD_CONV_MAKES_X && (v->has_bias || v->in / v->groups < LEAST_CHANNELS))
         return false;

@@ -7,34 +7,14 @@
 
 /* ---- nodes and launches ---------------------------------------------------------------------- */
 
-static gradd_conv_made_t made_by(const gradd_op_t *op) {
-    if (!strcmp(op->name, "ConvDataGrad")) return GRADD_CONV_MAKES_X;
-    return !strcmp(op->name, "ConvWeightGrad") ? GRADD_CONV_MAKES_W : GRADD_CONV_MAKES_Y;
-}
-
-static gradd_status_t relation(const gradd_op_t *op, const gradd_view_t *in, int n_in,
-                               gradd_attrs_t attrs, gradd_conv_t *out) {
-    switch (made_by(op)) {
-    case GRADD_CONV_MAKES_X:
-        return gradd_conv_of_data(in, n_in, attrs, out);
-    case GRADD_CONV_MAKES_W:
-        return gradd_conv_of_weight(in, n_in, attrs, out);
-    case GRADD_CONV_MAKES_Y:
-        break;
-    }
-    return gradd_conv_of_conv(in, n_in, attrs, out);
-}
-
 gradd_status_t gradd_conv_of_node(const gradd_infer_t *c, gradd_conv_t *out,
                                   gradd_conv_made_t *out_made) {
-    *out_made = made_by(c->op);
-    return relation(c->op, c->in, c->n_in, c->attrs, out);
+    return gradd_conv_of_op(c->op, c->in, c->n_in, c->attrs, out, out_made);
 }
 
 gradd_status_t gradd_conv_of_launch(const gradd_launch_t *r, gradd_conv_t *out,
                                     gradd_conv_made_t *out_made) {
-    *out_made = made_by(r->op);
-    return relation(r->op, r->in, r->n_in, r->attrs, out);
+    return gradd_conv_of_op(r->op, r->in, r->n_in, r->attrs, out, out_made);
 }
 
 static const void *data_of(const gradd_launch_t *r, int i) {
@@ -109,20 +89,30 @@ static counts_t count(const gradd_conv_t *v) {
                       gradd_conv_volume(v->y), gradd_conv_volume(v->kernel)};
 }
 
+/* Where element i of a channel of x lies; the same of y. */
+static int64_t x_at(const gradd_conv_t *v, int64_t image, int64_t channel, int64_t i) {
+    return gradd_conv_element(v, v->in, gradd_conv_volume(v->x), image, channel, i);
+}
+static int64_t y_at(const gradd_conv_t *v, int64_t image, int64_t channel, int64_t o) {
+    return gradd_conv_element(v, v->out, gradd_conv_volume(v->y), image, channel, o);
+}
+
 static gradd_status_t plain_y(const gradd_conv_t *v, const gradd_conv_memory_t *t) {
     const counts_t n = count(v);
     GRADD_SWITCH_FLOAT(v->dtype, T, {
+        const T *x = t->x;
         for (int64_t at = 0; at < v->images * v->out * n.y; at++) {
             const int64_t o = at % n.y, m = at / n.y % v->out, image = at / n.y / v->out;
-            const T *x = (const T *)t->x + (image * v->in + m / n.out * n.in) * n.x;
             const T *w = (const T *)t->w + m * n.in * n.taps;
             double sum = t->bias ? (double)((const T *)t->bias)[m] : 0;
             for (int64_t c = 0; c < n.in; c++)
                 for (int64_t k = 0; k < n.taps; k++) {
                     const int64_t i = read_by(v, o, k);
-                    if (i >= 0) sum += (double)x[c * n.x + i] * (double)w[c * n.taps + k];
+                    if (i >= 0)
+                        sum += (double)x[x_at(v, image, m / n.out * n.in + c, i)] *
+                               (double)w[c * n.taps + k];
                 }
-            ((T *)t->y)[at] = (T)sum;
+            ((T *)t->y)[y_at(v, image, m, o)] = (T)sum;
         }
     });
     return GRADD_OK;
@@ -131,18 +121,20 @@ static gradd_status_t plain_y(const gradd_conv_t *v, const gradd_conv_memory_t *
 static gradd_status_t plain_x(const gradd_conv_t *v, const gradd_conv_memory_t *t) {
     const counts_t n = count(v);
     GRADD_SWITCH_FLOAT(v->dtype, T, {
+        const T *y = t->y;
         for (int64_t at = 0; at < v->images * v->in * n.x; at++) {
             const int64_t i = at % n.x, channel = at / n.x % v->in, image = at / n.x / v->in;
             const int64_t first = channel / n.in * n.out, c = channel % n.in;
-            const T *y = (const T *)t->y + (image * v->out + first) * n.y;
             const T *w = (const T *)t->w + (first * n.in + c) * n.taps;
             double sum = t->bias ? (double)((const T *)t->bias)[channel] : 0;
             for (int64_t m = 0; m < n.out; m++)
                 for (int64_t k = 0; k < n.taps; k++) {
                     const int64_t o = reader_of(v, i, k);
-                    if (o >= 0) sum += (double)y[m * n.y + o] * (double)w[m * n.in * n.taps + k];
+                    if (o >= 0)
+                        sum += (double)y[y_at(v, image, first + m, o)] *
+                               (double)w[m * n.in * n.taps + k];
                 }
-            ((T *)t->x)[at] = (T)sum;
+            ((T *)t->x)[x_at(v, image, channel, i)] = (T)sum;
         }
     });
     return GRADD_OK;
@@ -151,17 +143,17 @@ static gradd_status_t plain_x(const gradd_conv_t *v, const gradd_conv_memory_t *
 static gradd_status_t plain_w(const gradd_conv_t *v, const gradd_conv_memory_t *t) {
     const counts_t n = count(v);
     GRADD_SWITCH_FLOAT(v->dtype, T, {
+        const T *x = t->x, *y = t->y;
         for (int64_t at = 0; at < v->out * n.in * n.taps; at++) {
             const int64_t k = at % n.taps, c = at / n.taps % n.in, m = at / n.taps / n.in;
             double sum = 0;
-            for (int64_t image = 0; image < v->images; image++) {
-                const T *x = (const T *)t->x + (image * v->in + m / n.out * n.in + c) * n.x;
-                const T *y = (const T *)t->y + (image * v->out + m) * n.y;
+            for (int64_t image = 0; image < v->images; image++)
                 for (int64_t o = 0; o < n.y; o++) {
                     const int64_t i = read_by(v, o, k);
-                    if (i >= 0) sum += (double)x[i] * (double)y[o];
+                    if (i >= 0)
+                        sum += (double)x[x_at(v, image, m / n.out * n.in + c, i)] *
+                               (double)y[y_at(v, image, m, o)];
                 }
-            }
             ((T *)t->w)[at] = (T)sum;
         }
     });

@@ -172,6 +172,6 @@ GRADD_KERNELS(cuda, conv,
               GRADD_KERNEL("Conv", "direct", .types = {GPU_T_FLOAT}, .compute = compute_conv,
                            .cost = gradd_conv_cost),
               GRADD_KERNEL("ConvDataGrad", "direct", .types = {GPU_T_FLOAT},
-                           .compute = compute_data, .cost = gradd_conv_data_cost),
+                           .compute = compute_data, .cost = gradd_conv_cost),
               GRADD_KERNEL("ConvWeightGrad", "direct", .types = {GPU_T_FLOAT},
-                           .compute = compute_weight, .cost = gradd_conv_weight_cost));
+                           .compute = compute_weight, .cost = gradd_conv_cost));

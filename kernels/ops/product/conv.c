@@ -309,22 +309,20 @@ GRADD_OPS(
                  CASE("f32[2,17,13,19]:(-1,1) f32[2,24,13,19]:(-1,1) | kernel_shape=[3,3] "
                       "begins=[1,1]"))));
 
-#define ON_CPU(title, of_cost)                                                                     \
+#define ON_CPU(title)                                                                              \
     GRADD_KERNEL(title, "depthwise", .types = {GRADD_T_F32_F64},                                   \
                  .accepts = gradd_conv_depthwise_accepts, .prepare = gradd_conv_depthwise_prepare, \
                  .unprepare = gradd_conv_depthwise_unprepare, .compute = gradd_conv_depthwise,     \
-                 .cost = of_cost),                                                                 \
-        ONEDNN(title, "oneDNN f32", GRADD_DTB(F32), of_cost),                                      \
-        ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16), of_cost),                                    \
+                 .cost = gradd_conv_cost),                                                         \
+        ONEDNN(title, "oneDNN f32", GRADD_DTB(F32)),                                               \
+        ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16)),                                             \
         GRADD_KERNEL(title, "columns", .types = {GRADD_T_F32_F64},                                 \
                      .prepare = gradd_conv_columns_prepare,                                        \
                      .unprepare = gradd_conv_columns_unprepare, .compute = gradd_conv_columns,     \
-                     .cost = of_cost)
-#define ONEDNN(title, kernel, mask, of_cost)                                                       \
+                     .cost = gradd_conv_cost)
+#define ONEDNN(title, kernel, mask)                                                                \
     GRADD_KERNEL(title, kernel, .types = {mask}, .accepts = gradd_conv_onednn_accepts,             \
                  .prepare = gradd_conv_onednn_prepare, .unprepare = gradd_conv_onednn_unprepare,   \
-                 .compute = gradd_conv_onednn, .cost = of_cost)
+                 .compute = gradd_conv_onednn, .cost = gradd_conv_cost)
 
-GRADD_KERNELS(cpu, conv, ON_CPU("Conv", gradd_conv_cost),
-              ON_CPU("ConvDataGrad", gradd_conv_data_cost),
-              ON_CPU("ConvWeightGrad", gradd_conv_weight_cost));
+GRADD_KERNELS(cpu, conv, ON_CPU("Conv"), ON_CPU("ConvDataGrad"), ON_CPU("ConvWeightGrad"));
