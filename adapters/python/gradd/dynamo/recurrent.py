@@ -17,9 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gradd import private
 
 _aten = torch.ops.aten
-OPERATORS = (
-    *(_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input),
-)
+OPERATORS = (*(_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input),)
 
 
 def shorten(wanted: Callable[[], bool]) -> None:
