@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 _FORWARD = "forward"
-_torchs = _BatchNorm.forward
+_DIMENSIONS = {torch.nn.BatchNorm1d: (2, 3), torch.nn.BatchNorm2d: (4,), torch.nn.BatchNorm3d: (5,)}
+_KINDS = tuple(_DIMENSIONS)
+_torchs = torch.nn.BatchNorm2d.forward  # all kinds inherit one
 
 
 class Norms:
     """Context of a call: the cumulative norms of a module have the forward of this file."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        found = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+        found = [m for m in module.modules() if isinstance(m, _KINDS)]
         # Dynamo compares which function it is: one for each norm, for good.
         self._norms = [(m, types.MethodType(_forward, m)) for m in found if _is_torchs(m)]
         self._changed: list[torch.nn.Module] = []
@@ -46,8 +47,9 @@ def _is_torchs(norm: torch.nn.Module) -> bool:
 
 
 def _forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-    """_BatchNorm.forward() in training, without a momentum."""
-    self._check_input_dim(input)
+    """The forward of a batch norm in training, without a momentum."""
+    if not any(isinstance(self, k) and input.dim() in d for k, d in _DIMENSIONS.items()):
+        return _torchs(self, input)  # raises
     mean, spread = self.running_mean, self.running_var
     counted = self.track_running_stats and self.num_batches_tracked is not None
     if not counted or mean is None:
