@@ -218,7 +218,8 @@ def _at_exit() -> None:
     for line in lines[:_LINES]:
         logger.warning("%s", line)
     if len(lines) > _LINES:
-        logger.warning("%d more modules ran in PyTorch, or had no call", len(lines) - _LINES)
+        more = _number(len(lines) - _LINES, "other module")
+        logger.warning("%s had calls in PyTorch, or no call at all", more)
 
 
 atexit.register(_at_exit)

@@ -80,8 +80,9 @@ static gradd_status_t ref_gemm(const gradd_launch_t *r) {
 
 static gradd_status_t misfit(const gradd_type_t *a, const gradd_type_t *b) {
     char ta[GRADD_TYPE_TEXT], tb[GRADD_TYPE_TEXT];
-    return GRADD_FAIL(GRAPH, "shapes %s and %s do not multiply", gradd_type_format(a, ta),
-                      gradd_type_format(b, tb));
+    return GRADD_FAIL(GRAPH, "%s %s and %s do not multiply",
+                      a->dtype == b->dtype ? "shapes" : "element types of",
+                      gradd_type_format(a, ta), gradd_type_format(b, tb));
 }
 
 static gradd_status_t infer_product(gradd_infer_t *c, bool trans_a, bool trans_b) {

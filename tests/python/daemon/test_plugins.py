@@ -144,6 +144,7 @@ def test_a_plugin_of_another_project(tmp_path: Path) -> None:
     _plugin(tmp_path, ENTRY % CPU.replace('"cuda"', '"vulkan"'), "vulkan")
     (tmp_path / "libgradd.so").touch()
     (tmp_path / "libgradd_other.so.1").touch()
+    (tmp_path / "libgradd_shm.so").touch()  # the library of clients
     env = {**os.environ, "GRADD_PLUGINS": str(tmp_path)}
     for wanted, code in (("vulkan", 0), ("metal", 1)):
         command = [str(BINARY), "doctor", "--json", "--device", wanted]

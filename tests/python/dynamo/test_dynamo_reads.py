@@ -184,7 +184,7 @@ def test_numbers_that_change_in_every_call(name: str) -> None:
 
 @pytest.mark.parametrize("first", [nn.LazyLinear, lambda n: nn.Linear(3, n)])
 def test_lazy_modules_get_their_sizes_in_pytorch(first: Callable) -> None:
-    net = nn.Sequential(first(5), nn.ReLU(), nn.LazyLinear(3))
+    net = nn.Sequential(first(5), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
     wrapped = ORTModule(net)
     for _ in range(3):
         wrapped(torch.ones(2, 3)).sum().backward()

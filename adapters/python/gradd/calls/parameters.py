@@ -113,9 +113,9 @@ class Entry:
 def is_small(buffer: torch.Tensor) -> bool:
     """True for a buffer that is copied for each call: its memory can then be resized, as some are.
 
-    Shared memory cannot.
+    Shared memory cannot. A buffer of a lazy module has no size yet.
     """
-    return buffer.numel() * buffer.element_size() < _SMALL
+    return is_lazy(buffer) or buffer.numel() * buffer.element_size() < _SMALL
 
 
 def identity(tensor: torch.Tensor) -> tuple:

@@ -232,6 +232,8 @@ class Gaps:
         breaks = max(len({*ends, *gaps}), len(path) - 1)
         # A graph that calls a function with a break ends in front of it, for the same reason.
         known = {ends[at].place for at in gaps if at in ends}
+        for place in known:
+            owner.is_new(place)  # nor is it said of another break in that line later
         for end in ends.values():
             if end.place not in known and owner.is_new(end.place):
                 logger.warning(
