@@ -358,6 +358,7 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
     daemon->worker = (worker_t){
         .root = "", .plain = !daemon->options->fuse, .dense_loss = !daemon->options->chunked_loss};
+    lost_read(&daemon->worker.lost, &daemon->dir);
     const gradd_device_options_t device = {
         .name = daemon->options->device,
         .threads = machine_threads(daemon->options->threads),

@@ -275,4 +275,5 @@ void rundir_unlink(const rundir_t *dir) {
         return;
     unlinkat(dir->folder, RUNDIR_CMD, 0);
     unlinkat(dir->folder, RUNDIR_CTL, 0);
+    unlinkat(dir->folder, RUNDIR_LOST, 0);
 }

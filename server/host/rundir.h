@@ -23,6 +23,7 @@
 #define RUNDIR_CMD      "cmd.sock"
 #define RUNDIR_CTL      "ctl.sock"
 #define RUNDIR_LOCK     "lock"
+#define RUNDIR_LOST     "lost" /* plans over which a device was lost */
 
 typedef enum rundir_socket_e { RUNDIR_COMMANDS, RUNDIR_CONTROL, RUNDIR_SOCKETS } rundir_socket_t;
 
@@ -78,7 +79,8 @@ gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner);
 gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd);
 /* Removes a socket on which the daemon will not listen after all. */
 void rundir_unlisten(rundir_t *dir, rundir_socket_t which);
-/* Removes both sockets, unless another daemon has locked the directory since: then they are its. */
+/* Removes both sockets and what was noted, unless another daemon has locked the directory since:
+ * then they are its. */
 void rundir_unlink(const rundir_t *dir);
 
 #endif

@@ -111,12 +111,14 @@ static void hash_list(gradd_sha256_t *hash, const int32_t *list, int n) {
     if (n) gradd_sha256_update(hash, list, (size_t)n * sizeof *list);
 }
 
+/* The same in the next daemon of the device (lost.h). */
 static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
                      uint8_t out_key[GRADD_SHA256_BYTES]) {
+    const char *device = o->device ? gradd_device_info(o->device)->name : "";
     gradd_sha256_t hash;
     gradd_sha256_init(&hash);
     gradd_sha256_update(&hash, model->id, sizeof model->id);
-    hash_u64(&hash, (uint64_t)(uintptr_t)o->device); /* open as long as there are plans */
+    gradd_sha256_update(&hash, device, strlen(device) + 1);
     hash_u64(&hash, (uint64_t)o->flags);
     hash_u64(&hash, (uint64_t)o->n_inputs);
     for (int i = 0; i < o->n_inputs; i++) {
@@ -142,8 +144,10 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
                              bool *out_hit) {
     uint8_t key[GRADD_SHA256_BYTES];
     make_key(model, options, key);
+    GRADD_TRY(lost_check(&worker->lost, key));
     for (compiled_t *c = worker->compiled; c; c = c->next) {
         if (memcmp(c->key, key, sizeof key) != 0) continue;
+        if (gradd_plan_device(c->plan) != options->device) continue;
         c->refs++;
         c->used = ++worker->clock;
         atomic_fetch_add(&worker->n_plan_hits, 1);

@@ -314,6 +314,8 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                           "without 'keep' has used it up",
                           (unsigned long long)id);
     objects->subject = run->plan->compiled->model;
+    objects->running = run->plan->compiled;
+    objects->running_backward = true;
     averaging_t *made = calloc(1, sizeof *made);
     if (!made) return GRADD_FAIL(NOMEM, "no memory for a backward");
     gradd_status_t st = fill_pass(objects, request, run, &made->pass);

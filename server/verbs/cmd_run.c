@@ -198,6 +198,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     session_plan_t *plan;
     GRADD_TRY(find_plan(objects, wire_u64(request->args[FORWARD_PLAN]), &plan));
     objects->subject = plan->compiled->model;
+    objects->running = plan->compiled;
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
                           (unsigned long long)flags);

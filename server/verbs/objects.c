@@ -192,6 +192,14 @@ static _Noreturn void end_without_device(const request_t *request) {
     _exit(DEVICE_LOST_STATUS);
 }
 
+static void note_end(worker_t *worker, const session_objects_t *objects, gradd_status_t status) {
+    const uint8_t *key = objects->running->key;
+    if (status == GRADD_E_DEVICE)
+        lost_note(&worker->lost, key, objects->running_backward);
+    else if (!status && worker->lost.n)
+        lost_ran(&worker->lost, key, objects->running_backward);
+}
+
 /* A request may read what the one before it should have written. */
 static gradd_status_t check_chain(const request_t *request) {
     if (!request->chain || request->chain != request->session->failed_chain) return GRADD_OK;
@@ -224,7 +232,11 @@ static bool handle_request(worker_t *worker, request_t *request) {
     session_objects_t *objects = NULL;
     gradd_status_t st = find_objects(worker, request->session, &objects);
     atomic_store(&request->session->counts.running, true);
-    if (objects) objects->subject = NULL;
+    if (objects) {
+        objects->subject = NULL;
+        objects->running = NULL;
+        objects->running_backward = false;
+    }
     if (st == GRADD_OK)
         st = request->rest ? continue_request(worker, request)
                            : begin_request(worker, request, objects);
@@ -235,6 +247,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
         atomic_store(&request->session->counts.running, false);
         return false;
     }
+    if (objects && objects->running) note_end(worker, objects, st);
     if (st == GRADD_E_DEVICE) end_without_device(request);
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);

@@ -10,6 +10,7 @@
 
 #include "server/api/gradd.h"
 #include "server/verbs/commands.h"
+#include "server/verbs/lost.h"
 #include "server/verbs/spans.h"
 #include "shm/sha256.h"
 
@@ -54,6 +55,7 @@ typedef struct worker_s {
     const char *root;       /* of the machine's files: "", but for tests */
     model_entry_t *models;
     compiled_t *compiled;
+    lost_plans_t lost;
     struct session_objects_s *objects; /* of all sessions that have asked for something */
     uint64_t clock;                    /* rises with every use: the order of the LRU lists */
     uint64_t serial;                   /* names plans for the memory of bindings */
@@ -180,6 +182,8 @@ typedef struct session_objects_s {
     } graphs[SESSION_MAX_GRAPHS];
     int n_graphs;
     const model_entry_t *subject; /* Borrowed: the model that the present request is about */
+    const compiled_t *running;    /* Borrowed: of a plan whose forward or backward it is; or NULL */
+    bool running_backward;
     id_list_t plans, bindings, runs, communicators;
     struct averaging_s *averaging; /* Owned: by the request that is not finished; or NULL */
     int n_held;                    /* tensors of the bindings and runs that exist */

@@ -223,8 +223,8 @@ class ExternalDataError(GraddError):
 class UnsupportedError(GraddError, NotImplementedError):
     """Something that gradd does not do; the message names it.
 
-    Cause: A graph has an operator without a kernel, or `create_graph=True` asks for second
-        derivatives of a graph with random numbers.
+    Cause: A graph has an operator without a kernel, `create_graph=True` asks for second derivatives
+        of a graph with random numbers, or the device was lost twice over a plan.
     Remedy: Compute that part in PyTorch; [operators.md](operators.md) lists the operators.
     """
 

@@ -6,11 +6,12 @@ stand-in for CUDA (tests/sim).
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import DEVICE
+from conftest import BINARY, DEVICE
 
 from gradd import ORTModule, errors, optim
 from gradd.session import client
@@ -75,13 +76,24 @@ def test_a_lost_device_loses_no_bit(
         assert torch.equal(a, b)
 
 
-def test_a_device_that_is_lost_again_and_again_is_an_error(
+def test_a_plan_that_loses_the_device_again_is_refused(
     daemon: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By all daemons, until one is told to end; other plans are computed."""
+    expected, said = _train(2), "the device was lost 2 times in a (forward|backward) of this plan"
     _next_daemon(daemon, monkeypatch, f"{WORK}:9")
-    with pytest.raises(errors.SessionError, match="the daemon was lost .* times in a request"):
+    with pytest.raises(errors.UnsupportedError, match=said):
         _train(4)
     _forgive(daemon)
+    assert sessions.session().recoveries == 3  # it was killed, and then lost its device twice
+    monkeypatch.delenv(FAIL)
+    daemon.kill()
+    with pytest.raises(errors.UnsupportedError, match=said):
+        _train(2)
+    other = ORTModule(torch.nn.Linear(8, 3), strict=True)
+    other(torch.ones(2, 8)).sum().backward()
+    subprocess.check_call([str(BINARY), "stop", "--dir", str(daemon.directory)])
+    assert all(map(torch.equal, _train(2), expected))
 
 
 @pytest.mark.parametrize(("fail", "error", "what"), REFUSED)

@@ -185,7 +185,7 @@ def test_steps_cost_the_same_and_the_trainer_waits_for_labels_alone(
     subprocess.run(stop, check=True, timeout=60, capture_output=True)
     assert not done.returncode, done.stderr[-3000:]
     seen = [eval(line) for line in done.stdout.splitlines()]
-    trainers, daemons = ([s[who] for s in seen] for who in ("trainer", "daemon"))
+    trainers, daemons = ([s[side] for s in seen] for side in ("trainer", "daemon"))
     first, second = map(_difference, trainers, trainers[1:])
     assert first == second and first[0] <= labels * 8 and first[1] <= labels * 8
     first, second = map(_difference, daemons, daemons[1:])

@@ -41,7 +41,7 @@ from gradd.session import control, daemon, other_daemon, protocol, sharing
 from gradd.session.control import ConnectionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
-from gradd.session.replay import Ledger, lost_run
+from gradd.session.replay import Ledger
 from gradd.session.ring import Block, Pool
 from gradd.session.said import Said, now
 from gradd.session.timeline import MOST, Pending, Timeline
@@ -411,7 +411,7 @@ class Client:
         except errors.StaleError:
             if fields["run"] not in self.ledger.lost:
                 raise
-            raise lost_run() from None
+            raise self.ledger.lost_run(fields["run"]) from None
 
     def with_turns(self) -> Timeline | None:
         """The timeline; on the host it is made here, and each later daemon gets it."""
@@ -464,7 +464,7 @@ class Client:
                 len(self._segments),
                 len(self.ledger.graphs),
                 runs,
-                f"; {lost} lost, their parameters have changed since" if lost else "",
+                f"; {lost} lost, {self.ledger.why_lost()}" if lost else "",
             )
 
     def _resend(self) -> tuple[int, int]:
@@ -484,6 +484,7 @@ class Client:
             started = {p.fields["run"] for p in timeline.pending if p.verb == "forward"}
             counts = self.ledger.resend(self._exchange, started)
             for pending in list(timeline.pending):
+                self.ledger.check(pending.forward[0] if pending.forward else pending.fields)
                 if pending.forward is not None and pending.fields["run"] not in started:
                     if self.ledger.repeat_released(self._exchange, *pending.forward):
                         self._releases.append(pending.fields["run"])
@@ -633,7 +634,7 @@ class Client:
     def release(self, run: int) -> None:
         """Queues the release of a run. Any thread, any time."""
         self.ledger.runs.pop(run, None)
-        self.ledger.lost.discard(run)
+        self.ledger.lost.pop(run, None)
         self._releases.append(run)
 
     def later(self, verb: str, fields: dict[str, Any]) -> None:

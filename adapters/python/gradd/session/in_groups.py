@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from gradd import errors, interrupts
 from gradd.memory.devices import HOST
-from gradd.session.replay import lost_run
 from gradd.session.timeline import MOST, Pending, Timeline
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def wait(client: Client, pending: Pending, group: int) -> None:
     except errors.StaleError:
         if pending.fields["run"] not in client.ledger.lost:
             raise
-        raise lost_run() from None
+        raise client.ledger.lost_run(pending.fields["run"]) from None
 
 
 def _wait_on_host(client: Client, timeline: Timeline, pending: Pending, group: int) -> None:

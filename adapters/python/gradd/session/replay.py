@@ -21,14 +21,6 @@ from gradd.session.protocol import GraphInfo
 Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]
 
 
-def lost_run() -> errors.StaleError:
-    """The error of a backward whose forward could not be repeated."""
-    return errors.StaleError(
-        "the daemon was restarted after the forward of this backward, and the parameters have "
-        "changed since then: its activations are lost. Run the forward again"
-    )
-
-
 class Step(Protocol):
     """A step of an optimizer of which half may be done (optim.py)."""
 
@@ -45,7 +37,9 @@ class Ledger:
         self.plans: dict[int, dict[str, Any]] = {}
         self.binds: dict[int, dict[str, Any]] = {}
         self.runs: dict[int, tuple[dict[str, Any], Snapshot | None]] = {}
-        self.lost: set[int] = set()  # runs that could not be repeated and are not released
+        # Runs that could not be repeated and are not released: why, "" = parameters have changed.
+        self.lost: dict[int, str] = {}
+        self.refused: dict[int, str] = {}  # plans that the daemon does not take, and why
         self.steps: list[Step] = []  # begun, and given up by the client: to be finished first
 
     def resend(self, send: Send, started: Collection[int] = ()) -> tuple[int, int]:
@@ -63,9 +57,10 @@ class Ledger:
         """
         for info in list(self.graphs.values()):
             send("graph.put", *info.put)
-        for fields in list(self.plans.values()):
+        self.refused.clear()
+        for plan, fields in list(self.plans.items()):
             if fields["graph"] in self.graphs:  # else it is being dropped
-                self.send_plan(send, fields)
+                self._resend_plan(send, plan, fields)
         for fields in list(self.binds.values()):
             send("bind", fields, ())
         for step in list(self.steps):
@@ -73,6 +68,10 @@ class Ledger:
         runs = [(run, entry) for run, entry in self.runs.items() if run not in started]
         lost = 0
         for run, (fields, read) in runs:
+            if fields["plan"] in self.refused:
+                self._lose(run, self.refused[fields["plan"]])
+                lost += 1
+                continue
             if read is None:
                 self.send_forward(send, fields)
                 continue
@@ -81,10 +80,38 @@ class Ledger:
                 reply = self.send_forward(send, {**fields, **read.expected()})
                 changed = bool(reply.get("changed"))
             if changed:
-                self.lost.add(run)
-                self.runs.pop(run, None)
+                self._lose(run)
                 lost += 1
         return len(runs) - lost, lost
+
+    def _resend_plan(self, send: Send, plan: int, fields: dict[str, Any]) -> None:
+        """A plan that is refused is an error where it is used: other plans go on."""
+        try:
+            self.send_plan(send, fields)
+        except errors.UnsupportedError as error:
+            self.refused[plan] = error.what
+
+    def _lose(self, run: int, why: str = "") -> None:
+        self.lost[run] = why
+        self.runs.pop(run, None)
+
+    def check(self, fields: dict[str, Any]) -> None:
+        """Raises: UnsupportedError (a request's plan is refused)."""
+        if why := self.refused.get(fields.get("plan", 0)):
+            raise errors.UnsupportedError(why)
+
+    def why_lost(self) -> str:
+        """Why the last replay has lost runs."""
+        return next(iter(self.refused.values()), "their parameters have changed since")
+
+    def lost_run(self, run: int) -> errors.GraddError:
+        """The error of a backward whose forward could not be repeated."""
+        if why := self.lost[run]:
+            return errors.UnsupportedError(why)
+        return errors.StaleError(
+            "the daemon was restarted after the forward of this backward, and the parameters have "
+            "changed since then: its activations are lost. Run the forward again"
+        )
 
     def send_plan(self, send: Send, fields: dict[str, Any]) -> Any:
         """graph.plan; the daemon keeps the most recent graphs only, an older one is put again."""
@@ -113,5 +140,6 @@ class Ledger:
 
     def forget_all(self) -> None:
         """Drops every entry (the client closes)."""
-        for table in (self.graphs, self.plans, self.binds, self.runs, self.lost, self.steps):
+        tables = (self.graphs, self.plans, self.binds, self.runs, self.lost, self.refused)
+        for table in (*tables, self.steps):
             table.clear()
