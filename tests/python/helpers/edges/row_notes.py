@@ -217,7 +217,7 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "ctc_loss",
         "combinations",
     ),
-    "depends on data that is not known before the run": (
+    "depends on": (
         "boolean index",
         "nonzero",
         "masked_select",
