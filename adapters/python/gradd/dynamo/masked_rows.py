@@ -251,13 +251,13 @@ class _Walk:
             raise _OpenError(node)
         mask = next(iter(masks.values()), None)
         if mask is None:  # a tensor by a number
-            self._replace(node, self._repeated(node))
+            self._stand_in(node, self._repeated(node))
         elif node.target is operator.setitem:
             self._assign(node, mask)
         elif _is_open(node):
             self.rows[node] = self._row_wise(node, rows, name), mask
         else:
-            self._replace(node, self._total(node, name, mask))
+            self._stand_in(node, self._total(node, name, mask))
 
     def _first(self, node: Node) -> Node:
         return next(n for n in node.all_input_nodes if n in self.rows or n in self.numbers)
@@ -325,7 +325,7 @@ class _Walk:
         self._check(node, made)
         return made
 
-    def _replace(self, node: Node, made: Node) -> None:
+    def _stand_in(self, node: Node, made: Node) -> None:
         self._check(node, made)
         node.replace_all_uses_with(made)
 
