@@ -11,7 +11,7 @@
 #include "kernels/cases/cases.h"
 #include "kernels/contract/kernel.h"
 
-enum { EAGER_MAX_VALUES = 2048 };
+enum { EAGER_MAX_VALUES = 4096 };
 
 typedef struct eager_node_s eager_node_t;
 

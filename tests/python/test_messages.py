@@ -261,7 +261,9 @@ REASONS |= {
     "device": _forward(lambda self, x, y: (self.lin(x), y * 2), X, torch.ones(3, device="meta")),
     "export_failed": _forward(lambda self, x: torch.compiler.disable(self.lin)(x)),
     "func_transform": _forward(lambda self, x: torch.vmap(lambda v: v.exp())(self.lin(x))),
-    "graph_break": _forward(lambda self, x: torch.masked_select(self.lin(x), x > 0).sum()),
+    "graph_break": _forward(
+        lambda self, x: torch.masked_select(self.lin(x), x > 0).sort()[0].sum()
+    ),
     "input_mutation": _forward(
         lambda self, x: self.lin(x.mul_(2)), X.clone().requires_grad_().mul(1)
     ),

@@ -45,11 +45,11 @@ def hooked(net: Net, h: Tensor) -> Tensor:
 
 
 def masked(net: Net, h: Tensor) -> Tensor:
-    return h + torch.masked_select(h, h > 0).mean()
+    return h + torch.masked_select(h, h > 0).sort()[0].mean()
 
 
 def chosen(net: Net, h: Tensor) -> Tensor:
-    return h * h[h > 0].sum()
+    return h * h[h > 0].cumsum(0).mean()
 
 
 def distinct(net: Net, h: Tensor) -> Tensor:
@@ -133,7 +133,8 @@ def test_operators_between_graphs_are_said_and_counted(between: Any, caplog: Any
     stats = model.gradd_stats()
     assert stats["in_torch"] == stats["parts_in_torch"] == {"graph_break": 3}
     assert stats["breaks"] >= 3 and stats["fallbacks"] == {}
-    (text,) = warnings_in(caplog)
+    *first, text = warnings_in(caplog)  # of the first call, if that has traced sizes of data
+    assert len(first) <= 1
     name = "_skipped" if between is skipped else between.__name__
     assert "(graph_break)" in text and f" in {name} @ {__file__}:" in text
 

@@ -24,12 +24,13 @@ import torch.fx
 from torch._dynamo import config
 
 from gradd import interrupts, progress
-from gradd.dynamo import between_graphs, work
+from gradd.dynamo import between_graphs, masked_rows, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
 from gradd.dynamo.own_forward import does_more, stored
 from gradd.dynamo.owner import SOURCE, Owner, device_of
 from gradd.memory import unused
 from gradd.session import daemon
+from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
 _Run = tuple[Callable[..., Any], Callable[[], work.Amounts]]
@@ -101,8 +102,39 @@ def compiled(
     owner.compiled += 1
     owner.follow(examples)
     graph = _copied(graph)
+    if masked_rows.has_open_sizes(graph.graph):
+        graph, error = _in_places(graph)
+        if error is not None and owner.keeps_places:
+            run, amounts = _open(owner, graph, error)
+            return between_graphs.entry(owner, graph, run, amounts)
     run, amounts = _run_of(owner, graph, examples, code)
     return between_graphs.entry(owner, graph, run, amounts)
+
+
+def _in_places(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, CaptureError | None]:
+    """A graph whose chosen rows keep their places; or itself, and why there is none."""
+    made = _copied(graph)
+    error = masked_rows.keep_places(made.graph)
+    if error is not None:
+        return graph, error
+    made.recompile()
+    return made, None
+
+
+def _open(owner: Owner, graph: torch.fx.GraphModule, error: CaptureError) -> _Run:
+    """A graph with sizes that depend on data, in PyTorch: later calls are traced with breaks."""
+    owner.keeps_places = False
+    try:
+        reason = owner.fallback.decide(error)
+    except CaptureError:
+        return _raising(owner, error)
+    owner.fallback.warn(reason, error, 0.0, 0.0)
+
+    def run(*args: Any) -> Any:
+        owner.ran_in_torch(reason)
+        return graph.forward(*args)
+
+    return run, lambda: work.amounts(graph.graph.nodes, False)
 
 
 def _run_of(

@@ -138,6 +138,7 @@ class Compiled:
         self._failed_again = 0  # of these calls
         self._skipped = 0  # calls for which Dynamo skips a function where one of them has raised
         self._embeddings: marking_hooks.Embeddings | None = None
+        self._keeps_places = self.owner.keeps_places
         self._norms = cumulative_norms.Norms(module)
         self._lost: str | None = None  # why Dynamo fails at a function
         self._unchecked = True  # some parameters may have no size yet, or be shards
@@ -239,6 +240,10 @@ class Compiled:
         if LazyTensor in map(type, leaves):
             args, kwargs = private.pytree.tree_map_only(LazyTensor, connected, (args, kwargs))
         sizes.mark(leaves)
+        if self._keeps_places and not owner.keeps_places:  # calls are traced again
+            self._keeps_places = False
+            del self._versions[:], self._odd_versions[:]
+            self._odd_forms.clear()
         before, frames, graphs = owner.now.graphs, Frames.now(), owner.compiled
         versions = self._versions
         if self._odd_forms and _form(leaves) in self._odd_forms:
@@ -251,7 +256,7 @@ class Compiled:
         here = forwarding.here
         outer, here.module = here.module, self.module
         try:
-            with self._held, settings.Applied(), self._norms:
+            with self._held, settings.Applied(owner.keeps_places), self._norms:
                 function = self._compiled(versions, kwargs)
                 if self.given_forward is None:
                     owner.now.call = Present(self.module, function, args, kwargs, before)
@@ -284,6 +289,8 @@ class Compiled:
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         seen = self._gaps.count(ran, why)
         failed = now.failed(frames)
+        if owner.keeps_places and now != frames and (failed or owner.now.graphs == before):
+            owner.keeps_places &= not _may_be_open(why)
         if owner.now.graphs == before:
             if self._computes_nothing(leaves, result, now != frames and not (failed or why)):
                 return result
@@ -498,6 +505,11 @@ class Compiled:
             for graph in self.owner.graphs:
                 graph.close()
             self.owner.finish()()
+
+
+def _may_be_open(why: str) -> bool:
+    """Whether Dynamo may have failed at sizes that depend on data, which it recorded."""
+    return not why or "ata-dependent" in why
 
 
 def _form(leaves: Sequence[Any]) -> tuple[Any, ...]:

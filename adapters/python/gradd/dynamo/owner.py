@@ -110,6 +110,8 @@ class Owner:
         self.live_rows: Counter[str] = Counter()
         self.generator = GeneratorState()
         self.planning = Planning()
+        # Dynamo records sizes that depend on data, as of x[mask]; see masked_rows.py.
+        self.keeps_places = module is not None
         self.now = Now()
         self.budget = Budget(self.memory.budget)
         self._names: dict[int, str] = {}

@@ -50,6 +50,7 @@ if not of_function():  # torch 2.11
 
 _LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once")  # transformers' too
 _IGNORED = "ignore_logging_functions"
+_OPEN_SIZES = "capture_dynamic_output_shape_ops"
 
 
 class _Loggers(list):
@@ -74,7 +75,7 @@ def _variable(name: str) -> ContextVar[Any] | None:
 
 
 # The variables that hold settings: Dynamo's own access to all of ours takes 40 us of a call.
-_VARIABLES = {name: _variable(name) for name in (*_DISTRIBUTED, _IGNORED)}
+_VARIABLES = {name: _variable(name) for name in (*_DISTRIBUTED, _IGNORED, _OPEN_SIZES)}
 _FAST = all(_VARIABLES.values())
 
 
@@ -118,7 +119,13 @@ logging.getLogger("torch._dynamo.variables.tensor").addFilter(_Said())
 class Applied:
     """Context in which Dynamo has our settings."""
 
-    __slots__ = ("_before", "_fused")
+    __slots__ = ("_before", "_fused", "_open_sizes")
+
+    def __init__(self, open_sizes: bool = False) -> None:
+        """Args:
+        open_sizes: Sizes that depend on data, as of x[mask], break no graph.
+        """
+        self._open_sizes = open_sizes
 
     def __enter__(self) -> None:
         _ours.applied = True
@@ -131,8 +138,13 @@ class Applied:
             self._before = [(_VARIABLES[n], _VARIABLES[n].set(v)) for n, v in wanted.items()]
             ignored = _VARIABLES[_IGNORED]
             self._before.append((ignored, ignored.set(_with_loggers(ignored.get()))))
+            if self._open_sizes:
+                sizes = _VARIABLES[_OPEN_SIZES]
+                self._before.append((sizes, sizes.set(True)))
             return
         wanted = {**wanted, _IGNORED: _Loggers(getattr(config, _IGNORED))}
+        if self._open_sizes:
+            wanted[_OPEN_SIZES] = True
         self._before = [(name, getattr(config, name)) for name in wanted]
         for name, value in wanted.items():
             setattr(config, name, value)

@@ -11,6 +11,13 @@ _CAUSAL = torch.tril(torch.ones(3, 3)).bool()
 IMG = ("2,3,6,6",)
 CONV2D = ("2,3,6,6", "4,3,3,3")
 SEQ = ("2,3,8",)
+_GRID = ("2,2,4,5", "2,3,3,2")
+
+
+def _sampled(mode, padding, corners=False):
+    return lambda x, g: F.grid_sample(x, g, mode, padding, corners)
+
+
 ROWS = [
     row("softmax", lambda x: x.softmax(-1)),
     row("softmax 0", lambda x: x.softmax(0)),
@@ -166,7 +173,19 @@ ROWS = [
     row("interpolate nearest", lambda x: F.interpolate(x, scale_factor=2), *IMG),
     row("interpolate bilinear", lambda x: F.interpolate(x, size=(4, 4), mode="bilinear"), *IMG),
     row("interpolate linear", lambda x: F.interpolate(x, size=5, mode="linear"), *SEQ),
-    row("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), "1,2,4,4", "1,3,3,2"),
+    row("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), *_GRID),
+    row("grid_sample corners", lambda x, g: F.grid_sample(x, g, align_corners=True), *_GRID),
+    row("grid_sample border", _sampled("bilinear", "border"), *_GRID),
+    row("grid_sample reflection", _sampled("bilinear", "reflection"), *_GRID),
+    row("grid_sample mirrored", _sampled("bilinear", "reflection", True), *_GRID),
+    row("grid_sample nearest", _sampled("nearest", "zeros"), *_GRID),
+    row("grid_sample nearest border", _sampled("nearest", "border", True), *_GRID),
+    row("grid_sample bicubic", _sampled("bicubic", "zeros"), *_GRID),
+    row("grid_sample bicubic border", _sampled("bicubic", "border", True), *_GRID),
+    row("grid_sample bicubic mirrored", _sampled("bicubic", "reflection"), *_GRID),
+    row("grid_sample 3d", _sampled("bilinear", "zeros"), "1,2,3,2,4", "1,2,2,3,3"),
+    row("grid_sample 3d nearest", _sampled("nearest", "reflection"), "1,2,3,2,4", "1,2,2,3,3"),
+    row("affine_grid", lambda t: F.affine_grid(t, [2, 3, 4, 5], align_corners=False), "2,2,3"),
     row("affine_grid", lambda t: F.affine_grid(t, [1, 1, 2, 2], align_corners=False), "1,2,3"),
     row("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), "1,4,2,2"),
     row("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 2), "1,1,4,4"),

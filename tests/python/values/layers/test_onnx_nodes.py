@@ -20,7 +20,7 @@ pytestmark = pytest.mark.quick
 
 OPERATORS = (
     *("BatchNormalization", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
-    "Resize",
+    *("Resize", "GridSample", "Col2Im"),
 )
 MODULES = {"BatchNormalization": "batch_normalization"}
 # Part of a test's name -> part of the error.
@@ -53,7 +53,7 @@ def _ours(case, inputs: list[np.ndarray]) -> list[np.ndarray]:
     model = copy.deepcopy(case.model)
     names = [value.name for value in model.graph.input]
     feeds = dict(zip(names, map(np.ascontiguousarray, inputs), strict=True))
-    if model.graph.node[0].op_type == "Resize":
+    if model.graph.node[0].op_type in ("Resize", "Col2Im"):
         for name in names[1:]:
             model.graph.initializer.append(numpy_helper.from_array(feeds.pop(name), name))
         del model.graph.input[1:]

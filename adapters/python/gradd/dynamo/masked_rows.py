@@ -1,0 +1,429 @@
+"""Rows that a mask chooses keep their places, and the mask goes with them.
+
+    F.cross_entropy(h[m], y[m])      h[m].mean()      x[m] = f(x[m])
+
+How many rows `h[m]` has depends on data, so no plan could be made for it. In a graph of Dynamo that
+records such sizes, this pass lets `h[m]` be all rows of `h`, of which those that are not chosen
+repeat a chosen one: what a row-wise function makes of them is as finite as what it makes of that.
+Where rows meet (in a sum, a mean, a loss) the mask takes the others out, in a loss over classes as
+ignored labels; an assignment puts them back. Gradients go to chosen rows alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from gradd.dynamo import modes, partition, row_functions
+from gradd.dynamo.lower import SYMBOLIC, name_of, value_of
+from gradd.graph.locations import location_of
+from gradd.graph.nodes import fake_mode
+from gradd.spec import CaptureError
+
+Node = torch.fx.Node
+_COMPARING = ("ge", "le", "gt", "lt", "eq", "ne", "_assert_scalar")
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "truediv")},
+    "sym_float": torch.Tensor.double,
+    "sym_max": torch.clamp_min,
+}
+
+
+def has_open_sizes(graph: torch.fx.Graph) -> bool:
+    """Whether a graph of Dynamo has tensors whose sizes depend on data."""
+    return any(map(_is_open, graph.nodes))
+
+
+def keep_places(graph: torch.fx.Graph) -> CaptureError | None:
+    """Replaces the choice of rows in a graph of Dynamo, in place.
+
+    Returns:
+        Why that cannot be, and the graph is of no use; None = no size depends on data any more.
+    """
+    modes.mark(graph, modes.now())
+    try:
+        _Walk(graph).run()
+    except _OpenError as error:
+        return _refusal(error.node)
+    left = next(filter(_is_open, graph.nodes), None)
+    return None if left is None else _refusal(left)
+
+
+def _refusal(node: Node) -> CaptureError:
+    return CaptureError(
+        "graph_break",
+        f"no graph has {name_of(node)} in {location_of(node)} (the number of its results, or of "
+        "its operands, depends on data)",
+    )
+
+
+def _is_open(node: Node) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and bool(free_unbacked_symbols(value.shape))
+
+
+class _OpenError(Exception):
+    """A node needs rows without a place."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.node = node
+
+
+class _Mask(NamedTuple):
+    """A mask of rows.
+
+    Attributes:
+        key: Equal for masks with the same values.
+        given: The tensor of booleans.
+        flat: The same, of rank 1.
+        count: How many rows it chooses, int64 of rank 0.
+        first: The number of the first of them, of rank 1; of none 0.
+        any: Whether there is one, of rank 1.
+    """
+
+    key: Any
+    given: Node
+    flat: Node
+    count: Node
+    first: Node
+    any: Node
+
+
+class _Walk:
+    """One walk over the nodes of a graph, in order.
+
+    Attributes:
+        rows: What stands for chosen rows, all of them, and their mask.
+        numbers: What stands for a number that depends on the mask: a tensor of rank 0.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
+        self.rows: dict[Node, tuple[Node, _Mask]] = {}
+        self.numbers: dict[Node, Node] = {}
+        self.masks: dict[Any, _Mask] = {}
+        self.over: dict[tuple[Node, int], Node] = {}
+        self.writes: dict[Node, int] = {}  # in front of each node
+        self.gone: list[Node] = []
+        self.at: Node | None = None
+
+    def run(self) -> None:
+        count = 0
+        for node in self.graph.nodes:
+            self.writes[node] = count
+            count += partition.computes(node) and partition.is_write(node)
+        for node in list(self.graph.nodes):
+            if any(n in self.rows or n in self.numbers for n in node.all_input_nodes):
+                self.at = node
+                self._take(node)
+            elif _is_open(node):
+                self.at = node
+                self.rows[node] = self._chosen(node)
+                self.gone.append(node)
+        for node in reversed(self.gone):
+            if not node.users:
+                self.graph.erase_node(node)
+
+    # ---- making nodes ----
+
+    def _call(self, target: Any, /, *args: Any, **kwargs: Any) -> Node:
+        """A call in front of the present node, with what Dynamo would know of it."""
+        assert self.at is not None
+        with self.graph.inserting_before(self.at):
+            make = self.graph.call_method if isinstance(target, str) else self.graph.call_function
+            node = make(target, args, kwargs)
+        node.meta = {k: v for k, v in self.at.meta.items() if k not in ("val", "example_value")}
+        given_args, given_kwargs = torch.fx.map_arg((args, kwargs), value_of)
+        mode = fake_mode(value_of(n) for n in node.all_input_nodes)
+        if mode is None:
+            raise _OpenError(self.at)
+        try:
+            with mode, modes.of(self.at).entered():
+                if isinstance(target, str):
+                    value = getattr(given_args[0], target)(*given_args[1:], **given_kwargs)
+                else:
+                    value = target(*given_args, **given_kwargs)
+        except Exception as error:  # what torch refuses of all rows it may allow of chosen ones
+            raise _OpenError(self.at) from error
+        node.meta["example_value"] = value
+        self.writes[node] = self.writes[self.at]
+        return node
+
+    # ---- the choice ----
+
+    def _chosen(self, node: Node) -> tuple[Node, _Mask]:
+        """All rows, for x[mask], masked_select() of a mask of the same sizes."""
+        x, given = self._source(node)
+        value = value_of(x)
+        axes = value_of(given).dim()
+        if 0 in value.shape[:axes]:
+            raise _OpenError(node)
+        mask = self._mask(given)
+        flat = x if axes == 1 else self._call("flatten", x, 0, axes - 1)
+        row = self._call(torch.index_select, flat, 0, mask.first)
+        rank = value.dim() - axes + 1
+        if value.is_floating_point():  # of none at all: a number that most functions take
+            row = self._call(torch.where, self._over(mask.any, rank), row, 1.0)
+        row = self._call("detach", row)
+        return self._call(torch.where, self._over(mask.flat, rank), flat, row), mask
+
+    def _source(self, node: Node) -> tuple[Node, Node]:
+        """The tensor and its mask."""
+        name = name_of(node)
+        x = node.args[0] if node.args else None
+        mask = node.args[1] if len(node.args) > 1 else None
+        if node.target is operator.getitem and isinstance(mask, (tuple, list)):
+            rest = mask[1:]
+            mask = mask[0] if all(part == slice(None, None, None) for part in rest) else None
+        if node.target is not operator.getitem and name != "masked_select":
+            raise _OpenError(node)
+        if not isinstance(x, Node) or not isinstance(mask, Node):
+            raise _OpenError(node)
+        value, chosen = value_of(x), value_of(mask)
+        if not isinstance(value, torch.Tensor) or chosen.dtype is not torch.bool:
+            raise _OpenError(node)
+        if name == "masked_select" and list(value.shape) != list(chosen.shape):
+            mask = self._call("expand_as", mask, x)
+        if chosen.dim() == 0 or value.is_complex():
+            raise _OpenError(node)
+        return x, mask
+
+    def _mask(self, given: Node) -> _Mask:
+        key = self._key(given)
+        found = self.masks.get(key)
+        if found is None:
+            flat = given if value_of(given).dim() == 1 else self._call("flatten", given)
+            numbers = self._call("int", flat)
+            first = self._call("reshape", self._call("argmax", numbers), 1)
+            found = _Mask(
+                key,
+                given,
+                flat,
+                self._call("sum", flat),
+                first,
+                self._call(torch.index_select, flat, 0, first),
+            )
+            self.masks[key] = found
+        return found
+
+    def _key(self, value: Any) -> Any:
+        """Equal for nodes that compute the same: `y != 2`, twice."""
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._key, value))
+        if isinstance(value, slice):
+            return ("slice", *map(self._key, (value.start, value.stop, value.step)))
+        if not isinstance(value, Node):
+            return type(value).__name__, value
+        kinds = (*row_functions.ELEMENTWISE, "getitem", "and_", "or_", "invert", "__and__")
+        pure = name_of(value) in kinds and name_of(value) != "dropout"
+        if not value.op.startswith("call") or not pure:
+            return value
+        operands = self._key(value.args), self._key(tuple(sorted(value.kwargs.items())))
+        return str(value.target), operands, self.writes[value]
+
+    def _over(self, mask: Node, rank: int) -> Node:
+        """A mask of rank 1 shaped to meet rows of that rank."""
+        if rank == 1:
+            return mask
+        if (mask, rank) not in self.over:
+            self.over[mask, rank] = self._call("reshape", mask, -1, *[1] * (rank - 1))
+        return self.over[mask, rank]
+
+    # ---- its readers ----
+
+    def _take(self, node: Node) -> None:
+        if node.op == "output" or not node.op.startswith("call"):
+            raise _OpenError(self._first(node))
+        self.gone.append(node)
+        name = name_of(node)
+        rows = [n for n in node.all_input_nodes if n in self.rows]
+        if not isinstance(value_of(node), torch.Tensor) and node.target is not operator.setitem:
+            self._take_number(node, name, rows)
+            return
+        masks = {self.rows[n][1].key: self.rows[n][1] for n in rows}
+        if len(masks) > 1:
+            raise _OpenError(node)
+        mask = next(iter(masks.values()), None)
+        if mask is None:  # a tensor by a number
+            self._stand_in(node, self._repeated(node))
+        elif node.target is operator.setitem:
+            self._assign(node, mask)
+        elif _is_open(node):
+            self.rows[node] = self._row_wise(node, rows, name), mask
+        else:
+            self._stand_in(node, self._total(node, name, mask))
+
+    def _first(self, node: Node) -> Node:
+        return next(n for n in node.all_input_nodes if n in self.rows or n in self.numbers)
+
+    def _take_number(self, node: Node, name: str, rows: list[Node]) -> None:
+        """Sizes, what is computed of them, and Dynamo's assertions about them, which hold."""
+        if rows:
+            axis = node.args[1] if len(node.args) > 1 else None
+            if name not in ("sym_size.int", "size") or rows != [node.args[0]] or axis != 0:
+                raise _OpenError(node)
+            self.numbers[node] = self.rows[rows[0]][1].count
+        elif name.partition(".")[0] in _COMPARING:
+            both = {self.numbers[n] for n in node.all_input_nodes if n in self.numbers}
+            if len(both) > 1 or any(not _is_asserted(user) for user in node.users):
+                raise _OpenError(node)
+            self.numbers[node] = next(iter(both))
+        elif name in _ARITHMETIC and isinstance(value_of(node), SYMBOLIC):
+            args = torch.fx.map_arg(node.args, lambda n: self.numbers.get(n, n))
+            if name == "sym_max" and not isinstance(args[0], Node):
+                args = args[::-1]
+            self.numbers[node] = self._call(_ARITHMETIC[name], *args)
+        else:
+            raise _OpenError(node)
+
+    def _repeated(self, node: Node) -> Node:
+        """The same call, of all rows and of numbers that are tensors."""
+        known = {n: self.rows[n][0] for n in node.all_input_nodes if n in self.rows}
+        known |= {n: self.numbers[n] for n in node.all_input_nodes if n in self.numbers}
+        if name_of(node) not in row_functions.ELEMENTWISE and any(n in self.numbers for n in known):
+            raise _OpenError(node)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: known.get(n, n))
+        made = self._call(node.target, *args, **kwargs)
+        self._check(node, made)
+        return made
+
+    def _check(self, node: Node, made: Node) -> None:
+        """What stands for a node has its type, and its sizes but for the rows."""
+        old, new = value_of(node), value_of(made)
+        first = int(_is_open(node))
+        same = [str(n) for n in old.shape[first:]] == [str(n) for n in new.shape[first:]]
+        if old.dtype is not new.dtype or old.dim() != new.dim() or not same:
+            raise _OpenError(node)
+
+    def _row_wise(self, node: Node, rows: list[Node], name: str) -> Node:
+        if name in row_functions.IN_PLACE and node.args[0] in rows:
+            return self._written(node, rows, row_functions.IN_PLACE[name])
+        if not row_functions.is_row_wise(node, rows, value_of(rows[0]).dim()):
+            raise _OpenError(node)
+        return self._repeated(node)
+
+    def _written(self, node: Node, rows: list[Node], function: Any) -> Node:
+        """A write into chosen rows, which are a copy: nothing reads them as they were."""
+        own = node.args[0]
+        order = list(self.graph.nodes)
+        behind = set(order[order.index(node) + 1 :])
+        if any(user in behind for user in own.users) or node.kwargs:  # type: ignore[union-attr]
+            raise _OpenError(node)
+        known = {n: self.rows[n][0] for n in rows}
+        others = (n for n in node.all_input_nodes if n not in rows)
+        if any(getattr(value_of(n), "ndim", 0) >= value_of(node).dim() for n in others):
+            raise _OpenError(node)
+        made = self._call(function, *torch.fx.map_arg(node.args, lambda n: known.get(n, n)))
+        if value_of(made).dtype is not value_of(node).dtype:
+            made = self._call("to", made, value_of(node).dtype)
+        self._check(node, made)
+        return made
+
+    def _stand_in(self, node: Node, made: Node) -> None:
+        self._check(node, made)
+        node.replace_all_uses_with(made)
+
+    # ---- where rows meet ----
+
+    def _total(self, node: Node, name: str, mask: _Mask) -> Node:
+        if name in row_functions.LOSSES:
+            return self._loss(node, name, mask)
+        first = node.args[0] if node.args else None
+        if name not in ("sum", "mean") or first not in self.rows:
+            raise _OpenError(node)
+        keepdim = row_functions.argument(node, "keepdim", 2, False)
+        axes = row_functions.axes_of(node, value_of(first).dim())  # type: ignore[arg-type]
+        if (axes is not None and 0 not in axes) or not isinstance(keepdim, bool):
+            raise _OpenError(node)
+        how = (axes, keepdim, value_of(node).dtype)
+        return self._added(self.rows[first][0], mask, name == "mean", how)  # type: ignore[index]
+
+    def _added(self, rows: Node, mask: _Mask, mean: bool, how: tuple) -> Node:
+        """The sum of chosen rows along axes, the first one among them, or their mean."""
+        axes, keepdim, dtype = how
+        value = value_of(rows)
+        kept = self._call(torch.where, self._over(mask.flat, value.dim()), rows, 0)
+        wide = torch.float32 if mean and dtype in (torch.bfloat16, torch.float16) else dtype
+        given = {} if axes is None else {"dim": axes, "keepdim": keepdim}
+        total = self._call(torch.sum, kept, dtype=wide, **given)
+        if not mean:
+            return total
+        count = mask.count
+        for axis in range(1, value.dim()):
+            if axes is None or axis in axes:
+                size = self._call(torch.ops.aten.sym_size.int, rows, axis)
+                count = self._call(torch.mul, count, size)
+        total = self._call(torch.div, total, count)
+        return total if wide is dtype else self._call("to", total, dtype)
+
+    def _loss(self, node: Node, name: str, mask: _Mask) -> Node:
+        """A loss over chosen rows; over classes, where the labels of the others are ignored."""
+        given = row_functions.of_loss(node)
+        reduction = given.get("reduction")
+        first, target = given.get("input"), given.get("target")
+        legacy = given.get("size_average"), given.get("reduce")
+        if reduction not in ("mean", "sum", "batchmean") or legacy != (None, None):
+            raise _OpenError(node)
+        if first not in self.rows or target not in self.rows:
+            raise _OpenError(node)
+        known = {n: self.rows[n][0] for n in (first, target)}
+        if given.get("weight") in self.rows:
+            known[given["weight"]] = self.rows[given["weight"]][0]
+        if any(n in self.rows and n not in known for n in node.all_input_nodes):
+            raise _OpenError(node)
+        if name in ("cross_entropy", "nll_loss") and not value_of(target).is_floating_point():
+            over = self._over(mask.flat, value_of(target).dim())
+            labels = self._call(torch.where, over, known[target], given["ignore_index"])
+            return self._call(node.target, **{**given, "input": known[first], "target": labels})
+        given = {k: known.get(v, v) if isinstance(v, Node) else v for k, v in given.items()}
+        sizes = [list(map(str, value_of(n).shape[1:])) for n in (first, target)]
+        if name != "cross_entropy" and sizes[0] != sizes[1]:
+            raise _OpenError(node)
+        rows = self._call(node.target, **{**given, "reduction": "none"})
+        if reduction == "batchmean":
+            total = self._added(rows, mask, False, (None, False, value_of(node).dtype))
+            return self._call(torch.div, total, mask.count)
+        return self._added(rows, mask, reduction == "mean", (None, False, value_of(node).dtype))
+
+    def _assign(self, node: Node, mask: _Mask) -> None:
+        """x[mask] = rows chosen by the same mask."""
+        x, index, source = node.args
+        if isinstance(index, (tuple, list)) and len(index) == 1:
+            (index,) = index
+        here = isinstance(index, Node) and value_of(index).dtype is torch.bool
+        if not here or x in self.rows or source not in self.rows:
+            raise _OpenError(node)
+        if self._key(index) != mask.key:
+            raise _OpenError(node)
+        rows, value = self.rows[source][0], value_of(x)  # type: ignore[index]
+        rank = value.dim()
+        if value_of(rows).dim() != rank - value_of(index).dim() + 1:
+            raise _OpenError(node)
+        if value_of(rows).dtype is not value.dtype:
+            rows = self._call("to", rows, value.dtype)
+        rows = self._call("reshape", rows, *self._sizes(x))  # type: ignore[arg-type]
+        over = index
+        if value_of(index).dim() < rank:
+            over = self._call(
+                "reshape", index, *self._sizes(index), *[1] * (rank - value_of(index).dim())
+            )
+        self._call(operator.setitem, x, Ellipsis, self._call(torch.where, over, rows, x))
+
+    def _sizes(self, x: Node) -> list[Any]:
+        found: list[Any] = []
+        for axis, size in enumerate(value_of(x).shape):
+            made = size
+            if not isinstance(size, int):
+                made = self._call(torch.ops.aten.sym_size.int, x, axis)
+            found.append(made)
+        return found
+
+
+def _is_asserted(node: Node) -> bool:
+    return name_of(node).partition(".")[0] == "_assert_scalar"
