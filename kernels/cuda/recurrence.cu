@@ -46,8 +46,7 @@ template <class T> struct step_memory {
     T *out, *gates, *dproduct;
 };
 
-template <class T>
-__global__ void GPU_BLOCK(THREADS) rnn_forward(gradd_rnn_t v, step_memory<T> m) {
+template <class T> __global__ void GPU_BLOCK(THREADS) rnn_forward(gradd_rnn_t v, step_memory<T> m) {
     typedef gpu_real<T> R;
     typedef cell_math<R> M;
     const int64_t n = v.cells, all = (int64_t)gridDim.x * blockDim.x;
@@ -77,8 +76,7 @@ __global__ void GPU_BLOCK(THREADS) rnn_forward(gradd_rnn_t v, step_memory<T> m) 
     }
 }
 
-template <class T>
-__global__ void GPU_BLOCK(THREADS) rnn_back(gradd_rnn_t v, step_memory<T> m) {
+template <class T> __global__ void GPU_BLOCK(THREADS) rnn_back(gradd_rnn_t v, step_memory<T> m) {
     typedef gpu_real<T> R;
     typedef cell_math<R> M;
     const int64_t n = v.cells, all = (int64_t)gridDim.x * blockDim.x;
@@ -245,8 +243,7 @@ template <class T> struct forward_call : rnn_call<T> {
         GPU_LAUNCH((rnn_forward<T>), gpu_blocks(v.batch * v.cells, THREADS), THREADS, v, m);
         GRADD_TRY(gpu_launched("Recurrence"));
         if (!v.has_proj) return GRADD_OK;
-        GRADD_TRY(
-            this->multiply(k->projection, m.out, this->template in<T>(GRADD_RNN_PROJ), sum));
+        GRADD_TRY(this->multiply(k->projection, m.out, this->template in<T>(GRADD_RNN_PROJ), sum));
         return this->put((T *)state(i), sum, (const R *)NULL, v.batch * v.state);
     }
     gradd_status_t run() const {

@@ -30,8 +30,8 @@ static gradd_status_t read_sizes(const gradd_type_t *gates, const gradd_type_t *
         return GRADD_FAIL(GRAPH, "the gates are %s, expected steps, batch and %lld times the cells",
                           gradd_type_format(gates, text), (long long)v->gates);
     if (u->rank != 2 || u->dims[0] != gates->dims[2])
-        return GRADD_FAIL(GRAPH, "U is %s, which does not fit gates %s",
-                          gradd_type_format(u, of_u), gradd_type_format(gates, text));
+        return GRADD_FAIL(GRAPH, "U is %s, which does not fit gates %s", gradd_type_format(u, of_u),
+                          gradd_type_format(gates, text));
     v->steps = gates->dims[0], v->batch = gates->dims[1];
     v->cells = gates->dims[2] / v->gates, v->state = u->dims[1];
     if (!v->has_proj && v->state != v->cells)
@@ -115,14 +115,30 @@ gradd_status_t gradd_rnn_of_grad(const gradd_view_t *in, int n_in, gradd_attrs_t
 
 /* [B, k] times the transpose of a matrix [n, k]. */
 static gradd_gemm_t transposed(const gradd_rnn_t *v, int64_t n, int64_t k) {
-    return (gradd_gemm_t){.dtype = v->dtype, .result = v->wide, .m = v->batch, .n = n, .k = k,
-                          .a_m = k, .a_k = 1, .b_k = 1, .b_n = k, .alpha = 1};
+    return (gradd_gemm_t){.dtype = v->dtype,
+                          .result = v->wide,
+                          .m = v->batch,
+                          .n = n,
+                          .k = k,
+                          .a_m = k,
+                          .a_k = 1,
+                          .b_k = 1,
+                          .b_n = k,
+                          .alpha = 1};
 }
 
 /* [B, k] times a matrix [k, n]. */
 static gradd_gemm_t plain(const gradd_rnn_t *v, int64_t n, int64_t k) {
-    return (gradd_gemm_t){.dtype = v->dtype, .result = v->wide, .m = v->batch, .n = n, .k = k,
-                          .a_m = k, .a_k = 1, .b_k = n, .b_n = 1, .alpha = 1};
+    return (gradd_gemm_t){.dtype = v->dtype,
+                          .result = v->wide,
+                          .m = v->batch,
+                          .n = n,
+                          .k = k,
+                          .a_m = k,
+                          .a_k = 1,
+                          .b_k = n,
+                          .b_n = 1,
+                          .alpha = 1};
 }
 
 gradd_gemm_t gradd_rnn_product(const gradd_rnn_t *v) {

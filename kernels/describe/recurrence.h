@@ -78,7 +78,7 @@ typedef enum gradd_rnn_kind_e {
 
 typedef struct gradd_rnn_s {
     gradd_rnn_kind_t kind;
-    gradd_dtype_t dtype, wide; /* of operands; of sums and KEPT */
+    gradd_dtype_t dtype, wide;                 /* of operands; of sums and KEPT */
     int64_t steps, batch, cells, state, gates; /* T, B, H, P, G */
     bool reverse, has_bias, has_proj;
 } gradd_rnn_t;

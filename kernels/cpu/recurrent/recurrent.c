@@ -83,14 +83,14 @@ typedef struct rnn_functions_s {
 /* Places in the workspace, each [B, ...] but the library's, the bias and the zeros. */
 typedef enum rnn_slot_e {
     LIBRARY,
-    SUM,    /* of a product: [G H]; backward the state's gradient: [P] */
-    CELLS,  /* [H], what is not kept; backward the cells' gradient */
-    FIRST,  /* [H], backward the first cells */
-    MADE,   /* [H], backward the gradient of what is projected */
-    OUT,    /* [H] stored, what is projected */
-    SPARE,  /* [G H or P] stored, results that nobody reads */
-    BIAS,   /* [G H] */
-    ZEROS,  /* [H or P] stored */
+    SUM,   /* of a product: [G H]; backward the state's gradient: [P] */
+    CELLS, /* [H], what is not kept; backward the cells' gradient */
+    FIRST, /* [H], backward the first cells */
+    MADE,  /* [H], backward the gradient of what is projected */
+    OUT,   /* [H] stored, what is projected */
+    SPARE, /* [G H or P] stored, results that nobody reads */
+    BIAS,  /* [G H] */
+    ZEROS, /* [H or P] stored */
     SLOTS
 } rnn_slot_t;
 
@@ -117,9 +117,9 @@ static void place(rnn_ready_t *k, bool back) {
     const int64_t real = (int64_t)gradd_dtype_bytes(v->wide), b = v->batch, h = v->cells;
     const int64_t cell = (int64_t)gradd_dtype_bytes(v->dtype), gates = v->gates * h;
     const int64_t most = larger(gates, v->state);
-    const int64_t library = (int64_t)(k->product.workspace > k->projection.workspace
-                                          ? k->product.workspace
-                                          : k->projection.workspace);
+    const int64_t library =
+        (int64_t)(k->product.workspace > k->projection.workspace ? k->product.workspace
+                                                                 : k->projection.workspace);
     const int64_t bytes[SLOTS] = {
         [LIBRARY] = library,
         [SUM] = real * b * (back ? v->state : gates),
@@ -162,8 +162,7 @@ static gradd_status_t make_ready(const gradd_infer_t *c, bool back, gradd_prepar
     gradd_status_t status = back ? gradd_rnn_of_grad(c->in, c->n_in, c->attrs, &k->v)
                                  : gradd_rnn_of(c->in, c->n_in, c->attrs, &k->v);
     if (!status) status = prepare(k, back, c->threads);
-    gradd_prepared_t made = {k->at[SLOTS], k,
-                             sizeof *k + k->product.bytes + k->projection.bytes};
+    gradd_prepared_t made = {k->at[SLOTS], k, sizeof *k + k->product.bytes + k->projection.bytes};
     if (status)
         gradd_rnn_unprepare(&made);
     else
@@ -221,7 +220,7 @@ static void each_row(const rnn_call_t *c, int64_t i, rnn_row_fn fn,
     const gradd_rnn_t *v = &c->k->v;
     const int64_t parts = (v->cells + STRETCH - 1) / STRETCH, tasks = v->batch * parts;
 #pragma omp parallel for schedule(static) if (tasks > 1 && v->batch * v->gates * v->cells >=       \
-                                                  GRADD_PARALLEL_MIN / 2)
+                                                                   GRADD_PARALLEL_MIN / 2)
     for (int64_t task = 0; task < tasks; task++) {
         const int64_t from = task % parts * STRETCH, left = v->cells - from;
         const rnn_row_t row = row_of(c, i, task / parts);
@@ -318,8 +317,8 @@ static rnn_row_t back_row(const rnn_call_t *c, int64_t i, int64_t b) {
     w.cell = row_at(operand(c, GRADD_RNN_GRAD_KEPT), row, h, c->real);
     w.dcell = row_at(slot(c, CELLS), b, h, c->real);
     w.gates = row_at(result(c, GRADD_RNN_DX), row, gates, c->cell);
-    w.out = row_or(result(c, GRADD_RNN_PROJECTS), row, h, c->cell,
-                   row_at(slot(c, OUT), b, h, c->cell));
+    w.out =
+        row_or(result(c, GRADD_RNN_PROJECTS), row, h, c->cell, row_at(slot(c, OUT), b, h, c->cell));
     w.dproduct = row_or(result(c, GRADD_RNN_DPRODUCT), row, gates, c->cell,
                         row_at(slot(c, SPARE), b, gates, c->cell));
     return w;

@@ -2,8 +2,8 @@
  * f32, bf16, f16 and f64.
  *
  * Included by recurrent.c with CELL (the stored type), REAL (the type of sums), NAME(x) (appends a
- * suffix), OF(x) (that of REAL), and LOAD and STORE between the two; there is no guard on purpose. Pointers of a row
- * stand at the sequence's first cell, those of gates at its first gate.
+ * suffix), OF(x) (that of REAL), and LOAD and STORE between the two; there is no guard on purpose.
+ * Pointers of a row stand at the sequence's first cell, those of gates at its first gate.
  */
 
 GRADD_MULTIARCH static void NAME(lstm)(const rnn_row_t *w, int64_t from, int64_t to) {
@@ -13,10 +13,10 @@ GRADD_MULTIARCH static void NAME(lstm)(const rnn_row_t *w, int64_t from, int64_t
     REAL *cell = w->cell;
     CELL *out = w->out, *gates = w->gates;
     _Pragma("omp simd") for (int64_t j = from; j < to; j++) {
-        const OF(lstm_t) s = OF(lstm_cell)(
-            LOAD(x[j]) + (p[j] + bias[j]), LOAD(x[n + j]) + (p[n + j] + bias[n + j]),
-            LOAD(x[2 * n + j]) + (p[2 * n + j] + bias[2 * n + j]),
-            LOAD(x[3 * n + j]) + (p[3 * n + j] + bias[3 * n + j]), before[j]);
+        const OF(lstm_t) s =
+            OF(lstm_cell)(LOAD(x[j]) + (p[j] + bias[j]), LOAD(x[n + j]) + (p[n + j] + bias[n + j]),
+                          LOAD(x[2 * n + j]) + (p[2 * n + j] + bias[2 * n + j]),
+                          LOAD(x[3 * n + j]) + (p[3 * n + j] + bias[3 * n + j]), before[j]);
         cell[j] = s.cell, out[j] = STORE(s.out);
         gates[j] = STORE(s.i), gates[n + j] = STORE(s.f);
         gates[2 * n + j] = STORE(s.g), gates[3 * n + j] = STORE(s.o);
@@ -32,7 +32,7 @@ GRADD_MULTIARCH static void NAME(gru)(const rnn_row_t *w, int64_t from, int64_t 
     _Pragma("omp simd") for (int64_t j = from; j < to; j++) {
         const OF(gru_t) s =
             OF(gru_cell)(LOAD(x[j]) + (p[j] + bias[j]), LOAD(x[n + j]) + (p[n + j] + bias[n + j]),
-                           LOAD(x[2 * n + j]), p[2 * n + j] + bias[2 * n + j], LOAD(before[j]));
+                         LOAD(x[2 * n + j]), p[2 * n + j] + bias[2 * n + j], LOAD(before[j]));
         kept[j] = s.kept, out[j] = STORE(s.out);
         gates[j] = STORE(s.r), gates[n + j] = STORE(s.z), gates[2 * n + j] = STORE(s.n);
     }
@@ -88,8 +88,8 @@ GRADD_MULTIARCH static void NAME(plain_back_row)(const rnn_row_t *w, int64_t fro
     const REAL *dout = w->product;
     CELL *dx = w->gates;
     const bool relu = w->relu;
-    _Pragma("omp simd") for (int64_t j = from; j < to; j++)
-        dx[j] = STORE(OF(rnn_back)(LOAD(x[j]), dout[j] + LOAD(dy[j]), relu));
+    _Pragma("omp simd") for (int64_t j = from; j < to; j++) dx[j] =
+        STORE(OF(rnn_back)(LOAD(x[j]), dout[j] + LOAD(dy[j]), relu));
 }
 
 /* The state's gradient in the stored type, for the product with PROJ. */

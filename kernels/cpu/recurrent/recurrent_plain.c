@@ -68,8 +68,8 @@ static void step_cell(const plain_t *p, int64_t row, int64_t j) {
         a[g] = IN(GRADD_RNN_X, at + g * n + j);
     const double *h = p->product + j;
     if (v->kind == GRADD_RNN_LSTM) {
-        lstm_t_f64 c = lstm_cell_f64(a[0] + h[0], a[1] + h[n], a[2] + h[2 * n], a[3] + h[3 * n],
-                                     p->cells[j]);
+        lstm_t_f64 c =
+            lstm_cell_f64(a[0] + h[0], a[1] + h[n], a[2] + h[2 * n], a[3] + h[3 * n], p->cells[j]);
         s[0] = c.i, s[1] = c.f, s[2] = c.g, s[3] = c.o;
         p->cells[j] = c.cell, p->out[j] = c.out;
         put(p, GRADD_RNN_KEPT, row * n + j, c.cell);
@@ -133,8 +133,8 @@ static double back_cell(const plain_t *p, int64_t i, int64_t b, int64_t j) {
     for (int g = 0; g < v->gates; g++)
         s[g] = IN(GRADD_RNN_GRAD_GATES, at + g * n + j);
     if (v->kind == GRADD_RNN_LSTM) {
-        const double c = i ? IN(GRADD_RNN_GRAD_KEPT, before * n + j)
-                           : IN(GRADD_RNN_GRAD_CELLS, b * n + j);
+        const double c =
+            i ? IN(GRADD_RNN_GRAD_KEPT, before * n + j) : IN(GRADD_RNN_GRAD_CELLS, b * n + j);
         const lstm_t_f64 whole = {s[0], s[1], s[2], s[3], kept, 0};
         lstm_t_f64 g = lstm_back_f64(whole, c, dout, p->cells[j]);
         d[0] = g.i, d[n] = g.f, d[2 * n] = g.g, d[3 * n] = g.o;

@@ -12,20 +12,24 @@
  * of W, and a sum that of b.
  *
  * ONNX's LSTM, GRU and RNN order the gates in another way. */
+#include "kernels/describe/recurrence.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/recurrent/recurrent.h"
-#include "kernels/describe/recurrence.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_type_t sized(gradd_dtype_t dtype, int64_t t, int64_t b, int64_t n) {
-    return (gradd_type_t){.dtype = dtype, .rank = 3, .dims = {t, b, n}};
+    return (gradd_type_t){
+        .dtype = dtype, .rank = 3, .dims = {t, b, n}
+    };
 }
 
 static gradd_type_t of_batch(gradd_dtype_t dtype, int64_t b, int64_t n) {
-    return (gradd_type_t){.dtype = dtype, .rank = 2, .dims = {b, n}};
+    return (gradd_type_t){
+        .dtype = dtype, .rank = 2, .dims = {b, n}
+    };
 }
 
 static gradd_status_t infer_forward(gradd_infer_t *c) {
@@ -151,8 +155,7 @@ static gradd_status_t grad_recurrence(gradd_grad_t *g) {
     if (needs(g, GRADD_RNN_STATE)) g->din[GRADD_RNN_STATE] = out[GRADD_RNN_DSTATE];
     if (needs(g, GRADD_RNN_CELLS)) g->din[GRADD_RNN_CELLS] = out[GRADD_RNN_DCELLS];
     if (needs(g, GRADD_RNN_PROJ))
-        g->din[GRADD_RNN_PROJ] =
-            weight_grad(b, out[GRADD_RNN_DPROJECTED], out[GRADD_RNN_PROJECTS]);
+        g->din[GRADD_RNN_PROJ] = weight_grad(b, out[GRADD_RNN_DPROJECTED], out[GRADD_RNN_PROJECTS]);
     return b->status;
 }
 

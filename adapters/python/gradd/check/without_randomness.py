@@ -35,6 +35,8 @@ class Quiet(TorchFunctionMode):
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             if len(args) <= 4:
                 kwargs["dropout_p"] = 0.0
+        if func in _RECURRENT:
+            args = _without_dropout(args)
         if func is F.multi_head_attention_forward:
             kwargs["training"] = False
         return func(*args, **kwargs)
@@ -42,6 +44,15 @@ class Quiet(TorchFunctionMode):
 
 def _same(input: torch.Tensor, *unused: Any, **unused_kw: Any) -> torch.Tensor:
     return input
+
+
+def _without_dropout(args: tuple) -> tuple:
+    """Arguments of torch.lstm(x, hx, params, has_biases, num_layers, dropout, ...) and others.
+
+    Of a packed sequence there is one more, its sizes, before hx.
+    """
+    at = 5 if isinstance(args[3], bool) else 6
+    return (*args[:at], 0.0, *args[at + 1 :])
 
 
 def _happens(p: torch.Tensor | float) -> Any:
@@ -180,4 +191,5 @@ _STILL: dict[Any, Callable[..., Any]] = {
     torch.randint_like: _randint_like,
     F.gumbel_softmax: _gumbel_softmax,
 }
+_RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 _FILLED = frozenset({torch.rand, torch.rand_like, torch.randn, torch.randn_like})
