@@ -207,7 +207,7 @@ REASONS = (
     Reason(
         "unsupported",
         _ONNX,
-        "The daemon has no kernel for an operator or type of the graph, as for LSTM.",
+        "The daemon has no kernel for an operator or type of the graph, as for HardSigmoid.",
         "See [operators.md](operators.md) for those that it has.",
     ),
     Reason(

@@ -88,8 +88,8 @@ typedef enum rnn_slot_e {
     FIRST, /* [H], backward the first cells */
     MADE,  /* [H], backward the gradient of what is projected */
     OUT,   /* [H] stored, what is projected */
-    SPARE, /* [G H or P] stored, results that nobody reads */
-    BIAS,  /* [G H] */
+    SPARE, /* [G H or P] stored, results without a reader */
+    ADDED, /* [G H], the bias */
     ZEROS, /* [H or P] stored */
     SLOTS
 } rnn_slot_t;
@@ -128,7 +128,7 @@ static void place(rnn_ready_t *k, bool back) {
         [MADE] = back && v->has_proj ? real * b * h : 0,
         [OUT] = cell * b * h,
         [SPARE] = cell * b * most,
-        [BIAS] = back ? 0 : real * gates,
+        [ADDED] = back ? 0 : real * gates,
         [ZEROS] = back ? cell * most : 0,
     };
     for (int i = 0; i < SLOTS; i++)
@@ -248,7 +248,7 @@ static char *cells_at(const rnn_call_t *c, int64_t i) {
 static rnn_row_t forward_row(const rnn_call_t *c, int64_t i, int64_t b) {
     const gradd_rnn_t *v = &c->k->v;
     const int64_t h = v->cells, gates = v->gates * h, row = gradd_rnn_at(v, i) * v->batch + b;
-    rnn_row_t w = {.cells = h, .relu = v->kind == GRADD_RNN_RELU, .bias = slot(c, BIAS)};
+    rnn_row_t w = {.cells = h, .relu = v->kind == GRADD_RNN_RELU, .bias = slot(c, ADDED)};
     w.x = row_at(operand(c, GRADD_RNN_X), row, gates, c->cell);
     w.product = row_at(slot(c, SUM), b, gates, c->real);
     w.cell = row_at(cells_at(c, i), b, h, c->real);
@@ -278,8 +278,8 @@ gradd_status_t gradd_rnn(const gradd_launch_t *r) {
     const rnn_call_t c = call_of(r);
     const gradd_rnn_t *v = &c.k->v;
     const int64_t gates = v->gates * v->cells;
-    memset(slot(&c, BIAS), 0, c.real * (size_t)gates);
-    if (v->has_bias) c.k->of->to_real(slot(&c, BIAS), operand(&c, GRADD_RNN_BIAS), gates);
+    memset(slot(&c, ADDED), 0, c.real * (size_t)gates);
+    if (v->has_bias) c.k->of->to_real(slot(&c, ADDED), operand(&c, GRADD_RNN_BIAS), gates);
     if (v->kind == GRADD_RNN_LSTM)
         c.k->of->to_real(slot(&c, CELLS), operand(&c, GRADD_RNN_CELLS), v->batch * v->cells);
     for (int64_t i = 0; i < v->steps; i++)

@@ -47,6 +47,8 @@ class _WithoutDropout(TorchFunctionMode):
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             if len(args) <= 4:
                 kwargs["dropout_p"] = 0.0
+        if func in _RECURRENT:
+            args = _without_dropout(args)
         if func is F.multi_head_attention_forward:
             kwargs["training"] = False
         return func(*args, **kwargs)
@@ -64,6 +66,15 @@ class _Middles(TorchDispatchMode):
         if middle is not None:
             result.copy_(value) if isinstance(value, torch.Tensor) else result.fill_(value)
         return result
+
+
+def _without_dropout(args: tuple) -> tuple:
+    """Arguments of torch.lstm(x, hx, params, has_biases, num_layers, dropout, ...) and others.
+
+    Of a packed sequence there is one more, its sizes, before hx.
+    """
+    at = 5 if isinstance(args[3], bool) else 6
+    return (*args[:at], 0.0, *args[at + 1 :])
 
 
 def _half(*_args: Any) -> float:
@@ -100,3 +111,4 @@ _MIDDLES: dict[Any, Callable[..., Any]] = {
     _aten.exponential_: lambda self, rate=1.0: -math.log(_MIDDLE) / rate,
     _aten.geometric_: lambda self, p: math.floor(math.log(_MIDDLE) / math.log1p(-p)) + 1,
 }
+_RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})

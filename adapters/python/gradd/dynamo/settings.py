@@ -17,7 +17,7 @@ from torch._dynamo import config
 from torch.backends import mha
 
 from gradd import private
-from gradd.dynamo import recurrent
+from gradd.graph import recurrent
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {

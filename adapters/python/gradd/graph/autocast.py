@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradd import private
+from gradd.graph import recurrent
 from gradd.graph.nodes import Operator, fake_mode, is_float
 from gradd.memory import devices
 from gradd.spec import CaptureError
@@ -146,7 +147,9 @@ def make_explicit(
         return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     call = Call(node.target, args, kwargs, device, dtype)
-    if call.has_casts():
+    if node.target in recurrent.OPERATORS:
+        _cast_layer(graph, node, dtype)
+    elif call.has_casts():
         _cast_operands(graph, node, call)
     elif _has_kernel(node.target, "CompositeImplicitAutograd") and call.hides_casts():
         raise CaptureError(
@@ -208,6 +211,28 @@ def _cast_operands(graph: torch.fx.Graph, node: torch.fx.Node, call: Call) -> No
         wanted = types.get(id(source.meta.get("val")))
         if wanted is not None and wanted is not source.meta["val"].dtype:
             node.replace_input_with(source, _cast(graph, source, wanted, node))
+
+
+def _cast_layer(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
+    """A recurrent layer's products are autocast's: here it computes in that type altogether.
+
+    Where torch keeps a state in f32 between the products, as in a GRU, it is rounded here.
+    """
+    for source in node.all_input_nodes:
+        if is_float(source) and source.meta["val"].dtype not in (dtype, torch.float64):
+            node.replace_input_with(source, _cast(graph, source, dtype, node))
+    if any(source.meta["val"].dtype is torch.float64 for source in node.all_input_nodes):
+        return
+    for part in list(node.users):
+        value = part.meta["val"]
+        if value.dtype is not dtype:
+            users = list(part.users)
+            with torch.no_grad():
+                part.meta["val"] = value.to(dtype)
+            for user in users:
+                user.replace_input_with(part, _cast(graph, part, value.dtype, user))
+    with torch.no_grad():
+        node.meta["val"] = tuple(value.to(dtype) for value in node.meta["val"])
 
 
 def _asked_for(node: torch.fx.Node, call: Call) -> dict[int, torch.dtype]:

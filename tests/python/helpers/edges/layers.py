@@ -235,10 +235,45 @@ ROWS = [
     ),
     row("straight through", lambda x: x + (x.round() - x).detach()),
     row(
-        "rnn tanh",
+        "rnn by hand",
         lambda x, w, u: torch.tanh(x[:, 1] @ w + torch.tanh(x[:, 0] @ w) @ u),
         "3,2,4",
         "4,4",
         "4,4",
+    ),
+    row(
+        "lstm",
+        lambda x, h, c, *w: torch.lstm(x, (h, c), w, True, 1, 0.0, True, False, False)[0],
+        *("3,2,4", "1,2,3", "1,2,3", "12,4", "12,3", "12", "12"),
+    ),
+    row(
+        "lstm of two layers and directions",
+        lambda x, h, c, *w: torch.lstm(x, (h, c), w, False, 2, 0.0, True, True, True)[0],
+        *("2,3,2", "4,2,2", "4,2,2", "8,2", "8,2", "8,2", "8,2", "8,4", "8,2", "8,4", "8,2"),
+    ),
+    row(
+        "lstm last cells",
+        lambda x, h, c, *w: torch.lstm(x, (h, c), w, True, 1, 0.0, True, False, False)[2],
+        *("3,2,4", "1,2,3", "1,2,3", "12,4", "12,3", "12", "12"),
+    ),
+    row(
+        "lstm with a projection",
+        lambda x, h, c, *w: torch.lstm(x, (h, c), w, True, 1, 0.0, True, False, False)[0],
+        *("3,2,4", "1,2,2", "1,2,3", "12,4", "12,2", "12", "12", "2,3"),
+    ),
+    row(
+        "gru",
+        lambda x, h, *w: torch.gru(x, h, w, True, 1, 0.0, True, False, False)[0],
+        *("3,2,4", "1,2,3", "9,4", "9,3", "9", "9"),
+    ),
+    row(
+        "rnn tanh",
+        lambda x, h, *w: torch.rnn_tanh(x, h, w, True, 1, 0.0, True, False, False)[0],
+        *("3,2,4", "1,2,3", "3,4", "3,3", "3", "3"),
+    ),
+    row(
+        "rnn relu",
+        lambda x, h, *w: torch.rnn_relu(x, h, w, True, 1, 0.0, True, False, False)[1],
+        *("3,2,4", "1,2,3", "3,4", "3,3", "3", "3"),
     ),
 ]

@@ -36,9 +36,9 @@ def _one_step(
         return rule(x, hx, params, *rest)
     has_biases, num_layers, _, _, bidirectional, batch_first = rest
     axis = int(batch_first)
-    with torch.no_grad():  # in a layer of a model that trains, torch.lstm() computes no other types
-        step = rule(
-            *(x.narrow(axis, 0, 1), hx, params, has_biases, num_layers, 0.0, False),
+    with torch.no_grad():
+        step = rule(  # detached: else another one than oneDNN's, with other types under autocast
+            *(x.detach().narrow(axis, 0, 1), hx, params, has_biases, num_layers, 0.0, False),
             *(bidirectional, batch_first),
         )
         y = step[0].transpose(0, axis)
