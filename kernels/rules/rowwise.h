@@ -5,7 +5,7 @@
 
 #include "kernels/contract/op.h"
 
-/* Elementwise with numpy broadcasting, and what treats the last axes like that. */
+/* Elementwise with numpy broadcasting: what has this rule may have its axes in any order. */
 bool gradd_rowwise_map(gradd_rowwise_t *r);
 /* in[0] row by row along the attribute `axis` (default: the last) and behind it; further operands
  * serve all rows. */

@@ -418,6 +418,11 @@ static gradd_status_t expand_apart(gradd_expand_t *x) {
     return expand(x, true);
 }
 
+/* The last axis is whole in every row. */
+static bool rowwise_rope(gradd_rowwise_t *r) {
+    return gradd_rowwise_map(r);
+}
+
 /* ---- row ------------------------------------------------------------------------------------- */
 
 GRADD_OPS(
@@ -428,8 +433,8 @@ GRADD_OPS(
                                       {GRADD_ROPE_INVERSE, GRADD_ATTR_INT, false},
                                       {GRADD_ROPE_SHARED, GRADD_ATTR_INT, false},
                                       {GRADD_ROPE_TRANSPOSED, GRADD_ATTR_INT, false}),
-             .infer = infer_rope, .rowwise = gradd_rowwise_map, .grad = grad_rope,
-             .expand = expand_rope, .ref = ref_rope,
+             .infer = infer_rope, .rowwise = rowwise_rope, .grad = grad_rope, .expand = expand_rope,
+             .ref = ref_rope,
              .cases = GRADD_CASES(
                  {.text = "f32[2,3,5,8] f32[2,1,5,8] f32[2,1,5,8]"},
                  {.text = "f32[2,3,5,8] f32[1,1,5,8] f32[5,8] | transposed=1"},
@@ -453,7 +458,7 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({GRADD_ROPE_INVERSE, GRADD_ATTR_INT, false},
                                       {GRADD_ROPE_TRANSPOSED, GRADD_ATTR_INT, false}),
-             .infer = infer_apart, .rowwise = gradd_rowwise_map, .grad = grad_apart,
+             .infer = infer_apart, .rowwise = rowwise_rope, .grad = grad_apart,
              .expand = expand_apart, .ref = ref_apart,
              .cases = GRADD_CASES(
                  {.text = "f32[2,3,5,8] f32[2,1,5,4] f32[2,1,5,4]"},
