@@ -67,7 +67,7 @@ class Client:
         self.recoveries = 0
         self.requests = 0
         self.session = 0
-        self.daemon_pid = 0
+        self.daemon_pid = self.worker_pid = 0  # the latter: of its process that computes
         self.device, self.closed = "", False  # the first: "cpu", "cuda"; known once connected
         self._key = (path, memory.device)
         self._connection: control.Connection | None = None
@@ -447,7 +447,7 @@ class Client:
                 other_daemon.warn_of_old_build(connection)
                 if self.memory is HOST:
                     other_daemon.warn_of_other_device(connection)
-            self.daemon_pid = connection.daemon_pid
+            self.daemon_pid, self.worker_pid = connection.daemon_pid, connection.worker_pid
             self.device = connection.device
             self._connection = connection
             self.flusher.start()
@@ -471,7 +471,7 @@ class Client:
         """Gives a new session all that the client needs; how many runs, and how many are lost."""
         timeline = self.timeline
         if timeline is not None:
-            timeline.settle_done(self.daemon_pid)
+            timeline.settle_done(self.worker_pid)
         if timeline is None or not timeline.pending:
             # A new session knows none of the runs and objects that these would end.
             self._releases.clear()

@@ -89,6 +89,7 @@ class Connection:
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
+        self.worker_pid = int(hello.get("worker", self.daemon_pid))  # its process that computes
         self.device = ""  # that it serves
         self.uuid = str(hello.get("uuid", ""))  # its driver's name for it
         self.missed = ""  # why the daemon has not the device that it was asked for
@@ -383,7 +384,7 @@ class Connection:
             return
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
-        given = (self._control, self.daemon_pid, self._lent)
+        given = (self._control, self.worker_pid, self._lent)
         self._lent = {}
         try:
             threading.Thread(target=_keep_lent, args=given, daemon=True).start()
