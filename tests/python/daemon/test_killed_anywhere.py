@@ -1,7 +1,8 @@
 """Daemons killed at random moments: in any request, while they start, while a module is captured.
 
-Half of the time the whole daemon, else the process of it that computes. The training ends with the same bits as an undisturbed one. The nightly rounds run while two
-other processes burn the processors, as 20 rounds in a row.
+Half of the time it is the whole daemon, else the process of it that computes. The training ends
+with the same bits as an undisturbed one. The nightly rounds run while two other processes burn the
+processors, as 20 rounds in a row.
 """
 
 from __future__ import annotations
