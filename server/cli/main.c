@@ -13,6 +13,7 @@
 #include "server/cli/cache.h"
 #include "server/cli/doctor.h"
 #include "server/cli/explain_command.h"
+#include "server/cli/kept_command.h"
 #include "server/cli/list_ops.h"
 #include "server/cli/trace.h"
 #include "server/daemon/daemon.h"
@@ -32,8 +33,7 @@ static int failed(gradd_status_t status) {
  * default is to spin for milliseconds after each operator, which takes the core from them; a few
  * microseconds still cover the gap between two operators. A value set by the user is kept. */
 static void limit_spinning(void) {
-    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT"))
-        setenv("GOMP_SPINCOUNT", "500", 1);
+    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")) setenv("GOMP_SPINCOUNT", "500", 1);
 }
 
 /* Threads are the plan's. A number that a trainer has set for its own, as torchrun does, is not for
@@ -134,6 +134,14 @@ static int handle_trace(const options_t *options) {
     return EXIT_NONE;
 }
 
+static int handle_forget(const options_t *options) {
+    if (!options->name) {
+        fprintf(stderr, "gradd: forget needs --name NAME\n");
+        return EXIT_USAGE;
+    }
+    return handle_admin((admin_t){options, kept_forget, "", 0});
+}
+
 static int handle_version(const options_t *options) {
     printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
                          : "gradd %s (engine %s), protocol %d to %d\n",
@@ -176,6 +184,7 @@ int main(int argc, char **argv) {
         {"ps",         handle_ps      },
         {"stop",       handle_stop    },
         {"trace",      handle_trace   },
+        {"forget",     handle_forget  },
         {"version",    handle_version },
         {"--version",  handle_version },
         {"--list-ops", handle_list_ops},

@@ -65,8 +65,7 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     unwatch(daemon, gradd_lease_pidfd(session->lease));
     drop_waiting(daemon, session);
     if (!device_mapper(daemon->worker.device)) { /* else the engine thread unmaps, and hangs up */
-        link_hang_up(session->control);
-        session->control = -1;
+        link_say_end(session->control);
         gradd_lease_end(session->lease); /* what no run uses is unmapped now */
     }
     request_t *end = request_create();
@@ -120,7 +119,8 @@ static gradd_status_t take_session(daemon_t *daemon, const link_message_t *messa
                          .start_ticks = message->start_ticks};
     if (daemon->closed || fds[0] < 0 || fds[1] < 0) { /* the owner hangs up as well */
         gradd_peer_finish(&peer);
-        if (fds[0] >= 0) link_hang_up(fds[0]);
+        if (fds[0] >= 0) link_say_end(fds[0]);
+        if (fds[0] >= 0) close(fds[0]);
         return GRADD_OK;
     }
     GRADD_TRY(session_create(&daemon->table, message->number, fds[0], &peer, &session));

@@ -27,7 +27,7 @@ typedef struct daemon_s {
     int epoll;                /* Owned */
     int link, lock;           /* Owned: to the owner; what keeps other daemons out */
     pid_t owner;
-    uint32_t n_workers;       /* that there were before this one */
+    uint32_t n_workers; /* that there were before this one */
     router_t router;
     session_table_t table;
     queue_t *queue; /* Owned */
@@ -36,9 +36,9 @@ typedef struct daemon_s {
     loop_t loop;
     laps_t laps;
     bool stopping;
-    bool closed; /* no more clients are taken */
+    bool closed;                    /* no more clients are taken */
     char reason[LINK_REASON_BYTES]; /* of the owner, for ending */
-    int64_t started_ms; /* of the owner */
+    int64_t started_ms;             /* of the owner */
     uint64_t n_requests, n_refused;
     recent_t recent;
 } daemon_t;

@@ -15,6 +15,7 @@
 #include "server/host/accept_budget.h"
 #include "server/host/log.h"
 #include "server/host/rundir.h"
+#include "server/owner/kept.h"
 #include "server/owner/process.h"
 #include "server/owner/relay.h"
 #include "server/session/link.h"
@@ -40,7 +41,7 @@ typedef struct owner_s {
     bool displaced;        /* the directory is another daemon's now */
     bool unreachable;      /* the last try to come back has failed */
     worker_process_t worker;
-    bool ready, was_ready; /* this worker; any */
+    bool ready, was_ready;               /* this worker; any */
     bool listen_due, lock_due, stop_due; /* messages for which there was no room */
     bool stopping, cancel, ended;
     const char *reason;
@@ -50,6 +51,7 @@ typedef struct owner_s {
     int64_t started_ms, idle_since_ms, ticked_ms;
     relay_client_t *clients[MAX_CLIENTS]; /* Owned */
     int n_clients;
+    kept_table_t kept;
 } owner_t;
 
 static uint64_t event_data(uint32_t kind, uint32_t number) {
@@ -68,6 +70,7 @@ static void unwatch(const owner_t *owner, int fd) {
 
 /* Nothing is read from a client that waits, or that has said its last word. */
 static void watch_outer(const owner_t *owner, const relay_client_t *client) {
+    if (client->outer < 0) return;
     struct epoll_event event = {.events = client->waits || client->drains ? 0 : EPOLLIN,
                                 .data.u64 = event_data(ON_OUTER, client->number)};
     epoll_ctl(owner->epoll, EPOLL_CTL_MOD, client->outer, &event);
@@ -96,7 +99,8 @@ static void stop(owner_t *owner, const char *reason, bool cancel) {
     owner->reason = reason;
     owner->cancel |= cancel;
     owner->stop_due = true;
-    if (owner->worker.pid && !owner->ready) kill(owner->worker.pid, SIGKILL); /* it has no clients */
+    if (owner->worker.pid && !owner->ready)
+        kill(owner->worker.pid, SIGKILL); /* it has no clients */
     send_due(owner);
 }
 
@@ -114,8 +118,19 @@ static void end_client(owner_t *owner, relay_client_t *client) {
             owner->clients[i] = owner->clients[--owner->n_clients];
             break;
         }
+    kept_leave(&owner->kept, client);
     relay_destroy(client);
     owner->idle_since_ms = session_now_ms();
+}
+
+/* The client is gone, or the worker has done with it. What it has named is taken over only when the
+ * worker writes to it no more: then its end of the pair closes. */
+static void part_with(owner_t *owner, relay_client_t *client) {
+    if (client->leaves) return;
+    if (!owner->ready || client->lost || !kept_has(&owner->kept, client))
+        end_client(owner, client);
+    else
+        relay_leave(client);
 }
 
 static gradd_status_t lend(owner_t *owner, const relay_client_t *client, int end) {
@@ -162,15 +177,23 @@ static gradd_status_t add_client(owner_t *owner, int fd, uint64_t ticks) {
     return GRADD_FAIL(NOMEM, "no memory for a client");
 }
 
-/* Connections stay where they are, at the listener, as long as nothing can be done with them. */
+/* Connections stay where they are, at the listener, as long as nothing can be done with them: until
+ * the next tick, or until the link has room. */
 static void pause_accepting(owner_t *owner) {
     if (owner->paused) return;
     unwatch(owner, owner->control);
     owner->paused = true;
 }
 
+static void watch_link(const owner_t *owner, uint32_t events) {
+    struct epoll_event event = {.events = events, .data.u64 = event_data(ON_LINK, 0)};
+    epoll_ctl(owner->epoll, EPOLL_CTL_MOD, owner->worker.link, &event);
+}
+
 static void accept_client(owner_t *owner) {
-    if (!owner->ready || owner->n_clients == MAX_CLIENTS || !link_has_room(owner->worker.link)) {
+    const bool has_room = owner->ready && link_has_room(owner->worker.link);
+    if (!has_room || owner->n_clients == MAX_CLIENTS) {
+        if (owner->ready && !has_room) watch_link(owner, EPOLLIN | EPOLLOUT);
         pause_accepting(owner);
         return;
     }
@@ -198,23 +221,37 @@ static void resume_accepting(owner_t *owner) {
  * may write to its memory (replace_worker). */
 static void settle(owner_t *owner, relay_client_t *client, relay_state_t state) {
     if (state == RELAY_OVER) {
+        part_with(owner, client);
+        return;
+    }
+    if (state == RELAY_LOST && client->leaves) {
         end_client(owner, client);
         return;
     }
     if (state == RELAY_LOST) {
-        client->waits = true;
+        client->waits = client->lost = true;
         unwatch(owner, client->inner);
     }
     watch_outer(owner, client);
+}
+
+static const relay_client_t *find_for_kept(void *context, uint32_t number) {
+    return find_client(context, number);
+}
+
+static bool answer_own(void *context, relay_client_t *client, const wire_doc_t *packet,
+                       bool *out_sent) {
+    owner_t *owner = context;
+    return kept_answer(&owner->kept, client, packet, find_for_kept, owner, out_sent);
 }
 
 static void read_client(owner_t *owner, uint32_t number, uint32_t events) {
     relay_client_t *client = find_client(owner, number);
     if (!client) return;
     if ((events & EPOLLIN) && !client->waits && !client->drains)
-        settle(owner, client, relay_from_client(client));
+        settle(owner, client, relay_from_client(client, answer_own, owner));
     else if (events & (EPOLLHUP | EPOLLERR))
-        end_client(owner, client);
+        part_with(owner, client);
 }
 
 static void read_answer(owner_t *owner, uint32_t number) {
@@ -224,7 +261,9 @@ static void read_answer(owner_t *owner, uint32_t number) {
 
 static void bury_client(owner_t *owner, uint32_t number) {
     relay_client_t *client = find_client(owner, number);
-    if (client) end_client(owner, client);
+    if (!client) return;
+    unwatch(owner, client->peer.pidfd);
+    part_with(owner, client);
 }
 
 /* ---- the worker ---- */
@@ -372,7 +411,8 @@ static void tick(owner_t *owner) {
     resume_accepting(owner);
     send_due(owner);
     stay_reachable(owner);
-    if (owner->n_clients > 0) owner->idle_since_ms = now;
+    kept_expire(&owner->kept, now);
+    if (owner->n_clients > 0 || owner->kept.n > 0) owner->idle_since_ms = now;
     if (idle_exit > 0 && now - owner->idle_since_ms >= idle_exit && !owner->stopping)
         stop(owner, "idle", false);
 }
@@ -396,7 +436,11 @@ static void handle_event(owner_t *owner, const struct epoll_event *event) {
         read_signals(owner);
         break;
     case ON_LINK:
-        read_link(owner);
+        if (event->events & ~(uint32_t)EPOLLOUT) read_link(owner);
+        if (event->events & EPOLLOUT) {
+            watch_link(owner, EPOLLIN);
+            resume_accepting(owner);
+        }
         break;
     case ON_WORKER:
         if (owner->worker.pid) worker_has_ended(owner);
@@ -466,6 +510,7 @@ static void finish(owner_t *owner) {
         kill(owner->worker.pid, SIGKILL);
         process_reap(&owner->worker);
     }
+    kept_finish(&owner->kept);
     rundir_unlink(&owner->dir);
     if (owner->control >= 0) close(owner->control);
     if (owner->commands >= 0) close(owner->commands);
@@ -476,13 +521,15 @@ static void finish(owner_t *owner) {
 
 gradd_status_t owner_serve(const options_t *options, char **argv, owner_end_t *out_end) {
     static owner_t owner; /* one per process; large */
-    owner = (owner_t){.options = options,
-                      .argv = argv,
-                      .epoll = -1,
-                      .signals = -1,
-                      .control = -1,
-                      .commands = -1,
-                      .worker = {0, -1, -1}};
+    owner = (owner_t){
+        .options = options,
+        .argv = argv,
+        .epoll = -1,
+        .signals = -1,
+        .control = -1,
+        .commands = -1,
+        .worker = {0, -1, -1}
+    };
     *out_end = (owner_end_t){0, 0};
     leave_file_limit();
     GRADD_TRY(rundir_init(&owner.dir, options->dir));

@@ -40,7 +40,7 @@ void relay_destroy(relay_client_t *client) {
     free(client->segments);
     close(client->inner);
     gradd_peer_finish(&client->peer);
-    close(client->outer); /* last: it may free what it has lent */
+    if (client->outer >= 0) close(client->outer); /* last: it may free what it has lent */
     free(client);
 }
 
@@ -51,17 +51,13 @@ static bool is_text(const msgpack_object *o, const char *text) {
            memcmp(o->via.str.ptr, text, o->via.str.size) == 0;
 }
 
-static void note(relay_client_t *client, size_t bytes) {
-    wire_doc_t doc;
+static void note(relay_client_t *client, const wire_doc_t *doc) {
+    const msgpack_object *verb = wire_get(doc, "v"), *id = wire_get(doc, "id");
     client->change = RELAY_NOTHING;
-    if (wire_decode(buffer, bytes, &doc) != GRADD_OK) return;
-    const msgpack_object *verb = wire_get(&doc, "v"), *id = wire_get(&doc, "id");
-    if (id && id->type == MSGPACK_OBJECT_POSITIVE_INTEGER) {
-        client->id = id->via.u64;
-        if (is_text(verb, "segment")) client->change = RELAY_ADD;
-        if (is_text(verb, "unsegment")) client->change = RELAY_REMOVE;
-    }
-    wire_doc_finish(&doc);
+    if (!id || id->type != MSGPACK_OBJECT_POSITIVE_INTEGER) return;
+    client->id = id->via.u64;
+    if (is_text(verb, "segment")) client->change = RELAY_ADD;
+    if (is_text(verb, "unsegment")) client->change = RELAY_REMOVE;
 }
 
 static bool is_accepted(size_t bytes) {
@@ -102,17 +98,28 @@ static void drop(relay_client_t *client) {
 static bool refuse(const relay_client_t *client) {
     wire_out_t reply = {0};
     wire_reply_fail(&reply, 0, GRADD_E_LIMIT, NULL, gradd_error_message(), "alive");
-    const bool sent = !reply.failed && gradd_fd_send(client->outer, reply.data, reply.bytes, NULL,
-                                                     0) == GRADD_OK;
+    const bool sent =
+        !reply.failed && gradd_fd_send(client->outer, reply.data, reply.bytes, NULL, 0) == GRADD_OK;
     wire_out_finish(&reply);
     return sent;
 }
 
-relay_state_t relay_from_client(relay_client_t *client) {
-    gradd_fd_packet_t packet = {.data = buffer,
-                                .capacity = sizeof buffer,
-                                .fds = client->fds,
-                                .max_fds = RELAY_MAX_FDS};
+int relay_find(const relay_client_t *client, uint64_t id) {
+    for (uint32_t i = 0; i < client->n_segments; i++)
+        if (client->segments[i].id == id) return client->segments[i].fd;
+    return -1;
+}
+
+void relay_leave(relay_client_t *client) {
+    client->leaves = true;
+    shutdown(client->inner, SHUT_WR);
+    if (client->outer >= 0) close(client->outer);
+    client->outer = -1;
+}
+
+relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *context) {
+    gradd_fd_packet_t packet = {
+        .data = buffer, .capacity = sizeof buffer, .fds = client->fds, .max_fds = RELAY_MAX_FDS};
     gradd_fd_event_t event;
     const gradd_status_t st = gradd_fd_recv(client->outer, &packet, &event);
     if (st == GRADD_E_LIMIT) return refuse(client) ? RELAY_OPEN : RELAY_OVER;
@@ -124,7 +131,17 @@ relay_state_t relay_from_client(relay_client_t *client) {
         return RELAY_OPEN;
     }
     client->n_fds = packet.n_fds;
-    note(client, packet.bytes);
+    wire_doc_t doc;
+    bool sent;
+    if (wire_decode(buffer, packet.bytes, &doc) == GRADD_OK) {
+        const bool is_own = own(context, client, &doc, &sent);
+        if (!is_own) note(client, &doc);
+        wire_doc_finish(&doc);
+        if (is_own) {
+            drop_fds(client);
+            return sent ? RELAY_OPEN : RELAY_OVER;
+        }
+    }
     client->waits = true;
     /* If the worker has hung up, or died, its end of the pair tells. */
     gradd_fd_send(client->inner, buffer, packet.bytes, client->fds, client->n_fds);
@@ -138,6 +155,7 @@ relay_state_t relay_from_worker(relay_client_t *client) {
         return RELAY_LOST;
     if (event == GRADD_FD_AGAIN) return RELAY_OPEN;
     if (link_is_last(buffer, packet.bytes)) return RELAY_OVER;
+    if (client->leaves) return RELAY_OPEN;
     bool kept = true;
     if (client->change != RELAY_NOTHING && is_accepted(packet.bytes)) {
         if (client->change == RELAY_ADD)

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "server/wire/wire.h"
 #include "shm/lease.h"
 #include "shm/status.h"
 
@@ -30,10 +31,12 @@ typedef struct relay_client_s {
     gradd_peer_t peer;
     bool waits;  /* for the worker's answer */
     bool drains; /* the client sends no more; the worker hangs up when it is done */
+    bool lost;   /* the worker has died without a word */
+    bool leaves; /* the client is gone, or was hung up on: only the worker's end is waited for */
     relay_change_t change;
-    uint64_t id;                           /* the segment of that change */
-    int fds[RELAY_MAX_FDS], n_fds;         /* Owned: of the packet that waits */
-    held_segment_t *segments;              /* Owned */
+    uint64_t id;                   /* the segment of that change */
+    int fds[RELAY_MAX_FDS], n_fds; /* Owned: of the packet that waits */
+    held_segment_t *segments;      /* Owned */
     uint32_t n_segments, segment_capacity;
 } relay_client_t;
 
@@ -49,9 +52,18 @@ typedef enum relay_state_e {
     RELAY_LOST, /* the worker has died without a word; nothing more can be read from it */
 } relay_state_t;
 
+/* Answers a packet that is not for the worker; false if it is. *out_sent: the answer is sent. */
+typedef bool (*relay_own_t)(void *context, relay_client_t *client, const wire_doc_t *packet,
+                            bool *out_sent);
+
 /* A packet of the client. While client->waits nothing may be read. */
-relay_state_t relay_from_client(relay_client_t *client);
+relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *context);
 /* The answer of the worker. */
 relay_state_t relay_from_worker(relay_client_t *client);
+
+/* The descriptor of a segment, Borrowed; -1: it has none of that id. */
+int relay_find(const relay_client_t *client, uint64_t id);
+/* Hangs up on the client, and tells the worker; what it has lent stays until relay_destroy. */
+void relay_leave(relay_client_t *client);
 
 #endif

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "shm/fdpass.h"
 
@@ -27,9 +26,8 @@ bool link_has_room(int link) {
 /* No map of msgpack, as all other packets are. */
 static const char last[] = "end";
 
-void link_hang_up(int end) {
+void link_say_end(int end) {
     gradd_fd_send(end, last, sizeof last, NULL, 0);
-    close(end);
 }
 
 bool link_is_last(const void *packet, size_t bytes) {
@@ -38,10 +36,8 @@ bool link_is_last(const void *packet, size_t bytes) {
 
 gradd_status_t link_receive(int link, link_message_t *out_message, int fds[LINK_MAX_FDS],
                             bool *out_any) {
-    gradd_fd_packet_t packet = {.data = out_message,
-                                .capacity = sizeof *out_message,
-                                .fds = fds,
-                                .max_fds = LINK_MAX_FDS};
+    gradd_fd_packet_t packet = {
+        .data = out_message, .capacity = sizeof *out_message, .fds = fds, .max_fds = LINK_MAX_FDS};
     gradd_fd_event_t event;
     *out_any = false;
     for (int i = 0; i < LINK_MAX_FDS; i++)

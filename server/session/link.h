@@ -32,14 +32,14 @@ typedef enum link_kind_e {
 
 typedef struct link_message_s {
     link_kind_t kind;
-    pid_t pid;             /* BEGIN: of the owner; SESSION: of the client */
-    uid_t uid;             /* SESSION: */
-    gid_t gid;             /* the same */
-    uint64_t start_ticks;  /* the same: see gradd_peer_t */
-    uint32_t number;       /* the same: never used twice in the life of an owner */
-    uint32_t n_workers;    /* BEGIN: that there were before */
-    int64_t started_ms;    /* the same: of the owner, by session_now_ms */
-    bool cancel;           /* STOP: also what runs */
+    pid_t pid;            /* BEGIN: of the owner; SESSION: of the client */
+    uid_t uid;            /* SESSION: */
+    gid_t gid;            /* the same */
+    uint64_t start_ticks; /* the same: see gradd_peer_t */
+    uint32_t number;      /* the same: never used twice in the life of an owner */
+    uint32_t n_workers;   /* BEGIN: that there were before */
+    int64_t started_ms;   /* the same: of the owner, by session_now_ms */
+    bool cancel;          /* STOP: also what runs */
     char reason[LINK_REASON_BYTES];
 } link_message_t;
 
@@ -49,9 +49,10 @@ gradd_status_t link_create(int ends[2]);
 gradd_status_t link_send(int link, const link_message_t *message, const int *fds, int n_fds);
 /* True if a message has room, and the other side lives. */
 bool link_has_room(int link);
-/* The worker's end of a client's connection: says that it hangs up on purpose, and closes it. Where
- * nothing is said, the worker has died. */
-void link_hang_up(int end);
+/* On the worker's end of a client's connection: it wants nothing more of the client, which the
+ * owner hangs up on. The end closes when nothing of the worker uses the client's memory any more.
+ * Where it closes and nothing was said, the worker has died. */
+void link_say_end(int end);
 /* True of the packet that says so. */
 bool link_is_last(const void *packet, size_t bytes);
 /* One message, with descriptors that are the caller's from here on, -1 where there are fewer.

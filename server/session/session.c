@@ -69,7 +69,8 @@ gradd_status_t session_create(session_table_t *table, uint32_t number, int contr
 fail:
     gradd_peer_finish(peer);
     free(session);
-    link_hang_up(control);
+    link_say_end(control);
+    close(control);
     return st;
 }
 
@@ -83,7 +84,8 @@ void session_destroy(session_table_t *table, session_t *session) {
     gradd_lease_destroy(session->lease);
     gradd_segment_finish(&session->marks);
     gradd_segment_finish(&session->words);
-    if (session->control >= 0) link_hang_up(session->control); /* last: it may free what it has lent */
+    link_say_end(session->control);
+    close(session->control); /* last: it may free what it has lent */
     free(session->last_reply);
     explicit_bzero(session->token, sizeof session->token);
     free(session);

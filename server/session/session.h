@@ -49,7 +49,8 @@ typedef struct session_s {
     uint32_t number; /* never used twice in the life of an owner */
     session_state_t state;
     gradd_lease_t *lease; /* Owned; its table is also the engine's */
-    /* Owned: the connection, open as long as memory that the client has lent; -1 once closed. */
+    /* Owned: the owner's relay of the connection, open as long as memory that the client has lent.
+     */
     int control;
     pid_t pid;
     uid_t uid;

@@ -321,8 +321,8 @@ static gradd_status_t check_protocol(const worker_t *worker, const msgpack_objec
     return GRADD_FAIL(VERSION,
                       "explain: you read protocol %llu, this daemon, gradd %s (pid %d), speaks "
                       "protocol %d: ask with `gradd explain` of gradd %s",
-                      (unsigned long long)asked, GRADD_VERSION, (int)worker->owner, PROTOCOL_HIGHEST,
-                      GRADD_VERSION);
+                      (unsigned long long)asked, GRADD_VERSION, (int)worker->owner,
+                      PROTOCOL_HIGHEST, GRADD_VERSION);
 }
 
 /* "session 3 has no plan 7 (any more): ..." */

@@ -252,6 +252,8 @@ gradd_status_t peer_control(peer_t *peer, int fd) {
     CHECK_OK(gradd_fd_send(peer->control, peer->out.data, peer->out.bytes, &fd, fd >= 0));
     CHECK_OK(gradd_fd_recv(peer->control, &packet, &event));
     CHECK_EQ_INT(event, GRADD_FD_PACKET);
+    for (int i = 0; i < packet.n_fds; i++)
+        close(fds[i]);
     return take_reply(peer, peer->packet, packet.bytes);
 }
 

@@ -187,3 +187,114 @@ TEST(messages_of_the_link) {
     CHECK_STATUS(GRADD_E_IO, link_receive(ends[1], &got, fds, &any));
     close(ends[1]);
 }
+
+/* ---- sessions with a name ---- */
+
+static gradd_status_t keep(peer_t *peer, const char *name, uint64_t segment, int fd) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "keep");
+    wire_key(m, "name");
+    wire_put_text(m, name);
+    wire_key(m, "seconds");
+    wire_put_i64(m, 60);
+    wire_key(m, "segments");
+    wire_put_list(m, 1);
+    wire_put_u64(m, segment);
+    return peer_control(peer, fd);
+}
+
+static gradd_status_t reattach(peer_t *peer, const char *name, uint64_t at) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "reattach");
+    wire_key(m, "name");
+    wire_put_text(m, name);
+    wire_key(m, "at");
+    wire_put_u64(m, at);
+    return peer_control(peer, -1);
+}
+
+/* A process that keeps a session, with `value` in its segment, and ends. */
+static void leave_session(const peer_daemon_t *daemon, const char *name, float value) {
+    const pid_t child = fork();
+    if (child == 0) {
+        peer_t peer;
+        peer_open(&peer, daemon->dir, SMALL_BYTES);
+        *(float *)peer_at(&peer, AT_W) = value;
+        CHECK_OK(keep(&peer, name, 1, peer.segment.fd));
+        _exit(0);
+    }
+    CHECK_EQ_INT(peer_daemon_wait(&(peer_daemon_t){.pid = child}, PEER_WAIT_MS), 0);
+}
+
+TEST(a_session_is_handed_to_the_next_process) {
+    peer_daemon_t daemon;
+    peer_t peer, other;
+    peer_daemon_start(&daemon, NULL);
+    const int before = count_memory(daemon.pid, false);
+    leave_session(&daemon, "net", 7.5f);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    gradd_status_t st;
+    while ((st = reattach(&peer, "net", 0)) == GRADD_E_STALE) /* its worker lets go of it */
+        usleep(1000);
+    CHECK_OK(st);
+    CHECK_EQ_INT(peer_number(&peer, "segments"), 1);
+    CHECK_EQ_INT(peer_number(&peer, "id"), 0);
+    CHECK_OK(reattach(&peer, "net", 1));
+    CHECK_EQ_INT(peer_number(&peer, "id"), 1);
+    CHECK_STATUS(GRADD_E_LIMIT, reattach(&peer, "net", 2));
+    CHECK_STATUS(GRADD_E_LIMIT, reattach(&peer, "net", UINT64_MAX));
+    /* Two descriptors of the kept one, and the segment of this client. */
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 3);
+    const pid_t child = fork();
+    if (child == 0) { /* it is this process's now, and it lives */
+        peer_connect(&other, daemon.dir);
+        CHECK_STATUS(GRADD_E_SESSION, reattach(&other, "net", 0));
+        CHECK_ERROR_HAS("in use by process");
+        _exit(0);
+    }
+    CHECK_EQ_INT(peer_daemon_wait(&(peer_daemon_t){.pid = child}, PEER_WAIT_MS), 0);
+    CHECK_OK(keep(&peer, "net", 1, peer.segment.fd)); /* it has what it wants */
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 2);
+    peer_close(&peer);
+    for (int i = 0; count_memory(daemon.pid, false) != before + 2; i++, usleep(1000))
+        CHECK(i < PEER_WAIT_MS);
+    CHECK_EQ_INT(ask_ps(daemon.dir, "workers_lost"), 0);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(hostile_names_and_lists) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    char name[16];
+    peer_daemon_start(&daemon, NULL);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    const int before = count_memory(daemon.pid, false);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, keep(&peer, "", 1, peer.segment.fd));
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, keep(&peer, "a\nb", 1, peer.segment.fd));
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, keep(&peer, "a b", 1, peer.segment.fd));
+    CHECK_STATUS(GRADD_E_SHM, keep(&peer, "net", 2, peer.segment.fd));
+    CHECK_ERROR_HAS("unknown segment 2");
+    CHECK_STATUS(GRADD_E_SHM, keep(&peer, "net", 1, -1));
+    CHECK_ERROR_HAS("0 descriptors came along");
+    CHECK_STATUS(GRADD_E_SESSION, reattach(&peer, "net", 0));
+    CHECK_ERROR_HAS("none is kept");
+    for (int i = 0; i < 64; i++) {
+        snprintf(name, sizeof name, "net%d", i);
+        CHECK_OK(keep(&peer, name, 1, peer.segment.fd));
+    }
+    CHECK_STATUS(GRADD_E_LIMIT, keep(&peer, "net64", 1, peer.segment.fd));
+    for (int i = 0; i < 200; i++) /* said again, it takes no more */
+        CHECK_OK(keep(&peer, "net7", 1, peer.segment.fd));
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 64);
+    CHECK_STATUS(GRADD_E_SESSION, reattach(&peer, "net7", 0));
+    CHECK_ERROR_HAS("this process's own");
+    CHECK_OK(peer_plan_small(&peer, 1, 5)); /* the session goes on */
+    peer_close(&peer);
+    for (int i = 0; count_memory(daemon.pid, false) != before - 1 + 128; i++, usleep(1000))
+        CHECK(i < PEER_WAIT_MS);
+    peer_daemon_stop(&daemon);
+}
