@@ -86,7 +86,7 @@ class Phases:
         self.found: dict[str, dict[str, float]] = {}
 
     def _pids(self) -> dict[str, int]:
-        daemon = self._memory.daemon_pid()
+        daemon = self._memory.worker_pid()
         return {"trainer": os.getpid(), **({"daemon": daemon} if daemon else {})}
 
     def now(self) -> int:

@@ -129,7 +129,7 @@ class Worker:
 
     def _pids(self) -> dict[str, int]:
         pids = {"trainer": os.getpid()}
-        daemon = self._memory.daemon_pid() if self._engine in OURS else None
+        daemon = self._memory.worker_pid() if self._engine in OURS else None
         if daemon:
             pids["daemon"] = daemon
         compilers = set(_children(os.getpid())) - {daemon}

@@ -46,8 +46,9 @@ ROOMS = {
     "server/verbs": "shm server/api server/device server/exec server/host server/wire"
     " server/session server/explain",
     "server/daemon": "shm server/device server/host server/wire server/session server/verbs",
+    "server/owner": "shm server/host server/wire server/session",
     "server/cli": "shm kernels/contract kernels/cases server/api server/host server/wire"
-    " server/explain server/daemon",
+    " server/explain server/daemon server/owner",
 }
 # The libraries that a folder may use, by the beginning of a header's name.
 LIBRARIES = {

@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 #include <zmq.h>
 
+#include "server/cli/kept_command.h"
 #include "server/wire/wire.h"
 
 #define ANSWER_MS    5000
@@ -124,6 +126,25 @@ static void print_session(const msgpack_object *s) {
            duration(admin_number(s, "idle_ms"), idle));
 }
 
+/* Sessions with a name: those of living processes as well. */
+static void print_kept(const msgpack_object *list) {
+    char name[72], shared[24], left[24];
+    if (!list || wire_count(list) == 0) return;
+    printf("%-*s %8s  %-10s %10s %7s\n", 8 + CLIENT_WIDTH, "KEPT", "PID", "STATE", "SHARED",
+           "LEFT");
+    for (int i = 0; i < wire_count(list); i++) {
+        const msgpack_object *kept = wire_at(list, i);
+        if (kept->type != MSGPACK_OBJECT_MAP) continue;
+        const msgpack_object *ms = wire_in(kept, "left_ms");
+        const bool ends = ms && ms->type == MSGPACK_OBJECT_POSITIVE_INTEGER;
+        printf("%-*s %8" PRId64 "  %-10s %10s %7s\n", 8 + CLIENT_WIDTH,
+               admin_text(kept, "name", name, sizeof name), admin_number(kept, "pid"),
+               admin_number(kept, "in_use") ? "in use" : "left",
+               amount(admin_number(kept, "bytes"), shared),
+               ends ? duration(admin_number(kept, "left_ms"), left) : "-");
+    }
+}
+
 static void print_table(const msgpack_object *root) {
     const msgpack_object *sessions = wire_in(root, "sessions");
     char version[24], up[24], device[32];
@@ -143,6 +164,17 @@ static void print_table(const msgpack_object *root) {
 
 /* Prints the contents of a reply: no bytes, no floats that JSON lacks, nesting bounded by the
  * scanner. */
+static void print_json(FILE *out, const msgpack_object *o);
+
+static void print_pairs(FILE *out, const msgpack_object *o) {
+    for (uint32_t i = 0; i < o->via.map.size; i++) {
+        if (i) fputs(", ", out);
+        print_json(out, &o->via.map.ptr[i].key);
+        fputs(": ", out);
+        print_json(out, &o->via.map.ptr[i].val);
+    }
+}
+
 static void print_json(FILE *out, const msgpack_object *o) {
     switch (o->type) {
     case MSGPACK_OBJECT_POSITIVE_INTEGER:
@@ -150,6 +182,9 @@ static void print_json(FILE *out, const msgpack_object *o) {
         break;
     case MSGPACK_OBJECT_NEGATIVE_INTEGER:
         fprintf(out, "%" PRId64, o->via.i64);
+        break;
+    case MSGPACK_OBJECT_FLOAT64:
+        fprintf(out, isfinite(o->via.f64) ? "%.17g" : "null", o->via.f64);
         break;
     case MSGPACK_OBJECT_STR:
         fputc('"', out);
@@ -172,17 +207,31 @@ static void print_json(FILE *out, const msgpack_object *o) {
         break;
     case MSGPACK_OBJECT_MAP:
         fputc('{', out);
-        for (uint32_t i = 0; i < o->via.map.size; i++) {
-            if (i) fputs(", ", out);
-            print_json(out, &o->via.map.ptr[i].key);
-            fputs(": ", out);
-            print_json(out, &o->via.map.ptr[i].val);
-        }
+        print_pairs(out, o);
         fputc('}', out);
         break;
     default:
         fputs("null", out);
     }
+}
+
+static void print_ps(const rundir_t *dir, const msgpack_object *root, bool json) {
+    static uint8_t buffer[KEPT_REPLY_BYTES];
+    wire_doc_t doc = {0};
+    const msgpack_object *kept = kept_ask(dir, buffer, &doc);
+    if (!json) {
+        print_table(root);
+        if (kept) print_kept(kept);
+    } else {
+        putchar('{');
+        print_pairs(stdout, root);
+        if (kept) {
+            fputs(", \"kept\": ", stdout);
+            print_json(stdout, kept);
+        }
+        puts("}");
+    }
+    wire_doc_finish(&doc);
 }
 
 gradd_status_t admin_ps(const rundir_t *dir, const options_t *options) {
@@ -195,20 +244,17 @@ gradd_status_t admin_ps(const rundir_t *dir, const options_t *options) {
         st = GRADD_FAIL(
             IO, "the process that answers at %s is not a gradd daemon: it lists no sessions",
             dir->cmd);
-    if (st == GRADD_OK && options->json) {
-        print_json(stdout, &doc.root);
-        putchar('\n');
-    } else if (st == GRADD_OK) {
-        print_table(&doc.root);
-    }
+    if (st == GRADD_OK) print_ps(dir, &doc.root, options->json);
     wire_doc_finish(&doc);
     zmq_msg_close(&reply);
     return st;
 }
 
 gradd_status_t admin_stop(const rundir_t *dir, const options_t *options) {
+    static uint8_t buffer[KEPT_REPLY_BYTES];
     zmq_msg_t reply;
-    wire_doc_t doc = {0};
+    wire_doc_t doc = {0}, kept_doc = {0};
+    const msgpack_object *kept = kept_ask(dir, buffer, &kept_doc); /* they end with the daemon */
     zmq_msg_init(&reply);
     gradd_status_t st = ask(dir->cmd, "stop", options->now, &reply, &doc);
     pid_t pid = st == GRADD_OK ? (pid_t)admin_number(&doc.root, "pid") : 0;
@@ -216,6 +262,8 @@ gradd_status_t admin_stop(const rundir_t *dir, const options_t *options) {
         st = GRADD_FAIL(IO, "the daemon at %s does not tell its pid", dir->cmd);
     wire_doc_finish(&doc);
     zmq_msg_close(&reply);
+    if (st == GRADD_OK && !options->json) print_kept(kept);
+    wire_doc_finish(&kept_doc);
     GRADD_TRY(st);
     /* Trainers start the next one at once, which is none of our business. */
     for (int waited = 0; rundir_owner(dir) == pid; waited += 10) {

@@ -2,7 +2,7 @@
  * the process ends.
  *
  * Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no daemon runs, 4 a daemon runs already, 5 the
- * required device cannot be used.
+ * required device cannot be used. `worker` is no command for users: an owner starts it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +13,13 @@
 #include "server/cli/cache.h"
 #include "server/cli/doctor.h"
 #include "server/cli/explain_command.h"
+#include "server/cli/kept_command.h"
 #include "server/cli/list_ops.h"
 #include "server/cli/trace.h"
 #include "server/daemon/daemon.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
+#include "server/owner/owner.h"
 #include "server/wire/version.h"
 
 enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY, EXIT_DEVICE };
@@ -27,34 +29,20 @@ static int failed(gradd_status_t status) {
     return EXIT_FAILED;
 }
 
-/* The daemon shares its cores with the trainer, whose own threads run while ours wait. OpenMP's
+/* A worker shares its cores with the trainer, whose own threads run while ours wait. OpenMP's
  * default is to spin for milliseconds after each operator, which takes the core from them; a few
  * microseconds still cover the gap between two operators. A value set by the user is kept. */
-static bool limit_spinning(void) {
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return false;
-    return setenv("GOMP_SPINCOUNT", "500", 1) == 0;
+static void limit_spinning(void) {
+    if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT")) setenv("GOMP_SPINCOUNT", "500", 1);
 }
 
 /* Threads are the plan's. A number that a trainer has set for its own, as torchrun does, is not for
  * the daemon that it happens to start: a limit would hold in every parallel region. */
-static bool leave_inherited_threads(void) {
+static void leave_inherited_threads(void) {
     static const char *const names[] = {"OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC",
                                         "OMP_MAX_ACTIVE_LEVELS"};
-    bool changed = false;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (getenv(names[i])) changed |= unsetenv(names[i]) == 0;
-    return changed;
-}
-
-/* OpenMP's runtime reads its settings when it is loaded, so they are set by starting again. */
-static void settle_openmp(char **argv) {
-    char self[4096]; /* the true path, so that the process keeps its name */
-    bool changed = limit_spinning();
-    changed |= leave_inherited_threads();
-    ssize_t n = changed ? readlink("/proc/self/exe", self, sizeof self - 1) : 0;
-    if (n <= 0) return;
-    self[n] = 0;
-    execv(self, argv);
+        unsetenv(names[i]);
 }
 
 /* The daemon is for all of the user's trainers, but inherits the processors of the one that started
@@ -69,20 +57,32 @@ static void leave_inherited_mask(const options_t *options) {
         log_event(LOG_INFO, "processors", "inherited=%d used=%d", inherited, machine_processors());
 }
 
-static int handle_serve(const options_t *options) {
-    pid_t other;
+/* OpenMP's runtime reads environment and mask when it is loaded: the worker inherits both. */
+static int handle_serve(const options_t *options, char **argv) {
+    owner_end_t end;
     if (!log_set_level(options->log)) {
         fprintf(stderr, "gradd: --log: expected error, warn, info or debug, got '%s'\n",
                 options->log);
         return EXIT_USAGE;
     }
-    gradd_status_t st = daemon_serve(options, &other);
+    leave_inherited_mask(options);
+    limit_spinning();
+    leave_inherited_threads();
+    for (int i = 0; argv[i]; i++)
+        if (argv[i] == options->command) argv[i] = "worker";
+    gradd_status_t st = owner_serve(options, argv, &end);
+    if (st != GRADD_OK) return failed(st);
+    if (end.other == 0) return end.code;
+    fprintf(stderr, "gradd: already running pid %ld\n", (long)end.other);
+    return EXIT_ALREADY;
+}
+
+static int handle_worker(const options_t *options) {
+    log_set_level(options->log);
+    gradd_status_t st = daemon_work(options);
     if (st == GRADD_E_UNSUPPORTED) return failed(st), EXIT_USAGE; /* a device: no other try helps */
     if (st == GRADD_E_DEVICE || st == GRADD_E_VERSION) return failed(st), EXIT_DEVICE;
-    if (st != GRADD_OK) return failed(st);
-    if (other == 0) return EXIT_DONE;
-    fprintf(stderr, "gradd: already running pid %ld\n", (long)other);
-    return EXIT_ALREADY;
+    return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
 typedef struct admin_s {
@@ -134,6 +134,14 @@ static int handle_trace(const options_t *options) {
     return EXIT_NONE;
 }
 
+static int handle_forget(const options_t *options) {
+    if (!options->name) {
+        fprintf(stderr, "gradd: forget needs --name NAME\n");
+        return EXIT_USAGE;
+    }
+    return handle_admin((admin_t){options, kept_forget, "", 0});
+}
+
 static int handle_version(const options_t *options) {
     printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
                          : "gradd %s (engine %s), protocol %d to %d\n",
@@ -173,10 +181,10 @@ int main(int argc, char **argv) {
         const char *name;
         int (*handle)(const options_t *options);
     } commands[] = {
-        {"serve",      handle_serve   },
         {"ps",         handle_ps      },
         {"stop",       handle_stop    },
         {"trace",      handle_trace   },
+        {"forget",     handle_forget  },
         {"version",    handle_version },
         {"--version",  handle_version },
         {"--list-ops", handle_list_ops},
@@ -189,13 +197,12 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "explain")) return explain_main(argc - 2, argv + 2);
     if (argc > 1 && !strcmp(argv[1], "estimate")) return estimate_main(argc - 2, argv + 2);
     if (options_parse(argc, argv, &options) != GRADD_OK) return wrong_usage();
+    if (!strcmp(options.command, "worker")) return handle_worker(&options);
+    if (!strcmp(options.command, "serve"))
+        return options_check(&options) ? wrong_usage() : handle_serve(&options, argv);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(options.command, commands[i].name) != 0) continue;
         if (options_check(&options) != GRADD_OK) return wrong_usage();
-        if (commands[i].handle == handle_serve) {
-            leave_inherited_mask(&options);
-            settle_openmp(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
-        }
         return commands[i].handle(&options);
     }
     fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",

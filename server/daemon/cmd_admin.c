@@ -70,7 +70,11 @@ static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     wire_out_t *out = &request->reply;
     wire_put_version(out);
     wire_key(out, "pid");
+    wire_put_i64(out, daemon->owner);
+    wire_key(out, "worker");
     wire_put_i64(out, getpid());
+    wire_key(out, "workers_lost");
+    wire_put_i64(out, daemon->n_workers);
     wire_key(out, "uptime_ms");
     wire_put_i64(out, session_now_ms() - daemon->started_ms);
     wire_key(out, "device");
@@ -89,7 +93,7 @@ static gradd_status_t ps(daemon_t *daemon, request_t *request) {
 
 static gradd_status_t stop(daemon_t *daemon, request_t *request) {
     wire_key(&request->reply, "pid");
-    wire_put_i64(&request->reply, getpid());
+    wire_put_i64(&request->reply, daemon->owner);
     daemon_stop(daemon, "stop", wire_flag(request->args[0]));
     return GRADD_OK;
 }
@@ -98,7 +102,7 @@ static gradd_status_t trace(daemon_t *daemon, request_t *request) {
     wire_out_t *out = &request->reply;
     const session_table_t *table = &daemon->table;
     wire_key(out, "pid");
-    wire_put_i64(out, getpid());
+    wire_put_i64(out, daemon->owner);
     wire_key(out, "sessions");
     wire_put_list(out, (uint32_t)table->n);
     for (int i = 0; i < table->n; i++) {

@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "server/daemon/accept_budget.h"
 #include "server/daemon/build.h"
 #include "server/host/log.h"
 #include "server/session/turns.h"
@@ -60,7 +59,7 @@ static gradd_status_t refuse_version(const control_host_t *host, const request_t
     return GRADD_FAIL(VERSION,
                       "hello: the client, gradd %s, speaks %s, this daemon, gradd %s (pid %d), %s: "
                       "%s",
-                      version, range_text(low, high, theirs), GRADD_VERSION, (int)getpid(),
+                      version, range_text(low, high, theirs), GRADD_VERSION, (int)host->owner,
                       range_text(PROTOCOL_LOWEST, PROTOCOL_HIGHEST, ours), help);
 }
 
@@ -79,12 +78,12 @@ static gradd_status_t answer_hello(const control_host_t *host, request_t *reques
         return GRADD_FAIL(LIMIT,
                           "hello: %d connections of process %d, or %d of all, are open, the limits "
                           "of daemon %d: close some, or use one session for all models",
-                          SESSION_MAX_OF_PROCESS, (int)session->pid, SESSION_MAX, (int)getpid());
+                          SESSION_MAX_OF_PROCESS, (int)session->pid, SESSION_MAX, (int)host->owner);
     if (session->late)
         return GRADD_FAIL(STALE,
                           "hello: this daemon, pid %d, is ending after the request in "
                           "progress: connect again",
-                          (int)getpid());
+                          (int)host->owner);
     uint64_t low = wire_u64(wire_at(range, 0)), high = wire_u64(wire_at(range, 1));
     uint64_t chosen = high < PROTOCOL_HIGHEST ? high : PROTOCOL_HIGHEST;
     if (chosen < low || chosen < PROTOCOL_LOWEST) return refuse_version(host, request, low, high);
@@ -99,6 +98,8 @@ static gradd_status_t answer_hello(const control_host_t *host, request_t *reques
     wire_key(reply, "build");
     wire_put_text(reply, build_id());
     wire_key(reply, "pid");
+    wire_put_i64(reply, host->owner);
+    wire_key(reply, "worker");
     wire_put_i64(reply, getpid());
     wire_key(reply, "header");
     wire_put_u64(reply, GRADD_HEADER_VERSION);
@@ -214,7 +215,7 @@ static gradd_status_t answer_segment(const control_host_t *host, request_t *requ
 }
 
 static gradd_status_t segment_by_engine(worker_t *worker, request_t *request) {
-    const control_host_t host = control_host(NULL, worker->device);
+    const control_host_t host = control_host(NULL, 0, worker->device);
     return answer_segment(&host, request);
 }
 
@@ -385,22 +386,13 @@ static bool answer(session_t *session, const control_host_t *host, const gradd_f
     return sent;
 }
 
-control_host_t control_host(const char *dir, gradd_device_t *device) {
+control_host_t control_host(const char *dir, pid_t owner, gradd_device_t *device) {
     const gradd_device_info_t *info = gradd_device_info(device);
-    return (control_host_t){
-        .dir = dir, .device = info->name, .uuid = info->uuid, .mapper = device_mapper(device)};
-}
-
-gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
-                              session_t **out_session) {
-    *out_session = NULL;
-    int fd = gate_accept(listener);
-    uint64_t ticks = gradd_lease_clock_ticks();
-    if (fd < 0) {
-        if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return GRADD_OK;
-        return GRADD_FAIL(IO, "accept: %s", strerror(errno));
-    }
-    return session_create(table, fd, ticks, uid, out_session);
+    return (control_host_t){.dir = dir,
+                            .owner = owner,
+                            .device = info->name,
+                            .uuid = info->uuid,
+                            .mapper = device_mapper(device)};
 }
 
 void control_read(session_t *session, const control_host_t *host, bool *out_open,

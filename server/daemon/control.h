@@ -1,33 +1,31 @@
-/* The control socket: hello, descriptors, and the identity behind every session.
+/* The control socket: hello and descriptors.
  *
  * AF_UNIX SOCK_SEQPACKET, one msgpack map per packet. ZeroMQ carries no descriptors, so segments
- * come this way, and a segment is acknowledged here before a command may name it. Runs in the I/O
- * thread, where no call blocks: what takes long is left to the engine thread.
+ * come this way, and a segment is acknowledged here before a command may name it. The owner has the
+ * client's connection and hands its packets on (server/owner). Runs in the I/O thread, where no
+ * call blocks: what takes long is left to the engine thread.
  */
 #ifndef GRADD_SERVER_DAEMON_CONTROL_H
 #define GRADD_SERVER_DAEMON_CONTROL_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "server/device/device.h"
 #include "server/verbs/commands.h"
 
 #define CONTROL_MAX_PACKET (64 << 10)
 
-/* Accepts what waits at the listener: at most one connection per call. *out_session is NULL when
- * there was none. Fails when a connection was refused; the listener stays usable. */
-gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
-                              session_t **out_session);
-
 /* The facts about the daemon that the control socket reports. Borrowed. */
 typedef struct control_host_s {
     const char *dir;
+    pid_t owner;
     const char *device;           /* name of the only one */
     const char *uuid;             /* its driver's name for it; NULL = there is none */
     const gradd_mapper_t *mapper; /* takes segments to it; may be NULL */
 } control_host_t;
 
-control_host_t control_host(const char *dir, gradd_device_t *device);
+control_host_t control_host(const char *dir, pid_t owner, gradd_device_t *device);
 
 /* Answers the packets that wait, at most a few per call. *out_open is false when the peer has
  * closed the connection or does not read its replies; then the session must end.

@@ -1,30 +1,31 @@
-/* Start, event loop, end. See daemon.h. */
+/* Start, event loop, end of the worker. See daemon.h. */
 #include "server/daemon/daemon.h"
 
 #include <errno.h>
-#include <signal.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include "server/daemon/accept_budget.h"
 #include "server/daemon/control.h"
 #include "server/daemon/requests.h"
 #include "server/device/device.h"
+#include "server/host/accept_budget.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
+#include "server/host/rundir.h"
 #include "server/wire/version.h"
 
 #define GREETING_MS      30000 /* from connecting to attach */
 #define STALLED_MS       30000
 #define REQUESTS_PER_RUN 64
+#define LINKS_PER_EVENT  8 /* messages of the owner */
 
 /* The meaning of an epoll event: a kind, and the session's number for two of them. */
-enum { ON_CONTROL, ON_PIDFD, ON_LISTENER, ON_ROUTER, ON_ZAP, ON_SIGNAL, ON_QUEUE };
+enum { ON_CONTROL, ON_PIDFD, ON_LINK, ON_ROUTER, ON_ZAP, ON_QUEUE };
 
 static gradd_status_t watch(daemon_t *daemon, int fd, uint32_t kind, uint32_t number) {
     struct epoll_event event = {.events = EPOLLIN,
@@ -62,11 +63,9 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     session->ends = true;
     unwatch(daemon, session->control);
     unwatch(daemon, gradd_lease_pidfd(session->lease));
-    daemon->idle_since_ms = session_now_ms();
     drop_waiting(daemon, session);
     if (!device_mapper(daemon->worker.device)) { /* else the engine thread unmaps, and hangs up */
-        close(session->control);
-        session->control = -1;
+        link_say_end(session->control);
         gradd_lease_end(session->lease); /* what no run uses is unmapped now */
     }
     request_t *end = request_create();
@@ -89,6 +88,8 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     if (!daemon->stopping)
         log_event(LOG_INFO, "daemon_stop", "reason=%s sessions=%d", reason, daemon->table.n);
     daemon->stopping = true;
+    /* If there is no room, the owner has told us to stop, or will find us ended with status 0. */
+    link_send(daemon->link, &(link_message_t){.kind = LINK_STOPPING}, NULL, 0);
     for (int i = 0; i < daemon->table.n; i++) {
         session_t *session = daemon->table.sessions[i];
         if (cancel)
@@ -103,38 +104,41 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
 static void end_late_sessions(daemon_t *daemon) {
     for (int i = 0; i < daemon->table.n; i++)
         if (!daemon->table.sessions[i]->late) return;
-    unwatch(daemon, daemon->control);
+    daemon->closed = true;
     for (int i = 0; i < daemon->table.n; i++)
         daemon_end_session(daemon, daemon->table.sessions[i], "refused");
 }
 
-static void accept_session(daemon_t *daemon) {
+static gradd_status_t take_session(daemon_t *daemon, const link_message_t *message,
+                                   const int fds[LINK_MAX_FDS]) {
     session_t *session;
-    gradd_status_t st =
-        control_accept(&daemon->table, daemon->control, daemon->router.uid, &session);
-    if (st == GRADD_OK && session) {
-        session->late = daemon->stopping;
-        st = watch(daemon, session->control, ON_CONTROL, session->number);
-        if (st == GRADD_OK)
-            st = watch(daemon, gradd_lease_pidfd(session->lease), ON_PIDFD, session->number);
-        if (st != GRADD_OK)
-            daemon_end_session(daemon, session, "refused");
-        else
-            log_event(LOG_DEBUG, "connect", "session=%u pid=%d", session->number,
-                      (int)session->pid);
+    gradd_peer_t peer = {.pidfd = fds[1],
+                         .pid = message->pid,
+                         .uid = message->uid,
+                         .gid = message->gid,
+                         .start_ticks = message->start_ticks};
+    if (daemon->closed || fds[0] < 0 || fds[1] < 0) { /* the owner hangs up as well */
+        gradd_peer_finish(&peer);
+        if (fds[0] >= 0) link_say_end(fds[0]);
+        if (fds[0] >= 0) close(fds[0]);
+        return GRADD_OK;
     }
-    if (st == GRADD_OK) return;
-    log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
-    if (st == GRADD_E_IO) { /* out of descriptors: do not spin on a listener that stays readable */
-        unwatch(daemon, daemon->control);
-        daemon->control_paused = true;
-    }
+    GRADD_TRY(session_create(&daemon->table, message->number, fds[0], &peer, &session));
+    session->late = daemon->stopping;
+    gradd_status_t st = watch(daemon, session->control, ON_CONTROL, session->number);
+    if (st == GRADD_OK)
+        st = watch(daemon, gradd_lease_pidfd(session->lease), ON_PIDFD, session->number);
+    if (st != GRADD_OK)
+        daemon_end_session(daemon, session, "refused");
+    else
+        log_event(LOG_DEBUG, "connect", "session=%u pid=%d", session->number, (int)session->pid);
+    return st;
 }
 
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
     request_t *request;
-    const control_host_t host = control_host(daemon->dir.path, daemon->worker.device);
+    const control_host_t host = control_host(daemon->dir, daemon->owner, daemon->worker.device);
     session_t *session = session_by_number(&daemon->table, number);
     if (!session || session->ends) return;
     control_read(session, &host, &open, &request);
@@ -156,73 +160,60 @@ static void bury_session(daemon_t *daemon, uint32_t number) {
     if (session) daemon_end_session(daemon, session, "process ended");
 }
 
-/* ---- sockets ---- */
+/* ---- the owner ---- */
 
-static gradd_status_t open_commands(daemon_t *daemon) {
-    int fd;
-    GRADD_TRY(rundir_listen(&daemon->dir, RUNDIR_COMMANDS, &fd));
-    gradd_status_t st = daemon->router.context
-                            ? router_listen(&daemon->router, daemon->dir.cmd, fd)
-                            : router_open(&daemon->router, daemon->dir.cmd, fd, geteuid());
-    if (st != GRADD_OK) {
-        close(fd);
-        rundir_unlisten(&daemon->dir, RUNDIR_COMMANDS);
-    }
+static gradd_status_t take_listener(daemon_t *daemon, int fd) {
+    const gradd_status_t st = daemon->router.context
+                                  ? router_listen(&daemon->router, daemon->commands, fd)
+                                  : router_open(&daemon->router, daemon->commands, fd, geteuid());
+    if (st != GRADD_OK && fd >= 0) close(fd);
     return st;
 }
 
-static gradd_status_t open_control(daemon_t *daemon) {
-    int fd, before = daemon->control;
-    GRADD_TRY(rundir_listen(&daemon->dir, RUNDIR_CONTROL, &fd));
-    if (before >= 0) {
-        unwatch(daemon, before);
-        close(before); /* clients that waited there reconnect */
+static gradd_status_t take_message(daemon_t *daemon, const link_message_t *message,
+                                   const int fds[LINK_MAX_FDS]) {
+    switch (message->kind) {
+    case LINK_BEGIN:
+        daemon->owner = daemon->worker.owner = message->pid;
+        daemon->started_ms = message->started_ms;
+        daemon->n_workers = message->n_workers;
+        return take_listener(daemon, fds[0]);
+    case LINK_LISTEN:
+        return take_listener(daemon, fds[0]);
+    case LINK_LOCK:
+        close(daemon->lock);
+        daemon->lock = fds[0];
+        return GRADD_OK;
+    case LINK_SESSION:
+        return take_session(daemon, message, fds);
+    case LINK_STOP:
+        snprintf(daemon->reason, sizeof daemon->reason, "%.*s", LINK_REASON_BYTES - 1,
+                 message->reason);
+        daemon_stop(daemon, daemon->reason, message->cancel);
+        return GRADD_OK;
+    case LINK_READY:
+    case LINK_STOPPING:
+        break;
     }
-    daemon->control = fd;
-    gradd_status_t st = watch(daemon, fd, ON_LISTENER, 0);
-    daemon->control_paused = st != GRADD_OK; /* the next tick tries again */
-    return st;
+    return GRADD_FAIL(INTERNAL, "message %d of the owner", (int)message->kind);
 }
 
-/* Makes anew what was removed under the daemon: sockets, lock or the whole directory. */
-static gradd_status_t restore_sockets(daemon_t *daemon, pid_t *out_owner) {
-    GRADD_TRY(rundir_restore(&daemon->dir, out_owner));
-    if (*out_owner != 0) return GRADD_OK;
-    /* ctl.sock is made last: a client that can connect to it finds everything ready. */
-    if (!rundir_has(&daemon->dir, RUNDIR_COMMANDS)) GRADD_TRY(open_commands(daemon));
-    if (!rundir_has(&daemon->dir, RUNDIR_CONTROL)) GRADD_TRY(open_control(daemon));
-    return GRADD_OK;
-}
-
-/* A daemon that has become unreachable restores its sockets, for its own clients, too: `ps` and
- * `stop` have to reach it. It exits when it has no clients and its directory is gone or belongs to
- * another daemon. */
-static void stay_reachable(daemon_t *daemon) {
-    pid_t owner = 0;
-    if (daemon->stopping) return;
-    if (rundir_is_reachable(&daemon->dir)) {
-        daemon->unreachable = false;
-        return;
+/* Without an owner the process must not live: another may take the directory. */
+static void read_link(daemon_t *daemon) {
+    link_message_t message;
+    int fds[LINK_MAX_FDS];
+    bool any = true;
+    for (int i = 0; i < LINKS_PER_EVENT && any; i++) {
+        gradd_status_t st = link_receive(daemon->link, &message, fds, &any);
+        if (st == GRADD_E_IO) _exit(1);
+        if (st == GRADD_OK && any) st = take_message(daemon, &message, fds);
+        if (st != GRADD_OK)
+            log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
     }
-    bool lost = daemon->displaced || daemon->unreachable || !rundir_exists(&daemon->dir);
-    if (lost && daemon->table.n == 0) {
-        daemon_stop(daemon, "the socket directory or a file in it is gone", false);
-        return;
-    }
-    if (daemon->displaced) return;
-    gradd_status_t st = restore_sockets(daemon, &owner);
-    daemon->displaced = st == GRADD_E_LIMIT || (st == GRADD_OK && owner != 0);
-    if (st == GRADD_OK && owner == 0)
-        log_event(LOG_WARN, "sockets_restored", "dir=%s", daemon->dir.path);
-    else if (st == GRADD_OK)
-        log_event(LOG_WARN, "displaced", "by=%d dir=%s", (int)owner, daemon->dir.path);
-    else if (!daemon->unreachable)
-        log_event(LOG_WARN, "unreachable", "what=\"%s\"", gradd_error_message());
-    daemon->unreachable = st != GRADD_OK;
 }
 
 void daemon_tick(daemon_t *daemon) {
-    int64_t now = session_now_ms(), idle_exit = daemon->options->idle_exit * 1000;
+    const int64_t now = session_now_ms();
     for (int i = 0; i < daemon->table.n; i++) {
         session_t *s = daemon->table.sessions[i];
         bool attaching = s->state == SESSION_NEW || s->state == SESSION_GREETED;
@@ -233,30 +224,15 @@ void daemon_tick(daemon_t *daemon) {
         else if (s->state == SESSION_ATTACHED && s->ends)
             daemon_end_session(daemon, s, "connection closed");
     }
-    if (daemon->control_paused && !daemon->stopping &&
-        watch(daemon, daemon->control, ON_LISTENER, 0) == GRADD_OK)
-        daemon->control_paused = false;
-    stay_reachable(daemon);
-    if (daemon->table.n > 0) daemon->idle_since_ms = now;
-    if (idle_exit > 0 && now - daemon->idle_since_ms >= idle_exit && !daemon->stopping)
-        daemon_stop(daemon, "idle", false);
 }
 
 /* ---- events ---- */
-
-static void read_signals(daemon_t *daemon) {
-    struct signalfd_siginfo info;
-    while (read(daemon->signals, &info, sizeof info) == (ssize_t)sizeof info)
-        /* The first one lets the request in progress finish, the second one cancels it. */
-        daemon_stop(daemon, "signal", daemon->stopping);
-}
 
 void daemon_event(daemon_t *daemon, uint64_t data) {
     static const char *const causes[] = {
         [ON_CONTROL] = "control socket",
         [ON_PIDFD] = "process ended",
-        [ON_LISTENER] = "connection",
-        [ON_SIGNAL] = "signal",
+        [ON_LINK] = "owner",
     };
     uint32_t number = (uint32_t)data, kind = (uint32_t)(data >> 32);
     switch (kind) {
@@ -266,11 +242,8 @@ void daemon_event(daemon_t *daemon, uint64_t data) {
     case ON_PIDFD:
         bury_session(daemon, number);
         break;
-    case ON_LISTENER:
-        accept_session(daemon);
-        break;
-    case ON_SIGNAL:
-        read_signals(daemon);
+    case ON_LINK:
+        read_link(daemon);
         break;
     default: /* the sockets and the queue are looked at in every round */
         return;
@@ -306,32 +279,17 @@ bool daemon_ended(const daemon_t *daemon) {
 
 /* ---- start and end ---- */
 
-static gradd_status_t open_signals(int *out_fd) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before any thread starts: all inherit it */
-    signal(SIGPIPE, SIG_IGN);
-    *out_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return *out_fd >= 0 ? GRADD_OK : GRADD_FAIL(IO, "signalfd: %s", strerror(errno));
-}
-
-/* A limit on the size of files, which some shell had, would kill us for a line of the log. */
-static void leave_file_limit(void) {
-    struct rlimit limit;
-    signal(SIGXFSZ, SIG_IGN);
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_FSIZE, &limit);
-}
-
-static gradd_status_t open_sockets(daemon_t *daemon) {
-    GRADD_TRY(open_commands(daemon));
-    GRADD_TRY(open_control(daemon)); /* last: a client that connects finds everything ready */
-    GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
-    return watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0);
+/* The first message of the owner has come before the device is open, or comes now. */
+static gradd_status_t begin(daemon_t *daemon) {
+    link_message_t message;
+    int fds[LINK_MAX_FDS];
+    bool any;
+    struct pollfd p = {.fd = daemon->link, .events = POLLIN};
+    while (poll(&p, 1, -1) < 0 && errno == EINTR)
+        ;
+    GRADD_TRY(link_receive(daemon->link, &message, fds, &any));
+    if (!any || message.kind != LINK_BEGIN) return GRADD_FAIL(INTERNAL, "the owner is no owner");
+    return take_message(daemon, &message, fds);
 }
 
 /* Where the wanted device is known and cannot be used (no plug-in, no driver, no GPU, a library
@@ -349,11 +307,9 @@ static gradd_status_t open_device(worker_t *worker, const gradd_device_options_t
 }
 
 static gradd_status_t start(daemon_t *daemon) {
-    GRADD_TRY(open_signals(&daemon->signals));
     gate_open();
     daemon->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (daemon->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
-    GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
     GRADD_TRY(queue_create(&daemon->queue));
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
     daemon->worker = (worker_t){
@@ -366,49 +322,58 @@ static gradd_status_t start(daemon_t *daemon) {
         .compile_ms = daemon->options->compile_ms,
     };
     GRADD_TRY(open_device(&daemon->worker, &device, daemon->options->require_device));
-    return open_sockets(daemon);
+    GRADD_TRY(begin(daemon));
+    GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
+    GRADD_TRY(watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0));
+    return watch(daemon, daemon->link, ON_LINK, 0);
 }
 
 static void finish(daemon_t *daemon) {
     cache_finish(&daemon->worker);
     gradd_device_close(daemon->worker.device);
     router_close(&daemon->router);
-    rundir_unlink(&daemon->dir);
-    if (daemon->control >= 0) close(daemon->control);
     queue_destroy(daemon->queue);
     if (daemon->epoll >= 0) close(daemon->epoll);
-    if (daemon->signals >= 0) close(daemon->signals);
+    close(daemon->link);
 }
 
 static void log_start(const daemon_t *daemon) {
     const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
-    log_event(LOG_INFO, "daemon_start",
-              "version=%s pid=%d dir=%s device=%s products=\"%s\" bf16=%s threads=%d "
+    log_event(LOG_INFO, daemon->n_workers ? "worker_start" : "daemon_start",
+              "version=%s pid=%d worker=%d dir=%s device=%s products=\"%s\" bf16=%s threads=%d "
               "processors=%d memory_mib=%lld",
-              GRADD_VERSION, (int)getpid(), daemon->dir.path, device->name, device->library,
-              device->native_bf16 ? "native" : "widened", device->threads, machine_processors(),
-              (long long)(device->memory_limit >> 20));
+              GRADD_VERSION, (int)daemon->owner, (int)getpid(), daemon->dir, device->name,
+              device->library, device->native_bf16 ? "native" : "widened", device->threads,
+              machine_processors(), (long long)(device->memory_limit >> 20));
 }
 
-gradd_status_t daemon_serve(const options_t *options, pid_t *out_other) {
+/* What the owner has left at these numbers, close-on-exec from here on. */
+static gradd_status_t find_owner(daemon_t *daemon) {
+    daemon->link = LINK_DESCRIPTOR;
+    daemon->lock = LOCK_DESCRIPTOR;
+    if (fcntl(daemon->link, F_SETFD, FD_CLOEXEC) == 0 &&
+        fcntl(daemon->lock, F_SETFD, FD_CLOEXEC) == 0)
+        return GRADD_OK;
+    return GRADD_FAIL(IO, "`gradd serve` starts a worker, nothing else does");
+}
+
+gradd_status_t daemon_work(const options_t *options) {
     static daemon_t daemon; /* one per process; large */
-    daemon = (daemon_t){.options = options, .epoll = -1, .signals = -1, .control = -1};
-    daemon.dir.folder = daemon.dir.lock = -1;
-    leave_file_limit();
-    GRADD_TRY(rundir_init(&daemon.dir, options->dir));
-    GRADD_TRY(rundir_prepare(&daemon.dir));
-    GRADD_TRY(rundir_lock(&daemon.dir, out_other));
-    if (*out_other != 0) return GRADD_OK;
-    prctl(PR_SET_NAME, "gradd");
-    daemon.started_ms = daemon.idle_since_ms = session_now_ms();
+    static rundir_t dir;    /* its paths alone */
+    daemon = (daemon_t){.options = options, .epoll = -1};
+    GRADD_TRY(find_owner(&daemon));
+    GRADD_TRY(rundir_init(&dir, options->dir));
+    daemon.dir = dir.path;
+    daemon.commands = dir.cmd;
+    prctl(PR_SET_NAME, "gradd-worker");
     gradd_status_t st = start(&daemon);
     if (st == GRADD_OK) {
         log_start(&daemon);
-        st = loop_serve(&daemon.loop, &daemon);
+        st = link_send(daemon.link, &(link_message_t){.kind = LINK_READY}, NULL, 0);
     }
+    if (st == GRADD_OK) st = loop_serve(&daemon.loop, &daemon);
     finish(&daemon);
     if (st == GRADD_OK)
         log_event(LOG_INFO, "daemon_end", "requests=%llu", (unsigned long long)daemon.n_requests);
-    rundir_finish(&daemon.dir); /* last: now another daemon may start */
-    return st;
+    return st; /* the lock is free when process and owner have ended */
 }

@@ -1,6 +1,7 @@
-/* The daemon: sockets, sessions and the two threads around the engine library.
+/* The worker: command socket, sessions and the two threads around the engine library.
  *
- * Hello, attach, ps and stop are answered at once, whatever the engine is doing, and so are
+ * The owner of the directory (server/owner) accepts clients and lends them to this process. Hello,
+ * attach, ps and stop are answered at once, whatever the engine is doing, and so are
  * segments where nothing is mapped into a device; the rest is queued for the engine thread (loop.h
  * explains how two threads share the I/O). Nothing that a client sends or does ends the daemon,
  * except the verb `stop` of its own user.
@@ -15,17 +16,18 @@
 #include "server/daemon/router.h"
 #include "server/daemon/turn_times.h"
 #include "server/host/options.h"
-#include "server/host/rundir.h"
+#include "server/session/link.h"
 #include "server/session/session.h"
 #include "server/verbs/worker.h"
 
 typedef struct daemon_s {
     const options_t *options; /* Borrowed */
-    rundir_t dir;
-    int epoll, signals, control; /* Owned */
-    bool control_paused;         /* out of descriptors: no accept until some are free */
-    bool displaced;              /* the directory is another daemon's now */
-    bool unreachable;            /* the last try to come back has failed */
+    const char *dir;          /* Borrowed: of the sockets */
+    const char *commands;     /* Borrowed: path of cmd.sock */
+    int epoll;                /* Owned */
+    int link, lock;           /* Owned: to the owner; what keeps other daemons out */
+    pid_t owner;
+    uint32_t n_workers; /* that there were before this one */
     router_t router;
     session_table_t table;
     queue_t *queue; /* Owned */
@@ -34,14 +36,17 @@ typedef struct daemon_s {
     loop_t loop;
     laps_t laps;
     bool stopping;
-    int64_t started_ms, idle_since_ms;
+    bool closed;                    /* no more clients are taken */
+    char reason[LINK_REASON_BYTES]; /* of the owner, for ending */
+    int64_t started_ms;             /* of the owner */
     uint64_t n_requests, n_refused;
     recent_t recent;
 } daemon_t;
 
-/* Runs a daemon until it is stopped. *out_other is 0, or the pid of the daemon that runs in this
- * directory already (-1 when unknown); then nothing was done. */
-gradd_status_t daemon_serve(const options_t *options, pid_t *out_other);
+/* Runs the worker of an owner, which has started this process, until it is told to stop; the link
+ * and the lock are at LINK_DESCRIPTOR and LOCK_DESCRIPTOR. If the owner ends, so does the process.
+ * Fails with IO, and as the device does that cannot be opened. */
+gradd_status_t daemon_work(const options_t *options);
 
 /* ---- for the verbs that run in the I/O thread ---- */
 

@@ -134,6 +134,7 @@ void options_usage(FILE *out) {
           "  serve       run the daemon (exit code 4: one runs already)\n"
           "  ps          the daemon and its sessions\n"
           "  stop        end the daemon after the request in progress\n"
+          "  forget      end a session that has outlived its process\n"
           "  trace       the last requests of the daemon, as a file for Perfetto\n"
           "  explain     the operators of a plan, of the daemon or of a file (explain --help)\n"
           "  estimate    planned memory of training a model (estimate --help)\n"

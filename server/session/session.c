@@ -1,5 +1,6 @@
 /* The session table. See session.h for the life of a session. */
 #include "server/session/session.h"
+#include "server/session/link.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -34,19 +35,14 @@ static bool is_surplus(const session_table_t *table, pid_t pid) {
     return table->n - table->n_surplus >= SESSION_MAX || of_process >= SESSION_MAX_OF_PROCESS;
 }
 
-gradd_status_t session_create(session_table_t *table, int control, uint64_t accepted_ticks,
-                              uid_t allowed_uid, session_t **out_session) {
-    gradd_peer_t peer = GRADD_PEER_INIT;
-    gradd_handle_limits_t limits = {.segments = SESSION_MAX_SEGMENTS};
+gradd_status_t session_create(session_table_t *table, uint32_t number, int control,
+                              gradd_peer_t *peer, session_t **out_session) {
+    const gradd_handle_limits_t limits = {.segments = SESSION_MAX_SEGMENTS};
+    const pid_t pid = peer->pid;
+    const uid_t uid = peer->uid;
     gradd_status_t st = GRADD_OK;
     session_t *session = NULL;
-    if ((st = gradd_peer_identify(control, accepted_ticks, GRADD_LEASE_AUTO, &peer)) != GRADD_OK)
-        goto fail;
-    if (peer.uid != allowed_uid) {
-        st = GRADD_FAIL(SESSION, "uid %u may not use this daemon", (unsigned)peer.uid);
-        goto fail;
-    }
-    bool surplus = is_surplus(table, peer.pid);
+    const bool surplus = is_surplus(table, pid);
     if (surplus && table->n_surplus >= SESSION_MAX_SURPLUS) {
         st = GRADD_FAIL(LIMIT, "%d clients are connected, too many of all or of one process",
                         table->n);
@@ -57,10 +53,11 @@ gradd_status_t session_create(session_table_t *table, int control, uint64_t acce
         st = GRADD_FAIL(NOMEM, "no memory for a session");
         goto fail;
     }
-    session->pid = peer.pid;
-    session->uid = peer.uid;
-    if ((st = gradd_lease_create(&peer, limits, &session->lease)) != GRADD_OK) goto fail;
-    session->number = ++table->n_born;
+    if ((st = gradd_lease_create(peer, limits, &session->lease)) != GRADD_OK) goto fail;
+    session->pid = pid;
+    session->uid = uid;
+    session->number = number;
+    table->n_born++;
     session->control = control;
     session->surplus = surplus;
     table->n_surplus += surplus;
@@ -70,8 +67,9 @@ gradd_status_t session_create(session_table_t *table, int control, uint64_t acce
     *out_session = session;
     return GRADD_OK;
 fail:
-    gradd_peer_finish(&peer);
+    gradd_peer_finish(peer);
     free(session);
+    link_say_end(control);
     close(control);
     return st;
 }
@@ -86,7 +84,8 @@ void session_destroy(session_table_t *table, session_t *session) {
     gradd_lease_destroy(session->lease);
     gradd_segment_finish(&session->marks);
     gradd_segment_finish(&session->words);
-    if (session->control >= 0) close(session->control); /* last: it may free what it has lent */
+    link_say_end(session->control);
+    close(session->control); /* last: it may free what it has lent */
     free(session->last_reply);
     explicit_bzero(session->token, sizeof session->token);
     free(session);

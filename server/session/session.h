@@ -46,10 +46,11 @@ typedef struct session_counts_s {
 } session_counts_t;
 
 typedef struct session_s {
-    uint32_t number; /* never used twice in the life of a daemon */
+    uint32_t number; /* never used twice in the life of an owner */
     session_state_t state;
     gradd_lease_t *lease; /* Owned; its table is also the engine's */
-    /* Owned: the connection, open as long as memory that the client has lent; -1 once closed. */
+    /* Owned: the owner's relay of the connection, open as long as memory that the client has lent.
+     */
     int control;
     pid_t pid;
     uid_t uid;
@@ -86,10 +87,9 @@ typedef struct session_table_s {
     uint32_t n_born;
 } session_table_t;
 
-/* Takes over `control` (closed on failure). accepted_ticks as for gradd_peer_identify. Fails with
- * LIMIT, STALE, SESSION (a foreign uid), NOMEM. */
-gradd_status_t session_create(session_table_t *table, int control, uint64_t accepted_ticks,
-                              uid_t allowed_uid, session_t **out_session);
+/* Takes over `control` and the client's identity (closed on failure). Fails with LIMIT, NOMEM. */
+gradd_status_t session_create(session_table_t *table, uint32_t number, int control,
+                              gradd_peer_t *peer, session_t **out_session);
 /* The engine must be done with it. Unmaps its segments. */
 void session_destroy(session_table_t *table, session_t *session);
 

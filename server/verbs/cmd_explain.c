@@ -315,14 +315,14 @@ static gradd_status_t report_of(const session_objects_t *objects, const session_
 }
 
 /* There was no hello: the request itself says which protocol its sender reads. */
-static gradd_status_t check_protocol(const msgpack_object *proto) {
+static gradd_status_t check_protocol(const worker_t *worker, const msgpack_object *proto) {
     uint64_t asked = proto ? wire_u64(proto) : 1;
     if (asked >= PROTOCOL_LOWEST && asked <= PROTOCOL_HIGHEST) return GRADD_OK;
     return GRADD_FAIL(VERSION,
                       "explain: you read protocol %llu, this daemon, gradd %s (pid %d), speaks "
                       "protocol %d: ask with `gradd explain` of gradd %s",
-                      (unsigned long long)asked, GRADD_VERSION, (int)getpid(), PROTOCOL_HIGHEST,
-                      GRADD_VERSION);
+                      (unsigned long long)asked, GRADD_VERSION, (int)worker->owner,
+                      PROTOCOL_HIGHEST, GRADD_VERSION);
 }
 
 /* "session 3 has no plan 7 (any more): ..." */
@@ -345,7 +345,7 @@ static uint64_t at_most(const msgpack_object *wish, uint64_t most) {
 static gradd_status_t explain(worker_t *worker, request_t *request) {
     const session_objects_t *objects = NULL;
     const form_t *form = NULL;
-    GRADD_TRY(check_protocol(request->args[ASK_PROTO]));
+    GRADD_TRY(check_protocol(worker, request->args[ASK_PROTO]));
     GRADD_TRY(find_form(request->args[ASK_FORM], &form));
     const session_plan_t *plan = choose(worker, request, &objects);
     const msgpack_object *from = request->args[ASK_FROM];

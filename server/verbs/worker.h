@@ -47,6 +47,7 @@ typedef struct compiled_s {
 } compiled_t;
 
 typedef struct worker_s {
+    pid_t owner;            /* that clients and the command line know as the daemon */
     gradd_device_t *device; /* Owned; what never changes of it, its info, is for any thread */
     char missed[300];       /* why it is not the one that was asked for; "" = it is */
     bool plain;             /* no pattern is recognised, for any client */

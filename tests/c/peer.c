@@ -145,16 +145,45 @@ void peer_daemon_clean(const peer_daemon_t *daemon) {
     CHECK(rmdir(daemon->dir) == 0);
 }
 
-int peer_daemon_fds(const peer_daemon_t *daemon) {
+/* Field 4 of /proc/PID/stat, behind the command in brackets; 0 if there is no such process. */
+static pid_t parent_of(const char *pid) {
+    char path[300], text[512], *end;
+    snprintf(path, sizeof path, "/proc/%s/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    const size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = 0;
+    end = strrchr(text, ')');
+    return end && strlen(end) > 4 ? (pid_t)strtol(end + 4, NULL, 10) : 0;
+}
+
+pid_t peer_daemon_worker(const peer_daemon_t *daemon) {
+    pid_t found = 0;
+    DIR *dir = opendir("/proc");
+    CHECK(dir != NULL);
+    for (const struct dirent *entry; !found && (entry = readdir(dir));)
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
+            parent_of(entry->d_name) == daemon->pid)
+            found = (pid_t)strtol(entry->d_name, NULL, 10);
+    closedir(dir);
+    return found;
+}
+
+static int count_fds(pid_t pid) {
     char path[64];
     int n = 0;
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)daemon->pid);
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
     DIR *dir = opendir(path);
     CHECK(dir != NULL);
     while (readdir(dir))
         n++;
     closedir(dir);
     return n;
+}
+
+int peer_daemon_fds(const peer_daemon_t *daemon) {
+    return count_fds(daemon->pid) + count_fds(peer_daemon_worker(daemon));
 }
 
 /* ---- the client ---- */
@@ -223,6 +252,8 @@ gradd_status_t peer_control(peer_t *peer, int fd) {
     CHECK_OK(gradd_fd_send(peer->control, peer->out.data, peer->out.bytes, &fd, fd >= 0));
     CHECK_OK(gradd_fd_recv(peer->control, &packet, &event));
     CHECK_EQ_INT(event, GRADD_FD_PACKET);
+    for (int i = 0; i < packet.n_fds; i++)
+        close(fds[i]);
     return take_reply(peer, peer->packet, packet.bytes);
 }
 

@@ -43,7 +43,9 @@ void peer_daemon_stop(peer_daemon_t *daemon);
 void peer_daemon_clean(const peer_daemon_t *daemon);
 /* Waits for its end; returns the exit code, or 128 + signal. */
 int peer_daemon_wait(peer_daemon_t *daemon, int limit_ms);
-/* Descriptors that the daemon has open. */
+/* Its process that computes, 0 while there is none. */
+pid_t peer_daemon_worker(const peer_daemon_t *daemon);
+/* Descriptors that the daemon has open, in both of its processes. */
 int peer_daemon_fds(const peer_daemon_t *daemon);
 
 /* ---- the client ---- */

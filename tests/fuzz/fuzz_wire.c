@@ -45,8 +45,10 @@ static void add_segment(void) {
 
 static void make_session(void) {
     int ends[2];
+    gradd_peer_t peer;
     REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
-    REQUIRE(session_create(&table, ends[0], 0, geteuid(), &session) == GRADD_OK);
+    REQUIRE(gradd_peer_identify(ends[0], 0, GRADD_LEASE_AUTO, &peer) == GRADD_OK);
+    REQUIRE(session_create(&table, 1, ends[0], &peer, &session) == GRADD_OK);
     REQUIRE(gradd_segment_create("fuzz", SEGMENT_BYTES, &segment) == GRADD_OK);
     add_segment();
 }

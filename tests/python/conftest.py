@@ -135,6 +135,10 @@ class Daemon:
         """The daemon that serves now."""
         return int(self.ps()["pid"])
 
+    def worker(self) -> int:
+        """Its process that computes."""
+        return int(self.ps()["worker"])
+
     def ps(self) -> dict[str, Any]:
         """What `gradd ps --json` says of it, not of the daemons of GPUs beside it."""
         command = [str(BINARY), "ps", "--json", "--dir", str(self.directory)]
@@ -154,6 +158,25 @@ class Daemon:
         for process in self.processes():
             if process.pid == pid:
                 process.wait(_SECONDS)
+
+    def workers(self) -> list[int]:
+        """Processes of these daemons that compute, or start to."""
+        owners = {p.pid for p in self.processes() if p.poll() is None}
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+                if int(parent) in owners and state != "Z":
+                    found.append(int(entry.parent.name))
+        return found
+
+    def kill_worker(self) -> None:
+        """kill -9 of the process that computes now; returns when the next one does."""
+        found = self.ps()
+        os.kill(int(found["worker"]), signal.SIGKILL)
+        deadline = time.monotonic() + _SECONDS
+        while self.ps()["workers_lost"] == found["workers_lost"]:
+            assert time.monotonic() < deadline, "there is no other worker"
 
     def stop(self) -> None:
         """Ends every daemon by SIGTERM; each that was not killed must end with status 0.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gradd import errors, optim
     from gradd.debug import DebugOptions, LogLevel
     from gradd.estimating import estimate
+    from gradd.keeping import forget, keep, reattach
     from gradd.module import ORTModule
     from gradd.tracing import trace
 
@@ -27,7 +28,10 @@ __all__ = [
     "__version__",
     "errors",
     "estimate",
+    "forget",
+    "keep",
     "optim",
+    "reattach",
     "trace",
 ]
 
@@ -36,6 +40,9 @@ _HOMES = {
     "DebugOptions": "gradd.debug",
     "LogLevel": "gradd.debug",
     "estimate": "gradd.estimating",
+    "forget": "gradd.keeping",
+    "keep": "gradd.keeping",
+    "reattach": "gradd.keeping",
     "trace": "gradd.tracing",
 }
 

@@ -487,7 +487,8 @@ class FusedAdam(torch.optim.Optimizer):
         )
         away = [p for p in params if client.locate(p) is None and p not in self._copies]
         client.parameters.reserve([nbytes(p.dtype, p.shape) for p in away])
-        copied = [p.grad for p in params if not self._is_shared(client, p.grad)]
+        grads = [p.grad for p in params if p.grad is not None]
+        copied = [grad for grad in grads if not self._is_shared(client, grad)]
         client.gradients.reserve([nbytes(g.dtype, g.shape) for g in copied])
 
     def _stepped(self, client: Client, p: torch.Tensor) -> torch.Tensor:
@@ -557,6 +558,53 @@ class FusedAdam(torch.optim.Optimizer):
             self._journal_step = 0
         size = nbytes(torch.int64, self._journal_words.shape)  # type: ignore[union-attr]
         return protocol.tensor(self._journal.wire(torch.uint8, (size,)))
+
+    # ---- sessions that outlive their process (keeping.py) ----
+
+    def share_state(self) -> Client:
+        """Puts parameters, their state and the journal into shared memory now.
+
+        Without it that happens at the first step.
+
+        Raises:
+            TensorError: As for step().
+        """
+        params = self.kept_parameters()
+        client = self._session(params)
+        with torch.no_grad(), client.lock, interrupts.deferred:
+            if self._doubtful is not None:
+                self._settle_doubt(client, self._doubtful)
+            self._check_ties(client, params)
+            try:
+                self._reserve(client, params)
+                for p in params:
+                    self._stepped(client, p)
+                    self._settle(client, p)
+            finally:
+                for pool in (client.state, client.parameters, client.gradients):
+                    pool.drop_empty()
+            self._journal_wire(client)
+        return client
+
+    def kept_parameters(self) -> list[torch.Tensor]:
+        """Those that a step may update, in order."""
+        every = (p for group in self.param_groups for p in group["params"])
+        return [p for p in every if p.requires_grad and p.numel()]
+
+    @property
+    def journal(self) -> torch.Tensor | None:
+        """The words of the journal, i64; docs/protocol.md has their meaning."""
+        return self._journal_words
+
+    def adopt(self, client: Client, states: list[dict[str, Any]], journal: Block) -> None:
+        """Takes over state that lies in shared memory, for kept_parameters() in order."""
+        self._client, self._journal = client, journal
+        self._bound.clear()
+        self._copies.clear()
+        self._journal_words = journal.tensor(torch.int64, (journal.size // 8,))
+        self._journal_step = int(self._journal_words[1]) >> _CHUNK_BITS
+        for p, state in zip(self.kept_parameters(), states, strict=True):
+            self.state[p] = state
 
     # ---- the request ----
 

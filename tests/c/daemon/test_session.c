@@ -14,8 +14,12 @@ static session_table_t table;
 static session_t *make(int *out_end) {
     int ends[2];
     session_t *session;
+    gradd_peer_t peer;
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-    CHECK_OK(session_create(&table, ends[0], 0, geteuid(), &session));
+    CHECK_OK(gradd_peer_identify(ends[0], 0, GRADD_LEASE_AUTO, &peer));
+    CHECK_OK(session_create(&table, 7, ends[0], &peer, &session));
+    CHECK_EQ_INT(session->number, 7);
+    CHECK_EQ_INT(session->pid, getpid());
     *out_end = ends[1];
     return session;
 }
@@ -29,14 +33,6 @@ static gradd_status_t authorize(const uint8_t *token, uid_t uid, const char *rou
     const session_caller_t caller = {uid, (const uint8_t *)route, strlen(route)};
     session_t *session;
     return session_authorize(&table, token, SESSION_KEY_BYTES, &caller, &session);
-}
-
-TEST(foreign_uid_is_refused) {
-    int ends[2];
-    session_t *session;
-    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-    CHECK_STATUS(GRADD_E_SESSION, session_create(&table, ends[0], 0, geteuid() + 1, &session));
-    CHECK_EQ_INT(table.n, 0);
 }
 
 TEST(nonce_is_used_once) {
@@ -127,6 +123,7 @@ TEST(client_names_cannot_forge_log_lines) {
 TEST(connections_are_limited) {
     int end, pair[2];
     session_t *session;
+    gradd_peer_t peer;
     for (int i = 0; i < SESSION_MAX; i++) {
         session = make(&end);
         CHECK(!session->surplus);
@@ -135,7 +132,9 @@ TEST(connections_are_limited) {
     for (int i = 0; i < SESSION_MAX_SURPLUS; i++)
         CHECK(make(&end)->surplus);
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
-    CHECK_STATUS(GRADD_E_LIMIT, session_create(&table, pair[0], 0, geteuid(), &session));
+    CHECK_OK(gradd_peer_identify(pair[0], 0, GRADD_LEASE_AUTO, &peer));
+    CHECK_STATUS(GRADD_E_LIMIT, session_create(&table, 7, pair[0], &peer, &session));
+    CHECK_EQ_INT(peer.pidfd, -1);
     while (table.n > 0)
         session_destroy(&table, table.sessions[0]);
     CHECK_EQ_INT(table.n_surplus, 0);

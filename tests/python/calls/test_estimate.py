@@ -152,7 +152,7 @@ def held(pid):
 
 def measured():
     gc.collect()
-    return held("self") + held(session().daemon_pid)
+    return held("self") + held(session().worker_pid)
 
 warm = ORTModule(make(64), strict=True)
 optimizer = torch.optim.AdamW(warm.parameters(), fused=True)

@@ -54,9 +54,9 @@ class Script:
     """
 
     def __init__(
-        self, daemon_pid: int, *events: str | float, ready: Callable[[], bool] | None = None
+        self, worker_pid: int, *events: str | float, ready: Callable[[], bool] | None = None
     ) -> None:
-        self.daemon_pid = daemon_pid
+        self.worker_pid = worker_pid
         self.events = events
         self.stops_daemon = ready is None
         self.waits = threading.Event()
@@ -77,7 +77,7 @@ class Script:
             elif event == "raised":
                 self._until(lambda: interrupts.noted == 0)
             elif event == "go":
-                os.kill(self.daemon_pid, signal.SIGCONT)
+                os.kill(self.worker_pid, signal.SIGCONT)
             else:
                 self.over.wait(event)
 
@@ -87,7 +87,7 @@ class Script:
 
     def __enter__(self) -> None:
         if self.stops_daemon:
-            stop(self.daemon_pid)
+            stop(self.worker_pid)
             for name in ("_wait", "_exchange"):  # for a reply, and for that to a segment
                 self._note(name)
         self.thread.start()
@@ -106,7 +106,7 @@ class Script:
         self.patch.undo()
         self.over.set()
         self.thread.join()
-        os.kill(self.daemon_pid, signal.SIGCONT)
+        os.kill(self.worker_pid, signal.SIGCONT)
 
 
 def stop(pid: int) -> None:
@@ -148,7 +148,7 @@ def test_the_next_forward_is_right(
     with torch.no_grad():
         expected = model(small)
         model(big)
-        with Script(daemon.pid(), *events):
+        with Script(daemon.worker(), *events):
             with pytest.raises(KeyboardInterrupt):
                 model(big)
             # The big run's output lies where this call's input would go.
@@ -167,7 +167,7 @@ def test_the_next_step_after_an_interrupted_backward_is_right(
     ours.zero_grad()
     kept = loss_of(ours(*batch(seed=5)))
     loss = loss_of(ours(x, y))
-    with Script(daemon.pid(), *events), pytest.raises(KeyboardInterrupt):
+    with Script(daemon.worker(), *events), pytest.raises(KeyboardInterrupt):
         loss.backward()
     ours.zero_grad()
     kept.backward()  # a run from before the interrupt
@@ -189,7 +189,7 @@ def test_an_interrupted_optimizer_step_counts_once(events: tuple, daemon: object
         for model, optimizer in zip(models, optimizers, strict=True):
             model.weight.grad = grad.clone()
             if i == 2 and model is models[0]:
-                with Script(daemon.pid(), *events), pytest.raises(KeyboardInterrupt):
+                with Script(daemon.worker(), *events), pytest.raises(KeyboardInterrupt):
                     optimizer.step()
             else:
                 optimizer.step()
@@ -207,7 +207,7 @@ def test_a_handler_of_the_users_is_called_after_the_request(daemon: object) -> N
 
     signal.signal(signal.SIGINT, handler)
     try:
-        with Script(daemon.pid(), *NOTED):
+        with Script(daemon.worker(), *NOTED):
             assert torch.equal(model(x), expected)
         assert calls == [expected.item()]
         assert signal.getsignal(signal.SIGINT) is handler
@@ -335,7 +335,7 @@ def _is_captured() -> bool:
 
 def test_the_third_one_ends_a_capture(daemon: object, caplog: pytest.LogCaptureFixture) -> None:
     model, x = ORTModule(Stuck()), torch.randn(2, 2)
-    script = Script(daemon.pid(), "int", "int", "int", ready=_is_captured)
+    script = Script(daemon.worker(), "int", "int", "int", ready=_is_captured)
     with script, pytest.raises(KeyboardInterrupt):
         model(x)
     assert (

@@ -248,7 +248,7 @@ def test_an_unread_log_does_not_stop_the_daemon(daemon: Daemon, tmp_path: Path) 
 
 def test_a_slow_turn_is_logged_with_its_cause(daemon: Daemon) -> None:
     """A process that is stopped in the middle of a turn has a slow one."""
-    pid, done = daemon.pid(), threading.Event()
+    pid, done = daemon.worker(), threading.Event()
 
     def ask() -> None:
         with Raw(daemon.directory).open() as session:

@@ -49,8 +49,9 @@ def _connect(path: Path, kind: int) -> socket.socket:
     return sock
 
 
-def _limit(pid: int, descriptors: int) -> None:
-    subprocess.run(["prlimit", f"--nofile={descriptors}:", "--pid", str(pid)], check=True)
+def _limit(server: Daemon, descriptors: int) -> None:
+    for pid in (server.pid(), server.worker()):
+        subprocess.run(["prlimit", f"--nofile={descriptors}:", "--pid", str(pid)], check=True)
 
 
 @pytest.mark.parametrize("descriptors", [256, 1024])
@@ -62,7 +63,7 @@ def test_thousands_of_connections_come_and_go(
     with conftest._serving(monkeypatch, lambda: True) as server, Raw(server.directory) as session:
         session.open()
         bits = session.step()
-        _limit(server.pid(), descriptors)
+        _limit(server, descriptors)
         slowest = 0.0
         for _ in range(6):
             flood = [_connect(server.directory / name, kind) for _ in range(500)]
@@ -95,9 +96,9 @@ def _until_someone_can_work(folder: Path) -> None:
 def test_as_many_honest_sessions_as_there_are_descriptors_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With 256 descriptors 40 sessions work: one takes three, however many segments it has."""
+    """With 256 descriptors 40 sessions work: one takes three, and one for each segment."""
     with conftest._serving(monkeypatch, lambda: True) as server:
-        _limit(server.pid(), 256)
+        _limit(server, 256)
         sessions = [Raw(server.directory).open() for _ in range(40)]
         extra = [Segment(100 + i, 4096) for i in range(60)]
         for i, segment in enumerate(extra):
@@ -108,15 +109,21 @@ def test_as_many_honest_sessions_as_there_are_descriptors_for(
             held.close()
 
 
-def test_segments_hold_no_descriptors(daemon: Daemon, neighbour: Raw) -> None:
-    balance = Balance(daemon.pid(), neighbour)
-    before = balance.read()[1]
+def test_segments_hold_a_descriptor_of_the_owner(daemon: Daemon, neighbour: Raw) -> None:
+    def held() -> list[int]:
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+
+    pids = daemon.pid(), daemon.worker()
+    before = held()
     segments = [Segment(10 + i, 4096) for i in range(20)]
     for i, segment in enumerate(segments):
         fields = {"v": "segment", "id": 10 + i, "bytes": segment.size}
         assert neighbour.control(fields, [segment.fd])["ok"]
         segment.close()
-    assert balance.read()[1] == before
+    assert held() == [before[0] + 20, before[1]]
+    for i in range(20):
+        assert neighbour.control({"v": "unsegment", "id": 10 + i})["ok"]
+    assert held() == before
 
 
 def test_one_process_cannot_hold_all_control_connections(daemon: Daemon, neighbour: Raw) -> None:

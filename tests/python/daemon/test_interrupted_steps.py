@@ -122,7 +122,7 @@ def _interrupt(
     """Kills the daemon in the middle of the second step, with no other daemon to take over."""
     pid = daemon.pid()
     daemon.killed.add(pid)
-    for thread_id in os.listdir(f"/proc/{pid}/task"):
+    for thread_id in os.listdir(f"/proc/{daemon.worker()}/task"):
         os.setpriority(os.PRIO_PROCESS, int(thread_id), 10)  # the killer must not wait for it
     words = optimizer._journal_words
     begin = 1 << 24

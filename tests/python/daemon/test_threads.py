@@ -84,12 +84,12 @@ def test_the_daemon_does_not_keep_what_its_starter_had_set(
     daemon = request.getfixturevalue("daemon")
     module = ORTModule(torch.nn.Linear(256, 256))
     module(torch.randn(512, 256)).sum().backward()
-    settings = Path(f"/proc/{daemon.pid()}/environ").read_bytes().split(b"\0")
+    settings = Path(f"/proc/{daemon.worker()}/environ").read_bytes().split(b"\0")
     assert not [s for s in settings if s.startswith(tuple(n.encode() for n in limits))]
     assert b"OMP_WAIT_POLICY=passive" in settings
     names = [
-        Path(f"/proc/{daemon.pid()}/task/{t}/comm").read_text().strip()
-        for t in os.listdir(f"/proc/{daemon.pid()}/task")
+        Path(f"/proc/{daemon.worker()}/task/{t}/comm").read_text().strip()
+        for t in os.listdir(f"/proc/{daemon.worker()}/task")
     ]
     # Workers of OpenMP have the name of the thread that made them: the plan's two are there.
     assert names.count("gradd-engine") == 2, names

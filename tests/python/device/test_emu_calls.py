@@ -152,7 +152,7 @@ def _step_on_its_way(daemon: Any, monkeypatch: pytest.MonkeyPatch) -> Stepped:
     send = client._send
 
     def stop_and_send(pending: Any) -> None:
-        os.kill(client.daemon_pid, signal.SIGSTOP)
+        os.kill(client.worker_pid, signal.SIGSTOP)
         send(pending)
 
     for step in range(3):

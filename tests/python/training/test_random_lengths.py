@@ -50,7 +50,7 @@ def held() -> tuple[int, int]:
     gc.collect()
     client = session()
     client.flush()
-    return pss_bytes(), pss_bytes(client.daemon_pid)
+    return pss_bytes(), pss_bytes(client.worker_pid)
 
 
 def plans_of_daemon() -> int:

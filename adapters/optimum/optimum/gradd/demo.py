@@ -133,10 +133,10 @@ def _train(trainer_class: Any, arguments_class: Any, out: Path, curve: Any, **ru
 
 def _processes() -> dict[str, int]:
     """Ids of the processes involved: this trainer, and the daemon if there is a connection."""
-    from .memory import daemon_pid
+    from .memory import worker_pid
 
     found = {"trainer": os.getpid()}
-    daemon = daemon_pid()
+    daemon = worker_pid()
     if daemon:
         found["daemon"] = daemon
     return found

@@ -48,10 +48,10 @@ class PeakSampler:
             self.sample()
 
 
-def daemon_pid() -> int | None:
-    """Process id of the daemon that this process is connected to; None without one."""
+def worker_pid() -> int | None:
+    """The process that computes for this one, of the daemon that it is connected to, or None."""
     module = sys.modules.get("gradd.session.client")  # not imported: nothing can be connected
-    pids = [client.daemon_pid for client in module.clients()] if module is not None else []
+    pids = [client.worker_pid for client in module.clients()] if module is not None else []
     return next((pid for pid in pids if pid), None)
 
 

@@ -23,7 +23,7 @@ def print_after(phase: str, run: Any) -> None:
     client, plan = run.client, run.plan
     rows = {
         "trainer": pss_bytes(),
-        "daemon": pss_bytes(client.daemon_pid),
+        "daemon": pss_bytes(client.worker_pid),
         "shared": client.segment_bytes(),
         "planned": plan.info.peak,
         "saved": plan.info.saved,

@@ -32,7 +32,7 @@ PAGE = 4096
 SEGMENT_BYTES = 512 << 20  # of the largest segment, unless a single block is larger
 _CHECKED_BYTES = 16 << 20  # smaller segments are not worth reading /proc for
 _AHEAD = 4 << 20  # bytes that are reserved beyond the requested ones
-_F_ADD_SEALS = 1033
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
 _HEADER = struct.Struct("<QIIQQQI4x")  # gradd_header_t of shm/header.h
 _MAGIC = int.from_bytes(b"GRADDSEG", "little")
@@ -164,13 +164,50 @@ class Segment:
             if isinstance(error, OSError) and error.errno == errno.ENOMEM:
                 raise self._no_space(error.strerror) from None
             raise
+        self._mapped()
+
+    @classmethod
+    def adopted(cls, fd: int, segment_id: int, owner: int) -> Segment:
+        """Memory that another process has made and left, with its header written anew.
+
+        Args:
+            fd: Its descriptor, which the segment takes over, also if it fails.
+            segment_id: Its number from now on.
+            owner: Of it from now on.
+
+        Raises:
+            SharedMemoryError: It is no segment with a header.
+        """
+        self = cls.__new__(cls)
+        self.id, self.fd, self.start = segment_id, fd, PAGE
+        try:
+            self.size = self.reserved = os.fstat(fd).st_size
+            self.room = self.size - PAGE
+            if self.size <= PAGE or fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
+                raise errors.SharedMemoryError(f"{self.size} bytes that are no sealed segment")
+            magic, version, page, size, _, _, purpose = _HEADER.unpack(
+                os.pread(fd, _HEADER.size, 0)
+            )
+            known = (magic, version, page, size) == (_MAGIC, HEADER_VERSION, PAGE, self.size)
+            if not known or not 0 < purpose < len(PURPOSES):
+                raise errors.SharedMemoryError(f"{self.size} bytes without a segment's header")
+            self.map = mmap.mmap(fd, self.size)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.header = Header(PURPOSES[purpose], owner)
+        self._mapped()
+        return self
+
+    def _mapped(self) -> None:
+        header = self.header
         anchor = ctypes.c_char.from_buffer(self.map)
         self.address = ctypes.addressof(anchor)
         del anchor  # it would keep the mapping alive for ever
         self.view = memoryview(self.map)
         if header is not None:
             purpose = PURPOSES.index(header.purpose)
-            fields = (HEADER_VERSION, PAGE, self.size, segment_id, header.owner, purpose)
+            fields = (HEADER_VERSION, PAGE, self.size, self.id, header.owner, purpose)
             _HEADER.pack_into(self.map, 0, _MAGIC, *fields)
 
     def reserve(self, end: int) -> None:

@@ -41,6 +41,7 @@ from gradd.session import control, daemon, other_daemon, protocol, sharing
 from gradd.session.control import ConnectionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
+from gradd.session.kept import Names
 from gradd.session.replay import Ledger
 from gradd.session.ring import Block, Pool
 from gradd.session.said import Said, now
@@ -67,9 +68,8 @@ class Client:
         self.recoveries = 0
         self.requests = 0
         self.session = 0
-        self.daemon_pid = 0
-        self.device, self.closed = "", False  # the first: "cpu", "cuda"; known once connected
-        self._key = (path, memory.device)
+        self.daemon_pid = self.worker_pid = 0  # the latter: of its process that computes
+        self.device, self.closed, self._key = "", False, (path, memory.device)
         self._connection: control.Connection | None = None
         self._ids = itertools.count(1)
         self._segments: dict[int, AnySegment] = {}
@@ -78,7 +78,7 @@ class Client:
         self._chores: deque[tuple[str, dict[str, Any]]] = deque()
         self.ends = Ends()
         self.flusher = Flusher(self)
-        self._owner = secrets.randbits(63) + 1  # in the headers of segments
+        self.owner = secrets.randbits(63) + 1  # in the headers of segments
         self.parameters = Pool(self, "parameters", watched=True)
         self.gradients = Pool(self, "gradients")
         self.state = Pool(self, "state")
@@ -86,7 +86,7 @@ class Client:
         self._retired: list[Pool] = []
         # Of requests whose replies are not waited for; None = all are.
         self.timeline = None if memory is HOST else Timeline.made(memory, self.ledger.plans)
-        self.said = Said()
+        self.said, self.names = Said(), Names()
         self._settles, self._resending = memory is not HOST, False  # the first: before asking
 
     # ---- requests ----
@@ -443,11 +443,12 @@ class Client:
             for segment in list(self._segments.values()):
                 connection.segment(segment)
             self.session = connection.attach()
+            self.names.resend(connection)
             if connection.daemon_pid != self.daemon_pid:
                 other_daemon.warn_of_old_build(connection)
                 if self.memory is HOST:
                     other_daemon.warn_of_other_device(connection)
-            self.daemon_pid = connection.daemon_pid
+            self.daemon_pid, self.worker_pid = connection.daemon_pid, connection.worker_pid
             self.device = connection.device
             self._connection = connection
             self.flusher.start()
@@ -471,7 +472,7 @@ class Client:
         """Gives a new session all that the client needs; how many runs, and how many are lost."""
         timeline = self.timeline
         if timeline is not None:
-            timeline.settle_done(self.daemon_pid)
+            timeline.settle_done(self.worker_pid)
         if timeline is None or not timeline.pending:
             # A new session knows none of the runs and objects that these would end.
             self._releases.clear()
@@ -517,7 +518,8 @@ class Client:
             ) from None
         self.recoveries += 1
         logger.warning(
-            "daemon %d is gone (%s); parameters are safe in shared memory; reconnecting %d/%d",
+            "connection to daemon %d lost (%s); parameters are safe in shared memory; "
+            "reconnecting %d/%d",
             self.daemon_pid,
             str(lost),  # not the exception: a kept log record would keep all its frames
             failures,
@@ -545,26 +547,24 @@ class Client:
     def connect(self) -> None:
         """Connects now (the first request would do it as well)."""
         with self.lock:
-            self._connected("connect", lambda connection: None)
+            self.connected("connect", lambda connection: None)
 
-    def _connected(self, what: str, call: Callable[[control.Connection], None]) -> None:
+    def connected(self, what: str, call: Callable[[control.Connection], Any]) -> Any:
         """Calls with a connection, again with the next daemon's if that one is lost."""
         self.check_process()
-        failures = 0
-        while True:
+        for failures in itertools.count(1):
             try:
                 if self._connection is None:
                     self._connect()
                 return call(self._connection)  # type: ignore[arg-type]
             except ConnectionLost as lost:
-                failures += 1
                 self._lost(lost, what, failures)
 
     # ---- segments ----
 
     def new_segment(self, size: int, purpose: str, in_pieces: bool = False) -> AnySegment:
         """One of this purpose (shm.PURPOSES) that the daemon does not know yet."""
-        what = (self.next_id(), size, Header(purpose, self._owner), in_pieces)
+        what = (self.next_id(), size, Header(purpose, self.owner), in_pieces)
         try:
             return sharing.segment(self, *what)
         except errors.OutOfMemoryError:
@@ -586,7 +586,7 @@ class Client:
             try:
                 if segment.reserved < segment.size:
                     segment.reserve(segment.size)
-                self._connected("take a segment", lambda connection: connection.segment(segment))
+                self.connected("take a segment", lambda connection: connection.segment(segment))
             except BaseException:
                 segment.close()
                 self._give_up_if_broken("take a segment")
@@ -733,6 +733,7 @@ class Client:
                 self._connection = None
             self.ledger.forget_all()
             self.parameters.unwatch()
+            self.names.close()
             for segment in self._segments.values():
                 segment.close()
             self._segments.clear()

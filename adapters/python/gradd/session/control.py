@@ -89,6 +89,7 @@ class Connection:
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
+        self.worker_pid = int(hello.get("worker", self.daemon_pid))  # its process that computes
         self.device = ""  # that it serves
         self.uuid = str(hello.get("uuid", ""))  # its driver's name for it
         self.missed = ""  # why the daemon has not the device that it was asked for
@@ -164,9 +165,16 @@ class Connection:
         return protocol.checked(protocol.unpack(self._exchange(fields, fd, patient)))
 
     def _exchange(
-        self, fields: dict[str, Any], fd: int | None = None, patient: bool = False
+        self,
+        fields: dict[str, Any],
+        fd: int | None = None,
+        patient: bool = False,
+        fds: list[int] | None = None,
     ) -> bytes:
-        """Sends one packet and returns the answer to it; `patient`: however long it takes."""
+        """Sends one packet and returns the answer to it; `patient`: however long it takes.
+
+        Descriptors that come with the answer are appended to `fds`.
+        """
         ancillary = []
         if fd is not None:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
@@ -175,7 +183,13 @@ class Connection:
             self._control.settimeout(_CONTROL_SECONDS)
             while patient and self.alive(_POLL_MS):
                 interrupts.deliver_if_due()
-            packet = self._control.recv(65536)
+            if fds is None:
+                packet = self._control.recv(65536)
+            else:
+                packet, got, _, _ = socket.recv_fds(
+                    self._control, 65536, 1, socket.MSG_CMSG_CLOEXEC
+                )
+                fds += got
         except TimeoutError:
             raise ConnectionLost(f"no answer to {fields['v']} on the control socket") from None
         except OSError as error:
@@ -210,6 +224,33 @@ class Connection:
         except errors.GraddError:
             self._lent.pop(segment.id, None)  # it is refused
             raise
+
+    def keep(self, fields: dict[str, Any], manifest: int) -> None:
+        """Names the session, which outlives this process then (session/kept.py)."""
+        self._ask({"v": "keep", **fields}, manifest)
+
+    def reattach(self, name: str, at: int) -> tuple[dict[str, Any], int]:
+        """Part of a kept session, which is this client's from now on: the reply and a descriptor.
+
+        Args:
+            name: Of the session.
+            at: 0: the manifest; from 1 on: a segment.
+        """
+        fds: list[int] = []
+        try:
+            packet = self._exchange({"v": "reattach", "name": name, "at": at}, fds=fds)
+            reply = protocol.checked(protocol.unpack(packet))
+            if len(fds) != 1:
+                raise _no_daemon(self.path, f"{len(fds)} descriptors came with a kept session")
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return reply, fds[0]
+
+    def forget(self, name: str) -> None:
+        """Ends a kept session."""
+        self._ask({"v": "forget", "name": name})
 
     def timeline(self, segment: Segment) -> None:
         """Passes the memory of the client's turns (timeline.py)."""
@@ -383,7 +424,7 @@ class Connection:
             return
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
-        given = (self._control, self.daemon_pid, self._lent)
+        given = (self._control, self.worker_pid, self._lent)
         self._lent = {}
         try:
             threading.Thread(target=_keep_lent, args=given, daemon=True).start()

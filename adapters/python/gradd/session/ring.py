@@ -236,6 +236,41 @@ class Pool:
         if self.watched:
             watch.add(segment.address, segment.size)
 
+    def adopt(self, segment: Segment, sizes: dict[int, int]) -> list[Block]:
+        """Takes a segment whose contents were made elsewhere.
+
+        Args:
+            segment: It.
+            sizes: Bytes of the blocks in it, by their offsets; the rest is free.
+
+        Returns:
+            These blocks, each held once.
+
+        Raises:
+            SharedMemoryError: They overlap, or lie outside.
+        """
+        starts, free, end = [], {}, segment.start
+        for offset, size in sorted(sizes.items()):
+            if offset < end or offset % ALIGN or size > segment.size - offset:
+                raise errors.SharedMemoryError(
+                    f"{size} bytes at {offset} of a kept segment of {segment.size} overlap others"
+                )
+            if offset > end:
+                starts.append(end)
+                free[end] = offset - end
+            end = offset + round_up(max(size, 1))
+        if end < segment.size:
+            starts.append(end)
+            free[end] = segment.size - end
+        self._add(segment)
+        self._free[segment.id] = (segment, starts, free)
+        blocks = [Block(self, segment, at, round_up(max(n, 1))) for at, n in sorted(sizes.items())]
+        for block in blocks:
+            self.busy[segment.id, block.offset] = block
+            self.busy_bytes += block.size
+        self.peak_bytes = max(self.peak_bytes, self.busy_bytes)
+        return blocks
+
     @contextlib.contextmanager
     def filling(self, size: int) -> Iterator[None]:
         """Blocks of `size` bytes all together, whose space is reserved as they are allocated.

@@ -301,24 +301,27 @@ def compile_graph(s: Raw, onnx: Any, inputs: Sequence[list], **changes: Any) -> 
 
 
 class Balance:
-    """What the daemon holds for a session, and the descriptors of the whole process."""
+    """What the daemon holds for a session, and the descriptors of its two processes."""
 
     KEYS = ("plans", "bindings", "runs", "segments", "segment_bytes", "arena_bytes", "waiting")
 
     def __init__(self, pid: int, watch: Raw) -> None:
-        self.pid, self.watch = pid, watch
+        self.pids, self.watch = (pid, watch.call({"v": "ps", "t": DROP})["worker"]), watch
 
     def read(self) -> tuple[Any, ...]:
         """One reading."""
         sessions = self.watch.call({"v": "ps", "t": DROP})["sessions"]
         rows = tuple(tuple(s[k] for k in ("session", *self.KEYS)) for s in sessions)
-        return (rows, len(os.listdir(f"/proc/{self.pid}/fd")))
+        return (rows, sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids))
 
     def cpu_ms(self) -> float:
         """Processor time that the daemon has spent."""
-        with open(f"/proc/{self.pid}/stat") as stat:
-            fields = stat.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+        ticks = 0
+        for pid in self.pids:
+            with open(f"/proc/{pid}/stat") as stat:
+                fields = stat.read().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks * 1000 / os.sysconf("SC_CLK_TCK")
 
     def settled(self, expected: tuple[Any, ...], seconds: float = 20.0) -> tuple[Any, ...]:
         """The reading, once it is the expected one or the time is over."""

@@ -1,5 +1,5 @@
 /* A budget of descriptors for connections. See accept_budget.h. */
-#include "server/daemon/accept_budget.h"
+#include "server/host/accept_budget.h"
 
 #include <errno.h>
 #include <fcntl.h>

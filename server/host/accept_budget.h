@@ -6,8 +6,8 @@
  * that has left; a client's DEALER comes again), and a part of the descriptors stays free for the
  * control socket, segments and files.
  */
-#ifndef GRADD_SERVER_DAEMON_ACCEPT_BUDGET_H
-#define GRADD_SERVER_DAEMON_ACCEPT_BUDGET_H
+#ifndef GRADD_SERVER_HOST_ACCEPT_BUDGET_H
+#define GRADD_SERVER_HOST_ACCEPT_BUDGET_H
 
 /* Takes what the hard limit allows and opens the spare descriptor; once, before any thread. */
 void gate_open(void);

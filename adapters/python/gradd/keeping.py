@@ -1,0 +1,616 @@
+"""Sessions that outlive their process: a restarted kernel takes its model up again.
+
+`keep()` gives the session a name. When the process ends, in whatever way, the daemon holds what
+parameters, buffers and the state of FusedAdam lie in, for as long as was asked for. `reattach()` in
+another process maps that memory in place: nothing is copied.
+
+With each step of the optimizer, notes are written beside them: the number of updates of each
+parameter, settings, small buffers, the state of torch's random generator, and values of the user.
+There are two places for notes, written in turn *before* a step begins; the journal of the step says
+how many steps are done, and thereby which notes are true. So a process may die at any moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import torch
+
+from gradd import errors, interrupts, module_tables
+from gradd.memory.holders import others
+from gradd.memory.shm import DTYPE_CODES, DTYPES, nbytes
+from gradd.memory.watch import data_ptr
+from gradd.optim import FusedAdam
+from gradd.session import client as clients
+from gradd.session import kept as sessions
+from gradd.session.client import Client
+from gradd.session.kept import Manifest, Taken
+from gradd.session.ring import Block
+
+logger = logging.getLogger("gradd")
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?)\s*([smhd]?)", re.ASCII)
+_NOTES_BYTES = 1 << 20  # of the user's values
+_SLOT_BYTES = 16 << 10  # of one of two notes, at first
+_HEAD = 64  # bytes in front of the slots, and of each slot
+_MAGIC = int.from_bytes(b"GRADNOTE", "little")
+_WRITING, _DONE = 1, 2  # words of the head: an optimizer of torch writes; the steps it has done
+_CHUNK_BITS = 24  # of a journal's progress: step << 24 | chunks done of it
+_CHUNKS = (1 << _CHUNK_BITS) - 1  # as chunks, behind the last one: the step was skipped
+_PLAIN = (bool, int, float, str, type(None))
+_kept: dict[str, Kept] = {}  # of this process
+
+
+def seconds_of(keep_alive: str | float) -> float:
+    """Seconds of a duration: a number, or text such as "90s", "10m", "2h", "1d"; -1: for ever.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool):
+        if keep_alive >= 0 or keep_alive == -1:
+            return float(keep_alive)
+    elif isinstance(keep_alive, str):
+        if keep_alive.strip() == "-1":
+            return -1.0
+        found = _DURATION.fullmatch(keep_alive.strip())
+        if found:
+            return float(found[1]) * _UNITS[found[2]]
+    raise ValueError(
+        f"keep_alive={keep_alive!r}: expected seconds, a text such as '90s', '10m' or '2h', or -1, "
+        "which is for ever"
+    )
+
+
+class Kept:
+    """A named session of this process; see keep() and reattach().
+
+    Attributes:
+        name: Of the session.
+        notes: The user's values, as of the last step that is done (after reattach()), or as given
+            to note().
+        random_state: After reattach(): the state of torch's random generator at the end of the
+            last step, for torch.set_rng_state(); else None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        seconds: float,
+        client: Client,
+    ) -> None:
+        self.name = name
+        self.notes: dict[str, Any] = {}
+        self.random_state: torch.Tensor | None = None
+        self._seconds = seconds
+        self._client = client
+        self._model = weakref.ref(model)
+        self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._packed = b"\x80"  # the user's values
+        self._slot = 0  # bytes of one
+        self._block: Block | None = None
+        self._words: torch.Tensor | None = None
+        self._key: tuple[int, ...] = ()
+        self._handles: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"Kept({self.name!r}, steps={self.steps}, notes={self.notes})"
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer that are done since the session was named first."""
+        journal = self._journal()
+        if journal is not None:
+            return int(journal[1]) >> _CHUNK_BITS
+        return 0 if self._words is None else int(self._words[_DONE])
+
+    def note(self, **values: Any) -> None:
+        """Values to find again with the next step that is done: numbers, texts, lists, maps.
+
+        Raises:
+            TypeError: A value is of another kind.
+            LimitError: They have more than 1 MiB together.
+        """
+        notes = {**self.notes, **values}
+        try:
+            packed = msgpack.packb(notes, use_bin_type=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(
+                f"note(): {error}; expected numbers, texts, bytes, lists and maps"
+            ) from None
+        if len(packed) > _NOTES_BYTES:
+            raise errors.LimitError(f"note(): {len(packed)} bytes, the limit is {_NOTES_BYTES}")
+        self.notes, self._packed = notes, packed
+        if self._optimizer is None:  # nothing else says when they are true
+            self._write(self.steps)
+
+    # ---- what is kept ----
+
+    def _journal(self) -> torch.Tensor | None:
+        optimizer = self._of_optimizer()
+        return optimizer.journal if isinstance(optimizer, FusedAdam) else None
+
+    def _of_optimizer(self) -> torch.optim.Optimizer | None:
+        return None if self._optimizer is None else self._optimizer()
+
+    def _shared(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and tensors that lie in shared memory: parameters, and buffers that are large."""
+        model = self._model()
+        if model is None:
+            return []
+        buffers = [(n, b) for n, b in model.named_buffers() if self._client.locate(b) is not None]
+        return [*((n, p) for n, p in model.named_parameters() if p.numel()), *buffers]
+
+    def _small(self) -> list[tuple[str, torch.Tensor]]:
+        """Buffers that are noted with each step."""
+        model = self._model()
+        named = () if model is None else model.named_buffers()
+        return [(n, b) for n, b in named if b.numel() and self._client.locate(b) is None]
+
+    def _states(self) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+        optimizer = self._of_optimizer()
+        if not isinstance(optimizer, FusedAdam):
+            return []
+        return [
+            (p, {n: t for n, t in optimizer.state[p].items() if torch.is_tensor(t)})
+            for p in optimizer.kept_parameters()
+        ]
+
+    def _place(self, tensor: torch.Tensor, what: str) -> list[Any]:
+        found = self._client.locate(tensor) if tensor.is_contiguous() else None
+        if found is None:
+            raise errors.TensorError(
+                f"keep: {what} does not lie in shared memory: it is not contiguous, or its memory "
+                "has other holders (a state dict, an array of NumPy)"
+            )
+        return sessions.place((*found, DTYPE_CODES[tensor.dtype], tuple(tensor.shape)))
+
+    def _places(self) -> tuple[int, ...]:
+        """Equal as long as everything lies where it did."""
+        tensors = [t for _, t in self._shared()]
+        tensors += [t for _, state in self._states() for t in state.values()]
+        return tuple(map(data_ptr, tensors))
+
+    def _manifest(self) -> Manifest:
+        names = {id(t): name for name, t in self._shared()}
+        block = self._block
+        content: dict[str, Any] = {
+            "tensors": [{"name": name, "at": self._place(t, name)} for name, t in self._shared()],
+            "small": [
+                {"name": name, "dtype": DTYPE_CODES[t.dtype], "dims": list(t.shape)}
+                for name, t in self._small()
+            ],
+            "notes": {"slot": self._slot, "at": self._of_block(block)},  # type: ignore[arg-type]
+        }
+        journal = self._journal()
+        if journal is not None:
+            content["optimizer"] = {
+                "journal": {"at": self._place(journal, "the journal")},
+                "states": [
+                    {
+                        "of": names.get(id(p), ""),
+                        "tensors": [
+                            {"name": n, "at": self._place(t, f"the optimizer's {n}")}
+                            for n, t in state.items()
+                        ],
+                    }
+                    for p, state in self._states()
+                ],
+            }
+        return Manifest(content)
+
+    @staticmethod
+    def _of_block(block: Block) -> list[Any]:
+        return sessions.place((block.segment.id, block.offset, DTYPE_CODES[torch.uint8],
+                               (block.size,)))  # fmt: skip
+
+    # ---- notes ----
+
+    def _content(self, steps_begun: bool) -> bytes:
+        optimizer = self._of_optimizer()
+        content: dict[str, Any] = {
+            "user": self._packed,
+            "random": _bytes_of(torch.get_rng_state()),
+            "small": [_bytes_of(t) for _, t in self._small()],
+        }
+        if optimizer is not None:
+            content["groups"] = [_plain(group) for group in optimizer.param_groups]
+        if isinstance(optimizer, FusedAdam):
+            params = optimizer.kept_parameters()
+            content["counts"] = [
+                int(optimizer.state[p]["step"]) + (steps_begun and p.grad is not None)
+                for p in params
+            ]
+        return msgpack.packb(content, use_bin_type=True)
+
+    def _write(self, step: int, begun: bool = False) -> None:
+        """Notes that are true once `step` steps are done."""
+        data = self._content(begun)
+        if len(data) > self._slot:
+            self._grow(len(data))
+        self._write_slot(step, data)
+
+    def _write_slot(self, step: int, data: bytes) -> None:
+        words, at = self._words, (_HEAD + step % 2 * (_HEAD + self._slot)) // 8
+        address = data_ptr(words) + at * 8 + _HEAD
+        words[at] = -1  # type: ignore[index]
+        ctypes.memmove(address, data, len(data))
+        words[at + 1] = len(data)  # type: ignore[index]
+        words[at] = step  # type: ignore[index]
+
+    def _read_slot(self, step: int) -> bytes | None:
+        words, at = self._words, (_HEAD + step % 2 * (_HEAD + self._slot)) // 8
+        size = int(words[at + 1])  # type: ignore[index]
+        if int(words[at]) != step or not 0 < size <= self._slot:  # type: ignore[index]
+            return None
+        return ctypes.string_at(data_ptr(words) + at * 8 + _HEAD, size)
+
+    def _grow(self, size: int) -> None:
+        """A larger place for notes; the name says so before a step relies on it."""
+        last = None if self._words is None else self._read_slot(self.steps)
+        head = None if self._words is None else self._words[: _HEAD // 8].clone()
+        with self._client.lock, interrupts.deferred:
+            self._slot = max(_SLOT_BYTES, (2 * size + 63) // 64 * 64)
+            self._block = self._client.state.allocate(_HEAD + 2 * (_HEAD + self._slot))
+            self._words = self._block.tensor(torch.int64, (self._block.size // 8,)).zero_()
+            self._block.drop()  # the tensor alone keeps it
+        self._words[0] = _MAGIC
+        if head is not None:
+            self._words[1 : _HEAD // 8] = head[1:]
+        if last is not None:
+            self._write_slot(self.steps, last)
+            self.say()
+
+    # ---- the name ----
+
+    def say(self) -> None:
+        """Tells the daemon where all lies; again after anything has moved."""
+        self._client.names.say(self._client, self.name, self._seconds, self._manifest())
+        self._key = self._places()
+
+    def start(self) -> None:
+        """Writes the first notes, gives the name, and follows the optimizer."""
+        self._write(self.steps)
+        self.say()
+        optimizer = self._of_optimizer()
+        if optimizer is not None:
+            self._handles = [
+                optimizer.register_step_pre_hook(_weakly(self, Kept._before)),
+                optimizer.register_step_post_hook(_weakly(self, Kept._after)),
+            ]
+        _kept[self.name] = self
+
+    def end(self) -> None:
+        """Follows the optimizer no longer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        _kept.pop(self.name, None)
+
+    def _before(self) -> None:
+        if self._client.closed:
+            return
+        optimizer = self._of_optimizer()
+        if self._places() != self._key:
+            if isinstance(optimizer, FusedAdam):
+                optimizer.share_state()
+            self._move()
+            self.say()
+        self._write(self.steps + 1, begun=True)
+        if not isinstance(optimizer, FusedAdam):
+            self._words[_WRITING] = 1  # type: ignore[index]
+
+    def _after(self) -> None:
+        if self._client.closed or isinstance(self._of_optimizer(), FusedAdam):
+            return
+        self._words[_DONE] += 1  # type: ignore[index]
+        self._words[_WRITING] = 0  # type: ignore[index]
+
+    def _move(self) -> None:
+        """Parameters that do not lie in shared memory go there."""
+        model, client = self._model(), self._client
+        away = [p for p in model.parameters() if p.numel() and client.locate(p) is None]  # type: ignore[union-attr]
+        away = [p for p in away if p.is_contiguous() and not others(p)]
+        with torch.no_grad(), client.lock, interrupts.deferred:
+            client.parameters.reserve([nbytes(p.dtype, p.shape) for p in away])
+            for p in away:
+                block = client.parameters.allocate(nbytes(p.dtype, p.shape))
+                copy = block.tensor(p.dtype, tuple(p.shape))
+                block.drop()
+                p.data = copy.copy_(p)
+            client.parameters.drop_empty()
+
+    # ---- taking over ----
+
+    def restore(self, taken: Taken) -> None:
+        """Puts model and optimizer onto the memory of a session that was taken over.
+
+        Raises:
+            StaleError: Its process has died in the middle of a step that was not finished.
+            TensorError: Model or optimizer are others.
+        """
+        content, model = taken.content, self._model()
+        optimizer = self._of_optimizer()
+        notes = content["notes"]
+        self._slot, self._block = int(notes["slot"]), taken.blocks[tuple(notes["at"][:2])]
+        self._words = self._block.tensor(torch.int64, (self._block.size // 8,))
+        if int(self._words[0]) != _MAGIC:
+            raise errors.SharedMemoryError(f"session '{self.name}': its notes are none")
+        journal = self._taken_journal(taken)
+        done = int(self._words[_DONE]) if journal is None else int(journal[1]) >> _CHUNK_BITS
+        self._check_whole(journal, done)
+        written = self._read_slot(done)
+        if written is None:
+            raise errors.SharedMemoryError(f"session '{self.name}': no notes of step {done}")
+        said = msgpack.unpackb(written, raw=False)
+        if journal is not None and int(journal[2]) == (done - 1) << _CHUNK_BITS | _CHUNKS:
+            before = self._read_slot(done - 1)  # a GradScaler had it skipped: no update
+            said["counts"] = msgpack.unpackb(before, raw=False)["counts"] if before else []
+        with torch.no_grad():
+            self._restore_tensors(model, taken)  # type: ignore[arg-type]
+            self._restore_small(model, content["small"], said["small"])  # type: ignore[arg-type]
+            if optimizer is not None:
+                self._restore_optimizer(optimizer, taken, said)
+        self._packed = said["user"]
+        self.notes = msgpack.unpackb(said["user"], raw=False)
+        self.random_state = torch.frombuffer(bytearray(said["random"]), dtype=torch.uint8)
+
+    def _taken_journal(self, taken: Taken) -> torch.Tensor | None:
+        place = taken.content.get("optimizer")
+        return None if place is None else taken.tensor(place["journal"]["at"])
+
+    def _check_whole(self, journal: torch.Tensor | None, done: int) -> None:
+        torn = bool(self._words[_WRITING])  # type: ignore[index]
+        if journal is not None:
+            magic, progress, sealed = journal[:3].tolist()
+            torn = bool(magic) and (bool(progress & _CHUNKS) or sealed == progress)
+        if torn:
+            raise errors.StaleError(
+                f"session '{self.name}': its process has died in the middle of step {done + 1}; "
+                "some parameters are updated, others are not. Load a checkpoint"
+            )
+
+    def _restore_tensors(self, model: torch.nn.Module, taken: Taken) -> None:
+        for row in taken.content["tensors"]:
+            tensor = taken.tensor(row["at"])
+            old = _named(model, row["name"])
+            if old.is_meta or not isinstance(old, torch.nn.Parameter):
+                _exchange(model, row["name"], tensor)
+            else:
+                old.data = tensor
+
+    @staticmethod
+    def _restore_small(
+        model: torch.nn.Module, rows: list[dict[str, Any]], values: list[bytes]
+    ) -> None:
+        for row, value in zip(rows, values, strict=True):
+            made = torch.frombuffer(bytearray(value), dtype=DTYPES[row["dtype"]])
+            made = made.reshape(row["dims"])
+            old = _named(model, row["name"])
+            if old.is_meta:
+                _exchange(model, row["name"], made.clone())
+            else:
+                old.copy_(made)
+
+    def _restore_optimizer(
+        self, optimizer: torch.optim.Optimizer, taken: Taken, said: dict[str, Any]
+    ) -> None:
+        for group, settings in zip(optimizer.param_groups, said["groups"], strict=True):
+            group.update({n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()})
+        place = taken.content.get("optimizer")
+        if place is None or not isinstance(optimizer, FusedAdam):
+            return
+        states = [
+            {**{t["name"]: taken.tensor(t["at"]) for t in row["tensors"]}, "step": count}
+            for row, count in zip(place["states"], said["counts"], strict=True)
+        ]
+        optimizer.adopt(self._client, states, taken.blocks[tuple(place["journal"]["at"][:2])])
+
+
+def _weakly(kept: Kept, call: Callable[[Kept], None]) -> Callable[..., None]:
+    """A hook of an optimizer that keeps nothing alive."""
+    ref = weakref.ref(kept)
+
+    def hook(*unused: Any) -> None:
+        found = ref()
+        if found is not None:
+            call(found)
+
+    return hook
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    whole = tensor.detach().contiguous()
+    return ctypes.string_at(data_ptr(whole), nbytes(whole.dtype, whole.shape))
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a parameter group that a note can hold."""
+    found: dict[str, Any] = {}
+    for name, value in group.items():
+        if name == "params":
+            continue
+        if torch.is_tensor(value) and value.numel() == 1:
+            value = value.item()
+        items = value if isinstance(value, (tuple, list)) else (value,)
+        if all(isinstance(v, _PLAIN) for v in items):
+            found[name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _named(model: torch.nn.Module, name: str) -> torch.Tensor:
+    path, _, key = name.rpartition(".")
+    return module_tables.holding(model.get_submodule(path), key)[key]
+
+
+def _exchange(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Another tensor takes the place of one, under all its names."""
+    old = _named(model, name)
+    new = (
+        torch.nn.Parameter(tensor, requires_grad=old.requires_grad)
+        if isinstance(old, torch.nn.Parameter)
+        else tensor
+    )
+    for module in model.modules():
+        for table in (vars(module)[kind] for kind in module_tables.NAMES):
+            for key in [k for k, t in table.items() if t is old]:
+                table[key] = new
+
+
+def _plain_module(model: torch.nn.Module) -> torch.nn.Module:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _client_of(model: torch.nn.Module) -> Client:
+    devices = {p.device for p in (*model.parameters(), *model.buffers()) if not p.is_meta}
+    if devices - {torch.device("cpu")}:
+        raise errors.UnsupportedError(
+            f"a session outlives its process on the CPU only so far, tensors are on {devices}"
+        )
+    return clients.get_client()
+
+
+def keep(
+    name: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    keep_alive: str | float = "10m",
+) -> Kept:
+    """Names this process's session: model and optimizer stay in the daemon when the process ends.
+
+    Parameters, buffers, and moments of FusedAdam stay where they are, in memory that the daemon
+    holds for `keep_alive`, counted from the end of the process; a killed process as well.
+    reattach() in another process goes on. Other optimizers' state is not kept. `gradd ps` lists
+    kept sessions; forget() and `gradd stop` end them.
+
+    Args:
+        name: Of up to 64 characters, without blanks.
+        model: An ORTModule, or a module that becomes one. On the CPU.
+        optimizer: That steps it. Without it nothing tells a torn update from a whole one.
+        keep_alive: Seconds, or a text such as "90s", "10m", "2h"; -1: as long as the daemon lives.
+
+    Returns:
+        The session; its note() keeps values of yours, such as the position in the data.
+
+    Raises:
+        SessionError: Another process uses the name, or has left a session of that name.
+        TensorError: A parameter cannot lie in shared memory; the message names it.
+        UnsupportedError: The model is on a GPU.
+        ValueError: `keep_alive` is no duration.
+    """
+    seconds = seconds_of(keep_alive)
+    client = _client_of(_plain_module(model))
+    made = Kept(name, model, optimizer, seconds, client)
+    if isinstance(optimizer, FusedAdam):
+        optimizer.share_state()
+    made._move()
+    former = _kept.get(name)
+    if former is not None:
+        former.end()
+    made.start()
+    return made
+
+
+def reattach(
+    name: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    keep_alive: str | float | None = None,
+) -> Kept:
+    """Takes over a session that keep() named in a process that has ended.
+
+    Parameters, buffers, and the state of FusedAdam are mapped in place. The session keeps its name.
+
+    Args:
+        name: Of the session.
+        model: With the same parameters and buffers; they may be on the meta device, if the
+            optimizer is made after that: call reattach() without it, and make the optimizer then.
+        optimizer: Of the same kind, with the same parameters in the same order.
+        keep_alive: As for keep(); None: as before.
+
+    Returns:
+        The session: `steps` that are done, `notes`, `random_state`.
+
+    Raises:
+        SessionError: There is no such session, or another process uses it.
+        StaleError: Its process has died in the middle of a step that could not be finished.
+        TensorError: The model or the optimizer is another one; the message has the difference.
+    """
+    seconds = None if keep_alive is None else seconds_of(keep_alive)
+    client = _client_of(_plain_module(model))
+    taken = sessions.take(client, name)
+    try:
+        _check_same(name, model, optimizer, taken.content)
+        made = Kept(name, model, optimizer, taken.seconds if seconds is None else seconds, client)
+        made.restore(taken)
+    finally:
+        with client.lock:
+            taken.drop()
+    made.start()
+    logger.info("session '%s' is taken over: %d steps are done", name, made.steps)
+    return made
+
+
+def _check_same(
+    name: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    content: dict[str, Any],
+) -> None:
+    """Model and optimizer have what the manifest has; else nothing is changed."""
+    mine = {n: (t.dtype, list(t.shape)) for n, t in model.named_parameters() if t.numel()}
+    mine |= {n: (t.dtype, list(t.shape)) for n, t in model.named_buffers() if t.numel()}
+    kept = {row["name"]: (DTYPES[row["at"][2]], row["at"][3]) for row in content["tensors"]}
+    kept |= {row["name"]: (DTYPES[row["dtype"]], row["dims"]) for row in content["small"]}
+    for one in sorted(mine.keys() | kept.keys()):
+        if mine.get(one) != kept.get(one):
+            expected, got = (_described(d.get(one)) for d in (kept, mine))
+            raise errors.TensorError(
+                f"session '{name}': {one}: expected {expected}, got {got} in this model"
+            )
+    states = (content.get("optimizer") or {}).get("states")
+    if optimizer is None:
+        return
+    if (states is not None) != isinstance(optimizer, FusedAdam):
+        kind = "FusedAdam" if states is not None else "another optimizer than FusedAdam"
+        raise errors.TensorError(
+            f"session '{name}': expected {kind}, got {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, FusedAdam):
+        names = {id(p): n for n, p in model.named_parameters()}
+        order = [names.get(id(p), "") for p in optimizer.kept_parameters()]
+        if order != [row["of"] for row in states]:
+            raise errors.TensorError(
+                f"session '{name}': the optimizer has other parameters, or another order"
+            )
+
+
+def _described(found: tuple[torch.dtype, list[int]] | None) -> str:
+    return "none" if found is None else f"{found[0]}{found[1]}"
+
+
+def forget(name: str) -> None:
+    """Ends a kept session: its memory is freed, when no process uses it.
+
+    Raises:
+        SessionError: There is none of that name, or another process uses it.
+    """
+    client = clients.get_client()
+    client.connected("end a kept session", lambda connection: connection.forget(name))
+    client.names.drop(name)
+    former = _kept.get(name)
+    if former is not None:
+        former.end()

@@ -1,0 +1,549 @@
+/* Event loop of the owner. See owner.h. */
+#include "server/owner/owner.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "server/host/accept_budget.h"
+#include "server/host/log.h"
+#include "server/host/rundir.h"
+#include "server/owner/kept.h"
+#include "server/owner/process.h"
+#include "server/owner/relay.h"
+#include "server/session/link.h"
+#include "server/session/session.h"
+
+#define MAX_EVENTS    64
+#define TICK_MS       500
+#define MAX_CLIENTS   (SESSION_MAX + SESSION_MAX_SURPLUS + 32) /* the worker refuses them by name */
+#define MAX_LISTENERS 64 /* of commands: each keeps a descriptor in the worker */
+#define MAX_STARTS    5  /* of workers in a row that end before they are ready */
+
+/* The meaning of an epoll event: a kind, and the client's number for the last three. */
+enum { ON_LISTENER, ON_SIGNAL, ON_LINK, ON_WORKER, ON_OUTER, ON_INNER, ON_PIDFD };
+
+typedef struct owner_s {
+    const options_t *options; /* Borrowed */
+    char *const *argv;        /* Borrowed: of a worker */
+    rundir_t dir;
+    int epoll, signals;    /* Owned */
+    int control, commands; /* Owned: listeners; -1: there is none (yet) */
+    int n_listeners;       /* of commands, so far */
+    bool paused;           /* nothing is accepted until the next tick */
+    bool displaced;        /* the directory is another daemon's now */
+    bool unreachable;      /* the last try to come back has failed */
+    worker_process_t worker;
+    bool ready, was_ready;               /* this worker; any */
+    bool listen_due, lock_due, stop_due; /* messages for which there was no room */
+    bool stopping, cancel, ended;
+    const char *reason;
+    int code;
+    int n_starts; /* in a row, of workers that were not ready */
+    uint32_t n_workers, n_born;
+    int64_t started_ms, idle_since_ms, ticked_ms;
+    relay_client_t *clients[MAX_CLIENTS]; /* Owned */
+    int n_clients;
+    kept_table_t kept;
+} owner_t;
+
+static uint64_t event_data(uint32_t kind, uint32_t number) {
+    return (uint64_t)kind << 32 | number;
+}
+
+static gradd_status_t watch(const owner_t *owner, int fd, uint32_t kind, uint32_t number) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = event_data(kind, number)};
+    if (epoll_ctl(owner->epoll, EPOLL_CTL_ADD, fd, &event) == 0) return GRADD_OK;
+    return GRADD_FAIL(IO, "epoll_ctl: %s", strerror(errno));
+}
+
+static void unwatch(const owner_t *owner, int fd) {
+    epoll_ctl(owner->epoll, EPOLL_CTL_DEL, fd, NULL);
+}
+
+/* Nothing is read from a client that waits, or that has said its last word. */
+static void watch_outer(const owner_t *owner, const relay_client_t *client) {
+    if (client->outer < 0) return;
+    struct epoll_event event = {.events = client->waits || client->drains ? 0 : EPOLLIN,
+                                .data.u64 = event_data(ON_OUTER, client->number)};
+    epoll_ctl(owner->epoll, EPOLL_CTL_MOD, client->outer, &event);
+}
+
+/* ---- messages to the worker ---- */
+
+/* What finds no room is sent at the next tick. */
+static void send_due(owner_t *owner) {
+    const int link = owner->worker.link;
+    link_message_t stop = {.kind = LINK_STOP, .cancel = owner->cancel};
+    if (!owner->ready) return;
+    if (owner->lock_due)
+        owner->lock_due = link_send(link, &(link_message_t){.kind = LINK_LOCK}, &owner->dir.lock,
+                                    1) == GRADD_E_LIMIT;
+    if (owner->listen_due)
+        owner->listen_due = link_send(link, &(link_message_t){.kind = LINK_LISTEN},
+                                      &owner->commands, 1) == GRADD_E_LIMIT;
+    if (!owner->stop_due) return;
+    snprintf(stop.reason, sizeof stop.reason, "%s", owner->reason);
+    owner->stop_due = link_send(link, &stop, NULL, 0) == GRADD_E_LIMIT;
+}
+
+static void stop(owner_t *owner, const char *reason, bool cancel) {
+    owner->stopping = true;
+    owner->reason = reason;
+    owner->cancel |= cancel;
+    owner->stop_due = true;
+    if (owner->worker.pid && !owner->ready)
+        kill(owner->worker.pid, SIGKILL); /* it has no clients */
+    send_due(owner);
+}
+
+/* ---- clients ---- */
+
+static relay_client_t *find_client(const owner_t *owner, uint32_t number) {
+    for (int i = 0; i < owner->n_clients; i++)
+        if (owner->clients[i]->number == number) return owner->clients[i];
+    return NULL;
+}
+
+static void end_client(owner_t *owner, relay_client_t *client) {
+    for (int i = 0; i < owner->n_clients; i++)
+        if (owner->clients[i] == client) {
+            owner->clients[i] = owner->clients[--owner->n_clients];
+            break;
+        }
+    kept_leave(&owner->kept, client);
+    relay_destroy(client);
+    owner->idle_since_ms = session_now_ms();
+}
+
+/* The client is gone, or the worker has done with it. What it has named is taken over only when the
+ * worker writes to it no more: then its end of the pair closes. */
+static void part_with(owner_t *owner, relay_client_t *client) {
+    if (client->leaves) return;
+    if (!owner->ready || client->lost || !kept_has(&owner->kept, client))
+        end_client(owner, client);
+    else
+        relay_leave(client);
+}
+
+static gradd_status_t lend(owner_t *owner, const relay_client_t *client, int end) {
+    const gradd_peer_t *peer = &client->peer;
+    const link_message_t message = {.kind = LINK_SESSION,
+                                    .pid = peer->pid,
+                                    .uid = peer->uid,
+                                    .gid = peer->gid,
+                                    .start_ticks = peer->start_ticks,
+                                    .number = client->number};
+    GRADD_TRY(watch(owner, client->outer, ON_OUTER, client->number));
+    GRADD_TRY(watch(owner, client->inner, ON_INNER, client->number));
+    GRADD_TRY(watch(owner, peer->pidfd, ON_PIDFD, client->number));
+    return link_send(owner->worker.link, &message, (int[]){end, peer->pidfd}, 2);
+}
+
+/* The descriptor stays the caller's on failure. */
+static gradd_status_t add_client(owner_t *owner, int fd, uint64_t ticks) {
+    gradd_peer_t peer = GRADD_PEER_INIT;
+    int ends[2];
+    GRADD_TRY(gradd_peer_identify(fd, ticks, GRADD_LEASE_AUTO, &peer));
+    gradd_status_t st = GRADD_OK;
+    if (peer.uid != geteuid())
+        st = GRADD_FAIL(SESSION, "uid %u may not use this daemon", (unsigned)peer.uid);
+    if (st == GRADD_OK) st = link_create(ends);
+    if (st != GRADD_OK) {
+        gradd_peer_finish(&peer);
+        return st;
+    }
+    relay_client_t *client = relay_create(owner->n_born + 1, fd, ends[0], &peer);
+    if (client) {
+        owner->n_born++;
+        owner->clients[owner->n_clients++] = client;
+        st = lend(owner, client, ends[1]);
+        close(ends[1]);
+        if (st == GRADD_OK) return GRADD_OK;
+        log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
+        end_client(owner, client);
+        return GRADD_OK;
+    }
+    close(ends[0]);
+    close(ends[1]);
+    gradd_peer_finish(&peer);
+    return GRADD_FAIL(NOMEM, "no memory for a client");
+}
+
+/* Connections stay where they are, at the listener, as long as nothing can be done with them: until
+ * the next tick, or until the link has room. */
+static void pause_accepting(owner_t *owner) {
+    if (owner->paused) return;
+    unwatch(owner, owner->control);
+    owner->paused = true;
+}
+
+static void watch_link(const owner_t *owner, uint32_t events) {
+    struct epoll_event event = {.events = events, .data.u64 = event_data(ON_LINK, 0)};
+    epoll_ctl(owner->epoll, EPOLL_CTL_MOD, owner->worker.link, &event);
+}
+
+static void accept_client(owner_t *owner) {
+    const bool has_room = owner->ready && link_has_room(owner->worker.link);
+    if (!has_room || owner->n_clients == MAX_CLIENTS) {
+        if (owner->ready && !has_room) watch_link(owner, EPOLLIN | EPOLLOUT);
+        pause_accepting(owner);
+        return;
+    }
+    const int fd = gate_accept(owner->control);
+    const uint64_t ticks = gradd_lease_clock_ticks();
+    if (fd < 0) {
+        if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+        log_event(LOG_WARN, "connect_refused", "what=\"accept: %s\"", strerror(errno));
+        pause_accepting(owner); /* out of descriptors: the listener stays readable */
+        return;
+    }
+    const gradd_status_t st = add_client(owner, fd, ticks);
+    if (st == GRADD_OK) return;
+    log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
+    close(fd);
+    if (st == GRADD_E_IO) pause_accepting(owner);
+}
+
+static void resume_accepting(owner_t *owner) {
+    if (owner->control < 0 || !owner->paused || !owner->ready) return;
+    owner->paused = watch(owner, owner->control, ON_LISTENER, 0) != GRADD_OK;
+}
+
+/* A client whose worker has died does not see an end before the process has ended: until then that
+ * may write to its memory (replace_worker). */
+static void settle(owner_t *owner, relay_client_t *client, relay_state_t state) {
+    if (state == RELAY_OVER) {
+        part_with(owner, client);
+        return;
+    }
+    if (state == RELAY_LOST && client->leaves) {
+        end_client(owner, client);
+        return;
+    }
+    if (state == RELAY_LOST) {
+        client->waits = client->lost = true;
+        unwatch(owner, client->inner);
+    }
+    watch_outer(owner, client);
+}
+
+static const relay_client_t *find_for_kept(void *context, uint32_t number) {
+    return find_client(context, number);
+}
+
+static bool answer_own(void *context, relay_client_t *client, const wire_doc_t *packet,
+                       bool *out_sent) {
+    owner_t *owner = context;
+    return kept_answer(&owner->kept, client, packet, find_for_kept, owner, out_sent);
+}
+
+static void read_client(owner_t *owner, uint32_t number, uint32_t events) {
+    relay_client_t *client = find_client(owner, number);
+    if (!client) return;
+    if ((events & EPOLLIN) && !client->waits && !client->drains)
+        settle(owner, client, relay_from_client(client, answer_own, owner));
+    else if (events & (EPOLLHUP | EPOLLERR))
+        part_with(owner, client);
+}
+
+static void read_answer(owner_t *owner, uint32_t number) {
+    relay_client_t *client = find_client(owner, number);
+    if (client) settle(owner, client, relay_from_worker(client));
+}
+
+static void bury_client(owner_t *owner, uint32_t number) {
+    relay_client_t *client = find_client(owner, number);
+    if (!client) return;
+    unwatch(owner, client->peer.pidfd);
+    part_with(owner, client);
+}
+
+/* ---- the worker ---- */
+
+static gradd_status_t start_worker(owner_t *owner) {
+    const link_message_t begin = {.kind = LINK_BEGIN,
+                                  .pid = getpid(),
+                                  .n_workers = owner->n_workers,
+                                  .started_ms = owner->started_ms};
+    owner->ready = owner->listen_due = owner->lock_due = false;
+    GRADD_TRY(process_start(owner->argv, owner->dir.lock, &owner->worker));
+    GRADD_TRY(watch(owner, owner->worker.pidfd, ON_WORKER, 0));
+    GRADD_TRY(watch(owner, owner->worker.link, ON_LINK, 0));
+    return link_send(owner->worker.link, &begin, &owner->commands, 1);
+}
+
+static gradd_status_t open_control(owner_t *owner) {
+    int fd;
+    GRADD_TRY(rundir_listen(&owner->dir, RUNDIR_CONTROL, &fd));
+    if (owner->control >= 0) {
+        unwatch(owner, owner->control);
+        close(owner->control); /* clients that waited there reconnect */
+    }
+    owner->control = fd;
+    owner->paused = true;
+    resume_accepting(owner);
+    return GRADD_OK;
+}
+
+static void worker_is_ready(owner_t *owner) {
+    owner->ready = true;
+    owner->n_starts = 0;
+    /* ctl.sock is made last: a client that can connect to it finds everything ready. */
+    if (!owner->was_ready && open_control(owner) != GRADD_OK) {
+        log_event(LOG_ERROR, "no_socket", "what=\"%s\"", gradd_error_message());
+        owner->code = 1;
+        stop(owner, "no socket", false);
+    }
+    owner->was_ready = true;
+    resume_accepting(owner);
+    send_due(owner);
+}
+
+static void read_link(owner_t *owner) {
+    link_message_t message;
+    int fds[LINK_MAX_FDS];
+    bool any = true;
+    while (owner->worker.pid && any) {
+        /* A link that has ended is looked at no more: its process ends, too. */
+        if (link_receive(owner->worker.link, &message, fds, &any) != GRADD_OK) {
+            unwatch(owner, owner->worker.link);
+            return;
+        }
+        if (any && message.kind == LINK_READY) worker_is_ready(owner);
+        if (any && message.kind == LINK_STOPPING) owner->stopping = true;
+    }
+}
+
+/* What it computed is lost; what clients have lent is not. They see the connection end only now,
+ * when nothing of the worker can write to their memory any more. */
+static void replace_worker(owner_t *owner, int code) {
+    log_event(LOG_ERROR, "worker_lost", "status=%d sessions=%d", code, owner->n_clients);
+    while (owner->n_clients > 0)
+        end_client(owner, owner->clients[owner->n_clients - 1]);
+    owner->n_workers++;
+    if (owner->control >= 0) pause_accepting(owner);
+    if (++owner->n_starts <= MAX_STARTS && start_worker(owner) == GRADD_OK) return;
+    log_event(LOG_ERROR, "no_worker", "starts=%d", owner->n_starts);
+    owner->code = 1;
+    owner->ended = true;
+}
+
+static void worker_has_ended(owner_t *owner) {
+    read_link(owner); /* it may have said that it would */
+    unwatch(owner, owner->worker.pidfd);
+    unwatch(owner, owner->worker.link);
+    const bool told = owner->stopping;
+    const int code = process_reap(&owner->worker);
+    owner->ready = false;
+    if (told || !owner->was_ready) {
+        owner->ended = true;
+        if (owner->code == 0 && (!told || code < 128)) owner->code = code;
+        return;
+    }
+    replace_worker(owner, code);
+}
+
+/* ---- the directory ---- */
+
+static gradd_status_t open_commands(owner_t *owner) {
+    int fd;
+    if (owner->n_listeners == MAX_LISTENERS)
+        return GRADD_FAIL(LIMIT, "%s was removed %d times, the limit", owner->dir.cmd,
+                          MAX_LISTENERS);
+    GRADD_TRY(rundir_listen(&owner->dir, RUNDIR_COMMANDS, &fd));
+    if (owner->commands >= 0) close(owner->commands);
+    owner->commands = fd;
+    owner->n_listeners++;
+    owner->listen_due = true;
+    return GRADD_OK;
+}
+
+/* Makes anew what was removed under the daemon: sockets, lock or the whole directory. */
+static gradd_status_t restore_sockets(owner_t *owner, pid_t *out_other) {
+    const int lock = owner->dir.lock;
+    GRADD_TRY(rundir_restore(&owner->dir, out_other));
+    if (*out_other != 0) return GRADD_OK;
+    owner->lock_due |= owner->dir.lock != lock;
+    if (!rundir_has(&owner->dir, RUNDIR_COMMANDS)) GRADD_TRY(open_commands(owner));
+    if (!rundir_has(&owner->dir, RUNDIR_CONTROL)) GRADD_TRY(open_control(owner));
+    send_due(owner);
+    return GRADD_OK;
+}
+
+/* A daemon that has become unreachable restores its sockets, for its own clients, too: `ps` and
+ * `stop` have to reach it. It exits when it has no clients and its directory is gone or belongs to
+ * another daemon. */
+static void stay_reachable(owner_t *owner) {
+    pid_t other = 0;
+    if (owner->stopping || !owner->was_ready) return;
+    if (rundir_is_reachable(&owner->dir)) {
+        owner->unreachable = false;
+        return;
+    }
+    const bool lost = owner->displaced || owner->unreachable || !rundir_exists(&owner->dir);
+    if (lost && owner->n_clients == 0) {
+        stop(owner, "the socket directory or a file in it is gone", false);
+        return;
+    }
+    if (owner->displaced) return;
+    const gradd_status_t st = restore_sockets(owner, &other);
+    owner->displaced = st == GRADD_E_LIMIT || (st == GRADD_OK && other != 0);
+    if (st == GRADD_OK && other == 0)
+        log_event(LOG_WARN, "sockets_restored", "dir=%s", owner->dir.path);
+    else if (st == GRADD_OK)
+        log_event(LOG_WARN, "displaced", "by=%d dir=%s", (int)other, owner->dir.path);
+    else if (!owner->unreachable)
+        log_event(LOG_WARN, "unreachable", "what=\"%s\"", gradd_error_message());
+    owner->unreachable = st != GRADD_OK;
+}
+
+static void tick(owner_t *owner) {
+    const int64_t now = session_now_ms(), idle_exit = owner->options->idle_exit * 1000;
+    owner->ticked_ms = now;
+    resume_accepting(owner);
+    send_due(owner);
+    stay_reachable(owner);
+    kept_expire(&owner->kept, now);
+    if (owner->n_clients > 0 || owner->kept.n > 0) owner->idle_since_ms = now;
+    if (idle_exit > 0 && now - owner->idle_since_ms >= idle_exit && !owner->stopping)
+        stop(owner, "idle", false);
+}
+
+/* ---- events ---- */
+
+static void read_signals(owner_t *owner) {
+    struct signalfd_siginfo info;
+    while (read(owner->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        /* The first one lets the request in progress finish, the second one cancels it. */
+        stop(owner, "signal", owner->stopping);
+}
+
+static void handle_event(owner_t *owner, const struct epoll_event *event) {
+    const uint32_t kind = (uint32_t)(event->data.u64 >> 32), number = (uint32_t)event->data.u64;
+    switch (kind) {
+    case ON_LISTENER:
+        if (!owner->paused) accept_client(owner);
+        break;
+    case ON_SIGNAL:
+        read_signals(owner);
+        break;
+    case ON_LINK:
+        if (event->events & ~(uint32_t)EPOLLOUT) read_link(owner);
+        if (event->events & EPOLLOUT) {
+            watch_link(owner, EPOLLIN);
+            resume_accepting(owner);
+        }
+        break;
+    case ON_WORKER:
+        if (owner->worker.pid) worker_has_ended(owner);
+        break;
+    case ON_OUTER:
+        read_client(owner, number, event->events);
+        break;
+    case ON_INNER:
+        read_answer(owner, number);
+        break;
+    default:
+        bury_client(owner, number);
+    }
+}
+
+static void serve(owner_t *owner) {
+    struct epoll_event events[MAX_EVENTS];
+    while (!owner->ended) {
+        const int n = epoll_wait(owner->epoll, events, MAX_EVENTS, TICK_MS);
+        /* Descriptors of a worker that has ended may be in the rest of the list under numbers that
+         * its successor has: look again. */
+        const uint32_t n_workers = owner->n_workers;
+        for (int i = 0; i < n && !owner->ended && n_workers == owner->n_workers; i++)
+            handle_event(owner, &events[i]);
+        if (session_now_ms() - owner->ticked_ms >= TICK_MS) tick(owner);
+    }
+}
+
+/* ---- start and end ---- */
+
+/* Blocked here, they are blocked in the worker as well, which a terminal reaches, too. */
+static gradd_status_t open_signals(int *out_fd) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    *out_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return *out_fd >= 0 ? GRADD_OK : GRADD_FAIL(IO, "signalfd: %s", strerror(errno));
+}
+
+/* A limit on the size of files, which some shell had, would kill us for a line of the log. */
+static void leave_file_limit(void) {
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+static gradd_status_t start(owner_t *owner) {
+    GRADD_TRY(open_signals(&owner->signals));
+    gate_open();
+    owner->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (owner->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
+    GRADD_TRY(watch(owner, owner->signals, ON_SIGNAL, 0));
+    GRADD_TRY(open_commands(owner));
+    return start_worker(owner);
+}
+
+static void finish(owner_t *owner) {
+    while (owner->n_clients > 0)
+        end_client(owner, owner->clients[owner->n_clients - 1]);
+    if (owner->worker.pid) { /* something has failed */
+        kill(owner->worker.pid, SIGKILL);
+        process_reap(&owner->worker);
+    }
+    kept_finish(&owner->kept);
+    rundir_unlink(&owner->dir);
+    if (owner->control >= 0) close(owner->control);
+    if (owner->commands >= 0) close(owner->commands);
+    if (owner->epoll >= 0) close(owner->epoll);
+    if (owner->signals >= 0) close(owner->signals);
+    rundir_finish(&owner->dir); /* last: now another daemon may start */
+}
+
+gradd_status_t owner_serve(const options_t *options, char **argv, owner_end_t *out_end) {
+    static owner_t owner; /* one per process; large */
+    owner = (owner_t){
+        .options = options,
+        .argv = argv,
+        .epoll = -1,
+        .signals = -1,
+        .control = -1,
+        .commands = -1,
+        .worker = {0, -1, -1}
+    };
+    *out_end = (owner_end_t){0, 0};
+    leave_file_limit();
+    GRADD_TRY(rundir_init(&owner.dir, options->dir));
+    GRADD_TRY(rundir_prepare(&owner.dir));
+    GRADD_TRY(rundir_lock(&owner.dir, &out_end->other));
+    if (out_end->other != 0) {
+        rundir_finish(&owner.dir);
+        return GRADD_OK;
+    }
+    prctl(PR_SET_NAME, "gradd");
+    owner.started_ms = owner.idle_since_ms = owner.ticked_ms = session_now_ms();
+    const gradd_status_t st = start(&owner);
+    if (st == GRADD_OK) serve(&owner);
+    finish(&owner);
+    out_end->code = owner.code;
+    return st;
+}

@@ -1,0 +1,170 @@
+/* Packets between clients and the worker. See relay.h. */
+#include "server/owner/relay.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/session/link.h"
+#include "server/wire/wire.h"
+#include "shm/discard.h"
+#include "shm/fdpass.h"
+
+#define PACKET_BYTES (64 << 10)
+
+static uint8_t buffer[PACKET_BYTES]; /* of the packet in hand; an owner has one thread */
+
+relay_client_t *relay_create(uint32_t number, int outer, int inner, const gradd_peer_t *peer) {
+    relay_client_t *client = calloc(1, sizeof *client);
+    if (!client) return NULL;
+    client->number = number;
+    client->outer = outer;
+    client->inner = inner;
+    client->peer = *peer;
+    return client;
+}
+
+static void drop_fds(relay_client_t *client) {
+    for (int i = 0; i < client->n_fds; i++)
+        gradd_discard(client->fds[i]);
+    client->n_fds = 0;
+    client->change = RELAY_NOTHING;
+}
+
+void relay_destroy(relay_client_t *client) {
+    if (!client) return;
+    drop_fds(client);
+    for (uint32_t i = 0; i < client->n_segments; i++)
+        gradd_discard(client->segments[i].fd);
+    free(client->segments);
+    close(client->inner);
+    gradd_peer_finish(&client->peer);
+    if (client->outer >= 0) close(client->outer); /* last: it may free what it has lent */
+    free(client);
+}
+
+/* ---- what a packet is about; whatever cannot be read here, the worker refuses ---- */
+
+static bool is_text(const msgpack_object *o, const char *text) {
+    return o && o->type == MSGPACK_OBJECT_STR && o->via.str.size == strlen(text) &&
+           memcmp(o->via.str.ptr, text, o->via.str.size) == 0;
+}
+
+static void note(relay_client_t *client, const wire_doc_t *doc) {
+    const msgpack_object *verb = wire_get(doc, "v"), *id = wire_get(doc, "id");
+    client->change = RELAY_NOTHING;
+    if (!id || id->type != MSGPACK_OBJECT_POSITIVE_INTEGER) return;
+    client->id = id->via.u64;
+    if (is_text(verb, "segment")) client->change = RELAY_ADD;
+    if (is_text(verb, "unsegment")) client->change = RELAY_REMOVE;
+}
+
+static bool is_accepted(size_t bytes) {
+    wire_doc_t doc;
+    if (wire_decode(buffer, bytes, &doc) != GRADD_OK) return false;
+    const msgpack_object *ok = wire_get(&doc, "ok");
+    const bool accepted = ok && ok->type == MSGPACK_OBJECT_POSITIVE_INTEGER && ok->via.u64 == 1;
+    wire_doc_finish(&doc);
+    return accepted;
+}
+
+static bool add(relay_client_t *client) {
+    if (client->n_segments == client->segment_capacity) {
+        const uint32_t capacity = client->segment_capacity ? 2 * client->segment_capacity : 8;
+        held_segment_t *segments = realloc(client->segments, capacity * sizeof *segments);
+        if (!segments) return false;
+        client->segments = segments;
+        client->segment_capacity = capacity;
+    }
+    const int fd = client->n_fds > 0 ? client->fds[0] : -1;
+    if (fd >= 0) client->fds[0] = -1;
+    client->segments[client->n_segments++] = (held_segment_t){client->id, fd};
+    return true;
+}
+
+static void drop(relay_client_t *client) {
+    for (uint32_t i = 0; i < client->n_segments; i++) {
+        if (client->segments[i].id != client->id) continue;
+        gradd_discard(client->segments[i].fd);
+        client->segments[i] = client->segments[--client->n_segments];
+        return;
+    }
+}
+
+/* ---- the two ways ---- */
+
+/* A packet with too many descriptors, or too long. */
+static bool refuse(const relay_client_t *client) {
+    wire_out_t reply = {0};
+    wire_reply_fail(&reply, 0, GRADD_E_LIMIT, NULL, gradd_error_message(), "alive");
+    const bool sent =
+        !reply.failed && gradd_fd_send(client->outer, reply.data, reply.bytes, NULL, 0) == GRADD_OK;
+    wire_out_finish(&reply);
+    return sent;
+}
+
+int relay_find(const relay_client_t *client, uint64_t id) {
+    for (uint32_t i = 0; i < client->n_segments; i++)
+        if (client->segments[i].id == id) return client->segments[i].fd;
+    return -1;
+}
+
+void relay_leave(relay_client_t *client) {
+    client->leaves = true;
+    shutdown(client->inner, SHUT_WR);
+    if (client->outer >= 0) close(client->outer);
+    client->outer = -1;
+}
+
+relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *context) {
+    gradd_fd_packet_t packet = {
+        .data = buffer, .capacity = sizeof buffer, .fds = client->fds, .max_fds = RELAY_MAX_FDS};
+    gradd_fd_event_t event;
+    const gradd_status_t st = gradd_fd_recv(client->outer, &packet, &event);
+    if (st == GRADD_E_LIMIT) return refuse(client) ? RELAY_OPEN : RELAY_OVER;
+    if (st != GRADD_OK) return RELAY_OVER;
+    if (event == GRADD_FD_AGAIN) return RELAY_OPEN;
+    if (event == GRADD_FD_CLOSED) { /* memory that it has lent may be open in a device */
+        client->drains = true;
+        shutdown(client->inner, SHUT_WR);
+        return RELAY_OPEN;
+    }
+    client->n_fds = packet.n_fds;
+    wire_doc_t doc;
+    bool sent;
+    if (wire_decode(buffer, packet.bytes, &doc) == GRADD_OK) {
+        const bool is_own = own(context, client, &doc, &sent);
+        if (!is_own) note(client, &doc);
+        wire_doc_finish(&doc);
+        if (is_own) {
+            drop_fds(client);
+            return sent ? RELAY_OPEN : RELAY_OVER;
+        }
+    }
+    client->waits = true;
+    /* If the worker has hung up, or died, its end of the pair tells. */
+    gradd_fd_send(client->inner, buffer, packet.bytes, client->fds, client->n_fds);
+    return RELAY_OPEN;
+}
+
+relay_state_t relay_from_worker(relay_client_t *client) {
+    gradd_fd_packet_t packet = {.data = buffer, .capacity = sizeof buffer};
+    gradd_fd_event_t event;
+    if (gradd_fd_recv(client->inner, &packet, &event) != GRADD_OK || event == GRADD_FD_CLOSED)
+        return RELAY_LOST;
+    if (event == GRADD_FD_AGAIN) return RELAY_OPEN;
+    if (link_is_last(buffer, packet.bytes)) return RELAY_OVER;
+    if (client->leaves) return RELAY_OPEN;
+    bool kept = true;
+    if (client->change != RELAY_NOTHING && is_accepted(packet.bytes)) {
+        if (client->change == RELAY_ADD)
+            kept = add(client);
+        else
+            drop(client);
+    }
+    drop_fds(client);
+    client->waits = false;
+    kept = kept && gradd_fd_send(client->outer, buffer, packet.bytes, NULL, 0) == GRADD_OK;
+    return kept ? RELAY_OPEN : RELAY_OVER;
+}

@@ -1,0 +1,69 @@
+/* Clients of an owner: each has a connection, and the worker's end of a pair beside it.
+ *
+ * A packet goes on to the worker as it is, with its descriptors, and the answer comes back the same
+ * way; one packet at a time. The worker alone judges it. The relay looks at verb and id of those
+ * that the worker has accepted, and keeps a descriptor of each segment that the client has. It maps
+ * none. A packet or a descriptor of a client is never waited for.
+ */
+#ifndef GRADD_SERVER_OWNER_RELAY_H
+#define GRADD_SERVER_OWNER_RELAY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/wire/wire.h"
+#include "shm/lease.h"
+#include "shm/status.h"
+
+#define RELAY_MAX_FDS 4 /* in a packet, as the worker's REQUEST_MAX_DESCRIPTORS */
+
+typedef struct held_segment_s {
+    uint64_t id;
+    int fd; /* Owned; -1: memory without a descriptor */
+} held_segment_t;
+
+/* What a packet changes, if the worker agrees. */
+typedef enum relay_change_e { RELAY_NOTHING, RELAY_ADD, RELAY_REMOVE } relay_change_t;
+
+typedef struct relay_client_s {
+    uint32_t number;
+    int outer, inner; /* Owned: to the client, to the worker */
+    gradd_peer_t peer;
+    bool waits;  /* for the worker's answer */
+    bool drains; /* the client sends no more; the worker hangs up when it is done */
+    bool lost;   /* the worker has died without a word */
+    bool leaves; /* the client is gone, or was hung up on: only the worker's end is waited for */
+    relay_change_t change;
+    uint64_t id;                   /* the segment of that change */
+    int fds[RELAY_MAX_FDS], n_fds; /* Owned: of the packet that waits */
+    held_segment_t *segments;      /* Owned */
+    uint32_t n_segments, segment_capacity;
+} relay_client_t;
+
+/* The connection, the worker's end and the identity are taken over. NULL without memory: they stay
+ * the caller's. */
+relay_client_t *relay_create(uint32_t number, int outer, int inner, const gradd_peer_t *peer);
+/* Hangs up on both sides and lets go of the segments. Accepts NULL. */
+void relay_destroy(relay_client_t *client);
+
+typedef enum relay_state_e {
+    RELAY_OPEN,
+    RELAY_OVER, /* the client must be destroyed */
+    RELAY_LOST, /* the worker has died without a word; nothing more can be read from it */
+} relay_state_t;
+
+/* Answers a packet that is not for the worker; false if it is. *out_sent: the answer is sent. */
+typedef bool (*relay_own_t)(void *context, relay_client_t *client, const wire_doc_t *packet,
+                            bool *out_sent);
+
+/* A packet of the client. While client->waits nothing may be read. */
+relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *context);
+/* The answer of the worker. */
+relay_state_t relay_from_worker(relay_client_t *client);
+
+/* The descriptor of a segment, Borrowed; -1: it has none of that id. */
+int relay_find(const relay_client_t *client, uint64_t id);
+/* Hangs up on the client, and tells the worker; what it has lent stays until relay_destroy. */
+void relay_leave(relay_client_t *client);
+
+#endif

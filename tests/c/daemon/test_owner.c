@@ -1,0 +1,300 @@
+/* The owner of a directory and its worker: what each holds, and what becomes of one without the
+ * other.
+ */
+#include <dirent.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "server/session/link.h"
+#include "tests/c/peer.h"
+#include "tests/test.h"
+
+/* Descriptors of memory, or mappings of it. */
+static int count_memory(pid_t pid, bool mapped) {
+    char path[320], text[512];
+    int n = 0;
+    if (mapped) {
+        snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+        FILE *file = fopen(path, "r");
+        CHECK(file != NULL);
+        while (fgets(text, sizeof text, file))
+            n += strstr(text, "memfd:") != NULL;
+        fclose(file);
+        return n;
+    }
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    CHECK(dir != NULL);
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        snprintf(path, sizeof path, "/proc/%d/fd/%s", (int)pid, entry->d_name);
+        const ssize_t got = readlink(path, text, sizeof text - 1);
+        text[got > 0 ? got : 0] = 0;
+        n += strstr(text, "memfd:") != NULL;
+    }
+    closedir(dir);
+    return n;
+}
+
+static void wait_for_hangup(const peer_t *peer) {
+    struct pollfd p = {.fd = peer->control, .events = POLLIN};
+    CHECK(poll(&p, 1, PEER_WAIT_MS) == 1);
+    CHECK(p.revents & POLLHUP);
+}
+
+static int64_t ask_ps(const char *dir, const char *key) {
+    peer_t peer;
+    peer_connect(&peer, dir);
+    peer_request(&peer, "ps");
+    CHECK_OK(peer_call(&peer));
+    const int64_t value = peer_number(&peer, key);
+    peer_close(&peer);
+    return value;
+}
+
+static void unsegment(peer_t *peer, uint64_t id) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "unsegment");
+    wire_key(m, "id");
+    wire_put_u64(m, id);
+    CHECK_OK(peer_control(peer, -1));
+}
+
+TEST(the_owner_holds_segments_and_maps_none) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    peer_daemon_start(&daemon, NULL);
+    const pid_t worker = peer_daemon_worker(&daemon);
+    CHECK(worker > 0);
+    const int before = count_memory(daemon.pid, false); /* the runner keeps our output in memory */
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    gradd_segment_t second = GRADD_SEGMENT_INIT;
+    CHECK_OK(gradd_segment_create("second", 4096, &second));
+    CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
+    CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 3, 8192, second.fd)); /* it has other bytes */
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 2);
+    CHECK_EQ_INT(count_memory(daemon.pid, true), 0);
+    CHECK_EQ_INT(count_memory(worker, false), before);
+    CHECK_EQ_INT(count_memory(worker, true), 2);
+    unsegment(&peer, 2);
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 1);
+    gradd_segment_finish(&second);
+    peer_close(&peer);
+    for (int i = 0; count_memory(daemon.pid, false) > before; i++, usleep(1000))
+        CHECK(i < PEER_WAIT_MS);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(a_lost_worker_is_replaced) {
+    peer_daemon_t daemon;
+    peer_t peer, other;
+    peer_daemon_start(&daemon, NULL);
+    CHECK_EQ_INT(ask_ps(daemon.dir, "workers_lost"), 0);
+    usleep(100000); /* libzmq closes its side a little later */
+    const int fds = peer_daemon_fds(&daemon);
+    for (int lost = 1; lost <= 6; lost++) { /* more often than workers may fail to start */
+        peer_open(&peer, daemon.dir, SMALL_BYTES);
+        const int64_t number = peer_number(&peer, "session");
+        const pid_t worker = peer_daemon_worker(&daemon);
+        kill(worker, SIGKILL);
+        wait_for_hangup(&peer);
+        peer_open(&other, daemon.dir, SMALL_BYTES); /* it waits where it is for the next one */
+        CHECK(peer_number(&other, "session") > number);
+        CHECK_OK(peer_plan_small(&other, 1, 5));
+        CHECK(peer_daemon_worker(&daemon) != worker);
+        peer_close(&peer);
+        peer_close(&other);
+        CHECK_EQ_INT(ask_ps(daemon.dir, "workers_lost"), lost);
+        CHECK_EQ_INT(ask_ps(daemon.dir, "pid"), daemon.pid);
+    }
+    for (int i = 0; peer_daemon_fds(&daemon) != fds; i++, usleep(1000))
+        if (i > PEER_WAIT_MS) CHECK_EQ_INT(peer_daemon_fds(&daemon), fds);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(a_worker_ends_with_its_owner) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    peer_daemon_start(&daemon, NULL);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    const pid_t worker = peer_daemon_worker(&daemon);
+    kill(worker, SIGSTOP); /* it cannot notice by itself */
+    kill(daemon.pid, SIGKILL);
+    CHECK_EQ_INT(peer_daemon_wait(&daemon, PEER_WAIT_MS), 128 + SIGKILL);
+    wait_for_hangup(&peer);
+    peer_close(&peer);
+    peer_daemon_restart(&daemon); /* waits for the lock, which the worker has held to its end */
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/0", (int)worker);
+    CHECK(access(path, F_OK) != 0);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(workers_that_do_not_start_end_the_daemon) {
+    peer_daemon_t daemon;
+    peer_daemon_start(&daemon, NULL);
+    const struct rlimit none = {1 << 20, 1 << 20}; /* which its workers inherit */
+    CHECK(prlimit(daemon.pid, RLIMIT_AS, &none, NULL) == 0);
+    kill(peer_daemon_worker(&daemon), SIGKILL);
+    CHECK_EQ_INT(peer_daemon_wait(&daemon, PEER_WAIT_MS), 1);
+    peer_daemon_clean(&daemon);
+}
+
+TEST(a_stop_ends_though_the_worker_is_killed_meanwhile) {
+    peer_daemon_t daemon;
+    peer_daemon_start(&daemon, NULL);
+    const pid_t worker = peer_daemon_worker(&daemon);
+    kill(worker, SIGSTOP);
+    kill(daemon.pid, SIGTERM);
+    usleep(50000);
+    kill(worker, SIGKILL);
+    CHECK_EQ_INT(peer_daemon_wait(&daemon, PEER_WAIT_MS), 0);
+    peer_daemon_clean(&daemon);
+}
+
+/* ---- the link alone ---- */
+
+TEST(messages_of_the_link) {
+    int ends[2], fds[LINK_MAX_FDS];
+    bool any;
+    link_message_t got, sent = {.kind = LINK_STOP, .cancel = true, .reason = "idle"};
+    CHECK_OK(link_create(ends));
+    CHECK_OK(link_receive(ends[1], &got, fds, &any));
+    CHECK(!any);
+    CHECK_OK(link_send(ends[0], &sent, (int[]){0}, 1));
+    CHECK_OK(link_receive(ends[1], &got, fds, &any));
+    CHECK(any && got.kind == LINK_STOP && got.cancel && !strcmp(got.reason, "idle"));
+    CHECK(fds[0] > 2);
+    CHECK_EQ_INT(fds[1], -1);
+    close(fds[0]);
+    int n = 0;
+    while (link_has_room(ends[0]))
+        CHECK(link_send(ends[0], &sent, NULL, 0) == GRADD_OK && ++n < 100000);
+    while (link_send(ends[0], &sent, NULL, 0) == GRADD_OK)
+        CHECK(++n < 100000);
+    CHECK_STATUS(GRADD_E_LIMIT, link_send(ends[0], &sent, NULL, 0)); /* it does not wait */
+    close(ends[0]);
+    for (; n > 0; n--)
+        CHECK_OK(link_receive(ends[1], &got, fds, &any));
+    CHECK_STATUS(GRADD_E_IO, link_receive(ends[1], &got, fds, &any));
+    close(ends[1]);
+}
+
+/* ---- sessions with a name ---- */
+
+static gradd_status_t keep(peer_t *peer, const char *name, uint64_t segment, int fd) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "keep");
+    wire_key(m, "name");
+    wire_put_text(m, name);
+    wire_key(m, "seconds");
+    wire_put_i64(m, 60);
+    wire_key(m, "segments");
+    wire_put_list(m, 1);
+    wire_put_u64(m, segment);
+    return peer_control(peer, fd);
+}
+
+static gradd_status_t reattach(peer_t *peer, const char *name, uint64_t at) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "reattach");
+    wire_key(m, "name");
+    wire_put_text(m, name);
+    wire_key(m, "at");
+    wire_put_u64(m, at);
+    return peer_control(peer, -1);
+}
+
+/* A process that keeps a session, with `value` in its segment, and ends. */
+static void leave_session(const peer_daemon_t *daemon, const char *name, float value) {
+    const pid_t child = fork();
+    if (child == 0) {
+        peer_t peer;
+        peer_open(&peer, daemon->dir, SMALL_BYTES);
+        *(float *)peer_at(&peer, AT_W) = value;
+        CHECK_OK(keep(&peer, name, 1, peer.segment.fd));
+        _exit(0);
+    }
+    CHECK_EQ_INT(peer_daemon_wait(&(peer_daemon_t){.pid = child}, PEER_WAIT_MS), 0);
+}
+
+TEST(a_session_is_handed_to_the_next_process) {
+    peer_daemon_t daemon;
+    peer_t peer, other;
+    peer_daemon_start(&daemon, NULL);
+    const int before = count_memory(daemon.pid, false);
+    leave_session(&daemon, "net", 7.5f);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    gradd_status_t st;
+    while ((st = reattach(&peer, "net", 0)) == GRADD_E_STALE) /* its worker lets go of it */
+        usleep(1000);
+    CHECK_OK(st);
+    CHECK_EQ_INT(peer_number(&peer, "segments"), 1);
+    CHECK_EQ_INT(peer_number(&peer, "id"), 0);
+    CHECK_OK(reattach(&peer, "net", 1));
+    CHECK_EQ_INT(peer_number(&peer, "id"), 1);
+    CHECK_STATUS(GRADD_E_LIMIT, reattach(&peer, "net", 2));
+    CHECK_STATUS(GRADD_E_LIMIT, reattach(&peer, "net", UINT64_MAX));
+    /* Two descriptors of the kept one, and the segment of this client. */
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 3);
+    const pid_t child = fork();
+    if (child == 0) { /* it is this process's now, and it lives */
+        peer_connect(&other, daemon.dir);
+        CHECK_STATUS(GRADD_E_SESSION, reattach(&other, "net", 0));
+        CHECK_ERROR_HAS("in use by process");
+        _exit(0);
+    }
+    CHECK_EQ_INT(peer_daemon_wait(&(peer_daemon_t){.pid = child}, PEER_WAIT_MS), 0);
+    CHECK_OK(keep(&peer, "net", 1, peer.segment.fd)); /* it has what it wants */
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 2);
+    peer_close(&peer);
+    for (int i = 0; count_memory(daemon.pid, false) != before + 2; i++, usleep(1000))
+        CHECK(i < PEER_WAIT_MS);
+    CHECK_EQ_INT(ask_ps(daemon.dir, "workers_lost"), 0);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(hostile_names_and_lists) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    char name[16];
+    peer_daemon_start(&daemon, NULL);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    const int before = count_memory(daemon.pid, false);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, keep(&peer, "", 1, peer.segment.fd));
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, keep(&peer, "a\nb", 1, peer.segment.fd));
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, keep(&peer, "a b", 1, peer.segment.fd));
+    CHECK_STATUS(GRADD_E_SHM, keep(&peer, "net", 2, peer.segment.fd));
+    CHECK_ERROR_HAS("unknown segment 2");
+    CHECK_STATUS(GRADD_E_SHM, keep(&peer, "net", 1, -1));
+    CHECK_ERROR_HAS("0 descriptors came along");
+    CHECK_STATUS(GRADD_E_SESSION, reattach(&peer, "net", 0));
+    CHECK_ERROR_HAS("none is kept");
+    for (int i = 0; i < 64; i++) {
+        snprintf(name, sizeof name, "net%d", i);
+        CHECK_OK(keep(&peer, name, 1, peer.segment.fd));
+    }
+    CHECK_STATUS(GRADD_E_LIMIT, keep(&peer, "net64", 1, peer.segment.fd));
+    for (int i = 0; i < 200; i++) /* said again, it takes no more */
+        CHECK_OK(keep(&peer, "net7", 1, peer.segment.fd));
+    CHECK_EQ_INT(count_memory(daemon.pid, false), before + 64);
+    CHECK_STATUS(GRADD_E_SESSION, reattach(&peer, "net7", 0));
+    CHECK_ERROR_HAS("this process's own");
+    CHECK_OK(peer_plan_small(&peer, 1, 5)); /* the session goes on */
+    peer_close(&peer);
+    for (int i = 0; count_memory(daemon.pid, false) != before - 1 + 128; i++, usleep(1000))
+        CHECK(i < PEER_WAIT_MS);
+    peer_daemon_stop(&daemon);
+}

@@ -1,0 +1,461 @@
+"""Sessions that outlive their process: another process goes on, with the bits of one without it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PYTHONPATH, Daemon
+from torch import nn
+
+import gradd
+from gradd import ORTModule, errors, keeping, optim
+from gradd.session import client
+from helpers.waiting import until
+
+STEPS = 24
+
+# Trains from where a kept session is, or from the beginning; prints each step that it begins.
+TRAINER = """
+import os, sys, torch, gradd
+from torch import nn
+from gradd import ORTModule, optim
+
+STEPS, out = int(sys.argv[1]), sys.argv[2]
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(40, 300), nn.Linear(300, 1)
+        self.norm = nn.BatchNorm1d(300)
+        self.dropout = nn.Dropout(0.3)
+        self.register_buffer("big", torch.linspace(-1, 1, 3000))
+
+    def forward(self, x):
+        return self.outer(self.dropout(torch.tanh(self.norm(self.inner(x))))).square().mean()
+
+torch.manual_seed(3)
+model = ORTModule(Net(), strict=True)
+optimizer = optim.FusedAdam(model.parameters(), lr=0.01, max_grad_norm=1.0)
+if "new" in sys.argv:
+    kept = gradd.keep("net", model, optimizer, keep_alive="5m")
+    torch.manual_seed(7)
+elif "again" in sys.argv:
+    kept = gradd.reattach("net", model, optimizer)
+    torch.set_rng_state(kept.random_state)
+    assert kept.steps == kept.notes["step"], (kept.steps, kept.notes)
+else:
+    kept = None
+    torch.manual_seed(7)
+for step in range(kept.steps if kept else 0, STEPS):
+    x = torch.randn(16, 40, generator=torch.Generator().manual_seed(step))
+    print(step, flush=True)
+    model(x).backward()
+    if kept:
+        kept.note(step=step + 1)
+    optimizer.param_groups[0]["lr"] = 0.01 / (1 + step)
+    optimizer.step()
+    optimizer.zero_grad()
+found = {"model": model.state_dict(), "state": optimizer.state_dict()["state"]}
+torch.save(found, out)
+os._exit(0)
+"""
+
+
+class Trainer:
+    """A process that trains to STEPS, or is killed before."""
+
+    def __init__(self, out: Path, *words: str) -> None:
+        self.out = out
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TRAINER, str(STEPS), str(out), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "GRADD_SELF_CHECK": "0"},
+        )
+
+    def until(self, step: int) -> None:
+        while (line := self.process.stdout.readline()).strip() != str(step):
+            assert line, self.process.communicate()[1][-3000:]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+
+    def result(self) -> dict:
+        errors_ = self.process.communicate(timeout=120)[1]
+        assert self.process.returncode == 0, errors_[-3000:]
+        return torch.load(self.out)
+
+
+@pytest.fixture
+def trainers(tmp_path: Path) -> Iterator[list[Trainer]]:
+    found: list[Trainer] = []
+    yield found
+    for trainer in found:
+        trainer.process.kill()
+        trainer.process.wait(60)
+        trainer.process.stdout.close()
+        trainer.process.stderr.close()
+
+
+def _same(found: dict, expected: dict) -> None:
+    assert found["model"].keys() == expected["model"].keys()
+    for name, value in expected["model"].items():
+        assert torch.equal(found["model"][name], value), name
+    assert found["state"].keys() == expected["state"].keys()
+    for number, state in expected["state"].items():
+        for name, value in state.items():
+            other = found["state"][number][name]
+            same = torch.equal(other, value) if torch.is_tensor(value) else other == value
+            assert same, (number, name)
+
+
+def _goes_on(folder: Path, trainers: list[Trainer], seed: int, kills: int) -> None:
+    draw = random.Random(seed)
+    trainers.append(Trainer(folder / "whole"))
+    expected = trainers[0].result()
+    word, first = "new", 1
+    for _ in range(kills):
+        trainer = Trainer(folder / "killed", word)
+        trainers.append(trainer)
+        at = draw.randint(first, min(first + 4, STEPS - 2))
+        trainer.until(at)
+        time.sleep(draw.uniform(0.0, 0.004))  # anywhere in the step, its commit included
+        trainer.kill()
+        word, first = "again", at + 2
+    trainers.append(Trainer(folder / "last", word))
+    _same(trainers[-1].result(), expected)
+
+
+def test_a_killed_trainer_is_taken_up_again(
+    daemon: Daemon, tmp_path: Path, trainers: list[Trainer]
+) -> None:
+    _goes_on(tmp_path, trainers, seed=4, kills=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_again_and_again(
+    daemon: Daemon, tmp_path: Path, trainers: list[Trainer], seed: int
+) -> None:
+    _goes_on(tmp_path, trainers, seed=seed, kills=4)
+
+
+# ---- within one process: its client closes, and another one opens ----
+
+
+def _net(width: int = 6) -> tuple[nn.Module, optim.FusedAdam]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+    return model, optim.FusedAdam(model.parameters(), lr=0.1)
+
+
+def _step(model: nn.Module, optimizer: optim.FusedAdam, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model(torch.randn(5, 4, generator=generator)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _leave() -> None:
+    """As the process would."""
+    client.close_all()
+
+
+def test_memory_is_taken_over_in_place(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    kept = gradd.keep("net", model, optimizer)
+    for seed in range(3):
+        _step(model, optimizer, seed)
+    kept.note(where="here", list=[1, 2.5, None])
+    _step(model, optimizer, 3)
+    expected = {n: t.clone() for n, t in model.state_dict().items()}
+    moments = [optimizer.state[p]["exp_avg"].clone() for p in net.parameters()]
+    inodes = {os.fstat(s.fd).st_ino for s in client.get_client()._segments.values()}
+    _leave()
+    fresh, other = _net()
+    fresh = ORTModule(fresh, strict=True)
+    again = gradd.reattach("net", fresh, other)
+    assert again.steps == 4 and again.notes == {"where": "here", "list": [1, 2.5, None]}
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    for p, moment in zip(fresh.parameters(), moments, strict=True):
+        assert torch.equal(other.state[p]["exp_avg"], moment) and other.state[p]["step"] == 4
+    mine = client.get_client()
+    for p in fresh.parameters():
+        segment = mine._segments[mine.locate(p)[0]]
+        assert os.fstat(segment.fd).st_ino in inodes, "it was copied"
+    for seed in (4, 5):
+        _step(fresh, other, seed)
+    assert again.steps == 6
+    gradd.forget("net")
+
+
+def test_a_module_on_the_meta_device(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    _step(model, optimizer, 0)
+    expected = {n: t.clone() for n, t in model.state_dict().items()}
+    _leave()
+    with torch.device("meta"):
+        fresh = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    gradd.reattach("net", fresh)
+    assert isinstance(fresh[0].weight, nn.Parameter)
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    gradd.forget("net")
+
+
+def test_what_does_not_fit_is_named_and_changes_nothing(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    gradd.keep("net", net, optimizer)
+    _leave()
+    wide, other = _net(width=7)
+    before = [p.clone() for p in wide.parameters()]
+    with pytest.raises(errors.TensorError, match=r"0\.bias: expected torch.float32\[6\], got .*7"):
+        gradd.reattach("net", wide, other)
+    for p, value in zip(wide.parameters(), before, strict=True):
+        assert torch.equal(p, value)
+    right, _ = _net()
+    with pytest.raises(errors.TensorError, match="expected FusedAdam, got SGD"):
+        gradd.reattach("net", right, torch.optim.SGD(right.parameters(), lr=0.1))
+    backwards = optim.FusedAdam(list(right.parameters())[::-1])
+    with pytest.raises(errors.TensorError, match="another order"):
+        gradd.reattach("net", right, backwards)
+    with pytest.raises(errors.SessionError, match=r"no session 'nets': there is net$"):
+        gradd.reattach("nets", right)
+    gradd.forget("net")
+    with pytest.raises(errors.SessionError, match="no session 'net': none is kept"):
+        gradd.forget("net")
+
+
+def test_values_that_are_none(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    for wrong in ("soon", "10 weeks", -2, True, "-5m"):
+        with pytest.raises(ValueError, match="keep_alive="):
+            gradd.keep("net", net, optimizer, keep_alive=wrong)
+    for wrong in ("", "a b", "x" * 65, 'a"b'):
+        with pytest.raises(errors.GraddError, match="name"):
+            gradd.keep(wrong, net, optimizer)
+    kept = gradd.keep("net", net, optimizer)
+    with pytest.raises(TypeError, match="numbers, texts"):
+        kept.note(what=object())
+    with pytest.raises(errors.LimitError, match="the limit is 1048576"):
+        kept.note(what="x" * (1 << 20))
+    kept.note(what="x" * (1 << 19))  # more than there was room for
+    _step(ORTModule(net, strict=True), optimizer, 0)
+    _leave()
+    fresh, other = _net()
+    assert len(gradd.reattach("net", fresh, other).notes["what"]) == 1 << 19
+    gradd.forget("net")
+
+
+def test_parameters_that_move_stay_kept(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    _step(model, optimizer, 0)
+    model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
+    optimizer = optim.FusedAdam(model.parameters(), lr=0.1)
+    gradd.keep("net", model, optimizer)  # the same process may say it anew
+    _step(model, optimizer, 1)
+    net[0].weight.data = net[0].weight.data.clone()
+    _step(model, optimizer, 2)
+    expected = {n: t.clone() for n, t in model.state_dict().items()}
+    _leave()
+    fresh, other = _net()
+    assert gradd.reattach("net", fresh, other).steps == 2
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    gradd.forget("net")
+
+
+class _Failing(torch.optim.SGD):
+    """Updates one parameter, and then no more."""
+
+    fails = False
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad)
+                if self.fails:
+                    raise RuntimeError("killed")
+
+
+def test_an_optimizer_of_torch(daemon: Daemon) -> None:
+    """Its state is not kept; parameters are, unless it has died in the middle of a step."""
+    net, _ = _net()
+    optimizer = _Failing(net.parameters())
+    model = ORTModule(net, strict=True)
+    kept = gradd.keep("net", model, optimizer)
+    for seed in range(3):
+        kept.note(seed=seed)
+        _step(model, optimizer, seed)
+    expected = {n: t.clone() for n, t in model.state_dict().items()}
+    _leave()
+    fresh, _ = _net()
+    other = _Failing(fresh.parameters())
+    fresh = ORTModule(fresh, strict=True)
+    again = gradd.reattach("net", fresh, other)
+    assert (again.steps, again.notes) == (3, {"seed": 2})
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    other.fails = True
+    with pytest.raises(RuntimeError, match="killed"):
+        _step(fresh, other, 3)
+    _leave()
+    last, _ = _net()
+    with pytest.raises(errors.StaleError, match="died in the middle of step 4"):
+        gradd.reattach("net", last, _Failing(last.parameters()))
+    gradd.forget("net")
+
+
+def test_half_a_step_of_fused_adam_is_named(daemon: Daemon) -> None:
+    """Client and worker die in the same commit: its gradients are gone."""
+    net, optimizer = _net()
+    gradd.keep("net", net, optimizer)
+    _step(net, optimizer, 0)
+    words = optimizer.journal
+    words[1] += 1  # one chunk of the next step is done
+    _leave()
+    with pytest.raises(errors.StaleError, match="died in the middle of step 2"):
+        gradd.reattach("net", *_net())
+    words[1] -= 1
+    words[2] = words[1]  # the first chunk of the next step is about to be written
+    with pytest.raises(errors.StaleError, match="died in the middle of step 2"):
+        gradd.reattach("net", *_net())
+    gradd.forget("net")
+
+
+@pytest.mark.parametrize("kill", ["kill", "kill_worker"])
+def test_the_name_outlives_a_daemon_and_its_worker(daemon: Daemon, kill: str) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    _step(model, optimizer, 0)
+    getattr(daemon, kill)()
+    _step(model, optimizer, 1)
+    expected = [p.clone() for p in net.parameters()]
+    _leave()
+    fresh, other = _net()
+    assert gradd.reattach("net", fresh, other).steps == 2
+    for p, value in zip(fresh.parameters(), expected, strict=True):
+        assert torch.equal(p, value)
+    gradd.forget("net")
+
+
+HOLDER = """
+import sys, torch, gradd
+from gradd import optim
+net = torch.nn.Linear(3, 2)
+gradd.keep("net", net, optim.FusedAdam(net.parameters()), keep_alive=sys.argv[1])
+print("kept", flush=True)
+sys.stdin.readline()
+"""
+
+
+def _holder(keep_alive: str) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, keep_alive],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )
+    assert process.stdout.readline() == "kept\n"
+    return process
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_one_process_at_a_time(daemon: Daemon) -> None:
+    holder = _holder("5m")
+    try:
+        net = nn.Linear(3, 2)
+        optimizer = optim.FusedAdam(net.parameters())
+        used = f"session 'net' is in use by process {holder.pid}"
+        for ask in (
+            lambda: gradd.reattach("net", net, optimizer),
+            lambda: gradd.keep("net", net, optimizer),
+            lambda: gradd.forget("net"),
+        ):
+            with pytest.raises(errors.SessionError, match=used):
+                ask()
+        daemon.kill_worker()  # it loses its connection, and not its session
+        with pytest.raises(errors.SessionError, match=used):
+            gradd.reattach("net", net, optimizer)
+        os.kill(holder.pid, signal.SIGSTOP)
+        with pytest.raises(errors.SessionError, match=used):
+            gradd.reattach("net", net, optimizer)
+    finally:
+        _end(holder)
+    with pytest.raises(errors.SessionError, match="is kept: take it over by gradd.reattach"):
+        gradd.keep("net", net, optimizer)
+    gradd.reattach("net", net, optimizer)
+    gradd.forget("net")
+
+
+def _gradd(daemon: Daemon, *words: str) -> subprocess.CompletedProcess:
+    command = [os.environ["GRADD_BIN"], *words, "--dir", str(daemon.directory)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_command_line_shows_and_ends_them(daemon: Daemon) -> None:
+    holder = _holder("5m")
+    try:
+        (used,) = daemon.ps()["kept"]
+        assert (used["name"], used["pid"], used["in_use"]) == ("net", holder.pid, 1)
+        assert used["bytes"] > 1 << 20 and used["seconds"] == 300
+        refused = _gradd(daemon, "forget", "--name", "net")
+        assert refused.returncode == 1 and f"in use by process {holder.pid}" in refused.stderr
+    finally:
+        _end(holder)
+    until(lambda: not daemon.ps()["kept"][0]["in_use"], "it stays in use")
+    assert 0 < daemon.ps()["kept"][0]["left_ms"] <= 300_000
+    table = _gradd(daemon, "ps").stdout.splitlines()
+    assert table[-2].startswith("KEPT ") and table[-1].split()[:3] == [
+        "net",
+        str(holder.pid),
+        "left",
+    ]
+    assert _gradd(daemon, "forget", "--name", "nets").stderr.endswith("there is net\n")
+    assert _gradd(daemon, "forget", "--name", "net").stdout == "forgotten\n"
+    assert daemon.ps()["kept"] == [] and "KEPT" not in _gradd(daemon, "ps").stdout
+    assert _gradd(daemon, "forget").returncode == 2
+
+
+def test_a_kept_session_ends_in_time(daemon: Daemon) -> None:
+    memory = f"/proc/{daemon.pid()}/fd"
+
+    def held() -> int:
+        links = (f"{memory}/{fd}" for fd in os.listdir(memory))
+        return sum("memfd:" in os.readlink(link) for link in links if os.path.islink(link))
+
+    before = held()
+    _end(_holder("1s"))
+    until(lambda: "event=kept " in daemon.log(), "it is not kept")
+    until(lambda: "event=kept_no_more" in daemon.log(), "it stays")
+    assert held() == before
+    with pytest.raises(errors.SessionError, match="none is kept"):
+        gradd.reattach("net", nn.Linear(3, 2))
+    for _ in range(3):
+        _end(_holder("0"))
+    until(lambda: daemon.log().count("event=kept_no_more") == 4, "it stays")
+    assert held() == before
+    assert not keeping._kept
