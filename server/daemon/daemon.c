@@ -138,7 +138,8 @@ static gradd_status_t take_session(daemon_t *daemon, const link_message_t *messa
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
     request_t *request;
-    const control_host_t host = control_host(daemon->dir, daemon->owner, daemon->worker.device);
+    const control_host_t host =
+        control_host(daemon->dir->path, daemon->owner, daemon->worker.device);
     session_t *session = session_by_number(&daemon->table, number);
     if (!session || session->ends) return;
     control_read(session, &host, &open, &request);
@@ -164,8 +165,8 @@ static void bury_session(daemon_t *daemon, uint32_t number) {
 
 static gradd_status_t take_listener(daemon_t *daemon, int fd) {
     const gradd_status_t st = daemon->router.context
-                                  ? router_listen(&daemon->router, daemon->commands, fd)
-                                  : router_open(&daemon->router, daemon->commands, fd, geteuid());
+                                  ? router_listen(&daemon->router, daemon->dir->cmd, fd)
+                                  : router_open(&daemon->router, daemon->dir->cmd, fd, geteuid());
     if (st != GRADD_OK && fd >= 0) close(fd);
     return st;
 }
@@ -314,7 +315,7 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
     daemon->worker = (worker_t){
         .root = "", .plain = !daemon->options->fuse, .dense_loss = !daemon->options->chunked_loss};
-    lost_read(&daemon->worker.lost, &daemon->dir);
+    lost_read(&daemon->worker.lost, daemon->dir);
     const gradd_device_options_t device = {
         .name = daemon->options->device,
         .threads = machine_threads(daemon->options->threads),
@@ -342,7 +343,7 @@ static void log_start(const daemon_t *daemon) {
     log_event(LOG_INFO, daemon->n_workers ? "worker_start" : "daemon_start",
               "version=%s pid=%d worker=%d dir=%s device=%s products=\"%s\" bf16=%s threads=%d "
               "processors=%d memory_mib=%lld",
-              GRADD_VERSION, (int)daemon->owner, (int)getpid(), daemon->dir, device->name,
+              GRADD_VERSION, (int)daemon->owner, (int)getpid(), daemon->dir->path, device->name,
               device->library, device->native_bf16 ? "native" : "widened", device->threads,
               machine_processors(), (long long)(device->memory_limit >> 20));
 }
@@ -359,12 +360,12 @@ static gradd_status_t find_owner(daemon_t *daemon) {
 
 gradd_status_t daemon_work(const options_t *options) {
     static daemon_t daemon; /* one per process; large */
-    static rundir_t dir;    /* its paths alone */
+    static rundir_t dir;    /* not locked: that is the owner's part */
     daemon = (daemon_t){.options = options, .epoll = -1};
     GRADD_TRY(find_owner(&daemon));
     GRADD_TRY(rundir_init(&dir, options->dir));
-    daemon.dir = dir.path;
-    daemon.commands = dir.cmd;
+    GRADD_TRY(rundir_prepare(&dir));
+    daemon.dir = &dir;
     prctl(PR_SET_NAME, "gradd-worker");
     gradd_status_t st = start(&daemon);
     if (st == GRADD_OK) {
@@ -373,6 +374,7 @@ gradd_status_t daemon_work(const options_t *options) {
     }
     if (st == GRADD_OK) st = loop_serve(&daemon.loop, &daemon);
     finish(&daemon);
+    rundir_finish(&dir);
     if (st == GRADD_OK)
         log_event(LOG_INFO, "daemon_end", "requests=%llu", (unsigned long long)daemon.n_requests);
     return st; /* the lock is free when process and owner have ended */

@@ -16,14 +16,14 @@
 #include "server/daemon/router.h"
 #include "server/daemon/turn_times.h"
 #include "server/host/options.h"
+#include "server/host/rundir.h"
 #include "server/session/link.h"
 #include "server/session/session.h"
 #include "server/verbs/worker.h"
 
 typedef struct daemon_s {
     const options_t *options; /* Borrowed */
-    const char *dir;          /* Borrowed: of the sockets */
-    const char *commands;     /* Borrowed: path of cmd.sock */
+    const rundir_t *dir;      /* Borrowed: of the sockets; the lock is the owner's */
     int epoll;                /* Owned */
     int link, lock;           /* Owned: to the owner; what keeps other daemons out */
     pid_t owner;
