@@ -118,3 +118,47 @@ def test_lora_with_checkpoints() -> None:
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-6, msg=name)
     stats = ours.gradd_stats()
     assert stats["breaks"] == 0 and stats["fallbacks"] == {}
+
+
+class Recording(nn.Module):
+    """Installs hooks in the first call that asks for what they record, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.found: list[torch.Tensor] = []
+        self.installed = False
+
+    def _record(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        self.found.append(output)
+
+    def _install(self) -> None:
+        for layer in self.layers:
+            layer.register_forward_hook(self._record)
+        self.installed = True
+
+    def forward(self, x: torch.Tensor, record: bool = False) -> tuple[torch.Tensor, ...]:
+        if record and not self.installed:
+            self._install()
+        self.found = []
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x, *self.found
+
+
+def test_a_call_that_installs_hooks_is_traced_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Its graph is broken where it does that; the next one's is not."""
+    plain, model = Recording(), ORTModule(Recording())
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
+    breaks = []
+    for _ in range(4):
+        for one in (plain, model):
+            one.zero_grad()
+            sum(value.square().sum() for value in one(x, record=True)).backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        breaks.append(model.gradd_stats()["breaks"])
+    assert breaks[0] == breaks[-1]
+    assert model.gradd_stats()["in_torch"] == {}
+    assert "torch.compile fails" not in caplog.text

@@ -440,6 +440,56 @@ def deepspeed() -> dict[str, Any]:
     return found
 
 
+def _trained(kind: str, stage: int) -> dict[str, Any]:
+    """What Trainer, or ORTTrainer, logs with DeepSpeed among its arguments."""
+    import transformers
+
+    from optimum.gradd import ORTTrainer, ORTTrainingArguments
+
+    kinds: tuple[Any, Any] = (ORTTrainer, ORTTrainingArguments)
+    if kind == "torch":
+        kinds = (transformers.Trainer, transformers.TrainingArguments)
+    auto = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps")
+    config: dict[str, Any] = dict.fromkeys((*auto, "gradient_clipping"), "auto")
+    config |= {"zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
+    folder = FOLDER / f"{kind}{stage}"
+    args = kinds[1](
+        str(folder),
+        deepspeed=config,
+        max_steps=4,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.5,
+        learning_rate=1e-2,
+        logging_steps=1,
+        save_steps=4,
+        optim="adamw_torch",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    ids = torch.randint(96, (32, 12), generator=torch.Generator().manual_seed(3))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    trainer = kinds[0](model=_llama(), args=args, train_dataset=rows)
+    trainer.train()
+    log = [row for row in trainer.state.log_history if "loss" in row]
+    found = {name: [float(row[name]) for row in log] for name in ("loss", "grad_norm")}
+    if kind == "gradd":
+        stats = trainer.gradd_stats()
+        found |= {"in_torch": dict(stats["in_torch"]), "forwards": stats["forwards"]}
+        found["mirrored"] = stats["mirrored"]
+    if _rank() == 0:
+        found["files"] = sorted(path.name for path in (folder / "checkpoint-4").iterdir())
+    return found
+
+
+@case
+def deepspeed_trainer() -> dict[str, Any]:
+    """Stages 1 and 2 of ZeRO, as arguments of a trainer."""
+    kinds = ("torch", "gradd")
+    return {stage: {kind: _trained(kind, stage) for kind in kinds} for stage in (1, 2)}
+
+
 def main(folder: Path, cases: list[str]) -> None:
     """Does the work of this rank."""
     global FOLDER

@@ -6,13 +6,14 @@ import dataclasses
 import pickle
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import HfArgumentParser, TrainingArguments
 
-from optimum.gradd import ORTTrainer, ORTTrainingArguments
+from optimum.gradd import ORTTrainer, ORTTrainingArguments, refuse
 from optimum.gradd.legacy import _IGNORED, _MAPPED, LegacyArguments
 from optimum.gradd.training_args import ORTOptimizerNames, ORTSeq2SeqTrainingArguments
 
@@ -167,3 +168,30 @@ def test_disabled_means_plain_trainer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cls is torch.optim.AdamW
     trainer = ORTTrainer(model=torch.nn.Linear(2, 2), args=make(tmp_path))
     assert not trainer._gradd_enabled
+
+
+def _trainer_of(args: Any, stage: int | None = None, fsdp: bool = False) -> Any:
+    """As much of a trainer as is asked before it trains."""
+    plugin = SimpleNamespace(zero_stage=stage)
+    return SimpleNamespace(
+        args=args,
+        is_fsdp_enabled=fsdp,
+        is_deepspeed_enabled=stage is not None,
+        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)),
+    )
+
+
+@pytest.mark.quick
+def test_ways_of_several_processes_that_are_not_served_are_named(tmp_path: Path) -> None:
+    args, fused = make(tmp_path), make(tmp_path, optim="adamw_ort_fused")
+    for stage in (0, 1, 2, None):
+        refuse.check_trainer(_trainer_of(args, stage))
+    with pytest.raises(NotImplementedError, match="ZeRO of stage 3 .* stages 1 and 2 are served"):
+        refuse.check_trainer(_trainer_of(args, 3))
+    with pytest.raises(ValueError, match="optim='adamw_ort_fused' .* optim='adamw_torch'"):
+        refuse.check_trainer(_trainer_of(fused, 2))
+    with pytest.raises(NotImplementedError, match="FSDP shards parameters"):
+        refuse.check_trainer(_trainer_of(args, fsdp=True))
+    args.parallelism_config = object()
+    with pytest.raises(NotImplementedError, match="parallelism_config"):
+        refuse.check_trainer(_trainer_of(args))

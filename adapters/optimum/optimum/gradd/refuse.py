@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .training_args import ORTOptimizerNames
+
+_LAST_STAGE = 2  # of ZeRO
 _INSTEAD = "Use transformers.Trainer, or set GRADD_DISABLE=1, to train this way in PyTorch."
 
 
@@ -11,18 +14,31 @@ def check_trainer(trainer: Any) -> None:
     """Raises for arguments under which a model cannot be captured as a whole.
 
     Raises:
-        NotImplementedError: FSDP, DeepSpeed, parallelism_config: parameters are shards.
-        ValueError: torch_compile: two compilers cannot own one forward.
+        NotImplementedError: FSDP, stage 3 of ZeRO, parallelism_config: parameters are shards.
+        ValueError: torch_compile: two compilers cannot own one forward. Or DeepSpeed has to divide
+            the state of adamw_ort_fused.
     """
     args = trainer.args
     if trainer.is_fsdp_enabled or getattr(trainer, "is_fsdp_xla_enabled", False):
         raise NotImplementedError(f"ORTTrainer: FSDP shards parameters. {_INSTEAD}")
     if trainer.is_deepspeed_enabled:
-        raise NotImplementedError(f"ORTTrainer: DeepSpeed moves parameters. {_INSTEAD}")
+        _check_deepspeed(trainer)
     if getattr(args, "parallelism_config", None) is not None:
         raise NotImplementedError(f"ORTTrainer: parallelism_config is not supported. {_INSTEAD}")
     if args.torch_compile:
         raise ValueError(f"ORTTrainer: torch_compile=True and gradd exclude each other. {_INSTEAD}")
+
+
+def _check_deepspeed(trainer: Any) -> None:
+    if trainer.accelerator.state.deepspeed_plugin.zero_stage > _LAST_STAGE:
+        raise NotImplementedError(
+            "ORTTrainer: ZeRO of stage 3 shards parameters; stages 1 and 2 are served. " + _INSTEAD
+        )
+    if trainer.args.optim == ORTOptimizerNames.ADAMW_ORT_FUSED:
+        raise ValueError(
+            f"ORTTrainer: optim={str(trainer.args.optim.value)!r} clips the gradients that it is given, and "
+            "DeepSpeed gives each process a part of them; use optim='adamw_torch'"
+        )
 
 
 def check_model(trainer: Any) -> None:

@@ -28,9 +28,9 @@ class ORTTrainer(DaemonTraining):
         kwargs: Further arguments of `transformers.Trainer`, by name.
 
     Raises:
-        NotImplementedError: FSDP, DeepSpeed or parallelism_config is set; at train() also if one
-            process has several GPUs.
-        ValueError: torch_compile is set.
+        NotImplementedError: FSDP, stage 3 of DeepSpeed's ZeRO or parallelism_config is set; at
+            train() also if one process has several GPUs.
+        ValueError: torch_compile is set, or DeepSpeed and `adamw_ort_fused`.
     """
 
     def __init__(

@@ -140,6 +140,8 @@ class Compiled:
         self._embeddings: marking_hooks.Embeddings | None = None
         self._keeps_places = self.owner.keeps_places
         self._norms = cumulative_norms.Norms(module)
+        self._hooks = 0  # of all modules, before the last trace
+        self._hooked = False  # a call has installed some, and was traced again
         self._lost: str | None = None  # why Dynamo fails at a function
         self._unchecked = True  # some parameters may have no size yet, or be shards
 
@@ -176,6 +178,7 @@ class Compiled:
         self._lost = None
         marking_hooks.leave_out(self.module)
         self._embeddings = marking_hooks.Embeddings(self.module)
+        self._hooks = marking_hooks.number(self.module)
         versions.insert(0, (Supplement(self._roots), {}))
         del versions[_VERSIONS:]
         return versions[0][1]
@@ -282,8 +285,9 @@ class Compiled:
         if now != frames:
             with private.compile_lock:  # what another thread is about to trace has not failed
                 now, why = Frames.now(), cause()
+        hooked = owner.compiled > graphs and self._has_new_hooks()
         if owner.compiled > graphs and versions:
-            if marking_hooks.leave_out(self.module):
+            if marking_hooks.leave_out(self.module) or hooked:
                 del versions[:1]  # graphs were broken for one
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
@@ -298,9 +302,21 @@ class Compiled:
             self._reached_nothing(why or (_FAILED if failed else ""))
         elif not seen and self._skipped and versions is self._odd_versions:
             self._say_lost("an exception has passed it")
-        elif not seen and (self._lost is not None or failed):
+        elif not seen and not hooked and (self._lost is not None or failed):
             self._say_lost(why)
         return result
+
+    def _has_new_hooks(self) -> bool:
+        """Whether the call has installed forward hooks, which breaks its graph: another one does
+        not.
+
+        Those of transformers are installed so, by the first call that asks for hidden states.
+        """
+        if self._hooked or marking_hooks.number(self.module) <= self._hooks:
+            return False
+        logger.info("%s is compiled again: its call has installed hooks", self.owner.title)
+        self._hooked = True
+        return True
 
     def _computes_nothing(self, leaves: Sequence[Any], result: Any, traced: bool) -> bool:
         """Whether a call without a graph only hands its arguments on, as nn.Identity does.

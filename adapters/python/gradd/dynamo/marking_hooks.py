@@ -32,6 +32,11 @@ def leave_out(module: torch.nn.Module) -> bool:
     return bool(found)
 
 
+def number(module: torch.nn.Module) -> int:
+    """Of forward hooks of a module and its children."""
+    return sum(len(vars(child)[FORWARD_HOOKS]) for child in module.modules())
+
+
 class Embeddings:
     """The forward hooks of embeddings, which a second training may add to."""
 
