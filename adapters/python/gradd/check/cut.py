@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 _ROWS = 2  # that are left; one alone may mean something else
-_POSITIONS = 128  # that are left of a sequence at least: more than the block of any kernel
+_POSITIONS = 96  # that are left of a sequence at least: more than the block of any kernel
 _TOKENS = 8  # one of so many is left of a batch, if its sequences are long enough
 _STARTS = 8  # places of a piece of a sequence that are looked at
 

@@ -22,7 +22,7 @@ import torch
 
 from gradd import errors
 from gradd.calls.run import Run
-from gradd.calls.selection import Selection, selection_of
+from gradd.calls.selection import Selection
 from gradd.check import checktimes, cut
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key, Tally, Values
 from gradd.check.checktimes import Kind, Times
@@ -84,7 +84,7 @@ class Checks(Times):
             # Users look for anomalies in their own backward, not in this one.
             with unused.unkept(), torch.autograd.set_detect_anomaly(False):
                 check.run(data, kind, again)
-            kind.succeed(sizes, check.says_something, check.zeros)
+            kind.succeed(sizes, check.says_something, check.zeros or ())
         except SelfCheckError as error:
             self.counts["failures"] += 1
             text = f"{_name(kind)} of {piece.title} {error.what}. {_OFF}"
@@ -134,27 +134,27 @@ class _Check:
         self.counts = counts
         self.half = self.graph.info.half
         self.says_something = False
-        self.zeros: set[Key] = set()
+        self.zeros: set[Key] | None = None
 
     def run(self, data: Data, kind: Kind, again: bool) -> None:
         """A piece of a later call, or of a large one, for PyTorch's side of that would be the peak
         of the training's memory. Only if it differs, or cannot be run, the whole of it.
+
+        Raises:
+            SelfCheckError: It differs, by a backward of the loss or by one of all outputs.
         """
         less = None
         if kind.rows and (again or self._is_large(data)):
             less = cut.piece(self.piece.fits, data, kind.calls if again else 0)
-        if less is not None:
-            self.counts["few"] += 1
-        if less is None or not self._agrees(less, self.selection, again):
-            self._examine(data, self.selection)
+        self.counts["few"] += less is not None
+        loss, real = self._loss(), self.selection.real
+        rest = {real[k] for k in self.selection.gmask} - set(loss) if loss and not again else ()
+        for seeded in (loss or real, real) if rest else (loss or real,):
+            if less is not None and self._agrees(less, seeded, again or seeded is not loss):
+                continue
+            for text in self._compare(data, seeded):
+                raise SelfCheckError(f"differs from PyTorch: {text}")
             kind.rows = kind.rows and (less is None or not again)  # the cut alone differs
-        whole = None if again else self._whole_selection(data)
-        if whole is None or less is not None and self._agrees(less, whole, True):
-            return
-        try:
-            self._examine(data, whole)
-        except errors.OutOfMemoryError as error:  # the call itself has room
-            logger.info("outputs that the call leaves out are not compared: %s", error.what)
 
     def _is_large(self, data: Data) -> bool:
         """Whether a run of the whole call takes much memory."""
@@ -162,46 +162,31 @@ class _Check:
         call = self.piece.call(self.graph, binding, data.leaves, self.selection)
         return call.plan.info.peak > _SMALL
 
-    def _examine(self, data: Data, selection: Selection) -> None:
-        """Compares a whole call, which raises a SelfCheckError if it differs."""
-        for text in self._compare(data, selection):
-            raise SelfCheckError(f"differs from PyTorch: {text}")
+    def _loss(self) -> list[int]:
+        """The outputs from which the backward of a training step starts, if the graph tells."""
+        loss = self.graph.cap.loss_leaf
+        return [i for i in self.selection.real if self.graph.user[i].leaf == loss][:1]
 
-    def _agrees(self, data: Data, selection: Selection, enough: bool) -> bool:
+    def _agrees(self, data: Data, seeded: list[int], enough: bool) -> bool:
         """Whether a cut batch runs and agrees; if that is not enough, whether it says something."""
         try:
-            agrees = not self._compare(data, selection)
+            agrees = not self._compare(data, seeded)
         except (_Incomparable, errors.GraddError) as error:
             logger.info("a self-check on few rows fails: %s", error)
             return False
         return agrees and (enough or self.says_something)
 
-    def _whole_selection(self, data: Data) -> Selection | None:
-        """A plan for all outputs and their gradients, if the call's own plan shows less."""
-        _, bound = self.graph.bind(self.piece.state)
-        whole = selection_of(self.graph, bound, data.leaves, lazy=False)
-        seeded = self._seeded(self.selection)
-        more = any(whole.real[k] not in seeded for k in whole.gmask)
-        return whole if more or whole.real != self.selection.real else None
-
-    def _seeded(self, selection: Selection) -> list[int]:
-        """Outputs from which a backward starts: the loss alone if the graph holds one."""
-        loss = self.graph.cap.loss_leaf
-        found = [i for i in selection.real if self.graph.user[i].leaf == loss]
-        return found[:1] if selection is self.selection and found else list(selection.real)
-
     # ---- one comparison ----
 
-    def _compare(self, data: Data, selection: Selection) -> list[str]:
-        """What differs on both sides by more than roundings, in words."""
-        ours, task = self._in_daemon(data, selection)
+    def _compare(self, data: Data, seeded: list[int]) -> list[str]:
+        """What differs by more than roundings, in words; a backward starts from these outputs."""
+        ours, task = self._in_daemon(data, seeded)
         reference = Reference(self.piece, task)
         tally = self._by_forward(reference, data, ours)
         if tally is None or tally.settle():
             tally = self._by_graph(reference, data, ours, tally)
         self.says_something = self.says_something or tally.says_something()
-        if selection is self.selection:
-            self.zeros = tally.zeros()
+        self.zeros = tally.zeros() if self.zeros is None else self.zeros & tally.zeros()
         if tally.settle() and not tally.missing:
             self._excuse(reference, data, tally)
         return list(tally.differing.values())
@@ -265,9 +250,9 @@ class _Check:
                 with contextlib.suppress(Exception):
                     reference.run(data, tally.draw, Precise(dtype, self.half, draw))
 
-    def _in_daemon(self, data: Data, selection: Selection) -> tuple[Values, Task]:
+    def _in_daemon(self, data: Data, seeded: list[int]) -> tuple[Values, Task]:
         """The daemon's values, and the computation for PyTorch."""
-        piece, graph = self.piece, self.graph
+        piece, graph, selection = self.piece, self.graph, self.selection
         binding, bound = graph.bind(piece.state)
         inputs = [t.detach() for t in data.leaves]
         piece.slots.drop_idle()  # another plan may lay gradients out in another way
@@ -282,7 +267,7 @@ class _Check:
                 results = run.start()
                 outputs = dict(zip(selection.real, results, strict=False))
                 changed = results[len(selection.real) :]  # and indices of sparse gradients
-                task = self._task(outputs, selection)
+                task = self._task(outputs, seeded)
                 starts = [
                     task.seeds.get(selection.real[k]) if k in selection.gmask else None
                     for k in range(len(results))
@@ -294,7 +279,7 @@ class _Check:
                     values.update(zip(keys, grads, strict=True))
         finally:
             run.end()
-            if data.parts or selection is not self.selection:  # no call needs such a plan
+            if data.parts:  # no call needs such a plan
                 for key in set(graph.plans) - before:
                     graph.made.pop(graph.plans.pop(key), None)
             del run, call
@@ -304,9 +289,9 @@ class _Check:
         piece.client.flush()  # gives the arena back
         return values, task
 
-    def _task(self, outputs: dict[int, torch.Tensor], selection: Selection) -> Task:
+    def _task(self, outputs: dict[int, torch.Tensor], seeded: list[int]) -> Task:
         seeds = {}
-        for i in self._seeded(selection) if self.selection.grad else ():
+        for i in seeded if self.selection.grad else ():
             # Without a finite value, the gradients of all other outputs would be lost in NaN.
             if outputs[i].is_floating_point() and bool(outputs[i].isfinite().any()):
                 seeds[i] = seed(outputs[i], _F16_SCALE if self.half == _F16 else 1.0)
