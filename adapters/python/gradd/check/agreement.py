@@ -42,24 +42,21 @@ class Distance(NamedTuple):
     Attributes:
         off: Largest difference, or its length; of whole numbers how many differ.
         size: Largest entry of b, or its length; of whole numbers how many there are.
-        finite: Whether some entry of b is finite.
     """
 
     off: float
     size: float
-    finite: bool
 
 
 def distance(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Distance:
     """Compares two tensors of one shape, in pieces that need little memory."""
     off = size = 0.0
-    finite, real = False, is_real(a, b)
+    real = is_real(a, b)
     for x, y in _pieces(a, b):
-        finite = finite or bool(y.isfinite().any())
         off = _join(off, difference(x, y), half, real)
         y = y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double().abs()
         size = _join(size, y if real else torch.ones_like(y), half, real)
-    return Distance(off, size, finite)
+    return Distance(off, size)
 
 
 def _join(length: float, more: torch.Tensor, half: int, real: bool) -> float:
@@ -90,14 +87,15 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 class Tally:
-    """How far the values of one run in PyTorch are from ours.
+    """How far the values of runs in PyTorch are from ours.
 
     Attributes:
         ours: The daemon's values.
         half: Code of the 16-bit float whose rounding they carry; 0 = none.
-        distances: By value.
-        kept: PyTorch's values where they differ, or some of those.
+        distances: To PyTorch's, by value.
+        kept: PyTorch's values where they differ.
         missing: Where one side has no such value, or another shape, in words.
+        differing: What differs by more than its bound, in words, when all values are known.
     """
 
     def __init__(self, ours: Values, half: int, slack: float = 1.0) -> None:
@@ -110,60 +108,87 @@ class Tally:
         self.distances: dict[Key, Distance] = {}
         self.kept: dict[Key, torch.Tensor | None] = {}
         self.missing: dict[Key, str] = {}
+        self.differing: dict[Key, str] = {}
         self._slack = slack
+        self._exact: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}  # and how it moves
 
     def add(self, key: Key, theirs: torch.Tensor | None) -> None:
         """One value of PyTorch's; None for a gradient that there is not."""
         ours = self.ours.get(key)
         if ours is None or theirs is None:
-            if any(x is not None and x.numel() for x in (ours, theirs)):
-                side = "the daemon" if ours is None else "PyTorch"
-                self.kept[key], self.missing[key] = theirs, f"{side} has no gradient for {key[1]}"
+            if not any(x is not None and x.numel() for x in (ours, theirs)):
+                return
+            side = "the daemon" if ours is None else "PyTorch"
+            self.missing[key] = f"{side} has no gradient for {key[1]}"
         elif ours.shape != theirs.shape:
             shapes = f"{list(ours.shape)}, in PyTorch {list(theirs.shape)}"
-            self.kept[key], self.missing[key] = theirs, f"{key[0]} {key[1]} has shape {shapes}"
+            self.missing[key] = f"{key[0]} {key[1]} has shape {shapes}"
         else:
             found = self.distances[key] = distance(ours, theirs, self.half)
-            if found.off > self._slack * self.bound(key, found, 0.0, _INEXACT):
-                self.kept[key] = theirs.detach()
+            if found.off <= self._slack * self._bound(key, found, 0.0, _INEXACT):
+                return
+        self.kept[key] = None if theirs is None else theirs.detach()
 
-    def differing(self) -> dict[Key, str]:
-        """The values that differ by more than their bounds, in words."""
-        found = dict(self.missing)
+    def settle(self) -> dict[Key, str]:
+        """All values are known, and thereby the largest gradient; returns what differs."""
+        self.differing = dict(self.missing)
         for key in self.kept.keys() - self.missing.keys():
-            one, largest = self.distances[key], self.largest(key)
-            if one.off > self._slack * self.bound(key, one, largest, _INEXACT):
-                found[key] = sentence(key, one, largest)
-        return found
+            one, largest = self.distances[key], self._largest(key)
+            if one.off > self._slack * self._bound(key, one, largest, _INEXACT):
+                self.differing[key] = _sentence(key, one, largest)
+            else:
+                del self.kept[key]
+        return self.differing
+
+    def exact(self, key: Key, value: torch.Tensor | None) -> None:
+        """The exact value of what differs; PyTorch's own shows how roundings move it."""
+        theirs = self.kept.get(key)
+        if theirs is not None and value is not None and theirs.shape == value.shape:
+            self._exact[key] = value.detach(), torch.zeros(value.shape, device=value.device)
+            self.draw(key, theirs)
+
+    def draw(self, key: Key, value: torch.Tensor | None) -> None:
+        """The same with other roundings: what differs no more than these move it is right."""
+        exact, noise = self._exact.get(key, (None, None))
+        if exact is None or value is None:
+            return
+        for n, x, y in _pieces(noise, value, exact):
+            torch.maximum(n, difference(x, y).to(n.dtype), out=n)
+        if self._is_rounding(key, exact, noise):
+            del self.differing[key], self._exact[key], self.kept[key]
+
+    def _is_rounding(self, key: Key, exact: torch.Tensor, noise: torch.Tensor) -> bool:
+        ours: torch.Tensor = self.ours[key]  # type: ignore[assignment]
+        # What an overflow gives, an infinity of either sign or NaN, and where it comes, is up to
+        # the order of additions.
+        if bool((lost := noise.isinf()).any()):
+            lost |= ~ours.isfinite() & exact.isfinite()
+            ours, exact, noise = (t.masked_fill(lost, 0) for t in (ours, exact, noise))
+        one, largest, off = distance(ours, exact, self.half), self._largest(key), 0.0
+        usual = noise.reshape(-1)[:: max(1, noise.numel() // _SAMPLE)].median()
+        for o, e, n in _pieces(ours, exact, noise):
+            more = (difference(o, e) - _WORSE * (n + usual)).clamp_(min=0.0)
+            off = _join(off, more, self.half, is_real(ours))
+        self.differing[key] = _sentence(key, one, largest, float(noise.max()))
+        return off <= self._bound(key, one, largest)
 
     def zeros(self) -> set[Key]:
         """Parameters whose gradient PyTorch has and finds to be zero."""
-        return {
-            k for k, a in self.distances.items() if k[0] == GRADIENT and a.finite and not a.size
-        }
+        return {k for k, a in self.distances.items() if k[0] == GRADIENT and not a.size}
 
     def says_something(self) -> bool:
-        """Whether a finite value was compared, and a gradient that is not zero if there are any."""
+        """Whether a number was compared, and a gradient if there are any, that is not zero."""
         gradients = [a for k, a in self.distances.items() if k[0] in (GRADIENT, INPUT)]
-        return any(a.size > 0 for a in gradients) or (
-            not gradients and any(a.finite for a in self.distances.values())
-        )
+        return any(a.size > 0 for a in gradients or self.distances.values())
 
-    def largest(self, key: Key) -> float:
+    def _largest(self, key: Key) -> float:
         """Size of the largest gradient of its kind."""
         if key[0] not in (GRADIENT, INPUT):
             return 0.0
         return max(a.size for k, a in self.distances.items() if k[0] == key[0])
 
-    def bound(self, key: Key, found: Distance, largest: float, roundings: int = 1) -> float:
-        """The most that a value may be off.
-
-        Args:
-            key: The value.
-            found: Its size.
-            largest: That of the largest of all gradients.
-            roundings: Of a half that it carries.
-        """
+    def _bound(self, key: Key, found: Distance, largest: float, roundings: int = 1) -> float:
+        """The most that a value of this size may be off; a half carries so many roundings."""
         if not is_real(self.ours[key]):  # type: ignore[arg-type]
             return _COUNTED * found.size if self.half else 0.0
         scale = max(found.size, _FLOOR * largest)
@@ -175,58 +200,7 @@ class Tally:
         return max(_VALUE * scale, 1e-12)
 
 
-def sentence(key: Key, one: Distance, largest: float, rounding: float | None = None) -> str:
-    """A difference, in words."""
+def _sentence(key: Key, one: Distance, largest: float, noise: float | None = None) -> str:
     of_all = f", of all gradients {largest:.3g}" if largest else ""
-    text = f", roundings move it by {rounding:.3g}" if rounding is not None else ""
-    return f"{key[0]} {key[1]} by {one.off:.3g} (of {one.size:.3g}{of_all}{text})"
-
-
-class Exact:
-    """The exact values of what differs, and how far roundings move them.
-
-    Attributes:
-        differing: What differs by more than that, in words.
-    """
-
-    def __init__(self, tally: Tally, differing: Mapping[Key, str]) -> None:
-        self.differing = dict(differing)
-        self._tally = tally
-        self._known: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}  # values, effect of rounding
-
-    def take(self, key: Key, exact: torch.Tensor | None) -> None:
-        """The exact value; PyTorch's own is one sample of what roundings do."""
-        ours, theirs = self._tally.ours.get(key), self._tally.kept.get(key)
-        if key not in self.differing or ours is None or theirs is None or exact is None:
-            return
-        if ours.shape == exact.shape:
-            noise = torch.zeros(exact.shape, device=exact.device)
-            self._known[key] = exact.detach(), noise
-            self.draw(key, theirs)
-
-    def draw(self, key: Key, shaken: torch.Tensor | None) -> None:
-        """The same with other roundings."""
-        if key not in self.differing or key not in self._known or shaken is None:
-            return
-        exact, noise = self._known[key]
-        for n, x, y in _pieces(noise, shaken, exact):
-            torch.maximum(n, difference(x, y).to(n.dtype), out=n)
-        if self._is_rounding(key, exact, noise):
-            del self.differing[key], self._known[key], self._tally.kept[key]
-
-    def _is_rounding(self, key: Key, exact: torch.Tensor, noise: torch.Tensor) -> bool:
-        tally = self._tally
-        ours: torch.Tensor = tally.ours[key]  # type: ignore[assignment]
-        # What an overflow gives, an infinity of either sign or NaN, and where it comes, is up to the
-        # order of additions.
-        if bool((lost := noise.isinf()).any()):
-            lost |= ~ours.isfinite() & exact.isfinite()
-            ours, exact, noise = (t.masked_fill(lost, 0) for t in (ours, exact, noise))
-        half, real, largest = tally.half, is_real(ours), tally.largest(key)
-        one, off = distance(ours, exact, half), 0.0
-        usual = noise.reshape(-1)[:: max(1, noise.numel() // _SAMPLE)].median()
-        for o, e, n in _pieces(ours, exact, noise):
-            more = difference(o, e) - _WORSE * (n + usual)
-            off = _join(off, more.clamp_(min=0.0), half, real)
-        self.differing[key] = sentence(key, one, largest, float(noise.max()))
-        return off <= tally.bound(key, one, largest)
+    moved = f", roundings move it by {noise:.3g}" if noise is not None else ""
+    return f"{key[0]} {key[1]} by {one.off:.3g} (of {one.size:.3g}{of_all}{moved})"

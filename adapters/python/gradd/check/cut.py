@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 _ROWS = 2  # that are left; one alone may mean something else
-_POSITIONS = 128  # that are left of a sequence at least: more than the block of any kernel
+_POSITIONS = 96  # that are left of a sequence at least: more than the block of any kernel
 _TOKENS = 8  # one of so many is left of a batch, if its sequences are long enough
 _STARTS = 8  # places of a piece of a sequence that are looked at
 
@@ -54,7 +54,7 @@ class Data:
         return Data(leaves, (*self.parts, (size, start, length)), self.fixed)
 
     def size(self, axis: int) -> int:
-        """That of an axis that all tensors with axes share, or have 1 instead; 0 = there is none."""
+        """That of an axis which all tensors share that have it, 1 aside; 0 = there is none."""
         varying = [x for k, x in enumerate(self.leaves) if k not in self.fixed]
         sizes = {x.shape[axis] for x in varying if x.dim() > axis}
         sizes = sizes - {1} or sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,10 +16,10 @@ from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
 from gradd.check.cut import Data
 from gradd.check.precise import Precise
 from gradd.check.without_randomness import quiet
+from gradd.memory import unused
 
-if TYPE_CHECKING:
-    from gradd.check.checked import Checked, Forward
-
+Piece = Any  # of gradd.dynamo, as are its forward(): folders above this one
+Forward = Any
 _PERIOD = 8191  # of the pattern: a prime, so that rows of a tensor start differently
 Take = Callable[[Key, torch.Tensor | None], None]
 Wanted = dict[int, tuple[torch.Tensor, Key]]  # leaves by id, with their names
@@ -56,7 +56,7 @@ class Reference:
         only: The gradients that are wanted, for the memory of the others; None = all.
     """
 
-    def __init__(self, piece: Checked, task: Task) -> None:
+    def __init__(self, piece: Piece, task: Task) -> None:
         self.piece, self.task = piece, task
         self.only: Collection[Key] | None = None
 
@@ -71,6 +71,7 @@ class Reference:
         Raises:
             Exception: Any exception of the graph.
         """
+        unused.trim()
         args, wanted = self.piece.arguments(data.leaves), Wanted()
         before = {}
         with torch.inference_mode(False), torch.no_grad():
@@ -101,6 +102,7 @@ class Reference:
         Raises:
             Exception: Any exception of forward().
         """
+        unused.trim()
         with torch.inference_mode(False), torch.no_grad():
             stands = own.stand_ins(data, self.stand_in)
         wanted = Wanted()
@@ -162,12 +164,10 @@ class Reference:
 
     def _hand_over(self, results: list[torch.Tensor], wanted: Wanted, take: Take) -> None:
         """Passes outputs on, which it takes, and gradients one by one as they arrive."""
-        taken: set[int] = set()
 
         def made(leaf: torch.Tensor) -> None:
             grad, leaf.grad = leaf.grad, None
-            taken.add(id(leaf))
-            take(wanted[id(leaf)][1], grad.to_dense() if grad.is_sparse else grad)
+            take(wanted.pop(id(leaf))[1], grad.to_dense() if grad.is_sparse else grad)
 
         for i in self.task.outputs:
             take((OUTPUT, str(i)), results[i])
@@ -188,21 +188,19 @@ class Reference:
             finally:
                 for hook in hooks:
                     hook.remove()  # they know what knows their tensor
-        for i, (_, key) in wanted.items():
-            if i not in taken:
-                take(key, None)
+        for _, key in wanted.values():
+            take(key, None)
 
 
 def _others_reached(results: Sequence[torch.Tensor], parameters: set[int]) -> bool:
     """Whether a forward has read parameters by another way than through their module."""
-    nodes = [t.grad_fn for t in results if t.grad_fn is not None]
-    seen = set(nodes)
+    nodes: list[Any] = [t.grad_fn for t in results]
+    seen = {None}
     while nodes:
-        node = nodes.pop()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) in parameters:
+        if (node := nodes.pop()) in seen:
+            continue
+        if id(getattr(node, "variable", None)) in parameters:
             return True
-        more = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= more
-        nodes += more
+        seen.add(node)
+        nodes += [n for n, _ in node.next_functions]
     return False

@@ -14,33 +14,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from gradd import errors
 from gradd.calls.run import Run
-from gradd.calls.selection import Selection, selection_of
+from gradd.calls.selection import Selection
 from gradd.check import checktimes, cut
-from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Exact, Key, Tally
+from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key, Tally, Values
 from gradd.check.checktimes import Kind, Times
 from gradd.check.cut import Data
 from gradd.check.precise import Precise
-from gradd.check.reference import Reference, Take, Task, seed
+from gradd.check.reference import Piece, Reference, Task, seed
 from gradd.fallback import SelfCheckError
 from gradd.memory import unused
 from gradd.session import protocol
 from gradd.spec import CaptureError
 
-if TYPE_CHECKING:
-    from gradd.calls.graph import Graph
-    from gradd.check.checked import Checked
-
 logger = logging.getLogger("gradd")
 _DRAWS = 8  # of roundings, at the most
 _STALE = 10  # times the bounds: the same operations of PyTorch
-_PART = 0.25  # of a whole check, that one of few rows takes at least
 _SMALL = 64 << 20  # bytes of a run that PyTorch computes whole: it needs several times as many
 _F16 = 10  # code of the element type
 # Of the loss: 1 over the elements of a batch is often less than f16 holds in full, and what is left
@@ -57,20 +53,16 @@ class _Stale(SelfCheckError):
     """forward() computes something else than its graph."""
 
 
-class Checks:
+class Checks(Times):
     """The self-checks of one compiled function, whose lock the caller of every method holds."""
 
     def __init__(self, mode: str) -> None:
-        self.times = Times(mode)
+        super().__init__(mode)
         self.counts: Counter[str] = Counter()
         self.seconds = 0.0
         self.last_step = 0
 
-    def due(self, graph: Graph, selection: Selection) -> tuple[Kind, bool]:
-        """Counts a call; its kind of plan, and whether `run` is to be called."""
-        return self.times.due(graph.kinds, (selection.of_plan(), selection.asked))
-
-    def run(self, piece: Checked, selection: Selection, kind: Kind, data: Data) -> None:
+    def run(self, piece: Piece, selection: Selection, kind: Kind, data: Data) -> None:
         """Checks a call, if that is due; a call that is known to differ is an error at once.
 
         Raises:
@@ -92,10 +84,10 @@ class Checks:
             # Users look for anomalies in their own backward, not in this one.
             with unused.unkept(), torch.autograd.set_detect_anomaly(False):
                 check.run(data, kind, again)
-            kind.succeed(sizes, check.says_something, check.zeros)
+            kind.succeed(sizes, check.says_something, check.zeros or ())
         except SelfCheckError as error:
             self.counts["failures"] += 1
-            text = _sentence(piece, kind, error.what)
+            text = f"{_name(kind)} of {piece.title} {error.what}. {_OFF}"
             if not isinstance(error, _Incomparable):
                 kind.failed[sizes] = text
             if isinstance(error, _Stale):  # its graph is as wrong in PyTorch
@@ -105,8 +97,7 @@ class Checks:
             seconds = checktimes.clock() - start
             self.seconds += seconds
             self.last_step = kind.calls
-            shorter = check.whole and kind.rows and not again
-            self.times.over(kind, seconds * _PART if shorter else seconds)
+            self.over(kind, seconds)
             piece.client.ring.forget_peak()
             piece.slots.drop_idle()
         self.counts["passed"] += 1
@@ -124,13 +115,10 @@ class Checks:
         }
 
 
-def _sentence(piece: Checked, kind: Kind, text: str) -> str:
-    what = f"step {kind.calls}"
-    if kind.calls == 1:
-        what = "the first " + (
-            "training step" if torch.is_grad_enabled() else "call without gradients"
-        )
-    return f"{what} of {piece.title} {text}. {_OFF}"
+def _name(kind: Kind) -> str:
+    if kind.calls > 1:
+        return f"step {kind.calls}"
+    return "the first " + ("training step" if torch.is_grad_enabled() else "call without gradients")
 
 
 class _Check:
@@ -139,36 +127,34 @@ class _Check:
     Attributes:
         says_something: Numbers were compared.
         zeros: Parameters whose gradient is zero in PyTorch.
-        whole: All of the call was compared.
     """
 
-    def __init__(self, piece: Checked, selection: Selection, counts: Counter[str]) -> None:
+    def __init__(self, piece: Piece, selection: Selection, counts: Counter[str]) -> None:
         self.piece, self.graph, self.selection = piece, piece.graph, selection
         self.counts = counts
         self.half = self.graph.info.half
         self.says_something = False
-        self.zeros: set[Key] = set()
-        self.whole = False
+        self.zeros: set[Key] | None = None
 
     def run(self, data: Data, kind: Kind, again: bool) -> None:
         """A piece of a later call, or of a large one, for PyTorch's side of that would be the peak
         of the training's memory. Only if it differs, or cannot be run, the whole of it.
+
+        Raises:
+            SelfCheckError: It differs, by a backward of the loss or by one of all outputs.
         """
         less = None
         if kind.rows and (again or self._is_large(data)):
             less = cut.piece(self.piece.fits, data, kind.calls if again else 0)
-        if less is not None:
-            self.counts["few"] += 1
-        if less is None or not self._agrees(less, self.selection, again):
-            self._examine(data, self.selection)
+        self.counts["few"] += less is not None
+        loss, real = self._loss(), self.selection.real
+        rest = {real[k] for k in self.selection.gmask} - set(loss) if loss and not again else ()
+        for seeded in (loss or real, real) if rest else (loss or real,):
+            if less is not None and self._agrees(less, seeded, again or seeded is not loss):
+                continue
+            for text in self._compare(data, seeded):
+                raise SelfCheckError(f"differs from PyTorch: {text}")
             kind.rows = kind.rows and (less is None or not again)  # the cut alone differs
-        whole = None if again else self._whole_selection(data)
-        if whole is None or less is not None and self._agrees(less, whole, True):
-            return
-        try:
-            self._examine(data, whole)
-        except errors.OutOfMemoryError as error:  # the call itself has room
-            logger.info("outputs that the call leaves out are not compared: %s", error.what)
 
     def _is_large(self, data: Data) -> bool:
         """Whether a run of the whole call takes much memory."""
@@ -176,105 +162,61 @@ class _Check:
         call = self.piece.call(self.graph, binding, data.leaves, self.selection)
         return call.plan.info.peak > _SMALL
 
-    def _examine(self, data: Data, selection: Selection) -> None:
-        """Compares a whole call.
+    def _loss(self) -> list[int]:
+        """The outputs from which the backward of a training step starts, if the graph tells."""
+        loss = self.graph.cap.loss_leaf
+        return [i for i in self.selection.real if self.graph.user[i].leaf == loss][:1]
 
-        Raises:
-            SelfCheckError: It differs.
-        """
-        self.whole = True
-        for text in self._compare(data, selection):
-            raise SelfCheckError(f"differs from PyTorch: {text}")
-
-    def _agrees(self, data: Data, selection: Selection, enough: bool) -> bool:
+    def _agrees(self, data: Data, seeded: list[int], enough: bool) -> bool:
         """Whether a cut batch runs and agrees; if that is not enough, whether it says something."""
         try:
-            agrees = not self._compare(data, selection)
+            agrees = not self._compare(data, seeded)
         except (_Incomparable, errors.GraddError) as error:
             logger.info("a self-check on few rows fails: %s", error)
             return False
         return agrees and (enough or self.says_something)
 
-    def _whole_selection(self, data: Data) -> Selection | None:
-        """A plan for all outputs and their gradients, if the call's own plan shows less."""
-        _, bound = self.graph.bind(self.piece.state)
-        whole = selection_of(self.graph, bound, data.leaves, lazy=False)
-        seeded = self._seeded(self.selection)
-        more = any(whole.real[k] not in seeded for k in whole.gmask)
-        return whole if more or whole.real != self.selection.real else None
-
-    def _seeded(self, selection: Selection) -> list[int]:
-        """Outputs from which a backward starts: the loss alone if the graph holds one."""
-        loss = self.graph.cap.loss_leaf
-        found = [i for i in selection.real if self.graph.user[i].leaf == loss]
-        return found[:1] if selection is self.selection and found else list(selection.real)
-
     # ---- one comparison ----
 
-    def _compare(self, data: Data, selection: Selection) -> list[str]:
-        """What differs on both sides by more than roundings, in words."""
-        ours, task = self._in_daemon(data, selection)
-        reference, tally = Reference(self.piece, task), Tally(ours, self.half)
-        if not self._by_forward(reference, data, tally):
-            tally = Tally(ours, self.half)
-            self._in_torch(reference, data, tally.add)
-        elif tally.differing():
-            tally = self._not_stale(reference, data, tally)
+    def _compare(self, data: Data, seeded: list[int]) -> list[str]:
+        """What differs by more than roundings, in words; a backward starts from these outputs."""
+        ours, task = self._in_daemon(data, seeded)
+        reference = Reference(self.piece, task)
+        tally = self._by_forward(reference, data, ours)
+        if tally is None or tally.settle():
+            tally = self._by_graph(reference, data, ours, tally)
         self.says_something = self.says_something or tally.says_something()
-        if selection is self.selection:
-            self.zeros = tally.zeros()
-        differing = tally.differing()
-        if differing and not tally.missing:
-            differing = self._beyond_rounding(reference, data, tally, differing)
-        return list(differing.values())
+        self.zeros = tally.zeros() if self.zeros is None else self.zeros & tally.zeros()
+        if tally.settle() and not tally.missing:
+            self._excuse(reference, data, tally)
+        return list(tally.differing.values())
 
-    def _by_forward(self, reference: Reference, data: Data, tally: Tally) -> bool:
-        """The user's own forward on PyTorch's side, where that is possible."""
-        own = self.piece.own_forward()
-        if own is None:
-            return False
+    def _by_forward(self, reference: Reference, data: Data, ours: Values) -> Tally | None:
+        """The comparison with the user's own forward, where that is possible."""
+        own, tally = self.piece.own_forward(), Tally(ours, self.half)
         try:
-            return reference.run_forward(own, data, tally.add)
+            compared = own is not None and reference.run_forward(own, data, tally.add)
         except Exception as error:  # whatever it raises on a part of a batch, or on stand-ins
             logger.info("the graph is compared, as forward() raises %r", error)
-            return False
-        finally:
-            unused.trim()
+            return None
+        return tally if compared else None
 
-    def _not_stale(self, reference: Reference, data: Data, before: Tally) -> Tally:
-        """The comparison with the graph in PyTorch.
-
-        Args:
-            reference: Runs the graph.
-            data: Of the call.
-            before: The comparison with forward(), which differs.
+    def _by_graph(
+        self, reference: Reference, data: Data, ours: Values, before: Tally | None
+    ) -> Tally:
+        """The comparison with the graph in PyTorch, after one with forward() if that differs.
 
         Raises:
-            SelfCheckError: forward() itself does not compute the results of the graph.
+            SelfCheckError: The graph fails, or forward() itself does not compute its results.
         """
-        tally, kept = Tally(before.ours, self.half), before.kept
-        stale = Tally(kept, self.half, slack=_STALE)
+        tally = Tally(ours, self.half)
+        stale = Tally(before.kept if before is not None else {}, self.half, _STALE)
 
         def take(key: Key, value: torch.Tensor | None) -> None:
             tally.add(key, value)
-            own = kept.get(key)
-            if self.half and value is not None and own is not None and own.shape == value.shape:
-                # TorchDynamo decomposes some operations: another step may leave the range.
-                lost = ~(own.isfinite() & value.isfinite())
-                kept[key], value = own.masked_fill(lost, 0), value.detach().masked_fill(lost, 0)
-            if key in kept:
+            if key in stale.ours:
                 stale.add(key, value)
 
-        self._in_torch(reference, data, take)
-        for text in stale.differing().values():
-            raise _Stale(
-                f"differs from what forward() computes by now: {text}; TorchDynamo has not seen a "
-                "change of what that reads"
-            )
-        return tally
-
-    def _in_torch(self, reference: Reference, data: Data, take: Take) -> None:
-        """PyTorch's side; its failure is one of the check, not of training."""
         try:
             reference.run(data, take)
         except CaptureError:
@@ -283,39 +225,34 @@ class _Check:
             raise _Incomparable(
                 f"cannot be compared: in PyTorch it raises {type(error).__name__}: {error}"
             ) from error
-        finally:
-            unused.trim()
+        for key, text in stale.settle().items():
+            # TorchDynamo decomposes some operations: another step may leave the range of a half.
+            if not self.half or key in stale.missing or math.isfinite(stale.distances[key].off):
+                raise _Stale(
+                    f"differs from what forward() computes by now: {text}; TorchDynamo has not "
+                    "seen a change of what that reads"
+                )
+        return tally
 
-    def _beyond_rounding(
-        self, reference: Reference, data: Data, tally: Tally, differing: dict[Key, str]
-    ) -> dict[Key, str]:
-        """What differs from the exact values by more than other roundings would change."""
-        for key in tally.kept.keys() - differing.keys():
-            del tally.kept[key]  # within its bound of all gradients
-        exact = Exact(tally, differing)
-        reference.only = exact.differing
+    def _excuse(self, reference: Reference, data: Data, tally: Tally) -> None:
+        """Takes away what differs from the exact value as other roundings do."""
+        reference.only = tally.differing
         dtype: torch.dtype | None = torch.float32 if self.half else torch.float64
         try:
-            reference.run(data, exact.take, Precise(dtype))
+            reference.run(data, tally.exact, Precise(dtype))
         except Exception as error:  # a graph may insist on its own precision
             logger.info("there is no higher precision, as the graph raises %r", error)
             dtype = None
-            for key in list(exact.differing):
-                exact.take(key, tally.kept[key])
+            for key, value in list(tally.kept.items()):
+                tally.exact(key, value)
         for draw in range(_DRAWS):
-            unused.trim()
-            if not exact.differing:
-                logger.info("what differs from PyTorch is within rounding")
-                break
-            with contextlib.suppress(Exception):
-                reference.run(data, exact.draw, Precise(dtype, self.half, draw))
-        return exact.differing
+            if tally.differing:
+                with contextlib.suppress(Exception):
+                    reference.run(data, tally.draw, Precise(dtype, self.half, draw))
 
-    def _in_daemon(
-        self, data: Data, selection: Selection
-    ) -> tuple[dict[Key, torch.Tensor | None], Task]:
+    def _in_daemon(self, data: Data, seeded: list[int]) -> tuple[Values, Task]:
         """The daemon's values, and the computation for PyTorch."""
-        piece, graph = self.piece, self.graph
+        piece, graph, selection = self.piece, self.graph, self.selection
         binding, bound = graph.bind(piece.state)
         inputs = [t.detach() for t in data.leaves]
         piece.slots.drop_idle()  # another plan may lay gradients out in another way
@@ -330,7 +267,7 @@ class _Check:
                 results = run.start()
                 outputs = dict(zip(selection.real, results, strict=False))
                 changed = results[len(selection.real) :]  # and indices of sparse gradients
-                task = self._task(outputs, selection)
+                task = self._task(outputs, seeded)
                 starts = [
                     task.seeds.get(selection.real[k]) if k in selection.gmask else None
                     for k in range(len(results))
@@ -342,7 +279,7 @@ class _Check:
                     values.update(zip(keys, grads, strict=True))
         finally:
             run.end()
-            if data.parts or selection is not self.selection:  # no call needs such a plan
+            if data.parts:  # no call needs such a plan
                 for key in set(graph.plans) - before:
                     graph.made.pop(graph.plans.pop(key), None)
             del run, call
@@ -352,13 +289,10 @@ class _Check:
         piece.client.flush()  # gives the arena back
         return values, task
 
-    def _task(self, outputs: dict[int, torch.Tensor], selection: Selection) -> Task:
+    def _task(self, outputs: dict[int, torch.Tensor], seeded: list[int]) -> Task:
         seeds = {}
-        for i in self._seeded(selection) if self.selection.grad else ():
-            tensor = outputs[i]
+        for i in seeded if self.selection.grad else ():
             # Without a finite value, the gradients of all other outputs would be lost in NaN.
-            if tensor.is_floating_point() and (
-                selection is self.selection or bool(tensor.isfinite().any())
-            ):
-                seeds[i] = seed(tensor, _F16_SCALE if self.half == _F16 else 1.0)
+            if outputs[i].is_floating_point() and bool(outputs[i].isfinite().any()):
+                seeds[i] = seed(outputs[i], _F16_SCALE if self.half == _F16 else 1.0)
         return Task(tuple(outputs), seeds, self.selection.grad)

@@ -77,10 +77,6 @@ def _without_dropout(args: tuple) -> tuple:
     return (*args[:at], 0.0, *args[at + 1 :])
 
 
-def _half(*_args: Any) -> float:
-    return _MIDDLE
-
-
 def _happens(self: torch.Tensor, p: torch.Tensor | float | None = None) -> Any:
     return (self if p is None else p) > _MIDDLE
 
@@ -96,10 +92,8 @@ def _integer(*args: Any) -> int:
 
 
 _MIDDLES: dict[Any, Callable[..., Any]] = {
-    _aten.rand: _half,
-    _aten.rand_like: _half,
-    _aten.randn: _half,
-    _aten.randn_like: _half,
+    **dict.fromkeys((_aten.rand, _aten.rand_like), lambda *_: _MIDDLE),
+    **dict.fromkeys((_aten.randn, _aten.randn_like), lambda *_: _MIDDLE),
     _aten.randint: _integer,
     _aten.randint_like: _integer,
     _aten.bernoulli: _happens,

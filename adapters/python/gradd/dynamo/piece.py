@@ -256,7 +256,7 @@ class Piece:
 
     def _is_checked(self, kind: Any) -> bool:
         """Whether the next call of this kind of plan is compared with PyTorch."""
-        last = self.owner.checks.times.last if kind is not None else 0.0  # type: ignore[union-attr]
+        last = self.owner.checks.last if kind is not None else 0.0  # type: ignore[union-attr]
         return kind is not None and kind.is_due(kind.calls + 1, last)
 
     def _slow(self, args: Sequence[Any], share: int | None) -> Sequence[Any]:
@@ -332,7 +332,7 @@ class Piece:
         kind = None
         checks = self.owner.checks
         if checks is not None:
-            kind, due = checks.due(graph, selection)
+            kind, due = checks.due(graph.kinds, (selection.of_plan(), selection.asked))
             if due:
                 checks.run(self, selection, kind, Data(inputs, fixed=self._fixed))
                 self._tensors[:] = args
