@@ -1,8 +1,9 @@
 /* Loops of BatchNorm over rows and columns of x [B, C, S], written once for f32 and f64.
  *
  * Included with REAL and NAME(x) defined as row_lanes.h has them, and batch_t; no guard on purpose.
- * row: of B * C, S elements. column: the first of n <= COLUMNS neighbours, where S = 1. c: a
- * channel. Sums over rows are added in double and in order, so bits do not depend on threads.
+ * row: of B * C, S elements. Where S = 1, piece: of some rows of C elements, and column: the first
+ * of n <= COLUMNS neighbours in them. c: a channel. Sums over rows and pieces are added in double
+ * and in order, so bits do not depend on threads.
  */
 #include "kernels/cpu/row_lanes.h"
 
@@ -31,50 +32,48 @@ static void NAME(row_sums)(const batch_t *p, int64_t row) {
     p->sum_h[row] = NAME(row_dot)(dy, x, ((const REAL *)p->mean)[row % p->s.channels], n);
 }
 
-static void NAME(column_moments)(const batch_t *p, int64_t column, int64_t n) {
-    const int64_t step = p->s.channels;
-    const REAL *x = (const REAL *)p->x + column;
-    double sum[COLUMNS] = {0}, square[COLUMNS] = {0};
-    for (int64_t b = 0; b < p->s.batch; b++)
+/* Of n <= COLUMNS neighbours in the rows of a piece, which stay in a cache meanwhile. */
+GRADD_MULTIARCH static void NAME(piece_moments)(const batch_t *p, int64_t piece, int64_t column,
+                                                int64_t n) {
+    const int64_t step = p->s.channels, rows = part_size(p, piece), at = piece * step + column;
+    const REAL *x = (const REAL *)p->x + piece * p->length * step + column;
+    REAL sum[COLUMNS] = {0}, square[COLUMNS] = {0};
+    for (int64_t b = 0; b < rows; b++)
+#pragma omp simd
         for (int64_t k = 0; k < n; k++)
-            sum[k] += (double)x[b * step + k];
+            sum[k] += x[b * step + k];
     for (int64_t k = 0; k < n; k++)
-        sum[k] /= (double)p->s.batch;
-    for (int64_t b = 0; b < p->s.batch; b++)
+        sum[k] /= (REAL)rows;
+    for (int64_t b = 0; b < rows; b++)
+#pragma omp simd
         for (int64_t k = 0; k < n; k++) {
-            double left = (double)x[b * step + k] - sum[k];
+            const REAL left = x[b * step + k] - sum[k];
             square[k] += left * left;
         }
-    memcpy(p->sum + column, sum, (size_t)n * sizeof *sum);
-    memcpy(p->sum_h + column, square, (size_t)n * sizeof *square);
+    for (int64_t k = 0; k < n; k++)
+        p->sum[at + k] = (double)sum[k], p->sum_h[at + k] = (double)square[k];
 }
 
-static void NAME(column_sums)(const batch_t *p, int64_t column, int64_t n) {
-    const int64_t step = p->s.channels;
-    const REAL *x = (const REAL *)p->x + column, *dy = (const REAL *)p->dy + column;
+GRADD_MULTIARCH static void NAME(piece_sums)(const batch_t *p, int64_t piece, int64_t column,
+                                             int64_t n) {
+    const int64_t step = p->s.channels, rows = part_size(p, piece), at = piece * step + column;
+    const int64_t first = piece * p->length * step + column;
+    const REAL *x = (const REAL *)p->x + first, *dy = (const REAL *)p->dy + first;
     const REAL *mean = (const REAL *)p->mean + column;
-    double sum[COLUMNS] = {0}, sum_h[COLUMNS] = {0};
-    for (int64_t b = 0; b < p->s.batch; b++)
+    REAL sum[COLUMNS] = {0}, sum_h[COLUMNS] = {0};
+    for (int64_t b = 0; b < rows; b++)
+#pragma omp simd
         for (int64_t k = 0; k < n; k++) {
-            sum[k] += (double)dy[b * step + k];
-            sum_h[k] += (double)(dy[b * step + k] * (x[b * step + k] - mean[k]));
+            sum[k] += dy[b * step + k];
+            sum_h[k] += dy[b * step + k] * (x[b * step + k] - mean[k]);
         }
-    memcpy(p->sum + column, sum, (size_t)n * sizeof *sum);
-    memcpy(p->sum_h + column, sum_h, (size_t)n * sizeof *sum_h);
+    for (int64_t k = 0; k < n; k++)
+        p->sum[at + k] = (double)sum[k], p->sum_h[at + k] = (double)sum_h[k];
 }
 
-static void NAME(keep_moments)(const batch_t *p, int64_t c, void *out_var) {
-    const int64_t rows = p->s.spatial == 1 ? 1 : p->s.batch;
+static void NAME(keep_moments)(const batch_t *p, int64_t c, double mean, double square,
+                               void *out_var) {
     const double n = (double)p->s.batch * (double)p->s.spatial;
-    double mean = 0, square = 0;
-    for (int64_t b = 0; b < rows; b++)
-        mean += p->sum[b * p->s.channels + c];
-    mean = n > 0 ? mean / (double)rows : 0;
-    for (int64_t b = 0; b < rows && n > 0; b++) {
-        double off = p->sum[b * p->s.channels + c] - mean;
-        square += p->sum_h[b * p->s.channels + c];
-        if (rows > 1) square += (double)p->s.spatial * off * off;
-    }
     const REAL var = n > 0 ? (REAL)(square / n) : 0;
     ((REAL *)p->mean)[c] = (REAL)mean;
     ((REAL *)p->inv)[c] = (REAL)(1 / sqrt((double)var + p->epsilon));
@@ -95,25 +94,20 @@ static void NAME(normalise)(const batch_t *p, int64_t row) {
         y[i] = (x[i] - mean) * factor + shift;
 }
 
-static void NAME(normalise_across)(const batch_t *p, int64_t b) {
+GRADD_MULTIARCH static void NAME(normalise_across)(const batch_t *p, int64_t b) {
     const int64_t n = p->s.channels;
     const REAL *x = (const REAL *)p->x + b * n, *mean = p->mean, *inv = p->inv;
     const REAL *scale = p->scale, *bias = p->bias;
     REAL *y = (REAL *)p->y + b * n;
+#pragma omp simd
     for (int64_t i = 0; i < n; i++)
         y[i] = (x[i] - mean[i]) * (inv[i] * scale[i]) + bias[i];
 }
 
-static void NAME(add_rows)(const batch_t *p, int64_t c, REAL *dscale, REAL *dbias) {
-    const int64_t rows = p->s.spatial == 1 && p->s.batch ? 1 : p->s.batch;
-    double sum = 0, sum_h = 0;
-    for (int64_t b = 0; b < rows; b++) {
-        sum += p->sum[b * p->s.channels + c];
-        sum_h += p->sum_h[b * p->s.channels + c];
-    }
+static void NAME(keep_sums)(const batch_t *p, int64_t c, REAL *dscale, REAL *dbias) {
+    const double sum = p->sum[c], sum_h = p->sum_h[c];
     if (dbias) dbias[c] = (REAL)sum;
     if (dscale) dscale[c] = (REAL)(sum_h * (double)((const REAL *)p->inv)[c]);
-    if (rows) p->sum[c] = sum, p->sum_h[c] = sum_h;
 }
 
 /* out: a, b and c of dx = a dy + b (x - mean) + c. */
@@ -140,18 +134,25 @@ static void NAME(backward)(const batch_t *p, int64_t row) {
             dx[i] = k[0] * dy[i] + k[1] * (x[i] - mean) + k[2];
 }
 
-static void NAME(backward_columns)(const batch_t *p, int64_t column, int64_t n) {
-    const int64_t step = p->s.channels;
-    const REAL *x = (const REAL *)p->x + column, *dy = (const REAL *)p->dy + column;
-    const REAL *mean = (const REAL *)p->mean + column;
-    REAL *dx = (REAL *)p->y + column, a[COLUMNS], h[COLUMNS], shift[COLUMNS];
-    for (int64_t k = 0; k < n; k++) {
-        REAL all[3];
-        NAME(slopes)(p, column + k, all);
-        a[k] = all[0], h[k] = all[1], shift[k] = all[2];
-    }
-    for (int64_t at = 0; at < p->s.batch * step; at += step)
-        for (int64_t k = 0; k < n; k++)
-            dx[at + k] = p->given ? a[k] * dy[at + k]
-                                  : a[k] * dy[at + k] + h[k] * (x[at + k] - mean[k]) + shift[k];
+/* The slopes of all channels behind each other, [3, C]. */
+static void NAME(keep_slopes)(const batch_t *p, int64_t c, void *room) {
+    REAL all[3];
+    NAME(slopes)(p, c, all);
+    for (int i = 0; i < 3; i++)
+        ((REAL *)room)[i * p->s.channels + c] = all[i];
+}
+
+GRADD_MULTIARCH static void NAME(backward_across)(const batch_t *p, int64_t b, const void *room) {
+    const int64_t n = p->s.channels;
+    const REAL *x = (const REAL *)p->x + b * n, *dy = (const REAL *)p->dy + b * n;
+    const REAL *mean = p->mean, *slope = room, *h = slope + n, *shift = h + n;
+    REAL *dx = (REAL *)p->y + b * n;
+    if (p->given)
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            dx[i] = slope[i] * dy[i];
+    else
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            dx[i] = slope[i] * dy[i] + h[i] * (x[i] - mean[i]) + shift[i];
 }

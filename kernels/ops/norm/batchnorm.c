@@ -9,7 +9,8 @@
  * BatchNormGrad(dy, x, scale, mean, inv) -> dx, dscale, dbias is internal:
  *     dx = scale inv (dy - sum(dy) / n - (x - mean) inv^2 sum(dy (x - mean)) / n)
  * without the sums where the statistics were given. Sums are formed for each of the B * C rows, or
- * over columns where S = 1, and added in order: the bits do not depend on the number of threads.
+ * where S = 1 (channels-last tensors too) for pieces of the batch, of a length that depends on the
+ * sizes alone, and added in order: the bits do not depend on the number of threads.
  * ONNX's BatchNormalization consists of BatchNorm and the arithmetic of its running statistics.
  */
 #include <math.h>
@@ -23,16 +24,22 @@
 
 typedef struct batch_s {
     const void *x, *dy, *scale, *bias;
-    void *y;          /* y or dx */
-    void *mean, *inv; /* [C] */
-    double *sum,
-        *sum_h; /* [B, C], [C] where S = 1: means and squares, or sums of dy, dy (x - mean) */
+    void *y;             /* y or dx */
+    void *mean, *inv;    /* [C] */
+    double *sum, *sum_h; /* [parts, C]: means and squares, or sums of dy, dy (x - mean) */
     gradd_channels_t s;
+    int64_t parts, length; /* parts: B, or where S = 1 pieces of that length */
     bool given;
     double epsilon;
 } batch_t;
 
-enum { COLUMNS = 64 };
+enum { COLUMNS = 512, FEW = 64, PIECE = 16384, LEAST_ROWS = 16, MOST_ROWS = 128 };
+
+/* Elements of a channel in a part. */
+static int64_t part_size(const batch_t *p, int64_t part) {
+    const int64_t left = p->s.batch - part * p->length;
+    return p->s.spatial != 1 ? p->s.spatial : left < p->length ? left : p->length;
+}
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
@@ -56,9 +63,26 @@ static gradd_channels_t sizes_of(const gradd_type_t *x) {
     return s.spatial ? s : (gradd_channels_t){0, s.channels, 1};
 }
 
-/* Of each of two arrays of sums. */
+static int64_t rows_of_piece(const gradd_channels_t *s) {
+    const int64_t rows = s->channels ? PIECE / s->channels : 0;
+    return rows < LEAST_ROWS ? LEAST_ROWS : rows > MOST_ROWS ? MOST_ROWS : rows;
+}
+
 static int64_t parts_of(const gradd_channels_t *s) {
-    return s->spatial == 1 ? s->channels : s->batch * s->channels;
+    const int64_t rows = rows_of_piece(s);
+    return s->spatial == 1 ? (s->batch + rows - 1) / rows : s->batch;
+}
+
+/* Of one of the arrays of sums, which has room for their totals where there is no part. */
+static int64_t room_of(const gradd_channels_t *s) {
+    const int64_t parts = parts_of(s);
+    return (parts ? parts : 1) * s->channels;
+}
+
+static void set_sizes(batch_t *p, const gradd_type_t *x, double *room) {
+    p->s = sizes_of(x);
+    p->parts = parts_of(&p->s), p->length = rows_of_piece(&p->s);
+    p->sum = room, p->sum_h = room + room_of(&p->s);
 }
 
 static int64_t row_count(const batch_t *p) {
@@ -83,19 +107,76 @@ static bool has(const gradd_launch_t *r, int i) {
 
 /* Into p->sum and p->sum_h; backward: of dy, else the moments of x. */
 static void sum_channels(const batch_t *p, bool f32, bool backward) {
-    const int64_t channels = p->s.channels;
-    const int64_t n = p->s.spatial == 1 ? (channels + COLUMNS - 1) / COLUMNS : row_count(p);
+    const int64_t channels = p->s.channels, blocks = (channels + COLUMNS - 1) / COLUMNS;
+    const int64_t n = p->s.spatial == 1 ? p->parts * blocks : row_count(p);
 #pragma omp parallel for schedule(static) if (is_large(p))
     for (int64_t i = 0; i < n; i++) {
-        const int64_t column = i * COLUMNS, width = at_most(channels - column, COLUMNS);
+        const int64_t column = i % (blocks + !blocks) * COLUMNS;
+        const int64_t piece = i / (blocks + !blocks), width = at_most(channels - column, COLUMNS);
         if (p->s.spatial != 1 && backward)
             STEP(f32, p, row_sums, i);
         else if (p->s.spatial != 1)
             STEP(f32, p, row_moments, i);
         else if (backward)
-            STEP(f32, p, column_sums, column, width);
+            STEP(f32, p, piece_sums, piece, column, width);
         else
-            STEP(f32, p, column_moments, column, width);
+            STEP(f32, p, piece_moments, piece, column, width);
+    }
+}
+
+/* Of n <= FEW channels: the sums over all parts, in order, in the place of the first. */
+static void add_parts(const batch_t *p, int64_t column, int64_t n) {
+    double sum[FEW] = {0}, sum_h[FEW] = {0};
+    for (int64_t b = 0; b < p->parts; b++)
+        for (int64_t k = 0; k < n; k++) {
+            sum[k] += p->sum[b * p->s.channels + column + k];
+            sum_h[k] += p->sum_h[b * p->s.channels + column + k];
+        }
+    memcpy(p->sum + column, sum, (size_t)n * sizeof *sum);
+    memcpy(p->sum_h + column, sum_h, (size_t)n * sizeof *sum_h);
+}
+
+/* Mean and sum of squares of n <= FEW channels, of those of all parts. */
+static void join_moments(const batch_t *p, int64_t column, int64_t n, double *mean,
+                         double *square) {
+    const int64_t channels = p->s.channels;
+    const double all = (double)p->s.batch * (double)p->s.spatial;
+    memset(mean, 0, FEW * sizeof *mean);
+    memset(square, 0, FEW * sizeof *square);
+    if (all <= 0) return;
+    for (int64_t b = 0; b < p->parts; b++)
+        for (int64_t k = 0; k < n; k++)
+            mean[k] += (double)part_size(p, b) * p->sum[b * channels + column + k];
+    for (int64_t k = 0; k < n; k++)
+        mean[k] /= all;
+    for (int64_t b = 0; b < p->parts; b++)
+        for (int64_t k = 0; k < n; k++) {
+            const double off = p->sum[b * channels + column + k] - mean[k];
+            square[k] += p->sum_h[b * channels + column + k];
+            if (p->parts > 1) square[k] += (double)part_size(p, b) * off * off;
+        }
+}
+
+static void keep_all_moments(const batch_t *p, bool f32, void *var) {
+#pragma omp parallel for schedule(static) if (is_large(p))
+    for (int64_t column = 0; column < p->s.channels; column += FEW) {
+        const int64_t n = at_most(p->s.channels - column, FEW);
+        double mean[FEW], square[FEW];
+        join_moments(p, column, n, mean, square);
+        for (int64_t k = 0; k < n; k++)
+            STEP(f32, p, keep_moments, column + k, mean[k], square[k], var);
+    }
+}
+
+static void keep_all_sums(const batch_t *p, bool f32, void *dscale, void *dbias, void *slopes) {
+#pragma omp parallel for schedule(static) if (is_large(p))
+    for (int64_t column = 0; column < p->s.channels; column += FEW) {
+        const int64_t n = at_most(p->s.channels - column, FEW);
+        add_parts(p, column, n);
+        for (int64_t c = column; c < column + n; c++) {
+            STEP(f32, p, keep_sums, c, dscale, dbias);
+            if (p->parts) STEP(f32, p, keep_slopes, c, slopes);
+        }
     }
 }
 
@@ -112,21 +193,21 @@ static void take_statistics(const gradd_launch_t *r, const batch_t *p, void *var
 static gradd_status_t compute_forward(const gradd_launch_t *r) {
     const gradd_view_t *x = &r->in[GRADD_BATCH_X];
     const bool f32 = x->type.dtype == GRADD_DT_F32, given = has(r, GRADD_BATCH_MEAN);
-    batch_t p = {.x = x->data, .s = sizes_of(&x->type), .y = r->out[0].data};
+    batch_t p = {.x = x->data, .y = r->out[0].data};
     p.epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_EPSILON, 1e-5);
     p.scale = r->in[GRADD_BATCH_SCALE].data, p.bias = r->in[GRADD_BATCH_BIAS].data;
     double *room = r->workspace;
     void *var = output(r, GRADD_BATCH_OUT_VAR);
+    const gradd_channels_t sizes = sizes_of(&x->type);
+    set_sizes(&p, &x->type, room + 2 * sizes.channels);
     p.mean = output(r, GRADD_BATCH_OUT_MEAN), p.inv = output(r, GRADD_BATCH_OUT_INV);
     if (!p.mean) p.mean = room;
     if (!p.inv) p.inv = room + p.s.channels;
-    p.sum = room + 2 * p.s.channels, p.sum_h = p.sum + parts_of(&p.s);
     if (given)
         take_statistics(r, &p, var, f32);
     else
         sum_channels(&p, f32, false);
-    for (int64_t c = 0; c < p.s.channels && !given; c++)
-        STEP(f32, &p, keep_moments, c, var);
+    if (!given) keep_all_moments(&p, f32, var);
     const bool across = p.s.spatial == 1;
     const int64_t n = across ? p.s.batch : row_count(&p);
 #pragma omp parallel for schedule(static) if (is_large(&p))
@@ -142,23 +223,22 @@ static gradd_status_t compute_forward(const gradd_launch_t *r) {
 static gradd_status_t compute_backward(const gradd_launch_t *r) {
     const gradd_view_t *x = &r->in[GRADD_BATCH_GRAD_X];
     const bool f32 = x->type.dtype == GRADD_DT_F32;
-    batch_t p = {.x = x->data, .s = sizes_of(&x->type), .y = r->out[0].data};
+    batch_t p = {.x = x->data, .y = r->out[0].data};
+    set_sizes(&p, &x->type, r->workspace);
     p.dy = r->in[GRADD_BATCH_GRAD_DY].data, p.scale = r->in[GRADD_BATCH_GRAD_SCALE].data;
     p.mean = r->in[GRADD_BATCH_GRAD_MEAN].data, p.inv = r->in[GRADD_BATCH_GRAD_INV].data;
     p.given = gradd_attr_int(r->attrs, GRADD_BATCH_GIVEN, 0);
-    p.sum = r->workspace, p.sum_h = p.sum + parts_of(&p.s);
-    void *dscale = output(r, GRADD_BATCH_DSCALE), *dbias = output(r, GRADD_BATCH_DBIAS);
+    void *slopes = p.sum_h + room_of(&p.s), *dscale = output(r, GRADD_BATCH_DSCALE),
+         *dbias = output(r, GRADD_BATCH_DBIAS);
     sum_channels(&p, f32, true);
-    for (int64_t c = 0; c < p.s.channels; c++)
-        STEP(f32, &p, add_rows, c, dscale, dbias);
+    keep_all_sums(&p, f32, dscale, dbias, slopes);
     if (!p.y) return GRADD_OK;
-    const int64_t channels = p.s.channels;
     const bool across = p.s.spatial == 1;
-    const int64_t n = across ? (channels + COLUMNS - 1) / COLUMNS : row_count(&p);
+    const int64_t n = across ? p.s.batch : row_count(&p);
 #pragma omp parallel for schedule(static) if (is_large(&p))
     for (int64_t i = 0; i < n; i++) {
         if (across)
-            STEP(f32, &p, backward_columns, i * COLUMNS, at_most(channels - i * COLUMNS, COLUMNS));
+            STEP(f32, &p, backward_across, i, slopes);
         else
             STEP(f32, &p, backward, i);
     }
@@ -167,12 +247,12 @@ static gradd_status_t compute_backward(const gradd_launch_t *r) {
 
 static size_t workspace_forward(const gradd_infer_t *c) {
     const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_X].type);
-    return sizeof(double) * (size_t)(2 * s.channels + 2 * parts_of(&s));
+    return sizeof(double) * (size_t)(2 * (s.channels + room_of(&s)));
 }
 
 static size_t workspace_backward(const gradd_infer_t *c) {
     const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_GRAD_X].type);
-    return sizeof(double) * 2 * (size_t)parts_of(&s);
+    return sizeof(double) * (size_t)(2 * room_of(&s) + 3 * s.channels);
 }
 
 /* ---- plain loops ----------------------------------------------------------------------------- */

@@ -6,6 +6,9 @@
  * of a window lie `steps` apart. As in PyTorch the first of equal elements counts, and the last NaN
  * if there is one. An empty window gives -inf and the place 0. Saved for backward: index.
  *
+ * Where the windows of the last axis are its single elements (channels behind positions), many of
+ * them are compared at a time.
+ *
  * WindowMaxGrad(dy, index, turned spans) -> dx is internal: an element has the sum of dy over the
  * windows whose largest element it is, in rising order of them, so bits do not depend on threads.
  */
@@ -70,43 +73,154 @@ static const int64_t *span_of(const gradd_plane_t *p, int axis, int64_t j) {
 MAX_LOOPS(float, f32)
 MAX_LOOPS(double, f64)
 
+/* ---- windows of single elements along the last axis ------------------------------------------ */
+
+enum { BLOCK = 64 };
+
+static bool is_apart(const gradd_plane_t *p) {
+    const int64_t channels = p->n[2];
+    if (p->m[2] != channels || !p->span[2] || p->n[0] * p->n[1] > INT32_MAX) return false;
+    for (int64_t c = 0; c < channels; c++)
+        if (p->span[2][2 * c] != c || p->span[2][2 * c + 1] != 1) return false;
+    return channels > 1;
+}
+
+#define APART_LOOPS(T, S)                                                                          \
+    /* one window of n <= BLOCK channels from c on; at: rows of x as [n0 n1, channels] */          \
+    GRADD_MULTIARCH static void window_##S(const T *x, const gradd_plane_t *p, const int64_t *a,   \
+                                           const int64_t *b, int64_t n, T *best, int32_t *at) {    \
+        const int32_t first = a[1] && b[1] ? (int32_t)(a[0] * p->n[1] + b[0]) : 0;                 \
+        for (int64_t c = 0; c < n; c++)                                                            \
+            best[c] = -(T)INFINITY, at[c] = first;                                                 \
+        for (int64_t i = 0; i < a[1]; i++)                                                         \
+            for (int64_t j = 0; j < b[1]; j++) {                                                   \
+                const int64_t row = (a[0] + i * p->step[0]) * p->n[1] + b[0] + j * p->step[1];     \
+                const T *v = x + row * p->n[2];                                                    \
+                _Pragma("omp simd") for (int64_t c = 0; c < n; c++) {                              \
+                    const bool more = v[c] > best[c] || v[c] != v[c];                              \
+                    best[c] = more ? v[c] : best[c];                                               \
+                    at[c] = more ? (int32_t)row : at[c];                                           \
+                }                                                                                  \
+            }                                                                                      \
+    }                                                                                              \
+    /* the results of position i of the first axis */                                              \
+    static void apart_max_##S(const T *x, T *y, int64_t *index, const gradd_plane_t *p,            \
+                              int64_t i) {                                                         \
+        const int64_t channels = p->n[2], *a = span_of(p, 0, i);                                   \
+        int32_t at[BLOCK];                                                                         \
+        for (int64_t j = 0; j < p->m[1]; j++)                                                      \
+            for (int64_t c = 0; c < channels; c += BLOCK) {                                        \
+                const int64_t n = channels - c < BLOCK ? channels - c : BLOCK;                     \
+                const int64_t *b = span_of(p, 1, j), to = (i * p->m[1] + j) * channels + c;        \
+                window_##S(x + c, p, a, b, n, y + to, at);                                         \
+                for (int64_t k = 0; index && k < n; k++)                                           \
+                    index[to + k] = a[1] && b[1] ? at[k] * channels + c + k : 0;                   \
+            }                                                                                      \
+    }                                                                                              \
+    /* of n <= BLOCK channels from c on */                                                         \
+    static void apart_grad_##S(const T *dy, const int64_t *index, T *dx, const gradd_plane_t *p,   \
+                               int64_t c) {                                                        \
+        const int64_t channels = p->n[2], size = p->n[0] * p->n[1] * channels;                     \
+        const int64_t n = channels - c < BLOCK ? channels - c : BLOCK;                             \
+        for (int64_t at = c; at < size; at += channels)                                            \
+            memset(dx + at, 0, sizeof *dx * (size_t)n);                                            \
+        for (int64_t at = c; at < p->m[0] * p->m[1] * channels; at += channels)                    \
+            for (int64_t k = 0; k < n; k++) {                                                      \
+                const int64_t place = index[at + k];                                               \
+                if (place >= 0 && place < size) dx[place] += dy[at + k];                           \
+            }                                                                                      \
+    }
+
+APART_LOOPS(float, f32)
+APART_LOOPS(double, f64)
+
 static int64_t product(const int64_t *n) {
     return n[0] * n[1] * n[2];
 }
 
-static gradd_status_t compute_max(const gradd_launch_t *r) {
-    const gradd_plane_t p = gradd_plane_of(r, &r->in[0].type, &r->out[0].type, 1);
-    const bool f32 = r->in[0].type.dtype == GRADD_DT_F32;
-    const int64_t from = product(p.n), to = product(p.m);
-    int64_t *index = r->n_out > 1 ? r->out[1].data : NULL;
-#pragma omp parallel for schedule(static) if (p.planes * (from + to) >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < p.planes; i++) {
+static void compute_apart(const gradd_launch_t *r, const gradd_plane_t *p, int64_t *index) {
+    const int64_t from = product(p->n), to = product(p->m), rows = p->m[0];
+#pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
+    for (int64_t u = 0; u < p->planes * rows; u++) {
+        const int64_t i = u / rows;
         int64_t *places = index ? index + i * to : NULL;
-        if (f32)
+        if (r->in[0].type.dtype == GRADD_DT_F32)
+            apart_max_f32((const float *)r->in[0].data + i * from, (float *)r->out[0].data + i * to,
+                          places, p, u % rows);
+        else
+            apart_max_f64((const double *)r->in[0].data + i * from,
+                          (double *)r->out[0].data + i * to, places, p, u % rows);
+    }
+}
+
+static void compute_apart_grad(const gradd_launch_t *r, const gradd_plane_t *p,
+                               const int64_t *index) {
+    const int64_t from = product(p->m), to = product(p->n), blocks = (p->n[2] + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
+    for (int64_t u = 0; u < p->planes * blocks; u++) {
+        const int64_t i = u / blocks, c = u % blocks * BLOCK;
+        if (r->in[DY].type.dtype == GRADD_DT_F32)
+            apart_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
+                           (float *)r->out[0].data + i * to, p, c);
+        else
+            apart_grad_f64((const double *)r->in[DY].data + i * from, index + i * from,
+                           (double *)r->out[0].data + i * to, p, c);
+    }
+}
+
+static void compute_planes(const gradd_launch_t *r, const gradd_plane_t *p, int64_t *index) {
+    const int64_t from = product(p->n), to = product(p->m);
+#pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < p->planes; i++) {
+        int64_t *places = index ? index + i * to : NULL;
+        if (r->in[0].type.dtype == GRADD_DT_F32)
             plane_max_f32((const float *)r->in[0].data + i * from, (float *)r->out[0].data + i * to,
-                          places, &p);
+                          places, p);
         else
             plane_max_f64((const double *)r->in[0].data + i * from,
-                          (double *)r->out[0].data + i * to, places, &p);
+                          (double *)r->out[0].data + i * to, places, p);
     }
+}
+
+static void compute_planes_grad(const gradd_launch_t *r, const gradd_plane_t *p,
+                                const int64_t *index) {
+    const int64_t from = product(p->m), to = product(p->n);
+#pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < p->planes; i++) {
+        if (r->in[DY].type.dtype == GRADD_DT_F32)
+            plane_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
+                           (float *)r->out[0].data + i * to, p);
+        else
+            plane_grad_f64((const double *)r->in[DY].data + i * from, index + i * from,
+                           (double *)r->out[0].data + i * to, p);
+    }
+}
+
+/* plain: by the loops that define the operator. */
+static gradd_status_t run_max(const gradd_launch_t *r, bool plain) {
+    const gradd_plane_t p = gradd_plane_of(r, &r->in[0].type, &r->out[0].type, 1);
+    (!plain && is_apart(&p) ? compute_apart : compute_planes)(r, &p,
+                                                              r->n_out > 1 ? r->out[1].data : NULL);
     return GRADD_OK;
 }
 
-static gradd_status_t compute_max_grad(const gradd_launch_t *r) {
+static gradd_status_t run_max_grad(const gradd_launch_t *r, bool plain) {
     const gradd_plane_t p = gradd_plane_of(r, &r->out[0].type, &r->in[DY].type, TURNED);
-    const bool f32 = r->in[DY].type.dtype == GRADD_DT_F32;
-    const int64_t from = product(p.m), to = product(p.n);
-    const int64_t *index = r->in[INDEX].data;
-#pragma omp parallel for schedule(static) if (p.planes * (from + to) >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < p.planes; i++) {
-        if (f32)
-            plane_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
-                           (float *)r->out[0].data + i * to, &p);
-        else
-            plane_grad_f64((const double *)r->in[DY].data + i * from, index + i * from,
-                           (double *)r->out[0].data + i * to, &p);
-    }
+    (!plain && is_apart(&p) ? compute_apart_grad : compute_planes_grad)(r, &p, r->in[INDEX].data);
     return GRADD_OK;
+}
+
+static gradd_status_t compute_max(const gradd_launch_t *r) {
+    return run_max(r, false);
+}
+static gradd_status_t ref_max(const gradd_launch_t *r) {
+    return run_max(r, true);
+}
+static gradd_status_t compute_max_grad(const gradd_launch_t *r) {
+    return run_max_grad(r, false);
+}
+static gradd_status_t ref_max_grad(const gradd_launch_t *r) {
+    return run_max_grad(r, true);
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -194,30 +308,42 @@ static void cost_max(const gradd_infer_t *c, gradd_cost_t *cost) {
 
 GRADD_OPS(
     windowmax,
-    GRADD_OP("WindowMax", "com.gradd", 1, (2, 1 + GRADD_WINDOW_AXES), (1, 2),
-             .flags = GRADD_OP_INTERNAL, .counts = 2, .types = {GRADD_T_FLOAT, GRADD_DTB(I64)},
-             .attrs = GRADD_ATTR_LIST({GRADD_WINDOW_STEPS, GRADD_ATTR_INTS, false}),
-             .infer = infer_max, .grad = grad_max, .ref = compute_max,
-             .cases = GRADD_CASES(
-                 {.text = "f32[2,5] i64[3,2]={0,2,1,3,3,2}"},
-                 {.text = "f32[2,5] i64[3,2]={0,2,1,2,0,3} | steps=[2] -> 2", .grad_tol = -1},
-                 {.text = "f32[2,3,4,5] i64[2,2]={0,2,2,2} i64[3,2]={0,2,1,3,3,2}"},
-                 {.text = "f32[2,3,4,5] i64[2,2]={0,2,1,2} i64[1,2]={1,2} | steps=[2,3]"},
-                 {.text = "f32[2,3,2,4,5] i64[1,2]={0,2} i64[2,2]={0,2,2,2} i64[2,2]={0,2,3,1} "
-                          "-> 2",
-                  .grad_tol = -1},
-                 {.text = "f32[2,6]={1,3,3,nan,2,nan,-inf,-inf,inf,inf,-inf,-inf} "
-                          "i64[3,2]={0,3,2,4,4,2} -> 2",
-                  .grad_tol = -1},
-                 {.text = "f32[0,5] i64[1,2]={0,5}"},
-                 {.text = "f32[2,3] i64[0,2]={}", .grad_tol = -1},
-                 {.text = "f32[2,40,30,40] i64[3,2]={0,3,10,12,28,2} i64[4,2]={0,3,1,9,2,3,30,10} "
-                          "-> 2",
-                  .grad_tol = -1})),
+    GRADD_OP(
+        "WindowMax", "com.gradd", 1, (2, 1 + GRADD_WINDOW_AXES), (1, 2), .flags = GRADD_OP_INTERNAL,
+        .counts = 2, .types = {GRADD_T_FLOAT, GRADD_DTB(I64)},
+        .attrs = GRADD_ATTR_LIST({GRADD_WINDOW_STEPS, GRADD_ATTR_INTS, false}), .infer = infer_max,
+        .grad = grad_max, .ref = ref_max,
+        .cases = GRADD_CASES(
+            {.text = "f32[2,5] i64[3,2]={0,2,1,3,3,2}"},
+            {.text = "f32[2,5] i64[3,2]={0,2,1,2,0,3} | steps=[2] -> 2", .grad_tol = -1},
+            {.text = "f32[2,3,4,5] i64[2,2]={0,2,2,2} i64[3,2]={0,2,1,3,3,2}"},
+            {.text = "f32[2,3,4,5] i64[2,2]={0,2,1,2} i64[1,2]={1,2} | steps=[2,3]"},
+            {.text = "f32[2,3,2,4,5] i64[1,2]={0,2} i64[2,2]={0,2,2,2} i64[2,2]={0,2,3,1} "
+                     "-> 2",
+             .grad_tol = -1},
+            {.text = "f32[2,6]={1,3,3,nan,2,nan,-inf,-inf,inf,inf,-inf,-inf} "
+                     "i64[3,2]={0,3,2,4,4,2} -> 2",
+             .grad_tol = -1},
+            {.text = "f32[0,5] i64[1,2]={0,5}"},
+            {.text = "f32[2,5,3] i64[3,2]={0,2,1,3,3,2} i64[3,2]={0,1,1,1,2,1}"},
+            {.text = "f32[2,6,2]={1,5,3,5,3,nan,nan,1,2,nan,nan,2,-inf,-inf,-inf,0,inf,1,inf,1,"
+                     "-inf,2,-inf,2} i64[4,2]={0,3,2,4,4,2,6,0} i64[2,2]={0,1,1,1} -> 2",
+             .grad_tol = -1},
+            {.text = "f32[2,7,5,70] i64[3,2]={0,2,2,3,6,1} i64[2,2]={0,3,2,2} "
+                     "i64[70,2]={0,1,1,1,2,1,3,1,4,1,5,1,6,1,7,1,8,1,9,1,10,1,11,1,12,1,13,1,"
+                     "14,1,15,1,16,1,17,1,18,1,19,1,20,1,21,1,22,1,23,1,24,1,25,1,26,1,27,1,"
+                     "28,1,29,1,30,1,31,1,32,1,33,1,34,1,35,1,36,1,37,1,38,1,39,1,40,1,41,1,"
+                     "42,1,43,1,44,1,45,1,46,1,47,1,48,1,49,1,50,1,51,1,52,1,53,1,54,1,55,1,"
+                     "56,1,57,1,58,1,59,1,60,1,61,1,62,1,63,1,64,1,65,1,66,1,67,1,68,1,69,1} "
+                     "| steps=[2,1,1] -> 2",
+             .grad_tol = -1},
+            {.text = "f32[2,3] i64[0,2]={}", .grad_tol = -1},
+            {.text = "f32[2,40,30,40] i64[3,2]={0,3,10,12,28,2} i64[4,2]={0,3,1,9,2,3,30,10} "
+                     "-> 2",
+             .grad_tol = -1})),
     GRADD_OP("WindowMaxGrad", "com.gradd", 1, (TURNED + 1, TURNED + GRADD_WINDOW_AXES), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-             .types = {GRADD_T_FLOAT, GRADD_DTB(I64)}, .infer = infer_max_grad,
-             .ref = compute_max_grad,
+             .types = {GRADD_T_FLOAT, GRADD_DTB(I64)}, .infer = infer_max_grad, .ref = ref_max_grad,
              .cases = GRADD_CASES(
                  {.text = "f32[2,3] i64[2,3]={0,2,2,1,1,4} i64[5,2]={0,1,0,2,0,3,1,2,2,1}"},
                  {.text = "f32[2,2,2] i64[2,2,2]={0,1,5,5,4,4,4,4} i64[2,2]={0,2,0,2} "

@@ -23,6 +23,7 @@ typedef enum channels_kind_e {
     CHANNELS_PRODUCT,  /* a convolution by single taps: a product */
     CHANNELS_MAP,      /* elementwise */
     CHANNELS_NORM,     /* BatchNorm over a matrix [N X, C] */
+    CHANNELS_WINDOWS,  /* WindowMax with windows of single channels behind the others */
     CHANNELS_AXIS,     /* with another attribute `axis` */
     CHANNELS_PAD,      /* with other pads */
     CHANNELS_REDUCE,   /* over other axes */

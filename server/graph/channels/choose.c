@@ -4,6 +4,7 @@
 
 #include "kernels/contract/registry.h"
 #include "kernels/describe/conv.h"
+#include "kernels/describe/windowmax.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
 #include "server/graph/channels/channels.h"
@@ -108,7 +109,16 @@ static bool is_elementwise(const graph_t *g, const graph_node_t *n) {
     return true;
 }
 
-static channels_kind_t kind_of(const graph_t *g, const graph_node_t *n, bool *out_begins) {
+/* All spatial axes have windows, and nothing reads the places, which are those of channels-first
+ * planes. */
+static bool can_window(const channels_t *c, const graph_node_t *n) {
+    const int axes = n->n_in - 1;
+    if (axes != graph_type(c->g, n->in[0])->rank - 2 || axes >= GRADD_WINDOW_AXES) return false;
+    return n->n_out < 2 || n->out[1] == GRADD_NONE || !c->readers[n->out[1]];
+}
+
+static channels_kind_t kind_of(const channels_t *c, const graph_node_t *n, bool *out_begins) {
+    const graph_t *g = c->g;
     *out_begins = false;
     if (n->n_in < 1 || n->in[0] == GRADD_NONE || n->out[0] == GRADD_NONE) return CHANNELS_STAY;
     if (!is_spatial(graph_type(g, n->out[0])) && !is_spatial(graph_type(g, n->in[0])))
@@ -119,6 +129,7 @@ static channels_kind_t kind_of(const graph_t *g, const graph_node_t *n, bool *ou
         return is_spatial(graph_type(g, n->out[0])) ? CHANNELS_MAP : CHANNELS_STAY;
     if (!is_spatial(graph_type(g, n->in[0]))) return CHANNELS_STAY;
     if (is_named(n, "BatchNorm")) return CHANNELS_NORM;
+    if (is_named(n, "WindowMax")) return can_window(c, n) ? CHANNELS_WINDOWS : CHANNELS_STAY;
     if (is_named(n, "Concat") || is_named(n, "Split") || is_named(n, "Taps")) return CHANNELS_AXIS;
     if (is_named(n, "Pad")) return CHANNELS_PAD;
     return !strncmp(n->op->name, "Reduce", 6) && can_reduce(g, n) ? CHANNELS_REDUCE : CHANNELS_STAY;
@@ -226,7 +237,7 @@ gradd_status_t channels_choose(graph_t *g, channels_t *c) {
     GRADD_TRY(graph_count_readers(g, &c->readers));
     for (int i = 0; i < g->n_nodes; i++) {
         if (!is_alive(c, &g->nodes[i])) continue;
-        c->kind[i] = kind_of(g, &g->nodes[i], &c->moves[i]);
+        c->kind[i] = kind_of(c, &g->nodes[i], &c->moves[i]);
         c->any |= c->moves[i];
     }
     bool changed = c->any;

@@ -5,6 +5,8 @@
 #include "kernels/contract/registry.h"
 #include "kernels/describe/conv.h"
 #include "kernels/describe/moves.h"
+#include "kernels/describe/windowmax.h"
+#include "kernels/describe/windows.h"
 #include "kernels/rules/rules.h"
 #include "server/graph/channels/channels.h"
 #include "server/graph/redirect.h"
@@ -169,6 +171,24 @@ static gradd_status_t move_norm(move_t *w, const graph_node_t *n, gradd_val_t *o
     return w->b->status;
 }
 
+/* Channels have windows of their own, of one element. */
+static gradd_status_t move_windows(move_t *w, graph_node_t *n, gradd_val_t *out) {
+    const gradd_pool_axis_t single = {.kernel = 1, .stride = 1, .dilation = 1};
+    const gradd_attr_t *steps = gradd_attr_find(n->attrs, GRADD_WINDOW_STEPS);
+    gradd_val_t in[1 + GRADD_WINDOW_AXES];
+    int64_t all[GRADD_WINDOW_AXES] = {1, 1, 1};
+    gradd_windows_t channels;
+    take_operands(w, n, in);
+    for (int i = 0; steps && i < n->n_in - 1; i++)
+        all[i] = steps->ints[i];
+    GRADD_TRY(gradd_windows_pool(graph_type(w->g, n->in[0])->dims[1], &single, &channels));
+    in[n->n_in] = gradd_windows_span(w->b, &channels);
+    gradd_windows_finish(&channels);
+    const gradd_attr_t attr = gradd_make_ints(GRADD_WINDOW_STEPS, all, (size_t)n->n_in);
+    n->n_in++, n->n_out = 1;
+    return emit_same(w, n, in, (gradd_attrs_t){&attr, 1}, out);
+}
+
 static gradd_status_t relation_of(move_t *w, const graph_node_t *n, gradd_conv_t *out,
                                   gradd_conv_made_t *out_made) {
     graph_operands_t o;
@@ -208,7 +228,8 @@ static gradd_status_t move_conv(move_t *w, const graph_node_t *n, gradd_val_t *o
     return w->b->status;
 }
 
-static gradd_status_t move_as(move_t *w, const graph_node_t *n, uint8_t kind, gradd_val_t *out) {
+/* n is a copy of the node; of one whose further results are not read it keeps the first. */
+static gradd_status_t move_as(move_t *w, graph_node_t *n, uint8_t kind, gradd_val_t *out) {
     switch (kind) {
     case CHANNELS_CONV:
         return move_conv(w, n, out);
@@ -216,6 +237,8 @@ static gradd_status_t move_as(move_t *w, const graph_node_t *n, uint8_t kind, gr
         return move_product(w, n, out);
     case CHANNELS_NORM:
         return move_norm(w, n, out);
+    case CHANNELS_WINDOWS:
+        return move_windows(w, n, out);
     case CHANNELS_AXIS:
         return move_axis(w, n, out);
     case CHANNELS_PAD:
@@ -258,7 +281,7 @@ static gradd_status_t keep(move_t *w, graph_redirect_t *redirect, const graph_no
 }
 
 static gradd_status_t move_node(move_t *w, graph_redirect_t *redirect, int32_t i) {
-    const graph_node_t n = w->g->nodes[i]; /* a copy: the array may move */
+    graph_node_t n = w->g->nodes[i]; /* a copy: the array may move */
     gradd_val_t out[GRADD_OP_MAX_OUT];
     if (w->c->kind[i] == CHANNELS_TO_FIRST) w->last[n.out[0]] = n.in[0];
     if (!w->c->moves[i]) return GRADD_OK;
