@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "server/daemon/daemon.h"
+#include "server/verbs/crash.h"
 
 #define MAX_EVENTS      64
 #define TICK_MS         500
@@ -91,6 +92,7 @@ static void *engine_main(void *arg) {
     loop_t *loop = arg;
     daemon_t *daemon = loop->daemon;
     prctl(PR_SET_NAME, "gradd-engine");
+    crash_guard(&daemon->worker.lost);
     for (bool ended = false; !ended;) {
         job_t *job = queue_take(daemon->queue);
         if (job) handle_job(loop, job);

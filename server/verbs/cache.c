@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "server/host/log.h"
+#include "server/verbs/crash.h"
 #include "server/verbs/worker.h"
 
 #define IDLE_MODELS     16
@@ -157,7 +158,9 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
     }
     compiled_t *entry = calloc(1, sizeof *entry);
     if (!entry) return GRADD_FAIL(NOMEM, "no memory for a plan");
+    crash_blame(key, false);
     gradd_status_t st = gradd_plan_create(model->model, options, &entry->plan);
+    crash_blame(NULL, false);
     if (st == GRADD_OK)
         st = worker_admit_plan(worker, gradd_plan_info(entry->plan)->constant_bytes);
     if (st != GRADD_OK) {

@@ -8,6 +8,7 @@
 
 #include "server/device/device.h"
 #include "server/session/turns.h"
+#include "server/verbs/crash.h"
 #include "server/verbs/run_tensors.h"
 
 enum {
@@ -316,6 +317,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
     objects->subject = run->plan->compiled->model;
     objects->running = run->plan->compiled;
     objects->running_backward = true;
+    crash_blame(objects->running->key, true);
     averaging_t *made = calloc(1, sizeof *made);
     if (!made) return GRADD_FAIL(NOMEM, "no memory for a backward");
     gradd_status_t st = fill_pass(objects, request, run, &made->pass);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "server/device/device.h"
+#include "server/verbs/crash.h"
 #include "server/verbs/run_tensors.h"
 
 #define MAX_FLAGS                                                                                  \
@@ -199,6 +200,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     GRADD_TRY(find_plan(objects, wire_u64(request->args[FORWARD_PLAN]), &plan));
     objects->subject = plan->compiled->model;
     objects->running = plan->compiled;
+    crash_blame(plan->compiled->key, false);
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
                           (unsigned long long)flags);

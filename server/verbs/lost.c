@@ -41,8 +41,8 @@ gradd_status_t lost_check(const lost_plans_t *lost, const uint8_t key[GRADD_SHA2
         if (i < lost->n && lost->plans[i].times >= LOST_TIMES)
             return GRADD_FAIL(UNSUPPORTED,
                               "graph.plan: refused, because the device was lost %u times in a %s "
-                              "of this plan; `gradd stop` forgets that, and daemon.log has the "
-                              "reason (device_lost)",
+                              "of this plan, or the process has crashed; `gradd stop` forgets "
+                              "that, and daemon.log has the reason (device_lost, worker_lost)",
                               lost->plans[i].times, backward ? "backward" : "forward");
     }
     return GRADD_OK;

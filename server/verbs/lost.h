@@ -1,5 +1,5 @@
-/* Plans over which the device was lost, in a file of the daemon's directory: so the next daemons
- * know them.
+/* Plans over which the device was lost, or which have crashed the worker (crash.h), in a file of
+ * the daemon's directory: so the next workers and daemons know them.
  *
  * Sessions share a device, and its loss ends the daemon of all. One whose request is repeated would
  * lose it again and again, so a plan that has lost the device twice, without an end in between, is

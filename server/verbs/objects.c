@@ -5,6 +5,7 @@
 
 #include "server/host/log.h"
 #include "server/session/turns.h"
+#include "server/verbs/crash.h"
 #include "server/verbs/worker.h"
 
 void *id_list_get(const id_list_t *list, uint64_t id) {
@@ -237,6 +238,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
         objects->running = NULL;
         objects->running_backward = false;
     }
+    crash_blame(NULL, false);
     if (st == GRADD_OK)
         st = request->rest ? continue_request(worker, request)
                            : begin_request(worker, request, objects);
@@ -247,6 +249,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
         atomic_store(&request->session->counts.running, false);
         return false;
     }
+    crash_blame(NULL, false);
     if (objects && objects->running) note_end(worker, objects, st);
     if (st == GRADD_E_DEVICE) end_without_device(request);
     if (st != GRADD_OK) {
