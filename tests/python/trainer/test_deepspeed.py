@@ -29,8 +29,8 @@ def ranks(shared_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> It
     python = environment.interpreter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS_ACCELERATOR", "cpu")
-        # DeepSpeed compiles a library once, which takes minutes; a rank that is killed while it waits
-        # leaves a lock.
+        # DeepSpeed compiles a library once, which takes minutes; a rank that is killed while it
+        # waits leaves a lock.
         subprocess.run([python, "-c", _COMPILES], check=True, capture_output=True, timeout=500)
 
         @functools.cache

@@ -36,8 +36,8 @@ def _check_deepspeed(trainer: Any) -> None:
         )
     if trainer.args.optim == ORTOptimizerNames.ADAMW_ORT_FUSED:
         raise ValueError(
-            f"ORTTrainer: optim={str(trainer.args.optim.value)!r} clips the gradients that it is given, and "
-            "DeepSpeed gives each process a part of them; use optim='adamw_torch'"
+            f"ORTTrainer: optim={str(trainer.args.optim.value)!r} clips the gradients that it is "
+            "given, and DeepSpeed gives each process a part of them; use optim='adamw_torch'"
         )
 
 
