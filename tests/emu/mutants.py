@@ -1,6 +1,6 @@
 """Plants bugs in GPU kernels and in waits for a queue, and says whether tests find them.
 
-    python tests/emu/mutants.py [WORD]
+    python tests/emu/mutants.py [WORD ...]
 
 Each is one change of text in a copy of the tree. Of a kernel: a barrier that is missing, one in a
 branch, a thread that ends too early, an element too many; its operator is run on cases of its own,
@@ -9,8 +9,8 @@ reads what the queue writes, before memory is freed or unmapped; the fake device
 late. Of the CUDA device: a wait that is missing, an error that is reported twice, a check of lent
 memory; the stand-in for CUDA (tests/sim) works late, too. Of the adapter: a wait that is missing on
 either side, memory that is freed while a daemon has it open or used again too early, a daemon that
-computes on another GPU; tests of tests/python/device find these. WORD picks those whose name holds
-it. Exit status 1: a bug was not found, or a change no longer applies.
+computes on another GPU; tests of tests/python/device find these. WORDs pick those whose name holds
+one. Exit status 1: a bug was not found, or a change no longer applies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Mutant:
     """A change of `file`: the text `old`, which is there once, becomes `new`.
 
     Of what includes it `source` alone is compiled; None: it is the file itself. One of `tests`,
-    programs or files of Python tests, must fail in the environment `env`.
+    programs or files of Python tests, must fail in the environment `env`; of a program those whose
+    names hold `part`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Mutant:
     source: str | None = None
     tests: tuple[str, ...] = ("test_emu",)
     env: Mapping[str, str] = field(default_factory=dict)
+    part: str = ""
 
 
 # ---- kernels ----
@@ -76,12 +78,12 @@ def in_rows(name: str, old: str, new: str) -> Mutant:
     """A bug in what kernels of rows share, of which those of LayerNormalization are compiled."""
     env = {"GRADD_TEST_OP": "LayerNormalization"}
     file, source = "kernels/cuda/row/row_teams.h", "kernels/cuda/row/norm.cu"
-    return Mutant(name, file, old, new, source, env=env)
+    return Mutant(name, file, old, new, source, env=env, part="every_case")
 
 
 def of(name: str, file: str, old: str, new: str, op: str) -> Mutant:
     """A bug that cases of one operator find."""
-    return Mutant(name, file, old, new, env={"GRADD_TEST_OP": op})
+    return Mutant(name, file, old, new, env={"GRADD_TEST_OP": op}, part="every_case")
 
 
 def in_convolution(name: str, old: str, new: str, op: str) -> Mutant:
@@ -120,6 +122,7 @@ KERNELS = [
         TURNED,
         TURNED[: TURNED.index("        __")],
         env={"GRADD_TEST_OP": "Transpose"},
+        part="every_case",
     ),
     in_queries("no barrier before a tile is multiplied", BROUGHT),
     in_queries("no barrier before kept gradients are multiplied", KEPT),
@@ -137,6 +140,7 @@ KERNELS = [
         "threadIdx.x; i <= n; i += all) {\n        int64_t at[sizeof...(T)];",
         "kernels/cuda/compare.cu",
         env={"GRADD_TEST_OP": "Less"},
+        part="every_case",
     ),
     in_convolution(
         "no barrier before warps are summed",
@@ -412,11 +416,15 @@ def fails_anyway(tree: Path, mutant: Mutant, passed: set[tuple[str, ...]]) -> st
     """
     without = replace(mutant, old="", new="")
     for test in mutant.tests:
-        key = (test, *(f"{name}={value}" for name, value in sorted(mutant.env.items())))
+        key = (
+            test,
+            mutant.part,
+            *(f"{name}={value}" for name, value in sorted(mutant.env.items())),
+        )
         if key in passed:
             continue
         if said := found(tree, without, test):
-            return f"{' '.join(key)} fails as it is: {said}"
+            return f"{' '.join(filter(None, key))} fails as it is: {said}"
         passed.add(key)
     return ""
 
@@ -429,6 +437,8 @@ def is_python(test: str) -> bool:
 def found(tree: Path, mutant: Mutant, test: str) -> str:
     """What the test says of the bug; "" if it passes."""
     command = [str(tree / "build/bin" / test), "--limit-scale", str(SLOWER)]
+    if mutant.part:
+        command += ["--filter", mutant.part]
     if is_python(test):
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     folders = ":".join(str(tree / name) for name in ("adapters/python", "adapters/optimum"))
@@ -452,7 +462,8 @@ def found(tree: Path, mutant: Mutant, test: str) -> str:
 def main() -> int:
     """Tries one after the other."""
     missed = 0
-    chosen = [m for m in MUTANTS if not sys.argv[1:] or sys.argv[1] in m.name]
+    words = sys.argv[1:] or [""]
+    chosen = [m for m in MUTANTS if any(word in m.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="gradd-mutants-") as folder:
         tree = Path(folder) / "gradd"
         ignore = shutil.ignore_patterns(".git", "asan", "gpu", "cuda-*", ".venv")

@@ -29,7 +29,7 @@ _OF_THE_TRAINER = {
     "vmm": (
         *("cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap"),
         *("cuMemSetAccess", "cudaHostRegister", "cudaHostGetDevicePointer"),
-        *("cudaStreamSynchronize", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaSetDevice"),
+        *("cudaStreamSynchronize", "cudaMemcpyAsync", "cudaSetDevice"),
         *("cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2"),
     ),
     "handles": ("cudaMalloc", "cudaIpcGetMemHandle"),
