@@ -14,6 +14,12 @@ SEQ = ("2,3,8",)
 _GRID = ("2,2,4,5", "2,3,3,2")
 
 
+def _bags(mode, **options):
+    """Bags of three, none, two and two of seven indices."""
+    offsets = torch.tensor([0, 3, 3, 5] + [7] * options.get("include_last_offset", False))
+    return lambda w, i: F.embedding_bag(i, w, offsets, mode=mode, **options)
+
+
 def _sampled(mode, padding, corners=False):
     return lambda x, g: F.grid_sample(x, g, mode, padding, corners)
 
@@ -57,6 +63,15 @@ ROWS = [
     row("embedding_bag mean", lambda w, i: F.embedding_bag(i, w, mode="mean"), "5,4", "i5:2,3"),
     row("embedding_bag sum", lambda w, i: F.embedding_bag(i, w, mode="sum"), "5,4", "i5:2,3"),
     row("embedding_bag max", lambda w, i: F.embedding_bag(i, w, mode="max"), "5,4", "i5:2,3"),
+    row("embedding_bag offsets", _bags("mean"), "5,4", "i5:7"),
+    row("embedding_bag offsets sum", _bags("sum", padding_idx=2), "5,4", "i5:7"),
+    row("embedding_bag offsets max", _bags("max", padding_idx=-2), "5,4", "i5:7"),
+    row("embedding_bag last offset", _bags("mean", include_last_offset=True), "5,4", "i5:7"),
+    row(
+        "embedding_bag weights",
+        lambda w, i, s: F.embedding_bag(i, w, mode="sum", per_sample_weights=s),
+        *("5,4", "i5:2,3", "2,3"),
+    ),
     row("one_hot", lambda x, i: F.one_hot(i, 4) * x, "3,4", "i4:3"),
     row(
         "attention",

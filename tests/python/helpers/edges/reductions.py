@@ -88,6 +88,8 @@ ROWS = [
     row("argmin", lambda x: x.argmin(1)),
     row("median", lambda x: x.median(1).values),
     row("median all", lambda x: x.median()),
+    row("nanmedian all", lambda x: x.nanmedian()),
+    row("median keepdim", lambda x: x.median(0, keepdim=True)[1] * 0 + 1),
     row("nanmedian", lambda x: x.nanmedian(1).values),
     row("mode", lambda x: x.mode(1).values),
     row("kthvalue", lambda x: x.kthvalue(2, 1).values),

@@ -38,6 +38,15 @@ conv2d valid|conv2d depthwise|conv2d pointwise|conv2d twice|conv3d|conv3d groups
 conv_transpose2d|conv_transpose3d
 """.strip().replace("\n", "|")
 
+_FIRST_NAN = "torch leaves out a NaN that is not the first of its bag"
+_EQUALS = dict.fromkeys(
+    (
+        *("zeros", "ties", "rows", "flat", "halves", "bounds", "constant", "nan", "inf"),
+        "1e-22",  # of f16
+    ),
+    "which of equal elements has the gradient is open",
+)
+
 _SAMPLES = """
 grid_sample|grid_sample corners|grid_sample border|grid_sample reflection|grid_sample mirrored
 grid_sample nearest|grid_sample nearest border|grid_sample bicubic|grid_sample bicubic border
@@ -51,6 +60,10 @@ SKIP: dict[str, dict[str, str]] = {
     ),
     **dict.fromkeys(_CONVOLUTIONS.split("|"), _ZEROS),
     "conv2d twice": {**_ZEROS, "x60": "sums of f16 overflow in another order"},
+    **dict.fromkeys(("median", "nanmedian", "kthvalue"), _EQUALS),
+    "searchsorted rows": {"nan": "a search among NaN has no result"},
+    "embedding_bag max": {"nan": _FIRST_NAN},
+    "embedding_bag offsets max": {"nan": _FIRST_NAN},
     "multi_margin_loss": _NOTHING,
     "multi_margin_loss p 2": _NOTHING,
     "multi_margin_loss weight": _NOTHING,
@@ -102,8 +115,8 @@ SKIP: dict[str, dict[str, str]] = {
 # Differences of rounding that are larger than those of other rows: what absolute
 # difference is none, in units of 1e-6 of the largest input.
 NOISE = {
-    "grid_sample bicubic border": 10.0,
-    "grid_sample bicubic mirrored": 10.0,
+    "grid_sample bicubic border": 40.0,
+    "grid_sample bicubic mirrored": 40.0,
     "layer_norm": 100.0,
     "group_norm": 300.0,
     "instance_norm": 100.0,
@@ -150,6 +163,7 @@ embedding padding negative|cosine_similarity eps|cosine_similarity broadcast
 # Rows that are run in fp32 only.
 _STEPS = "torch rounds to a half after each step of the formula, here only at the end"
 NOT_IN_BF16 = {
+    **dict.fromkeys(_SAMPLES.split("|"), _STEPS),
     "sinc": _STEPS,
     "special.sinc": _STEPS,
     "round decimals": _STEPS,
@@ -190,18 +204,15 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "prims.bessel_i0": ("i0",),
     "prims.nextafter": ("nextafter",),
     "HardSigmoid": ("hardsigmoid",),
-    "aten.rrelu_with_noise_functional": ("rrelu eval",),
     "aten.polygamma": ("polygamma",),
     "prims.frexp": ("frexp",),
     "prims.gcd": ("gcd lcm",),
-    "QuantizeLinear": ("fake_quantize", "fake_quantize channels", "fake_quantize tensors"),
-    "aten.median": (
-        "median",
-        "median all",
+    "running with fake tensors": (  # those of Dynamo
+        "fake_quantize",
+        "fake_quantize channels",
+        "fake_quantize tensors",
     ),
-    "aten.nanmedian": ("nanmedian",),
     "aten.mode": ("mode",),
-    "aten.kthvalue": ("kthvalue",),
     "prims.prod": ("cumprod",),
     "aten.cummax": ("cummax",),
     "aten.cummin": ("cummin",),
@@ -213,7 +224,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "gaussian_nll_loss",
         "gaussian_nll_loss full",
     ),
-    "Einsum": ("mH",),
     "Det": (
         "det",
         "logdet",
@@ -239,32 +249,18 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "unique_consecutive",
         "repeat_interleave tensor",
     ),
-    "SequenceEmpty": (
-        "embedding_bag mean",
-        "embedding_bag sum",
-        "embedding_bag max",
-    ),
     "SplitToSequence": (
         "split",
         "split one used",
-    ),
-    "aten.index_reduce": (
-        "index_reduce mean",
-        "index_reduce amax",
-        "index_reduce prod",
     ),
     "aten.scatter": (
         "scatter reduce add",
         "scatter reduce multiply",
     ),
-    "unsupported_operator": ("diagonal_scatter",),
-    "aten.searchsorted": (
-        "searchsorted",
-        "isin",
-    ),
     "STFT": ("stft",),
     "out of range for rank": ("view_as_real",),
     "ScatterElements": (
+        "index_reduce prod",
         "scatter_reduce prod True",
         "scatter_reduce prod False",
     ),

@@ -15,11 +15,13 @@ import onnx_ir as ir
 import torch
 
 from gradd.graph.translation import (
+    bags,
     bits,
     clamps,
     convolutions,
     losses,
     norms,
+    orders,
     pointwise,
     pools,
     products,
@@ -328,6 +330,7 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    kinds = (bits, convolutions, pools, products, recurrent, reductions, resampling, losses)
+    layers = (bags, convolutions, pools, recurrent, resampling)
+    kinds = (bits, orders, products, reductions, losses, *layers)
     themes = (pointwise, special, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

@@ -350,6 +350,20 @@ _OVERFLOWS = "overflows as ONNX expresses it; write it with operations that stay
 # torch's own derivatives of hardsigmoid() and celu() have a number that is rounded to a float.
 
 
+def rrelu(
+    x: Any,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """rrelu() in eval mode: the slope is in the middle."""
+    del generator
+    if training:
+        return refuse("rrelu", "draws random slopes in training; use leaky_relu")()
+    return leaky_relu(x, (lower + upper) / 2)
+
+
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
     """leaky_relu() with a slope that is no attribute."""
     slope = scalar(negative_slope, x.dtype)
@@ -416,6 +430,7 @@ def table() -> dict[Any, Callable]:
         _aten.hardtanh.default: hardtanh,
         _aten.relu.default: relu,
         _aten.relu6.default: relu6,
+        _aten.rrelu.default: rrelu,
         _aten.softshrink.default: softshrink,
         _aten.hardshrink.default: hardshrink,
         _aten.elu.default: elu,

@@ -16,6 +16,7 @@ from gradd.graph.translation.build import (
     FLOATS,
     all_axes,
     cast,
+    check_index,
     count,
     ints,
     is_float,
@@ -274,6 +275,13 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     first, second = dim1 % rank, dim2 % rank
     others = [i for i in range(rank) if i not in (first, second)]
     moved = op.Transpose(x, perm=[*others, first, second])
+    places = _diagonal_places(x, offset, first, second)
+    flat = op.Concat(op.Shape(moved, start=0, end=rank - 2), ints(-1), axis=0)
+    return op.Gather(op.Reshape(moved, flat), places, axis=-1)
+
+
+def _diagonal_places(x: Any, offset: int, first: int, second: int) -> Any:
+    """Where the diagonal of two axes lies in these as one."""
     rows, columns = size(x, first), size(x, second)
     zero, one = scalar(0, ir.DataType.INT64), scalar(1, ir.DataType.INT64)
     skipped = scalar(abs(offset), ir.DataType.INT64)
@@ -283,9 +291,7 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     else:
         length = op.Min(op.Sub(rows, skipped), columns)
     steps = op.Range(zero, op.Max(length, zero), one)
-    places = op.Add(op.Mul(steps, op.Add(columns, one)), start)
-    flat = op.Concat(op.Shape(moved, start=0, end=rank - 2), ints(-1), axis=0)
-    return op.Gather(op.Reshape(moved, flat), places, axis=-1)
+    return op.Add(op.Mul(steps, op.Add(columns, one)), start)
 
 
 def gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
@@ -381,6 +387,32 @@ def _cut_to(src: Any, index: Any) -> Any:
     return op.Slice(src, ints(*[0] * rank), op.Shape(index), ints(*range(rank)))
 
 
+def index_reduce(
+    x: Any, dim: int, index: Any, source: Any, reduce: str, include_self: bool = True
+) -> Any:
+    """index_reduce(): scatter_reduce() of whole slices."""
+    rank = max(len(x.shape), 1)
+    axis = dim % rank
+    places = check_index(index, size(x, axis) if len(x.shape) else 1)
+    if rank > 1:
+        places = op.Unsqueeze(places, ints(*(i for i in range(rank) if i != axis)))
+    places = typed(op.Expand(places, op.Shape(source)), index.dtype, list(source.shape))
+    return scatter_reduce(x, axis, places, source, reduce, include_self)
+
+
+def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """diagonal_scatter(): a copy with another diagonal."""
+    rank = len(x.shape)
+    first, second = dim1 % rank, dim2 % rank
+    others = [i for i in range(rank) if i not in (first, second)]
+    order = [*others, first, second]
+    moved = op.Transpose(x, perm=order)
+    flat = op.Reshape(moved, op.Concat(op.Shape(moved, start=0, end=rank - 2), ints(-1), axis=0))
+    places = op.Expand(_diagonal_places(x, offset, first, second), op.Shape(source))
+    done = op.Reshape(op.ScatterElements(flat, places, source, axis=-1), op.Shape(moved))
+    return op.Transpose(done, perm=[order.index(i) for i in range(rank)])
+
+
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
@@ -409,6 +441,9 @@ def table() -> dict[Any, Callable]:
         _aten.sort.stable: sort_stable,
         _aten.topk.default: topk,
         _aten.mT.default: transposed,
+        _aten.mH.default: transposed,
+        _aten.index_reduce.default: index_reduce,
+        _aten.diagonal_scatter.default: diagonal_scatter,
         _aten.numpy_T.default: reversed_axes,
         _aten.unbind.int: unbind,
         _aten.diagonal.default: diagonal,
