@@ -1,6 +1,8 @@
-/* Loops of BatchNorm over rows and columns of x [B, C, S], written once for f32 and f64.
+/* Loops of BatchNorm over rows and columns of x [B, C, S], written once for f32, f64 and
+ * halves, whose sums, statistics and operands per channel are f32.
  *
- * Included with REAL and NAME(x) defined as row_lanes.h has them, and batch_t; no guard on purpose.
+ * Included with REAL, NAME(x), CELL, LOAD and STORE as row_lanes.h has them, and batch_t; no guard
+ * on purpose.
  * row: of B * C, S elements. Where S = 1, piece: of some rows of C elements, and column: the first
  * of n <= COLUMNS neighbours in them. c: a channel. Sums over rows and pieces are added in double
  * and in order, so bits do not depend on threads.
@@ -9,25 +11,26 @@
 
 static void NAME(row_moments)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial;
-    const REAL *x = (const REAL *)p->x + row * n, mean = NAME(row_sum)(x, n) / (REAL)n;
+    const CELL *x = (const CELL *)p->x + row * n;
+    const REAL mean = NAME(row_sum)(x, n) / (REAL)n;
     p->sum[row] = mean;
     p->sum_h[row] = NAME(row_squares)(x, mean, n);
 }
 
-static REAL NAME(row_dot)(const REAL *dy, const REAL *x, REAL mean, int64_t n) {
+static REAL NAME(row_dot)(const CELL *dy, const CELL *x, REAL mean, int64_t n) {
     REAL lane[32] = {0};
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
         for (int k = 0; k < 32; k++)
-            lane[k] += dy[i + k] * (x[i + k] - mean);
+            lane[k] += LOAD(dy[i + k]) * (LOAD(x[i + k]) - mean);
     for (int k = 0; i < n; i++, k++)
-        lane[k] += dy[i] * (x[i] - mean);
+        lane[k] += LOAD(dy[i]) * (LOAD(x[i]) - mean);
     return NAME(add_lanes)(lane);
 }
 
 static void NAME(row_sums)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial;
-    const REAL *x = (const REAL *)p->x + row * n, *dy = (const REAL *)p->dy + row * n;
+    const CELL *x = (const CELL *)p->x + row * n, *dy = (const CELL *)p->dy + row * n;
     p->sum[row] = NAME(row_sum)(dy, n);
     p->sum_h[row] = NAME(row_dot)(dy, x, ((const REAL *)p->mean)[row % p->s.channels], n);
 }
@@ -36,18 +39,18 @@ static void NAME(row_sums)(const batch_t *p, int64_t row) {
 GRADD_MULTIARCH static void NAME(piece_moments)(const batch_t *p, int64_t piece, int64_t column,
                                                 int64_t n) {
     const int64_t step = p->s.channels, rows = part_size(p, piece), at = piece * step + column;
-    const REAL *x = (const REAL *)p->x + piece * p->length * step + column;
+    const CELL *x = (const CELL *)p->x + piece * p->length * step + column;
     REAL sum[COLUMNS] = {0}, square[COLUMNS] = {0};
     for (int64_t b = 0; b < rows; b++)
 #pragma omp simd
         for (int64_t k = 0; k < n; k++)
-            sum[k] += x[b * step + k];
+            sum[k] += LOAD(x[b * step + k]);
     for (int64_t k = 0; k < n; k++)
         sum[k] /= (REAL)rows;
     for (int64_t b = 0; b < rows; b++)
 #pragma omp simd
         for (int64_t k = 0; k < n; k++) {
-            const REAL left = x[b * step + k] - sum[k];
+            const REAL left = LOAD(x[b * step + k]) - sum[k];
             square[k] += left * left;
         }
     for (int64_t k = 0; k < n; k++)
@@ -58,14 +61,14 @@ GRADD_MULTIARCH static void NAME(piece_sums)(const batch_t *p, int64_t piece, in
                                              int64_t n) {
     const int64_t step = p->s.channels, rows = part_size(p, piece), at = piece * step + column;
     const int64_t first = piece * p->length * step + column;
-    const REAL *x = (const REAL *)p->x + first, *dy = (const REAL *)p->dy + first;
+    const CELL *x = (const CELL *)p->x + first, *dy = (const CELL *)p->dy + first;
     const REAL *mean = (const REAL *)p->mean + column;
     REAL sum[COLUMNS] = {0}, sum_h[COLUMNS] = {0};
     for (int64_t b = 0; b < rows; b++)
 #pragma omp simd
         for (int64_t k = 0; k < n; k++) {
-            sum[k] += dy[b * step + k];
-            sum_h[k] += dy[b * step + k] * (x[b * step + k] - mean[k]);
+            sum[k] += LOAD(dy[b * step + k]);
+            sum_h[k] += LOAD(dy[b * step + k]) * (LOAD(x[b * step + k]) - mean[k]);
         }
     for (int64_t k = 0; k < n; k++)
         p->sum[at + k] = (double)sum[k], p->sum_h[at + k] = (double)sum_h[k];
@@ -86,22 +89,24 @@ static void NAME(keep_inverse)(const batch_t *p, int64_t c, const void *var) {
 
 static void NAME(normalise)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial, c = row % p->s.channels;
-    const REAL *x = (const REAL *)p->x + row * n, mean = ((const REAL *)p->mean)[c];
+    const CELL *x = (const CELL *)p->x + row * n;
+    const REAL mean = ((const REAL *)p->mean)[c];
     const REAL factor = ((const REAL *)p->inv)[c] * ((const REAL *)p->scale)[c];
     const REAL shift = ((const REAL *)p->bias)[c];
-    REAL *y = (REAL *)p->y + row * n;
+    CELL *y = (CELL *)p->y + row * n;
+#pragma omp simd
     for (int64_t i = 0; i < n; i++)
-        y[i] = (x[i] - mean) * factor + shift;
+        y[i] = STORE((LOAD(x[i]) - mean) * factor + shift);
 }
 
 GRADD_MULTIARCH static void NAME(normalise_across)(const batch_t *p, int64_t b) {
     const int64_t n = p->s.channels;
-    const REAL *x = (const REAL *)p->x + b * n, *mean = p->mean, *inv = p->inv;
-    const REAL *scale = p->scale, *bias = p->bias;
-    REAL *y = (REAL *)p->y + b * n;
+    const CELL *x = (const CELL *)p->x + b * n;
+    const REAL *mean = p->mean, *inv = p->inv, *scale = p->scale, *bias = p->bias;
+    CELL *y = (CELL *)p->y + b * n;
 #pragma omp simd
     for (int64_t i = 0; i < n; i++)
-        y[i] = (x[i] - mean[i]) * (inv[i] * scale[i]) + bias[i];
+        y[i] = STORE((LOAD(x[i]) - mean[i]) * (inv[i] * scale[i]) + bias[i]);
 }
 
 static void NAME(keep_sums)(const batch_t *p, int64_t c, REAL *dscale, REAL *dbias) {
@@ -122,16 +127,19 @@ static void NAME(slopes)(const batch_t *p, int64_t c, REAL *out) {
 
 static void NAME(backward)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial, c = row % p->s.channels;
-    const REAL *x = (const REAL *)p->x + row * n, *dy = (const REAL *)p->dy + row * n;
+    const CELL *x = (const CELL *)p->x + row * n, *dy = (const CELL *)p->dy + row * n;
     const REAL mean = ((const REAL *)p->mean)[c];
-    REAL *dx = (REAL *)p->y + row * n, k[3];
+    CELL *dx = (CELL *)p->y + row * n;
+    REAL k[3];
     NAME(slopes)(p, c, k);
     if (p->given)
+#pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            dx[i] = k[0] * dy[i];
+            dx[i] = STORE(k[0] * LOAD(dy[i]));
     else
+#pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            dx[i] = k[0] * dy[i] + k[1] * (x[i] - mean) + k[2];
+            dx[i] = STORE(k[0] * LOAD(dy[i]) + k[1] * (LOAD(x[i]) - mean) + k[2]);
 }
 
 /* The slopes of all channels behind each other, [3, C]. */
@@ -144,15 +152,15 @@ static void NAME(keep_slopes)(const batch_t *p, int64_t c, void *room) {
 
 GRADD_MULTIARCH static void NAME(backward_across)(const batch_t *p, int64_t b, const void *room) {
     const int64_t n = p->s.channels;
-    const REAL *x = (const REAL *)p->x + b * n, *dy = (const REAL *)p->dy + b * n;
+    const CELL *x = (const CELL *)p->x + b * n, *dy = (const CELL *)p->dy + b * n;
     const REAL *mean = p->mean, *slope = room, *h = slope + n, *shift = h + n;
-    REAL *dx = (REAL *)p->y + b * n;
+    CELL *dx = (CELL *)p->y + b * n;
     if (p->given)
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            dx[i] = slope[i] * dy[i];
+            dx[i] = STORE(slope[i] * LOAD(dy[i]));
     else
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            dx[i] = slope[i] * dy[i] + h[i] * (x[i] - mean[i]) + shift[i];
+            dx[i] = STORE(slope[i] * LOAD(dy[i]) + h[i] * (LOAD(x[i]) - mean[i]) + shift[i]);
 }

@@ -117,8 +117,43 @@ static void tile_turn_uint32_t(const tile_t *x, char *to, const char *from) {
     below.n1 = x->n1 - m1;
     tile_any_uint32_t(&below, to + m1 * x->t1, from + m1 * 4);
 }
+
+/* 8 x 8 halves. */
+static inline void turn_8x8_halves(char *to, int64_t t1, const char *from, int64_t f0) {
+    __m128i a[8], b[8];
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm_loadu_si128((const __m128i *)(from + i * f0));
+    for (int i = 0; i < 4; i++) {
+        b[2 * i] = _mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 2; k++) {
+            a[4 * i + 2 * k] = _mm_unpacklo_epi32(b[4 * i + k], b[4 * i + k + 2]);
+            a[4 * i + 2 * k + 1] = _mm_unpackhi_epi32(b[4 * i + k], b[4 * i + k + 2]);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm_storeu_si128((__m128i *)(to + 2 * i * t1), _mm_unpacklo_epi64(a[i], a[i + 4]));
+        _mm_storeu_si128((__m128i *)(to + (2 * i + 1) * t1), _mm_unpackhi_epi64(a[i], a[i + 4]));
+    }
+}
+
+/* Strips of 32 rows of the target, a cache line of the source. */
+static void tile_turn_uint16_t(const tile_t *x, char *to, const char *from) {
+    const int64_t m1 = x->n1 & ~(int64_t)7, m0 = x->n0 & ~(int64_t)7;
+    for (int64_t i = 0; i < m1; i += 32)
+        for (int64_t k = 0; k < m0; k += 8)
+            for (int64_t j = i; j < m1 && j < i + 32; j += 8)
+                turn_8x8_halves(to + j * x->t1 + k * 2, x->t1, from + j * 2 + k * x->f0, x->f0);
+    tile_t right = *x, below = *x;
+    right.n1 = m1, right.n0 = x->n0 - m0;
+    tile_any_uint16_t(&right, to + m0 * 2, from + m0 * x->f0);
+    below.n1 = x->n1 - m1;
+    tile_any_uint16_t(&below, to + m1 * x->t1, from + m1 * 2);
+}
 #else
 #define tile_turn_uint32_t tile_any_uint32_t
+#define tile_turn_uint16_t tile_any_uint16_t
 #endif
 
 typedef void (*tile_fn_t)(const tile_t *x, char *to, const char *from);
@@ -134,6 +169,7 @@ static tile_fn_t choose_loop(int kind, size_t bytes, int64_t n0) {
     if (kind == KIND_ROWS) return n0 < SHORT_ROW ? brief[width] : tile_rows;
     if (kind == KIND_FILL) return fill[width];
     if (kind == KIND_TURN && width == 2) return tile_turn_uint32_t;
+    if (kind == KIND_TURN && width == 1) return tile_turn_uint16_t;
     return any[width];
 }
 

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "kernels/contract/kernel.h"
+#include "kernels/cpu/half.h"
 #include "kernels/describe/batch_norm.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
@@ -54,8 +55,23 @@ static int64_t part_size(const batch_t *p, int64_t part) {
 #undef REAL
 #undef NAME
 
-/* A step of the kernel over rows, columns or channels, by the type that it computes in. */
-#define STEP(f32, p, fn, ...) ((f32) ? fn##_f32(p, __VA_ARGS__) : fn##_f64(p, __VA_ARGS__))
+#undef CELL
+#undef LOAD
+#undef STORE
+#define REAL    float
+#define CELL    gradd_bf16_t
+#define LOAD    gradd_bf16_f32
+#define STORE   gradd_f32_bf16
+#define NAME(x) x##_bf16
+#include "kernels/cpu/batch_rows.h"
+#undef REAL
+#undef NAME
+
+/* A step of the kernel over rows, pieces or channels, by the type of x. */
+#define STEP(dtype, p, fn, ...)                                                                    \
+    ((dtype) == GRADD_DT_F32   ? fn##_f32(p, __VA_ARGS__)                                          \
+     : (dtype) == GRADD_DT_F64 ? fn##_f64(p, __VA_ARGS__)                                          \
+                               : fn##_bf16(p, __VA_ARGS__))
 
 /* Without elements: no batch, and one element of each channel in it. */
 static gradd_channels_t sizes_of(const gradd_type_t *x) {
@@ -106,7 +122,7 @@ static bool has(const gradd_launch_t *r, int i) {
 }
 
 /* Into p->sum and p->sum_h; backward: of dy, else the moments of x. */
-static void sum_channels(const batch_t *p, bool f32, bool backward) {
+static void sum_channels(const batch_t *p, gradd_dtype_t dtype, bool backward) {
     const int64_t channels = p->s.channels, blocks = (channels + COLUMNS - 1) / COLUMNS;
     const int64_t n = p->s.spatial == 1 ? p->parts * blocks : row_count(p);
 #pragma omp parallel for schedule(static) if (is_large(p))
@@ -114,13 +130,13 @@ static void sum_channels(const batch_t *p, bool f32, bool backward) {
         const int64_t column = i % (blocks + !blocks) * COLUMNS;
         const int64_t piece = i / (blocks + !blocks), width = at_most(channels - column, COLUMNS);
         if (p->s.spatial != 1 && backward)
-            STEP(f32, p, row_sums, i);
+            STEP(dtype, p, row_sums, i);
         else if (p->s.spatial != 1)
-            STEP(f32, p, row_moments, i);
+            STEP(dtype, p, row_moments, i);
         else if (backward)
-            STEP(f32, p, piece_sums, piece, column, width);
+            STEP(dtype, p, piece_sums, piece, column, width);
         else
-            STEP(f32, p, piece_moments, piece, column, width);
+            STEP(dtype, p, piece_moments, piece, column, width);
     }
 }
 
@@ -157,42 +173,45 @@ static void join_moments(const batch_t *p, int64_t column, int64_t n, double *me
         }
 }
 
-static void keep_all_moments(const batch_t *p, bool f32, void *var) {
+static void keep_all_moments(const batch_t *p, gradd_dtype_t dtype, void *var) {
 #pragma omp parallel for schedule(static) if (is_large(p))
     for (int64_t column = 0; column < p->s.channels; column += FEW) {
         const int64_t n = at_most(p->s.channels - column, FEW);
         double mean[FEW], square[FEW];
         join_moments(p, column, n, mean, square);
         for (int64_t k = 0; k < n; k++)
-            STEP(f32, p, keep_moments, column + k, mean[k], square[k], var);
+            STEP(dtype, p, keep_moments, column + k, mean[k], square[k], var);
     }
 }
 
-static void keep_all_sums(const batch_t *p, bool f32, void *dscale, void *dbias, void *slopes) {
+static void keep_all_sums(const batch_t *p, gradd_dtype_t dtype, void *dscale, void *dbias,
+                          void *slopes) {
 #pragma omp parallel for schedule(static) if (is_large(p))
     for (int64_t column = 0; column < p->s.channels; column += FEW) {
         const int64_t n = at_most(p->s.channels - column, FEW);
         add_parts(p, column, n);
         for (int64_t c = column; c < column + n; c++) {
-            STEP(f32, p, keep_sums, c, dscale, dbias);
-            if (p->parts) STEP(f32, p, keep_slopes, c, slopes);
+            STEP(dtype, p, keep_sums, c, dscale, dbias);
+            if (p->parts) STEP(dtype, p, keep_slopes, c, slopes);
         }
     }
 }
 
-static void take_statistics(const gradd_launch_t *r, const batch_t *p, void *var, bool f32) {
+static void take_statistics(const gradd_launch_t *r, const batch_t *p, void *var,
+                            gradd_dtype_t dtype) {
     const gradd_view_t *mean = &r->in[GRADD_BATCH_MEAN];
-    const size_t bytes = (size_t)gradd_type_count(&mean->type) * (f32 ? 4 : 8);
+    const size_t bytes = (size_t)gradd_type_count(&mean->type) * (dtype == GRADD_DT_F64 ? 8 : 4);
     const void *given = r->in[GRADD_BATCH_VAR].data;
     memcpy(p->mean, mean->data, bytes);
     if (var) memcpy(var, given, bytes);
     for (int64_t c = 0; c < p->s.channels; c++)
-        STEP(f32, p, keep_inverse, c, given);
+        STEP(dtype, p, keep_inverse, c, given);
 }
 
 static gradd_status_t compute_forward(const gradd_launch_t *r) {
     const gradd_view_t *x = &r->in[GRADD_BATCH_X];
-    const bool f32 = x->type.dtype == GRADD_DT_F32, given = has(r, GRADD_BATCH_MEAN);
+    const gradd_dtype_t dtype = x->type.dtype;
+    const bool given = has(r, GRADD_BATCH_MEAN);
     batch_t p = {.x = x->data, .y = r->out[0].data};
     p.epsilon = gradd_attr_float(r->attrs, GRADD_BATCH_EPSILON, 1e-5);
     p.scale = r->in[GRADD_BATCH_SCALE].data, p.bias = r->in[GRADD_BATCH_BIAS].data;
@@ -204,25 +223,25 @@ static gradd_status_t compute_forward(const gradd_launch_t *r) {
     if (!p.mean) p.mean = room;
     if (!p.inv) p.inv = room + p.s.channels;
     if (given)
-        take_statistics(r, &p, var, f32);
+        take_statistics(r, &p, var, dtype);
     else
-        sum_channels(&p, f32, false);
-    if (!given) keep_all_moments(&p, f32, var);
+        sum_channels(&p, dtype, false);
+    if (!given) keep_all_moments(&p, dtype, var);
     const bool across = p.s.spatial == 1;
     const int64_t n = across ? p.s.batch : row_count(&p);
 #pragma omp parallel for schedule(static) if (is_large(&p))
     for (int64_t i = 0; i < n; i++) {
         if (across)
-            STEP(f32, &p, normalise_across, i);
+            STEP(dtype, &p, normalise_across, i);
         else
-            STEP(f32, &p, normalise, i);
+            STEP(dtype, &p, normalise, i);
     }
     return GRADD_OK;
 }
 
 static gradd_status_t compute_backward(const gradd_launch_t *r) {
     const gradd_view_t *x = &r->in[GRADD_BATCH_GRAD_X];
-    const bool f32 = x->type.dtype == GRADD_DT_F32;
+    const gradd_dtype_t dtype = x->type.dtype;
     batch_t p = {.x = x->data, .y = r->out[0].data};
     set_sizes(&p, &x->type, r->workspace);
     p.dy = r->in[GRADD_BATCH_GRAD_DY].data, p.scale = r->in[GRADD_BATCH_GRAD_SCALE].data;
@@ -230,17 +249,17 @@ static gradd_status_t compute_backward(const gradd_launch_t *r) {
     p.given = gradd_attr_int(r->attrs, GRADD_BATCH_GIVEN, 0);
     void *slopes = p.sum_h + room_of(&p.s), *dscale = output(r, GRADD_BATCH_DSCALE),
          *dbias = output(r, GRADD_BATCH_DBIAS);
-    sum_channels(&p, f32, true);
-    keep_all_sums(&p, f32, dscale, dbias, slopes);
+    sum_channels(&p, dtype, true);
+    keep_all_sums(&p, dtype, dscale, dbias, slopes);
     if (!p.y) return GRADD_OK;
     const bool across = p.s.spatial == 1;
     const int64_t n = across ? p.s.batch : row_count(&p);
 #pragma omp parallel for schedule(static) if (is_large(&p))
     for (int64_t i = 0; i < n; i++) {
         if (across)
-            STEP(f32, &p, backward_across, i, slopes);
+            STEP(dtype, &p, backward_across, i, slopes);
         else
-            STEP(f32, &p, backward, i);
+            STEP(dtype, &p, backward, i);
     }
     return GRADD_OK;
 }
@@ -557,7 +576,10 @@ GRADD_OPS(
                   .grad_tol = -1})));
 
 GRADD_KERNELS(cpu, batchnorm,
-              GRADD_KERNEL("BatchNorm", "loop", .types = {GRADD_T_F32_F64}, .inplace = 1,
-                           .compute = compute_forward, .workspace = workspace_forward),
-              GRADD_KERNEL("BatchNormGrad", "loop", .types = {GRADD_T_F32_F64}, .inplace = 3,
-                           .compute = compute_backward, .workspace = workspace_backward));
+              GRADD_KERNEL("BatchNorm", "loop", .types = {GRADD_T_BF16_F32_F64, GRADD_T_F32_F64},
+                           .inplace = 1, .compute = compute_forward,
+                           .workspace = workspace_forward),
+              GRADD_KERNEL("BatchNormGrad", "loop",
+                           .types = {GRADD_T_BF16_F32_F64, GRADD_T_BF16_F32_F64, GRADD_T_F32_F64},
+                           .inplace = 3, .compute = compute_backward,
+                           .workspace = workspace_backward));
