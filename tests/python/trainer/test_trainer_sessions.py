@@ -29,8 +29,9 @@ class Said(transformers.TrainerCallback):
 folder, resume = Path(sys.argv[1]), sys.argv[2]
 kept = {"keep_session": "llama"} if resume == "new" else {}
 trainer = make_trainer(
-    "gradd", folder, tiny_llama(attention_dropout=0.1), train_dataset=Tokens(20), callbacks=[Said()],
-    max_steps=STEPS, gradient_accumulation_steps=2, per_device_train_batch_size=2,
+    "gradd", folder, tiny_llama(attention_dropout=0.1), train_dataset=Tokens(20),
+    callbacks=[Said()], max_steps=STEPS, gradient_accumulation_steps=2,
+    per_device_train_batch_size=2,
     optim="adamw_ort_fused", learning_rate=3e-3, warmup_steps=3, max_grad_norm=0.5, seed=3,
     logging_steps=1, **kept,
 )
