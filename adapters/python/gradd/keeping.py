@@ -247,16 +247,9 @@ class Kept:
         words[at + 1] = len(data)  # type: ignore[index]
         words[at] = step  # type: ignore[index]
 
-    def _read_slot(self, step: int) -> bytes | None:
-        words, at = self._words, (_HEAD + step % 2 * (_HEAD + self._slot)) // 8
-        size = int(words[at + 1])  # type: ignore[index]
-        if int(words[at]) != step or not 0 < size <= self._slot:  # type: ignore[index]
-            return None
-        return ctypes.string_at(data_ptr(words) + at * 8 + _HEAD, size)
-
     def _grow(self, size: int) -> None:
         """A larger place for notes; the name says so before a step relies on it."""
-        last = None if self._words is None else self._read_slot(self.steps)
+        last = None if self._words is None else _read_slot(self._words, self._slot, self.steps)
         head = None if self._words is None else self._words[: _HEAD // 8].clone()
         with self._client.lock, interrupts.deferred:
             self._slot = max(_SLOT_BYTES, (2 * size + 63) // 64 * 64)
@@ -343,18 +336,9 @@ class Kept:
         notes = content["notes"]
         self._slot, self._block = int(notes["slot"]), taken.blocks[tuple(notes["at"][:2])]
         self._words = self._block.tensor(torch.int64, (self._block.size // 8,))
-        if int(self._words[0]) != _MAGIC:
-            raise errors.SharedMemoryError(f"session '{self.name}': its notes are none")
-        journal = self._taken_journal(taken)
-        done = int(self._words[_DONE]) if journal is None else int(journal[1]) >> _CHUNK_BITS
-        self._check_whole(journal, done)
-        written = self._read_slot(done)
-        if written is None:
-            raise errors.SharedMemoryError(f"session '{self.name}': no notes of step {done}")
-        said = msgpack.unpackb(written, raw=False)
-        if journal is not None and int(journal[2]) == (done - 1) << _CHUNK_BITS | _CHUNKS:
-            before = self._read_slot(done - 1)  # a GradScaler had it skipped: no update
-            said["counts"] = msgpack.unpackb(before, raw=False)["counts"] if before else []
+        place = content.get("optimizer")
+        journal = None if place is None else taken.tensor(place["journal"]["at"])
+        _, said = _said(self.name, self._words, self._slot, journal)
         with torch.no_grad():
             self._restore_tensors(model, taken)  # type: ignore[arg-type]
             self._restore_small(model, content["small"], said["small"])  # type: ignore[arg-type]
@@ -363,21 +347,6 @@ class Kept:
         self._packed = said["user"]
         self.notes = msgpack.unpackb(said["user"], raw=False)
         self.random_state = torch.frombuffer(bytearray(said["random"]), dtype=torch.uint8)
-
-    def _taken_journal(self, taken: Taken) -> torch.Tensor | None:
-        place = taken.content.get("optimizer")
-        return None if place is None else taken.tensor(place["journal"]["at"])
-
-    def _check_whole(self, journal: torch.Tensor | None, done: int) -> None:
-        torn = bool(self._words[_WRITING])  # type: ignore[index]
-        if journal is not None:
-            magic, progress, sealed = journal[:3].tolist()
-            torn = bool(magic) and (bool(progress & _CHUNKS) or sealed == progress)
-        if torn:
-            raise errors.StaleError(
-                f"session '{self.name}': its process has died in the middle of step {done + 1}; "
-                "some parameters are updated, others are not. Load a checkpoint"
-            )
 
     def _restore_tensors(self, model: torch.nn.Module, taken: Taken) -> None:
         for row in taken.content["tensors"]:
@@ -414,6 +383,67 @@ class Kept:
             for row, count in zip(place["states"], said["counts"], strict=True)
         ]
         optimizer.adopt(self._client, states, taken.blocks[tuple(place["journal"]["at"][:2])])
+
+
+def _read_slot(words: torch.Tensor, slot: int, step: int) -> bytes | None:
+    at = (_HEAD + step % 2 * (_HEAD + slot)) // 8
+    size = int(words[at + 1])
+    if int(words[at]) != step or not 0 < size <= slot:
+        return None
+    return ctypes.string_at(data_ptr(words) + at * 8 + _HEAD, size)
+
+
+def _said(
+    name: str, words: torch.Tensor, slot: int, journal: torch.Tensor | None
+) -> tuple[int, dict[str, Any]]:
+    """How many steps are done, and the notes that are true then.
+
+    Raises:
+        StaleError: A step is half done.
+        SharedMemoryError: These are no notes.
+    """
+    fits = slot >= 0 and words.numel() * 8 >= _HEAD + 2 * (_HEAD + slot)
+    if not fits or int(words[0]) != _MAGIC:
+        raise errors.SharedMemoryError(f"session '{name}': its notes are none")
+    if journal is None:
+        done, torn = int(words[_DONE]), bool(words[_WRITING])
+    else:
+        magic, progress, sealed = journal[:3].tolist()
+        done = progress >> _CHUNK_BITS
+        torn = bool(magic) and (bool(progress & _CHUNKS) or sealed == progress)
+    if torn:
+        raise errors.StaleError(
+            f"session '{name}': its process has died in the middle of step {done + 1}; some "
+            "parameters are updated, others are not. Load a checkpoint"
+        )
+    written = _read_slot(words, slot, done)
+    if written is None:
+        raise errors.SharedMemoryError(f"session '{name}': no notes of step {done}")
+    said = msgpack.unpackb(written, raw=False)
+    if journal is not None and int(journal[2]) == (done - 1) << _CHUNK_BITS | _CHUNKS:
+        before = _read_slot(words, slot, done - 1)  # a GradScaler had it skipped: no update
+        said["counts"] = msgpack.unpackb(before, raw=False)["counts"] if before else []
+    return done, said
+
+
+def look(name: str) -> tuple[int, dict[str, Any]]:
+    """Steps and notes of a kept session, for a process that is going to take it over.
+
+    Raises:
+        SessionError, StaleError: As for reattach().
+    """
+
+    def want(content: dict[str, Any], read: Callable[[Any], bytes]) -> tuple[int, dict[str, Any]]:
+        notes, place = content["notes"], content.get("optimizer")
+        words = torch.frombuffer(bytearray(read(notes["at"])), dtype=torch.int64)
+        journal = None
+        if place is not None:
+            data = bytearray(read(place["journal"]["at"]))
+            journal = torch.frombuffer(data, dtype=torch.int64)
+        steps, said = _said(name, words, int(notes["slot"]), journal)
+        return steps, msgpack.unpackb(said["user"], raw=False)
+
+    return sessions.peek(clients.get_client(), name, want)
 
 
 def _weakly(kept: Kept, call: Callable[[Kept], None]) -> Callable[..., None]:

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
 
 
 class GraddCallback(TrainerCallback):
-    """Completes the logged gradient norm once the optimizer's step has measured it."""
+    """Notes of a kept session go before a step; behind it the gradient norm is known."""
 
     def __init__(self, trainer: DaemonTraining) -> None:
         self._trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.gradd_before_optimizer_step()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.gradd_after_optimizer_step()

@@ -23,7 +23,7 @@ from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.training_args import OptimizerNames
 
-from . import attach, refuse
+from . import attach, refuse, sessions
 from .callbacks import GraddCallback
 from .metrics import Metrics
 from .parts import Parts
@@ -47,6 +47,7 @@ class DaemonTraining(Trainer):
     _gradd_parts: Parts | None = None
     _gradd_norm: torch.Tensor | None = None
     _gradd_metrics: Metrics | None = None  # while it trains
+    _gradd_session: sessions.Session | None = None  # the same
     _gradd_enabled = False
     gradd_options: Mapping[str, Any] = MappingProxyType({})  # in place of those of the arguments
 
@@ -69,16 +70,68 @@ class DaemonTraining(Trainer):
             self._gradd_attach(self.model)
             self._gradd_end_metrics()
             self._gradd_metrics = Metrics.of(self._gradd_compiled)
-        return super()._prepare_for_training(*args, **kwargs)
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        if self._gradd_session is not None and not self._gradd_session.folder:
+            self._gradd_session.begin()
+        return prepared
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as Trainer does; the model has its own forward again when this returns."""
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as Trainer does; the model has its own forward again when this returns.
+
+        Args:
+            resume_from_checkpoint: As in Trainer, or "session:NAME": goes on where a process has
+                ended that had `keep_session=NAME`, at the next step, with the same bits.
+            args: Further arguments of Trainer.train(), by position.
+            kwargs: The same by name.
+        """
         try:
-            return super().train(*args, **kwargs)
+            with contextlib.ExitStack() as around:
+                resume = self._gradd_open_session(resume_from_checkpoint, around)
+                return super().train(resume, *args, **kwargs)
         finally:
+            self._gradd_session = None
             self._gradd_end_metrics()
             if self._gradd_compiled_module is not None:
                 attach.detach(self._gradd_compiled_module)
+
+    # ---- sessions that outlive their process ----
+
+    def _gradd_open_session(self, resume: Any, around: contextlib.ExitStack) -> Any:
+        """What Trainer resumes from."""
+        named = isinstance(resume, str) and resume.startswith(sessions.PREFIX)
+        name = resume[len(sessions.PREFIX) :] if named else getattr(self.args, "keep_session", None)
+        if not self._gradd_enabled or not name:
+            if named:
+                raise ValueError(f"resume_from_checkpoint={resume!r}: gradd is disabled")
+            return resume
+        alive = getattr(self.args, "keep_alive", None) or "10m"
+        self._gradd_session = sessions.Session(self, name, alive)
+        return around.enter_context(self._gradd_session.resumed()) if named else resume
+
+    def _gradd_resumes(self, checkpoint: Any) -> bool:
+        session = self._gradd_session
+        return session is not None and bool(session.folder) and checkpoint == session.folder
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._gradd_resumes(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        if self._gradd_resumes(checkpoint):
+            self._gradd_session.take_over()
+        else:
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        if self._gradd_resumes(checkpoint):
+            self._gradd_session.restore_random()
+        else:
+            super()._load_rng_state(checkpoint)
+
+    def gradd_before_optimizer_step(self) -> None:
+        """Called by GraddCallback."""
+        if self._gradd_session is not None:
+            self._gradd_session.note()
 
     def _gradd_end_metrics(self) -> None:
         if self._gradd_metrics is not None:
@@ -260,13 +313,13 @@ class DaemonTraining(Trainer):
             **_optimizer_options(args.optim_args),
         }
 
-    def _gradd_own_optimizer(self) -> Any:
+    def gradd_own_optimizer(self) -> Any:
         """The optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _gradd_clipping_optimizer(self) -> Any:
         """The optimizer, if it clips by itself; None where Trainer has to clip."""
-        optimizer = self._gradd_own_optimizer()
+        optimizer = self.gradd_own_optimizer()
         return optimizer if getattr(optimizer, "max_grad_norm", None) else None
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -290,7 +343,7 @@ class DaemonTraining(Trainer):
             self._gradd_norm.fill_(float("nan") if norm is None else norm)
         # accelerate takes a step that was called for one that was made; skipped, it must not move
         # the scheduler
-        if getattr(self._gradd_own_optimizer(), "skipped", False):
+        if getattr(self.gradd_own_optimizer(), "skipped", False):
             self.optimizer._is_overflow = True
 
 

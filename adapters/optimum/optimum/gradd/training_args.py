@@ -75,6 +75,15 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
         metadata={"help": "The most that a batch may take for activations, as in 2GiB."},
     )
 
+    keep_session: str | None = field(
+        default=None,
+        metadata={"help": "A name: the training outlives its process in the daemon."},
+    )
+    keep_alive: str | None = field(
+        default="10m",
+        metadata={"help": "How long it stays without a process: 90s, 10m, 2h, or -1."},
+    )
+
     def __post_init__(self) -> None:
         self._map_legacy_arguments()
         self._check_onnx_arguments()

@@ -518,8 +518,7 @@ class Client:
             ) from None
         self.recoveries += 1
         logger.warning(
-            "connection to daemon %d lost (%s); parameters are safe in shared memory; "
-            "reconnecting %d/%d",
+            "connection to daemon %d lost (%s); parameters are safe in shared memory; try %d/%d",
             self.daemon_pid,
             str(lost),  # not the exception: a kept log record would keep all its frames
             failures,

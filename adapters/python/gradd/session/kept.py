@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,29 @@ def take(client: Client, name: str) -> Taken:
                 found = _adopt(client, os.dup(fd), sizes[number])
                 blocks.update({(number, block.offset): block for block in found})
         return Taken(content, seconds, blocks)
+    finally:
+        for _, fd, _ in files:
+            os.close(fd)
+
+
+def peek(
+    client: Client, name: str, want: Callable[[dict[str, Any], Callable[[Any], bytes]], Any]
+) -> Any:
+    """What `want` finds in a kept session, which this process has from now on but does not map.
+
+    Args:
+        client: Of this process.
+        name: Of the session.
+        want: Gets the manifest's content, and what reads the bytes at a place.
+    """
+    files = _fetch(client, name)
+    try:
+        content = _read(files[0][1])
+        sizes: dict[int, dict[int, int]] = {number: {} for number, _, _ in files[1:]}
+        for at in _places(content):
+            _check(at, sizes)
+        fds = {number: fd for number, fd, _ in files[1:]}
+        return want(content, lambda at: os.pread(fds[at[0]], nbytes(DTYPES[at[2]], at[3]), at[1]))
     finally:
         for _, fd, _ in files:
             os.close(fd)
