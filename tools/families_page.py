@@ -85,8 +85,8 @@ PROBLEMS = """
 ## Errors and differences
 
 These stop with an error, or their loss or gradients differ from those of PyTorch by more than one
-in a thousand. Where gradd's own check of the first step finds a difference (`self_check`), it says
-so and the model trains in PyTorch.
+in a thousand, and from those in f64 by more than PyTorch's do. Where gradd's own check of the first
+step finds a difference (`self_check`), it says so and the model trains in PyTorch.
 
 """
 UNTRIED = """
