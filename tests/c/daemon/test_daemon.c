@@ -529,7 +529,7 @@ TEST(large_plan_ids_are_explained) {
 TEST(idle_daemon_ends) {
     peer_daemon_t daemon;
     peer_t peer;
-    peer_daemon_start(&daemon, (const char *const[]){"--idle-exit", "1", NULL});
+    peer_daemon_start(&daemon, (const char *const[]){"--foreground", "--idle-exit", "1", NULL});
     peer_open(&peer, daemon.dir, SMALL_BYTES);
     usleep(1800000); /* a session, even without requests, keeps it */
     peer_request(&peer, "ps");

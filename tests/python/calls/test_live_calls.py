@@ -44,6 +44,7 @@ def trained(batch: dict[str, torch.Tensor], steps: int = 1) -> Any:
         (None, True, True),
         ("GRADD_LIVE_ROWS", False, False),
         ("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", False, False),
+        ("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", False, False),
         ("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", False, True),
         ("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, False),
     ],

@@ -495,6 +495,9 @@ def test_save_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         DebugOptions(log_level="INFO")
     with pytest.raises(OSError, match="nowhere"):
         DebugOptions(save_onnx=True, onnx_prefix="a", save_path=f"{tmp_path}/nowhere")
+    monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path))
+    over = DebugOptions(save_onnx=True, onnx_prefix="a", save_path=f"{tmp_path}/nowhere")
+    assert over.save_path == tmp_path
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "ERROR")
     assert DebugOptions(log_level=LogLevel.INFO).log_level is LogLevel.ERROR
 

@@ -407,6 +407,9 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert directory() == Path("/run/user/7/gradd")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert directory().name == f"gradd-{os.geteuid()}"
+    monkeypatch.setenv("TMPDIR", "/else/where")
+    assert directory() == Path(f"/else/where/gradd-{os.geteuid()}")
+    monkeypatch.delenv("TMPDIR")
     open_to_all = tmp_path / "open"
     open_to_all.mkdir(mode=0o755)
     os.chmod(open_to_all, 0o755)
