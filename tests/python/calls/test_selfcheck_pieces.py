@@ -139,3 +139,31 @@ def test_buffers_and_what_rows_share_are_no_part_of_a_batch(small_limit, monkeyp
     model(*batch(), torch.arange(512)[None]).backward()
     assert compared == [([(1, 256), (2, 256), (2, 256), (16,)], True)]
     assert model.gradd_stats()["self_checks_on_few_rows"] == 1
+
+
+class Scored(Tagger):
+    """Gives its scores as well."""
+
+    def forward(self, ids, labels):
+        """The loss and the scores of which it is made."""
+        scores = self.head(torch.tanh(self.embedding(ids)))
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten()), scores
+
+
+def test_scores_are_compared_when_a_call_computes_them(monkeypatch) -> None:
+    """A training step leaves them out until they are read, and so does its check."""
+    compared = []
+    compare = selfcheck._Check._in_daemon
+
+    def noted(self, data, seeded):
+        values, task = compare(self, data, seeded)
+        compared.append((task.outputs, tuple(task.seeds)))
+        return values, task
+
+    monkeypatch.setattr(selfcheck._Check, "_in_daemon", noted)
+    model = ORTModule(Scored(), strict=True)
+    _, scores = model(*batch())
+    assert compared == [((0,), (0,))]
+    assert scores.detach().isfinite().all()
+    model(*batch())
+    assert compared[1:] == [((0, 1), (0,)), ((0, 1), (0, 1))]

@@ -79,7 +79,8 @@ class Reference:
                 tensor = args[given.position]
                 shared = given.bound and isinstance(tensor, torch.nn.Parameter)
                 own = args[given.position] = self.stand_in(tensor, tensor, shared, precise)
-                before[given.name] = own._version
+                if not shared:
+                    before[given.name] = own._version
                 key = GRADIENT if given.bound else INPUT, given.name
                 if own.requires_grad and (self.only is None or key in self.only):
                     wanted[id(own)] = own, key
@@ -93,7 +94,8 @@ class Reference:
             changed = {entry.name for entry in self.piece.graph.changed_entries}
             for given in self.piece.inputs_:
                 own = args[given.position]
-                if given.name in changed or own._version != before[given.name]:
+                written = given.name in before and before[given.name] != own._version
+                if written or given.name in changed:
                     read((BUFFER, given.name), own)
 
     def run_forward(self, own: Forward, data: Data, take: Take) -> bool:
@@ -114,7 +116,7 @@ class Reference:
                 return False
             if stand is not None and stand.requires_grad:
                 wanted[id(stand)] = stand, (GRADIENT if given.bound else INPUT, given.name)
-        del args, tensor
+        del args
         versions = [s._version for s in stands.values()]
         with self._quiet():
             results = own(stands)
