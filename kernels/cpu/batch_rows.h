@@ -9,7 +9,7 @@
  */
 #include "kernels/cpu/row_lanes.h"
 
-static void NAME(row_moments)(const batch_t *p, int64_t row) {
+GRADD_MULTIARCH static void NAME(row_moments)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial;
     const CELL *x = (const CELL *)p->x + row * n;
     const REAL mean = NAME(row_sum)(x, n) / (REAL)n;
@@ -17,7 +17,7 @@ static void NAME(row_moments)(const batch_t *p, int64_t row) {
     p->sum_h[row] = NAME(row_squares)(x, mean, n);
 }
 
-static REAL NAME(row_dot)(const CELL *dy, const CELL *x, REAL mean, int64_t n) {
+static inline REAL NAME(row_dot)(const CELL *dy, const CELL *x, REAL mean, int64_t n) {
     REAL lane[32] = {0};
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
@@ -28,7 +28,7 @@ static REAL NAME(row_dot)(const CELL *dy, const CELL *x, REAL mean, int64_t n) {
     return NAME(add_lanes)(lane);
 }
 
-static void NAME(row_sums)(const batch_t *p, int64_t row) {
+GRADD_MULTIARCH static void NAME(row_sums)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial;
     const CELL *x = (const CELL *)p->x + row * n, *dy = (const CELL *)p->dy + row * n;
     p->sum[row] = NAME(row_sum)(dy, n);
@@ -87,7 +87,7 @@ static void NAME(keep_inverse)(const batch_t *p, int64_t c, const void *var) {
     ((REAL *)p->inv)[c] = (REAL)(1 / sqrt((double)((const REAL *)var)[c] + p->epsilon));
 }
 
-static void NAME(normalise)(const batch_t *p, int64_t row) {
+GRADD_MULTIARCH static void NAME(normalise)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial, c = row % p->s.channels;
     const CELL *x = (const CELL *)p->x + row * n;
     const REAL mean = ((const REAL *)p->mean)[c];
@@ -125,7 +125,7 @@ static void NAME(slopes)(const batch_t *p, int64_t c, REAL *out) {
     out[2] = p->given ? 0 : (REAL)(-factor * p->sum[c] / n);
 }
 
-static void NAME(backward)(const batch_t *p, int64_t row) {
+GRADD_MULTIARCH static void NAME(backward)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial, c = row % p->s.channels;
     const CELL *x = (const CELL *)p->x + row * n, *dy = (const CELL *)p->dy + row * n;
     const REAL mean = ((const REAL *)p->mean)[c];

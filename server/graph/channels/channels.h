@@ -1,12 +1,12 @@
 /* Channels-last: which nodes compute over tensors [N, X..., C] instead of [N, C, X...], and the
  * graph that does.
  *
- * Convolutions for which the device has a channels-last kernel that is worth a transposition are
- * where it begins. From there it spreads over nodes that do not mind the order of axes, downwards
- * to what reads a channels-last value, and upwards to what nothing else reads; each node then reads
- * its operands in that form. A value that is there in the other form alone is transposed, once for
- * all its readers. So a graph is right whatever spreads, and a transposition that the model has
- * itself is left out where the other form is there.
+ * It begins at the convolutions for which the device has a channels-last kernel, but reorders
+ * operands around a channels-first one. From there it spreads over nodes that do not mind the order
+ * of axes, downwards to what reads a channels-last value, and upwards to what nothing else reads;
+ * each node then reads its operands in that form. A value that is there in the other form alone is
+ * transposed, once for all its readers. So a graph is right whatever spreads, and a transposition
+ * that the model has itself is left out where the other form is there.
  *
  * The first axis (N) stays, so a value of rank R has its axis 1 at R - 1 in the other form, and
  * axes from 2 on one further in front.
@@ -43,6 +43,15 @@ typedef struct channels_s {
 /* Which nodes move. Finish it in any case. */
 gradd_status_t channels_choose(graph_t *g, channels_t *out);
 void channels_finish(channels_t *c);
+/* Leaves alone what is not worth its transpositions; begins: per node, a convolution that saves
+ * reorders. */
+gradd_status_t channels_weigh(channels_t *c, const bool *begins);
+/* Whether a node that moves reads that operand in channels-last form. */
+bool channels_takes(const channels_t *c, int32_t node, int i);
+/* Whether the value is there in channels-last form: a node that moves makes it, or the model. */
+bool channels_there(const channels_t *c, gradd_val_t v);
+/* Whether something reads a result of the node. */
+bool channels_alive(const channels_t *c, const graph_node_t *n);
 /* Puts what the nodes that move become beside them, and redirects their readers. */
 gradd_status_t channels_rewrite(const channels_t *c);
 

@@ -76,16 +76,10 @@ static channels_kind_t kind_of_transpose(const graph_node_t *n, int rank) {
     return to_last ? CHANNELS_TO_LAST : to_first ? CHANNELS_TO_FIRST : CHANNELS_STAY;
 }
 
-static bool known_axes(const graph_t *g, const graph_node_t *n, bool *out_mask) {
+bool channels_reduced(const graph_t *g, const graph_node_t *n, bool *out_mask) {
     graph_operands_t o;
     const gradd_infer_t c = graph_describe(g, n, &o);
     return !gradd_known_axes(&c, 1, o.in[0].type.rank, out_mask);
-}
-
-bool channels_reduced(const graph_t *g, const graph_node_t *n, bool *out_mask) {
-    const gradd_attr_t *axes = gradd_attr_find(n->attrs, "axes");
-    const bool said = axes || (n->n_in > 1 && n->in[1] != GRADD_NONE);
-    return said && known_axes(g, n, out_mask);
 }
 
 /* Without the reduced axes, channels must not change places with a spatial one. */
@@ -141,15 +135,13 @@ static int32_t maker(const channels_t *c, gradd_val_t v) {
     return v != GRADD_NONE && c->g->values[v]->kind == VALUE_NODE ? c->g->values[v]->node : -1;
 }
 
-/* Whether the value is there in channels-last form. */
-static bool is_there(const channels_t *c, gradd_val_t v) {
+bool channels_there(const channels_t *c, gradd_val_t v) {
     const int32_t node = maker(c, v);
     return node >= 0 && is_spatial(graph_type(c->g, v)) &&
            (c->moves[node] || c->kind[node] == CHANNELS_TO_FIRST);
 }
 
-/* Whether a node that moves reads that operand in channels-last form. */
-static bool takes_last(const channels_t *c, int32_t node, int i) {
+bool channels_takes(const channels_t *c, int32_t node, int i) {
     return c->g->nodes[node].in[i] != GRADD_NONE &&
            (i == 0 || c->kind[node] == CHANNELS_MAP || is_named(&c->g->nodes[node], "Concat"));
 }
@@ -163,8 +155,8 @@ static bool is_large(const channels_t *c, int32_t node, int i) {
     const graph_node_t *n = &c->g->nodes[node];
     int64_t most = 1;
     for (int k = 0; k < n->n_in; k++)
-        if (takes_last(c, node, k) && size_of(c, n->in[k]) > most) most = size_of(c, n->in[k]);
-    return takes_last(c, node, i) && size_of(c, n->in[i]) == most;
+        if (channels_takes(c, node, k) && size_of(c, n->in[k]) > most) most = size_of(c, n->in[k]);
+    return channels_takes(c, node, i) && size_of(c, n->in[i]) == most;
 }
 
 static bool can_follow(const channels_t *c, int32_t node) {
@@ -173,7 +165,7 @@ static bool can_follow(const channels_t *c, int32_t node) {
            !c->moves[node];
 }
 
-static bool is_alive(const channels_t *c, const graph_node_t *n) {
+bool channels_alive(const channels_t *c, const graph_node_t *n) {
     for (int j = 0; j < n->n_out; j++)
         if (n->out[j] != GRADD_NONE && c->readers[n->out[j]]) return true;
     return false;
@@ -187,7 +179,8 @@ static bool follow_down(channels_t *c) {
         if (!can_follow(c, i)) continue;
         for (int k = 0; k < n->n_in && !c->moves[i]; k++) {
             const int32_t from = maker(c, n->in[k]);
-            c->moves[i] = from >= 0 && c->moves[from] && is_there(c, n->in[k]) && is_large(c, i, k);
+            c->moves[i] =
+                from >= 0 && c->moves[from] && channels_there(c, n->in[k]) && is_large(c, i, k);
         }
         changed |= c->moves[i];
     }
@@ -205,7 +198,7 @@ static bool is_read_last(const channels_t *c, int32_t node, const int32_t *moved
             moved[n->out[j]] != c->readers[n->out[j]])
             return false;
     for (int k = 0; k < n->n_in; k++)
-        missing += is_large(c, node, k) && !is_there(c, n->in[k]);
+        missing += is_large(c, node, k) && !channels_there(c, n->in[k]);
     return missing <= 1;
 }
 
@@ -215,40 +208,49 @@ static gradd_status_t follow_up(channels_t *c, bool *out_changed) {
     *out_changed = false;
     for (int32_t i = c->n_nodes - 1; i >= 0; i--) {
         const graph_node_t *n = &c->g->nodes[i];
-        if (can_follow(c, i) && is_alive(c, n) && is_read_last(c, i, moved))
+        if (can_follow(c, i) && channels_alive(c, n) && is_read_last(c, i, moved))
             c->moves[i] = *out_changed = true;
-        if ((!c->moves[i] && c->kind[i] != CHANNELS_TO_LAST) || !is_alive(c, n)) continue;
+        if ((!c->moves[i] && c->kind[i] != CHANNELS_TO_LAST) || !channels_alive(c, n)) continue;
         for (int k = 0; k < n->n_in; k++)
-            if (takes_last(c, i, k)) moved[n->in[k]]++;
+            if (channels_takes(c, i, k)) moved[n->in[k]]++;
     }
     free(moved);
     return GRADD_OK;
 }
 
-gradd_status_t channels_choose(graph_t *g, channels_t *c) {
-    *c = (channels_t){.g = g, .n_nodes = g->n_nodes, .n_values = g->n_values};
-    for (int i = 0; i < g->n_nodes && !c->any; i++)
-        c->any = is_named(&g->nodes[i], "Conv") || is_named(&g->nodes[i], "ConvDataGrad");
-    if (!c->any) return GRADD_OK;
-    c->any = false;
-    c->kind = calloc((size_t)g->n_nodes + 1, sizeof c->kind[0]);
-    c->moves = calloc((size_t)g->n_nodes + 1, sizeof c->moves[0]);
-    if (!c->kind || !c->moves) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
-    GRADD_TRY(graph_count_readers(g, &c->readers));
-    for (int i = 0; i < g->n_nodes; i++) {
-        if (!is_alive(c, &g->nodes[i])) continue;
-        c->kind[i] = kind_of(c, &g->nodes[i], &c->moves[i]);
-        c->any |= c->moves[i];
-    }
+static gradd_status_t spread(channels_t *c) {
     bool changed = c->any;
     for (int round = 0; round < MOST_ROUNDS && changed; round++) {
         bool up = false;
-        GRADD_TRY(compile_time_spend(g->n_nodes));
+        GRADD_TRY(compile_time_spend(c->n_nodes));
         changed = follow_down(c);
         GRADD_TRY(follow_up(c, &up));
         changed |= up;
     }
     return GRADD_OK;
+}
+
+gradd_status_t channels_choose(graph_t *g, channels_t *c) {
+    *c = (channels_t){.g = g, .n_nodes = g->n_nodes, .n_values = g->n_values};
+    bool any = false;
+    for (int i = 0; i < g->n_nodes && !any; i++)
+        any = is_named(&g->nodes[i], "Conv") || is_named(&g->nodes[i], "ConvDataGrad");
+    if (!any) return GRADD_OK;
+    const size_t n = (size_t)g->n_nodes + 1;
+    c->kind = calloc(n, sizeof c->kind[0]);
+    c->moves = calloc(n, sizeof c->moves[0]);
+    bool *begins = arena_alloc(g->arena, n * sizeof begins[0]);
+    if (!c->kind || !c->moves || !begins)
+        return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    GRADD_TRY(graph_count_readers(g, &c->readers));
+    for (int i = 0; i < g->n_nodes; i++) {
+        begins[i] = false;
+        if (channels_alive(c, &g->nodes[i])) c->kind[i] = kind_of(c, &g->nodes[i], &begins[i]);
+        c->any |= c->moves[i] = begins[i];
+    }
+    if (!c->any) return GRADD_OK;
+    GRADD_TRY(spread(c));
+    return channels_weigh(c, begins);
 }
 
 void channels_finish(channels_t *c) {

@@ -144,12 +144,14 @@ static gradd_status_t move_reduce(move_t *w, const graph_node_t *n, gradd_val_t 
     bool mask[GRADD_MAX_RANK];
     int n_axes = 0, n_attrs = 0;
     const int rank = graph_type(w->g, n->in[0])->rank;
+    const bool given = n->n_in > 1 && n->in[1] != GRADD_NONE;
+    if (!given && !gradd_attr_find(n->attrs, "axes")) return emit_same(w, n, in, n->attrs, out);
     if (!channels_reduced(w->g, n, mask)) return GRADD_FAIL(INTERNAL, "unknown axes");
     for (int i = 0; i < rank; i++)
         if (mask[i]) axes[n_axes++] = channels_axis(i, rank);
     for (int i = 0; i < n->attrs.n && n_attrs < 7; i++)
         if (strcmp(n->attrs.v[i].name, "axes")) attrs[n_attrs++] = n->attrs.v[i];
-    if (n->n_in > 1)
+    if (given)
         in[1] = gradd_const_i64s(w->b, axes, n_axes);
     else
         attrs[n_attrs++] = gradd_make_ints("axes", axes, (size_t)n_axes);
@@ -297,18 +299,12 @@ static gradd_status_t move_node(move_t *w, graph_redirect_t *redirect, int32_t i
     return GRADD_OK;
 }
 
-static bool is_read(const channels_t *c, const graph_node_t *n) {
-    for (int j = 0; j < n->n_out; j++)
-        if (n->out[j] != GRADD_NONE && c->readers[n->out[j]]) return true;
-    return false;
-}
-
 /* Readers of old values read new ones: what needs the old form, the value turned back. */
 static gradd_status_t serve(move_t *w, graph_redirect_t *redirect) {
     graph_t *g = w->g;
     for (int32_t i = 0; i < w->c->n_nodes; i++) {
         const graph_node_t n = g->nodes[i];
-        if (w->c->moves[i] || !is_read(w->c, &n)) continue;
+        if (w->c->moves[i] || !channels_alive(w->c, &n)) continue;
         if (w->c->kind[i] == CHANNELS_TO_LAST && w->last[n.in[0]] != GRADD_NONE) {
             graph_redirect(redirect, n.out[0], w->last[n.in[0]]);
             continue;

@@ -22,7 +22,13 @@ class Spatial:
         self.axes = self.random.choice((1, 2, 2, 2, 3))
         self.inputs: dict[str, Shape] = {}
         sizes = tuple(self.random.choice((4, 5, 6, 8)) for _ in range(self.axes))
-        self.values = [self.given(self.random.choice((1, 2, 3)), self.some_channels(), *sizes)]
+        images, channels = self.random.choice((1, 2, 3)), self.some_channels()
+        if self.random.random() < 0.5:
+            self.values = [self.given(images, channels, *sizes)]
+        else:  # channels-last
+            x, _ = self.given(images, *sizes, channels)
+            perm = [0, self.axes + 1, *range(1, self.axes + 1)]
+            self.values = [(self.write("Transpose", x, perm=perm), (images, channels, *sizes))]
 
     def some_channels(self) -> int:
         return self.random.choice((3, 8, 16, 24))
@@ -165,7 +171,7 @@ def _softmax(g: Spatial, x: str, shape: Shape) -> None:
 
 
 STEPS: list[Callable[[Spatial, str, Shape], None]] = [
-    *[_conv] * 5, *[_pointwise] * 2, _transposed, _bend, _bend, _spread, _join, _join, _choose,
+    *[_conv] * 9, *[_pointwise] * 2, _transposed, _bend, _bend, _spread, _join, _join, _choose,
     _norm, _norm, _split, _pad, _pool, _pool, _gate, _reduce, _turn, _resize, _softmax,
 ]  # fmt: skip
 
@@ -179,6 +185,7 @@ def build(seed: int) -> tuple[Writer, dict[str, Shape], str]:
             g.random.choice(STEPS)(g, *g.random.choice(spatial))
     sums = []
     for name, shape in [*g.random.sample(g.values, min(2, len(g.values))), g.values[-1]]:
-        weighted = g.write("Mul", g.write("Tanh", name), g.given(*shape)[0])
+        weight = g.given(*(n if i == 1 else 1 for i, n in enumerate(shape)))[0]
+        weighted = g.write("Mul", g.write("Tanh", name), weight)
         sums.append(g.write("ReduceSum", weighted, keepdims=0))
     return g.write, g.inputs, g.write("Sum", *sums)
