@@ -29,18 +29,23 @@ __global__ void GPU_BLOCK(THREADS)
 }
 
 /* da may be NULL. */
+template <class T> struct back_memory {
+    const T *dh, *a, *h;
+    T *db, *da;
+};
+
 template <class T>
-__global__ void GPU_BLOCK(THREADS) linear_scan_back(gradd_lanes_t l, bool reverse, const T *dh,
-                                                    const T *a, const T *h, T *db, T *da) {
+__global__ void GPU_BLOCK(THREADS)
+    linear_scan_back(gradd_lanes_t l, bool reverse, back_memory<T> m) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x, lanes = l.outer * l.inner;
     for (int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; k < lanes; k += all) {
         walk_t w = walk_of(l, !reverse, k);
         T next = 0;
         for (int64_t i = 0; i < l.n; i++, w.at += w.step) {
-            const T g = dh[w.at] + next;
-            next = a[w.at] * g;
-            if (da) da[w.at] = i + 1 < l.n ? g * h[w.at + w.step] : (T)0;
-            db[w.at] = g;
+            const T g = m.dh[w.at] + next;
+            next = m.a[w.at] * g;
+            if (m.da) m.da[w.at] = i + 1 < l.n ? g * m.h[w.at + w.step] : (T)0;
+            m.db[w.at] = g;
         }
     }
 }
@@ -67,10 +72,11 @@ static gradd_status_t compute_back(const gradd_launch_t *r) {
     if (!gradd_type_count(&r->in[0].type)) return GRADD_OK;
     return gpu_switch(wide_floats(), r->in[0].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
+        const back_memory<T> m = {(const T *)r->in[0].data, (const T *)r->in[1].data,
+                                  (const T *)r->in[2].data, (T *)r->out[0].data,
+                                  r->n_out > 1 ? (T *)r->out[1].data : (T *)NULL};
         GPU_LAUNCH((linear_scan_back<T>), gpu_blocks(l.outer * l.inner, THREADS), THREADS, l,
-                   reverse, (const T *)r->in[0].data, (const T *)r->in[1].data,
-                   (const T *)r->in[2].data, (T *)r->out[0].data,
-                   r->n_out > 1 ? (T *)r->out[1].data : (T *)NULL);
+                   reverse, m);
         return gpu_launched("LinearScanGrad");
     });
 }

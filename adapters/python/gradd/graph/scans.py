@@ -65,7 +65,7 @@ OPERATOR = torch.ops.gradd.linear_scan.default
 
 @torch.compiler.assume_constant_result
 def _is_recurrence(combine: Callable) -> bool:
-    """Whether two steps (a, b) and (c, d) are the one (a c, c b + d), for drawn numbers, exactly."""
+    """Whether it makes (a c, c b + d) of (a, b) and (c, d), exactly, for drawn numbers."""
     draw = random.Random(7)
     for _ in range(_TRIES):
         a, b, c, d = (fractions.Fraction(draw.randint(-_LARGEST, _LARGEST)) for _ in range(4))
