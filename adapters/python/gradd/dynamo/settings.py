@@ -17,7 +17,7 @@ from torch._dynamo import config
 from torch.backends import mha
 
 from gradd import private
-from gradd.graph import recurrent
+from gradd.graph import recurrent, scans
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
@@ -109,7 +109,14 @@ class _Said(logging.Filter):
 
 
 _ours = threading.local()
-recurrent.shorten(lambda: getattr(_ours, "applied", False))
+
+
+def _is_applied() -> bool:
+    return getattr(_ours, "applied", False)
+
+
+recurrent.shorten(_is_applied)
+scans.substitute(_is_applied)
 # Names of modules of torch, whose loggers these are: with other names their lines come as they are.
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())

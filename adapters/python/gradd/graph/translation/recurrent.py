@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradd.graph.translation.build import dropped, ints, op, several, typed
+from gradd.graph import scans
+from gradd.graph.translation.build import dropped, ints, op, own, several, typed
 
 _aten = torch.ops.aten
 
@@ -131,9 +132,15 @@ def _without_cells(
     return y, _joined(lasts)
 
 
+def linear_scan(a: Any, b: Any, dim: int, reverse: bool) -> Any:
+    """gradd::linear_scan(): h = a h + b along an axis."""
+    return own("LinearScan", a, b, axis=dim, reverse=int(reverse))
+
+
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
+        scans.OPERATOR: linear_scan,
         _aten.lstm.input: lstm,
         _aten.gru.input: functools.partial(_without_cells, "gru"),
         _aten.rnn_tanh.input: functools.partial(_without_cells, "tanh"),
