@@ -29,7 +29,9 @@ def _turned(net: Net, x: Tensor) -> Tensor:
 
 FORMS: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "rotary": _turned,
-    "table": lambda net, x: torch.view_as_real(_complex(x) * net.table[: x.shape[1]]).flatten(-2),
+    "table": lambda net, x: torch.view_as_real(
+        _complex(x) * net.table[: x.shape[1]].to(x.device)
+    ).flatten(-2),
     "parts": lambda net, x: _complex(x).real * _complex(x).imag.exp(),
     "abs": lambda net, x: _complex(x).abs() + torch.complex(x, x * 2).abs()[..., :4],
     "conjugate": lambda net, x: (_complex(x) * _complex(x.tanh()).conj()).real,

@@ -24,7 +24,7 @@ import torch.fx
 from torch._dynamo import config
 
 from gradd import interrupts, progress
-from gradd.dynamo import between_graphs, complex_pairs, masked_rows, work
+from gradd.dynamo import between_graphs, masked_rows, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
 from gradd.dynamo.own_forward import does_more, stored
 from gradd.dynamo.owner import SOURCE, Owner, device_of
@@ -107,8 +107,6 @@ def compiled(
         if error is not None and owner.keeps_places:
             run, amounts = _open(owner, graph, error)
             return between_graphs.entry(owner, graph, run, amounts)
-    if complex_pairs.replace(graph.graph):
-        graph.recompile()
     run, amounts = _run_of(owner, graph, examples, code)
     return between_graphs.entry(owner, graph, run, amounts)
 

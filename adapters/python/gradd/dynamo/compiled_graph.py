@@ -115,6 +115,8 @@ class CompiledGraph:
         self.imagined: planning.Imagined | None = None  # for trials that are planned as well
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
+        if complex_pairs.replace(module.graph):
+            module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))

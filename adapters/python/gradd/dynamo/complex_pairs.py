@@ -205,6 +205,14 @@ def _indexed(walk: _Walk, node: Node) -> Node:
     return walk.call(operator.getitem, walk.pair(z), tuple(parts))
 
 
+def _moved(walk: _Walk, node: Node) -> Node | None:
+    """to(device)"""
+    z, *rest = node.args
+    if not all(isinstance(part, (torch.device, str)) for part in rest):
+        return None
+    return walk.call("to", walk.pair(z), *rest)
+
+
 def _inner(dim: Any) -> Any:
     """An axis of a complex tensor among those of pairs."""
     return dim - 1 if dim < 0 else dim
@@ -279,6 +287,7 @@ _FORMS: dict[str, Callable[[_Walk, Node], Node | None]] = {
     "expand": _shaped(-1),
     "repeat": _shaped(1),
     "permute": _permuted,
+    "to": _moved,
     **dict.fromkeys(("cat", "stack", "concat"), _collected),
     **dict.fromkeys(("sum", "mean"), _added),
 }
