@@ -18,6 +18,7 @@ from gradd.dynamo import (
     budget,
     cache,
     checkpoints,
+    complex_pairs,
     generator_state,
     lower,
     modes,
@@ -114,6 +115,8 @@ class CompiledGraph:
         self.imagined: planning.Imagined | None = None  # for trials that are planned as well
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
+        if complex_pairs.replace(module.graph):
+            module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
@@ -139,14 +142,15 @@ class CompiledGraph:
         torchs: dict[Node, Exception] = self.refusals
         torchs.update(self._transformed())
         torchs.update(refused.nodes(self.module.graph, self.owner.device))
+        viewed = [n for n in self.module.graph.nodes if n.meta.get(complex_pairs.VIEWED)]
         while True:
             before = partition.read_before(self.module.graph, torchs)
             torchs.update({node: torchs[write] for node, write in before.items()})
-            parts = partition.split(self.module.graph, torchs)
+            parts = partition.split(self.module.graph, {*torchs, *viewed})
             glue = [p for p in parts if p.daemon and len(parts) > 1 and work.is_glue(p.nodes)]
             if glue:
                 parts = partition.split(
-                    self.module.graph, {*torchs, *(n for p in glue for n in p.nodes)}
+                    self.module.graph, {*torchs, *viewed, *(n for p in glue for n in p.nodes)}
                 )
             made = []
             for part in parts:

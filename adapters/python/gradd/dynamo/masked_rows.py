@@ -21,8 +21,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd.dynamo import modes, partition, row_functions
 from gradd.dynamo.lower import SYMBOLIC, name_of, value_of
+from gradd.dynamo.rewriting import RewriteError, Rewriter
 from gradd.graph.locations import location_of
-from gradd.graph.nodes import fake_mode
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
@@ -48,7 +48,7 @@ def keep_places(graph: torch.fx.Graph) -> CaptureError | None:
     modes.mark(graph, modes.now())
     try:
         _Walk(graph).run()
-    except _OpenError as error:
+    except RewriteError as error:
         return _refusal(error.node)
     left = next(filter(_is_open, graph.nodes), None)
     return None if left is None else _refusal(left)
@@ -65,14 +65,6 @@ def _refusal(node: Node) -> CaptureError:
 def _is_open(node: Node) -> bool:
     value = value_of(node)
     return isinstance(value, torch.Tensor) and bool(free_unbacked_symbols(value.shape))
-
-
-class _OpenError(Exception):
-    """A node needs rows without a place."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__()
-        self.node = node
 
 
 class _Mask(NamedTuple):
@@ -95,7 +87,7 @@ class _Mask(NamedTuple):
     any: Node
 
 
-class _Walk:
+class _Walk(Rewriter):
     """One walk over the nodes of a graph, in order.
 
     Attributes:
@@ -104,14 +96,13 @@ class _Walk:
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self.rows: dict[Node, tuple[Node, _Mask]] = {}
         self.numbers: dict[Node, Node] = {}
         self.masks: dict[Any, _Mask] = {}
         self.over: dict[tuple[Node, int], Node] = {}
         self.writes: dict[Node, int] = {}  # in front of each node
         self.gone: list[Node] = []
-        self.at: Node | None = None
 
     def run(self) -> None:
         count = 0
@@ -130,29 +121,10 @@ class _Walk:
             if not node.users:
                 self.graph.erase_node(node)
 
-    # ---- making nodes ----
-
     def _call(self, target: Any, /, *args: Any, **kwargs: Any) -> Node:
-        """A call in front of the present node, with what Dynamo would know of it."""
-        assert self.at is not None
-        with self.graph.inserting_before(self.at):
-            make = self.graph.call_method if isinstance(target, str) else self.graph.call_function
-            node = make(target, args, kwargs)
-        node.meta = {k: v for k, v in self.at.meta.items() if k not in ("val", "example_value")}
-        given_args, given_kwargs = torch.fx.map_arg((args, kwargs), value_of)
-        mode = fake_mode(value_of(n) for n in node.all_input_nodes)
-        if mode is None:
-            raise _OpenError(self.at)
-        try:
-            with mode, modes.of(self.at).entered():
-                if isinstance(target, str):
-                    value = getattr(given_args[0], target)(*given_args[1:], **given_kwargs)
-                else:
-                    value = target(*given_args, **given_kwargs)
-        except Exception as error:  # what torch refuses of all rows it may allow of chosen ones
-            raise _OpenError(self.at) from error
-        node.meta["example_value"] = value
-        self.writes[node] = self.writes[self.at]
+        """A call in front of the present node; what torch refuses of all rows is open."""
+        node = self.call(target, *args, **kwargs)
+        self.writes[node] = self.writes[self.at]  # type: ignore[index]
         return node
 
     # ---- the choice ----
@@ -163,7 +135,7 @@ class _Walk:
         value = value_of(x)
         axes = value_of(given).dim()
         if 0 in value.shape[:axes]:
-            raise _OpenError(node)
+            raise RewriteError(node)
         mask = self._mask(given)
         flat = x if axes == 1 else self._call("flatten", x, 0, axes - 1)
         row = self._call(torch.index_select, flat, 0, mask.first)
@@ -182,16 +154,16 @@ class _Walk:
             rest = mask[1:]
             mask = mask[0] if all(part == slice(None, None, None) for part in rest) else None
         if node.target is not operator.getitem and name != "masked_select":
-            raise _OpenError(node)
+            raise RewriteError(node)
         if not isinstance(x, Node) or not isinstance(mask, Node):
-            raise _OpenError(node)
+            raise RewriteError(node)
         value, chosen = value_of(x), value_of(mask)
         if not isinstance(value, torch.Tensor) or chosen.dtype is not torch.bool:
-            raise _OpenError(node)
+            raise RewriteError(node)
         if name == "masked_select" and list(value.shape) != list(chosen.shape):
             mask = self._call("expand_as", mask, x)
         if chosen.dim() == 0 or value.is_complex():
-            raise _OpenError(node)
+            raise RewriteError(node)
         return x, mask
 
     def _mask(self, given: Node) -> _Mask:
@@ -239,7 +211,7 @@ class _Walk:
 
     def _take(self, node: Node) -> None:
         if node.op == "output" or not node.op.startswith("call"):
-            raise _OpenError(self._first(node))
+            raise RewriteError(self._first(node))
         self.gone.append(node)
         name = name_of(node)
         rows = [n for n in node.all_input_nodes if n in self.rows]
@@ -248,7 +220,7 @@ class _Walk:
             return
         masks = {self.rows[n][1].key: self.rows[n][1] for n in rows}
         if len(masks) > 1:
-            raise _OpenError(node)
+            raise RewriteError(node)
         mask = next(iter(masks.values()), None)
         if mask is None:  # a tensor by a number
             self._stand_in(node, self._repeated(node))
@@ -267,12 +239,12 @@ class _Walk:
         if rows:
             axis = node.args[1] if len(node.args) > 1 else None
             if name not in ("sym_size.int", "size") or rows != [node.args[0]] or axis != 0:
-                raise _OpenError(node)
+                raise RewriteError(node)
             self.numbers[node] = self.rows[rows[0]][1].count
         elif name.partition(".")[0] in _COMPARING:
             both = {self.numbers[n] for n in node.all_input_nodes if n in self.numbers}
             if len(both) > 1 or any(not _is_asserted(user) for user in node.users):
-                raise _OpenError(node)
+                raise RewriteError(node)
             self.numbers[node] = next(iter(both))
         elif name in _ARITHMETIC and isinstance(value_of(node), SYMBOLIC):
             args = torch.fx.map_arg(node.args, lambda n: self.numbers.get(n, n))
@@ -280,14 +252,14 @@ class _Walk:
                 args = args[::-1]
             self.numbers[node] = self._call(_ARITHMETIC[name], *args)
         else:
-            raise _OpenError(node)
+            raise RewriteError(node)
 
     def _repeated(self, node: Node) -> Node:
         """The same call, of all rows and of numbers that are tensors."""
         known = {n: self.rows[n][0] for n in node.all_input_nodes if n in self.rows}
         known |= {n: self.numbers[n] for n in node.all_input_nodes if n in self.numbers}
         if name_of(node) not in row_functions.ELEMENTWISE and any(n in self.numbers for n in known):
-            raise _OpenError(node)
+            raise RewriteError(node)
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: known.get(n, n))
         made = self._call(node.target, *args, **kwargs)
         self._check(node, made)
@@ -299,13 +271,13 @@ class _Walk:
         first = int(_is_open(node))
         same = [str(n) for n in old.shape[first:]] == [str(n) for n in new.shape[first:]]
         if old.dtype is not new.dtype or old.dim() != new.dim() or not same:
-            raise _OpenError(node)
+            raise RewriteError(node)
 
     def _row_wise(self, node: Node, rows: list[Node], name: str) -> Node:
         if name in row_functions.IN_PLACE and node.args[0] in rows:
             return self._written(node, rows, row_functions.IN_PLACE[name])
         if not row_functions.is_row_wise(node, rows, value_of(rows[0]).dim()):
-            raise _OpenError(node)
+            raise RewriteError(node)
         return self._repeated(node)
 
     def _written(self, node: Node, rows: list[Node], function: Any) -> Node:
@@ -314,11 +286,11 @@ class _Walk:
         order = list(self.graph.nodes)
         behind = set(order[order.index(node) + 1 :])
         if any(user in behind for user in own.users) or node.kwargs:  # type: ignore[union-attr]
-            raise _OpenError(node)
+            raise RewriteError(node)
         known = {n: self.rows[n][0] for n in rows}
         others = (n for n in node.all_input_nodes if n not in rows)
         if any(getattr(value_of(n), "ndim", 0) >= value_of(node).dim() for n in others):
-            raise _OpenError(node)
+            raise RewriteError(node)
         made = self._call(function, *torch.fx.map_arg(node.args, lambda n: known.get(n, n)))
         if value_of(made).dtype is not value_of(node).dtype:
             made = self._call("to", made, value_of(node).dtype)
@@ -336,11 +308,11 @@ class _Walk:
             return self._loss(node, name, mask)
         first = node.args[0] if node.args else None
         if name not in ("sum", "mean") or first not in self.rows:
-            raise _OpenError(node)
+            raise RewriteError(node)
         keepdim = row_functions.argument(node, "keepdim", 2, False)
         axes = row_functions.axes_of(node, value_of(first).dim())  # type: ignore[arg-type]
         if (axes is not None and 0 not in axes) or not isinstance(keepdim, bool):
-            raise _OpenError(node)
+            raise RewriteError(node)
         how = (axes, keepdim, value_of(node).dtype)
         return self._added(self.rows[first][0], mask, name == "mean", how)  # type: ignore[index]
 
@@ -369,14 +341,14 @@ class _Walk:
         first, target = given.get("input"), given.get("target")
         legacy = given.get("size_average"), given.get("reduce")
         if reduction not in ("mean", "sum", "batchmean") or legacy != (None, None):
-            raise _OpenError(node)
+            raise RewriteError(node)
         if first not in self.rows or target not in self.rows:
-            raise _OpenError(node)
+            raise RewriteError(node)
         known = {n: self.rows[n][0] for n in (first, target)}
         if given.get("weight") in self.rows:
             known[given["weight"]] = self.rows[given["weight"]][0]
         if any(n in self.rows and n not in known for n in node.all_input_nodes):
-            raise _OpenError(node)
+            raise RewriteError(node)
         if name in ("cross_entropy", "nll_loss") and not value_of(target).is_floating_point():
             over = self._over(mask.flat, value_of(target).dim())
             labels = self._call(torch.where, over, known[target], given["ignore_index"])
@@ -384,7 +356,7 @@ class _Walk:
         given = {k: known.get(v, v) if isinstance(v, Node) else v for k, v in given.items()}
         sizes = [list(map(str, value_of(n).shape[1:])) for n in (first, target)]
         if name != "cross_entropy" and sizes[0] != sizes[1]:
-            raise _OpenError(node)
+            raise RewriteError(node)
         rows = self._call(node.target, **{**given, "reduction": "none"})
         if reduction == "batchmean":
             total = self._added(rows, mask, False, (None, False, value_of(node).dtype))
@@ -398,13 +370,13 @@ class _Walk:
             (index,) = index
         here = isinstance(index, Node) and value_of(index).dtype is torch.bool
         if not here or x in self.rows or source not in self.rows:
-            raise _OpenError(node)
+            raise RewriteError(node)
         if self._key(index) != mask.key:
-            raise _OpenError(node)
+            raise RewriteError(node)
         rows, value = self.rows[source][0], value_of(x)  # type: ignore[index]
         rank = value.dim()
         if value_of(rows).dim() != rank - value_of(index).dim() + 1:
-            raise _OpenError(node)
+            raise RewriteError(node)
         if value_of(rows).dtype is not value.dtype:
             rows = self._call("to", rows, value.dtype)
         rows = self._call("reshape", rows, *self._sizes(x))  # type: ignore[arg-type]

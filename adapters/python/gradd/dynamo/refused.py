@@ -9,6 +9,7 @@ import torch.fx
 from torch.nn import functional
 
 from gradd.dynamo import lower, sizes
+from gradd.dynamo.complex_pairs import VIEWED
 from gradd.graph.locations import location_of
 from gradd.spec import CaptureError
 
@@ -31,6 +32,8 @@ def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exce
     """
     found: dict[Node, Exception] = {}
     for node in graph.nodes:
+        if node.meta.get(VIEWED):
+            continue
         error = read(node) if sizes.is_read(node) else None
         error = _elsewhere(node, device) or _complex(node) or _remembers(node) or error
         if error is not None:

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gradd import private
 from gradd.graph import draws
-from gradd.graph.nodes import Operator, is_mutable, replace_call
+from gradd.graph.nodes import Operator, argument, is_mutable, replace_call
 
 # Products and rearrangements whose operator in ONNX would not do, where it has one. What checks
 # indices or has edges of its own stays whole until those are looked after.
@@ -71,12 +71,18 @@ def _is_composed(target: Operator) -> bool:
 
 
 def _is_open_split(node: torch.fx.Node) -> bool:
-    """Whether a split's size is a number of the call, as in chunk() along a free axis.
+    """Whether a split's size is a number of the call, as in chunk() along a free axis, or the axis.
 
     torch has fixed the number of parts, which the exporter's operator leaves open: a sequence, at
     which folding in onnxscript fails if the size has no value.
     """
-    return node.target is torch.ops.aten.split.Tensor and isinstance(node.args[1], torch.fx.Node)
+    if node.target is not torch.ops.aten.split.Tensor:
+        return False
+    dim = argument(node, "dim") or 0
+    return isinstance(node.args[1], torch.fx.Node) or not isinstance(
+        node.args[0].meta["val"].shape[dim],
+        int,  # type: ignore[union-attr]
+    )
 
 
 def _slices(count: int, x: torch.Tensor, size: Any, dim: int = 0) -> list[torch.Tensor]:

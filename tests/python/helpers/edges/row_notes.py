@@ -72,7 +72,10 @@ SKIP: dict[str, dict[str, str]] = {
     "addcdiv": {"1e-22": _SQUARED},
     "gelu": {"inf": "oneDNN, by which torch computes it on some processors, makes NaN of infinity"},
     "complex abs": {**_NO_DIGITS, "inf": "NaN beside infinity"},
-    "polar": dict.fromkeys(("inf", "nan"), "torch's products of complex numbers spread NaN"),
+    **dict.fromkeys(
+        ("polar", "view_as_real"),
+        dict.fromkeys(("inf", "nan"), "torch's products of complex numbers spread NaN"),
+    ),
     "batch_norm": {"rows": "the deviation is torch's rounding of the mean of equal numbers"},
     "batch_norm 1d": _CONSTANT,
     "std": _CONSTANT,
@@ -187,7 +190,6 @@ REFUSED_DECOMPOSED = {
     "multi_margin_loss": "is not translated beside",
     "multi_margin_loss p 2": "is not translated beside",
     "multi_margin_loss weight": "is not translated beside",
-    "chunk": "SplitToSequence",
 }
 
 # Rows that are refused in eval mode, or for a batch without rows.
@@ -249,16 +251,11 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "unique_consecutive",
         "repeat_interleave tensor",
     ),
-    "SplitToSequence": (
-        "split",
-        "split one used",
-    ),
     "aten.scatter": (
         "scatter reduce add",
         "scatter reduce multiply",
     ),
     "STFT": ("stft",),
-    "out of range for rank": ("view_as_real",),
     "ScatterElements": (
         "index_reduce prod",
         "scatter_reduce prod True",

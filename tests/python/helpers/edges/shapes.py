@@ -196,7 +196,7 @@ ROWS = [
     row("searchsorted", lambda x: torch.searchsorted(_SIX, x.float()), "3,4"),
     row("searchsorted right", lambda x: torch.searchsorted(_SIX, x.float(), right=True), "3,4"),
     row("searchsorted rows", lambda x, y: torch.searchsorted(y.sort(1)[0], x), "n3,4", "n3,5"),
-    row("bucketize", lambda x: torch.bucketize(x.float(), _SIX, out_int32=True), "3,4"),
+    row("bucketize int32", lambda x: torch.bucketize(x.float(), _SIX, out_int32=True), "3,4"),
     row("bucketize", lambda x: torch.bucketize(x.float(), _SIX), "3,4"),
     row("unique", lambda x: torch.unique(x), "n3,4"),
     row("isin", lambda x: torch.isin(x, torch.tensor([0.0, 1.0])), "n3,4"),
