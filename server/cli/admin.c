@@ -113,17 +113,24 @@ static const char *duration(int64_t ms, char buffer[24]) {
     return buffer;
 }
 
+/* 0 where an older daemon does not say it. */
+static double real_of(const msgpack_object *map, const char *key) {
+    const msgpack_object *value = wire_in(map, key);
+    return value && value->type == MSGPACK_OBJECT_FLOAT64 ? value->via.f64 : 0;
+}
+
 static void print_session(const msgpack_object *s) {
     char client[CLIENT_WIDTH + 1], state[16], shared[24], arena[24], idle[24];
     printf("%7" PRId64 " %8" PRId64 "  %-*s %-10s %6" PRId64 " %5" PRId64 " %5" PRId64
-           " %10s %10s %9" PRId64 " %7s\n",
+           " %10s %10s %9" PRId64 " %7s %6.0f%% %8.1f\n",
            admin_number(s, "session"), admin_number(s, "pid"), CLIENT_WIDTH,
            admin_text(s, "client", client, sizeof client),
            admin_text(s, "state", state, sizeof state), admin_number(s, "graphs"),
            admin_number(s, "plans"), admin_number(s, "runs"),
            amount(admin_number(s, "segment_bytes"), shared),
            amount(admin_number(s, "arena_bytes"), arena), admin_number(s, "requests"),
-           duration(admin_number(s, "idle_ms"), idle));
+           duration(admin_number(s, "idle_ms"), idle), 100 * real_of(s, "busy"),
+           real_of(s, "steps_per_second"));
 }
 
 /* Sessions with a name: those of living processes as well. */
@@ -156,8 +163,9 @@ static void print_table(const msgpack_object *root) {
            admin_number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
            wire_count(sessions) == 1 ? "" : "s");
     if (wire_count(sessions) == 0) return;
-    printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s\n", "SESSION", "PID", CLIENT_WIDTH,
-           "CLIENT", "STATE", "GRAPHS", "PLANS", "RUNS", "SHARED", "ARENA", "REQUESTS", "IDLE");
+    printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s %7s %8s\n", "SESSION", "PID",
+           CLIENT_WIDTH, "CLIENT", "STATE", "GRAPHS", "PLANS", "RUNS", "SHARED", "ARENA",
+           "REQUESTS", "IDLE", "ENGINE", "STEPS/S");
     for (int i = 0; i < wire_count(sessions); i++)
         if (wire_at(sessions, i)->type == MSGPACK_OBJECT_MAP) print_session(wire_at(sessions, i));
 }

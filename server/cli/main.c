@@ -112,6 +112,18 @@ static int handle_ps(const options_t *options) {
     return handle_admin((admin_t){options, admin_ps, "\n", 0});
 }
 
+/* The table in place of the former one. */
+static int handle_top(const options_t *options) {
+    int code = EXIT_DONE;
+    for (int64_t i = 0; code == EXIT_DONE && (!options->times || i < options->times); i++) {
+        if (i) sleep((unsigned)(options->every ? options->every : 1));
+        if (isatty(STDOUT_FILENO)) fputs("\033[H\033[2J", stdout);
+        code = handle_ps(options);
+        fflush(stdout);
+    }
+    return code;
+}
+
 static int handle_stop(const options_t *options) {
     return handle_admin((admin_t){options, admin_stop, "", 0});
 }
@@ -182,6 +194,7 @@ int main(int argc, char **argv) {
         int (*handle)(const options_t *options);
     } commands[] = {
         {"ps",         handle_ps      },
+        {"top",        handle_top     },
         {"stop",       handle_stop    },
         {"trace",      handle_trace   },
         {"forget",     handle_forget  },

@@ -29,7 +29,7 @@ static void put_session(wire_out_t *out, session_t *session) {
     uint64_t bytes;
     session_counts_t *counts = &session->counts;
     gradd_handle_usage(gradd_lease_table(session->lease), &segments, &bytes);
-    wire_put_map(out, 17);
+    wire_put_map(out, 21);
     put_number(out, "session", session->number);
     put_number(out, "pid", session->pid);
     put_number(out, "uid", session->uid);
@@ -47,6 +47,12 @@ static void put_session(wire_out_t *out, session_t *session) {
     put_number(out, "requests", (int64_t)session->n_requests);
     put_number(out, "waiting", session->lane.length);
     put_number(out, "idle_ms", session_now_ms() - session->active_ms);
+    put_number(out, "engine_ms", session->pace.engine_us / 1000);
+    put_number(out, "steps", (int64_t)session->pace.n_steps);
+    wire_put_text(out, "busy");
+    wire_put_f64(out, session->pace.busy);
+    wire_put_text(out, "steps_per_second");
+    wire_put_f64(out, session->pace.steps_per_second);
 }
 
 static void put_counters(wire_out_t *out, const daemon_t *daemon) {

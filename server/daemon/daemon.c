@@ -214,9 +214,11 @@ static void read_link(daemon_t *daemon) {
 }
 
 void daemon_tick(daemon_t *daemon) {
-    const int64_t now = session_now_ms();
+    const int64_t now = session_now_ms(), past = now - daemon->paced_ms;
+    daemon->paced_ms = now;
     for (int i = 0; i < daemon->table.n; i++) {
         session_t *s = daemon->table.sessions[i];
+        if (past > 0) session_pace_look(&s->pace, past);
         bool attaching = s->state == SESSION_NEW || s->state == SESSION_GREETED;
         if (attaching && now - s->born_ms > GREETING_MS)
             daemon_end_session(daemon, s, "never attached");

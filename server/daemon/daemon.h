@@ -39,6 +39,7 @@ typedef struct daemon_s {
     bool closed;                    /* no more clients are taken */
     char reason[LINK_REASON_BYTES]; /* of the owner, for ending */
     int64_t started_ms;             /* of the owner */
+    int64_t paced_ms;               /* when sessions were looked at last */
     uint64_t n_requests, n_refused;
     recent_t recent;
 } daemon_t;

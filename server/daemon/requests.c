@@ -171,7 +171,11 @@ void requests_finish(daemon_t *daemon, request_t *request) {
     bool detach = request->command->ends_session && request->status == GRADD_OK;
     if (session) session->payload_bytes -= request->payload_bytes;
     if (session) session->n_pending--;
-    if (session) recent_add(&daemon->recent, request);
+    if (session) {
+        recent_add(&daemon->recent, request);
+        session->pace.engine_us += request->ended_us - request->started_us;
+        session->pace.n_steps += request->command->is_step && request->status == GRADD_OK;
+    }
     reply_and_destroy(daemon, request, true);
     if (detach)
         daemon_end_session(daemon, session, "detach");

@@ -133,6 +133,7 @@ void options_usage(FILE *out) {
     fputs("usage: gradd COMMAND [options]\n\n"
           "  serve       run the daemon (exit code 4: one runs already)\n"
           "  ps          the daemon and its sessions\n"
+          "  top         the same, again and again\n"
           "  stop        end the daemon after the request in progress\n"
           "  forget      end a session that has outlived its process\n"
           "  trace       the last requests of the daemon, as a file for Perfetto\n"

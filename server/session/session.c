@@ -195,6 +195,18 @@ void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_
     session->last_reply_bytes = bytes;
 }
 
+#define PACE_MS 5000 /* in which what was before loses most of its weight */
+
+void session_pace_look(session_pace_t *pace, int64_t ms) {
+    const double part = ms < PACE_MS ? (double)ms / PACE_MS : 1, seconds = (double)ms / 1000;
+    const double busy = (double)(pace->engine_us - pace->seen_us) / 1e6 / seconds;
+    const double rate = (double)(pace->n_steps - pace->seen_steps) / seconds;
+    pace->busy += part * (busy - pace->busy);
+    pace->steps_per_second += part * (rate - pace->steps_per_second);
+    pace->seen_us = pace->engine_us;
+    pace->seen_steps = pace->n_steps;
+}
+
 const char *session_state_name(const session_t *session) {
     if (session->state == SESSION_CLOSING) return "closing";
     if (session->state != SESSION_ATTACHED) return "connecting";

@@ -45,6 +45,18 @@ typedef struct session_counts_s {
     atomic_bool running;
 } session_counts_t;
 
+/* What it takes of the engine, for `ps`. */
+typedef struct session_pace_s {
+    int64_t engine_us;             /* of requests that are done */
+    uint64_t n_steps;              /* backwards that are done */
+    int64_t seen_us;               /* both as of the last look */
+    uint64_t seen_steps;           /* the same */
+    double busy, steps_per_second; /* lately: the latest seconds count most */
+} session_pace_t;
+
+/* Looks at the last `ms`, to be called about twice a second. */
+void session_pace_look(session_pace_t *pace, int64_t ms);
+
 typedef struct session_s {
     uint32_t number; /* never used twice in the life of an owner */
     session_state_t state;
@@ -70,6 +82,7 @@ typedef struct session_s {
     bool late;     /* connected while the daemon was ending: its hello is refused */
     bool surplus;  /* one connection too many: its hello is refused, and then it is closed */
     int64_t born_ms, active_ms;
+    session_pace_t pace;
     int64_t stalled_ms;     /* since when its replies cannot be sent; 0 = they can */
     const char *end_reason; /* for the log */
     volatile int cancel;    /* read by the engine thread at every node boundary */

@@ -337,6 +337,7 @@ GRADD_COMMANDS(
     backward,
     {
         .name = "backward",
+        .is_step = true,
         .handle = backward,
         .needs_session = true,
         .fields = {[BACKWARD_RUN] = {.name = "run", .kind = WIRE_U64},

@@ -34,6 +34,7 @@ typedef struct command_s {
     bool needs_session; /* a valid token; without it only the uid is known, and session is NULL */
     bool
         lasting; /* spoken by all versions of the protocol: fields that are not known are ignored */
+    bool is_step;      /* what `ps` counts as a step of a training */
     bool ends_session; /* the session ends when the reply has been sent */
     int max_payloads;
     wire_field_t fields[COMMAND_MAX_FIELDS]; /* ends at the first without a name */

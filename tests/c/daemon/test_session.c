@@ -120,6 +120,23 @@ TEST(client_names_cannot_forge_log_lines) {
     close(end);
 }
 
+TEST(pace_is_a_mean_of_the_last_seconds) {
+    session_pace_t pace = {0};
+    for (int i = 0; i < 100; i++) { /* half of the time, 4 steps a second */
+        pace.engine_us += 250000;
+        pace.n_steps += 2;
+        session_pace_look(&pace, 500);
+    }
+    CHECK_NEAR(pace.busy, 0.5, 0.01);
+    CHECK_NEAR(pace.steps_per_second, 4, 0.01);
+    for (int i = 0; i < 60; i++)
+        session_pace_look(&pace, 500);
+    CHECK(pace.busy < 0.005 && pace.steps_per_second < 0.05);
+    pace.engine_us += 60000000; /* one request of a minute, and no look meanwhile */
+    session_pace_look(&pace, 60000);
+    CHECK_NEAR(pace.busy, 1, 0.01);
+}
+
 TEST(connections_are_limited) {
     int end, pair[2];
     session_t *session;

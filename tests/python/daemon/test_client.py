@@ -179,6 +179,8 @@ def test_gradd_ps_shows_the_session(daemon: object) -> None:
     loss_of(model(*batch())).backward()
     (session,) = daemon.ps()["sessions"]
     assert session["pid"] == os.getpid() and session["graphs"] == 1 and session["plans"] >= 1
+    assert session["steps"] >= 1 and session["engine_ms"] >= 0
+    assert session["busy"] >= 0 and session["steps_per_second"] >= 0
     assert session["segment_bytes"] == sessions.session().segment_bytes()
 
 
