@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-_FOLDERS = {"calls", "daemon", "dynamo", "values"}  # nearly each test captures a graph
+_FOLDERS = {"calls", "daemon", "device", "dynamo", "values"}  # nearly each test captures a graph
 _LEAST, _PART = 1, 12
 SEED = os.environ.get("GRADD_DRAW", "48")
 

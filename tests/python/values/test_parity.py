@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.one_in(2), pytest.mark.usefixtures("shared_daemon")]
 STEPS = 5
 TEXT = ("llama_tied", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 TEXT += ("bert_mlm", "bert_cls", "peft_lora_llama")
-EVERY_RUN = ("gpt2",)
+EVERY_RUN = ("gpt2", "peft_lora_llama")
 # After the steps: batch 1, which is a capture of its own, and another length; then both differ.
 SIZES = ((1, 11), (3, 6))
 SAME_CAPTURE = ((4, 11), (3, 6))

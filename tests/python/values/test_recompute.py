@@ -21,7 +21,7 @@ from helpers.graphs import engine as E
 from helpers.models import families, random_graphs
 from helpers.selection import SEED, every_run, one_in
 
-pytestmark = pytest.mark.one_in(8)
+pytestmark = pytest.mark.one_in(16)
 
 ONE = np.ones((), np.float32)
 DROPOUT = {
