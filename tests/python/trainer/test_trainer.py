@@ -268,7 +268,8 @@ def test_captured_graphs_are_saved_on_request(tmp_path: Path) -> None:
 
     trainer = make_trainer("gradd", tmp_path, max_steps=1, save_onnx=True, onnx_prefix="net")
     trainer.train()
-    files = list(Path(trainer.args.output_dir).glob("net_*.onnx"))
-    assert [f.name for f in files] == ["net_torch_exported_training.onnx"]
-    graph = onnx.load(files[0]).graph
+    files = sorted(Path(trainer.args.output_dir).glob("net_*.onnx"))
+    stages = ("execution_model", "torch_exported")
+    assert [f.name for f in files] == [f"net_{stage}_training.onnx" for stage in stages]
+    graph = onnx.load(files[1]).graph
     assert "model.embed_tokens.weight" in {i.name for i in graph.input}
