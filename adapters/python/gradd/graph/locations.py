@@ -23,7 +23,6 @@ def _folder(file: str) -> str:
     return os.path.join(os.path.dirname(os.path.realpath(file)), "")
 
 
-_TORCH_NN = _folder(torch.nn.modules.__file__)
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _INSIDE = (_folder(torch.__file__), _folder(sympy.__file__), os.path.join(_OURS, ""))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import rewriter
@@ -349,12 +348,3 @@ def _plain_shape(shape: Any, symbols: dict[str, str]) -> Any:
         else:
             sizes.append(symbols.setdefault(str(size), f"d{len(symbols)}"))
     return ir.Shape(sizes)
-
-
-def op_histogram(data: bytes) -> dict[str, int]:
-    """Node types of serialised model bytes with their counts, most frequent first."""
-    counts: dict[str, int] = {}
-    for node in onnx.ModelProto.FromString(data).graph.node:
-        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        counts[name] = counts.get(name, 0) + 1
-    return dict(sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
