@@ -46,6 +46,7 @@ GPU_B := $(B)/gpu
 GPU_PY = GRADD_BIN=$(abspath $(B)/bin/gradd) PYTHONPATH=adapters/python:tests/python \
          GRADD_SELF_CHECK=0 $(PY)
 GPU_PYTHON ?= 3.12
+GPU_MIB ?= 64 # of the bundle and the tree together
 # Libraries that every machine has.
 GPU_HAS := libc|libm|libdl|librt|libresolv|libpthread|libstdc\+\+|libgcc_s|ld-linux[^/]*
 gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.sh needs
@@ -66,8 +67,13 @@ gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.s
 	@for f in $$(ldd $(GPU_B)/bin/gradd | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | grep -vE \
 	    '/($(GPU_HAS))\.so'); do \
 	    cp -L $$f $(GPU_B)/lib/; done
-	@strip -g $(GPU_B)/bin/* $(GPU_B)/lib/*; rm -rf $(GPU_B)/lib/*.a $(addprefix $(GPU_B)/,\
-	    gen gen-obj shm kernels server tests emu fake benchmarks); du -sh $(GPU_B)
+	@strip $(GPU_B)/bin/* $(GPU_B)/lib/*.so*; rm -rf $(GPU_B)/lib/*.a $(addprefix $(GPU_B)/,\
+	    gen gen-obj shm kernels server tests emu fake benchmarks)
+	@bundle=$$(du -sb $(GPU_B) | cut -f1); \
+	    tree=$$(git ls-files -z | du -cb --files0-from=- 2>/dev/null | tail -n 1 | cut -f1); \
+	    echo "  SIZE    $$((bundle >> 20)) MiB in $(GPU_B), $$((tree >> 20)) MiB of tracked files"; \
+	    [ $$((bundle + tree)) -le $$(($(GPU_MIB) << 20)) ] || \
+	    { echo "more than $(GPU_MIB) MiB do not travel to the machine with the GPU"; exit 1; }
 $(GPU_B)/bin/probe: tools/gpu/probe.cu tools/gpu/probe_shared.cu tools/gpu/probe.h \
     tools/gpu/json_error.h $(wildcard kernels/math/*.h kernels/cuda/half.h)
 	@mkdir -p $(@D); echo "  NVCC    $<"

@@ -17,7 +17,8 @@ from pathlib import Path
 
 # By a kernel's mangled name. Packs of 4 and 8 are f32 and the halves; f64 is on no hot path.
 HOT = re.compile(
-    r"gpu_map_(flat|wide)ILi[48]E(?!\d+f_(sin|cos))|mma|rope|4turn|turn_packs|square_blocks|6update|"
+    r"gpu_map_(flat|wide)ILi[48]E(?!\d+f_(sin|cos|a?tan|lgamma|digamma|trigamma))|(?<!ga)mma|"
+    r"rope|4turn|turn_packs|square_blocks|6update|"
     r"(softmax|finish)_rows\w*EE(f|\d+gradd_)|norm_(rows|grad)I\w*(f|gradd_bf16_s|gradd_f16_s)"
 )
 WIDE = {
@@ -27,7 +28,7 @@ WIDE = {
 }
 FEW = (32, 256)  # bytes on the stack, and spilled
 KNOWN = {
-    r"f_(sin|cos)|draw": 40,  # libm's sine of large numbers
+    r"f_(sin|cos|tan|digamma|trigamma)|draw": 40,  # libm's sine of large numbers
     r"order_(slices|together)": 1536,  # swaps as PyTorch's sort makes them where ties count
     r"constant|non_zero": 72,  # the last step of NonZero: coordinates of an element
 }
