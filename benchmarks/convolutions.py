@@ -40,6 +40,45 @@ class Bottleneck(nn.Module):
         return torch.relu(x + self.third(hidden))
 
 
+def stages() -> nn.Module:
+    """A ResNet with one bottleneck of each size, with norms, in front of its classifier."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    ]
+    channels = 64
+    for narrow in (64, 128, 256, 512):
+        layers.append(Down(channels, narrow, 1 if narrow == 64 else 2))
+        channels = 4 * narrow
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+
+
+class Down(nn.Module):
+    """A bottleneck of ResNet-50 that changes its sizes."""
+
+    def __init__(self, channels: int, narrow: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * narrow
+        self.way = nn.Sequential(
+            nn.Conv2d(channels, narrow, 1, bias=False),
+            nn.BatchNorm2d(narrow),
+            nn.ReLU(),
+            nn.Conv2d(narrow, narrow, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(narrow),
+            nn.ReLU(),
+            nn.Conv2d(narrow, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+        )
+        self.beside = nn.Sequential(
+            nn.Conv2d(channels, wide, 1, stride=stride, bias=False), nn.BatchNorm2d(wide)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.beside(x) + self.way(x))
+
+
 def convnext() -> nn.Module:
     """One block of 96 channels."""
     from helpers.models.convolutional import Block
@@ -55,6 +94,7 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "3x3": (lambda: nn.Conv2d(64, 64, 3, padding=1), (8, 64, 56, 56)),
     "depthwise": (lambda: nn.Conv2d(96, 96, 7, padding=3, groups=96), (8, 96, 56, 56)),
     "convnext": (convnext, (8, 96, 56, 56)),
+    "stages": (stages, (4, 3, 224, 224)),
 }
 
 

@@ -11,6 +11,7 @@ gradd_status_t graph_redirect_begin(graph_t *g, graph_redirect_t *r) {
 }
 
 void graph_redirect(graph_redirect_t *r, gradd_val_t from, gradd_val_t to) {
+    if (from == to) return;
     r->to[from] = to;
     r->any = true;
 }

@@ -15,7 +15,7 @@ typedef struct graph_redirect_s {
 /* Errors: NOMEM. */
 gradd_status_t graph_redirect_begin(graph_t *g, graph_redirect_t *r);
 /* Makes all readers of `from`, a value from before the start, read `to`, which has the same
- * type. */
+ * type; perhaps it is that value, which a pass has found again. */
 void graph_redirect(graph_redirect_t *r, gradd_val_t from, gradd_val_t to);
 /* Changes operands, outputs and gradients, and sorts the nodes. Errors: NOMEM. */
 gradd_status_t graph_redirect_end(graph_t *g, const graph_redirect_t *r);

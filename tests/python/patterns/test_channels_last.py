@@ -53,6 +53,15 @@ def test_transpositions_of_the_model_vanish() -> None:
     assert sizes.backward in (4, 6)
 
 
+def test_a_transposition_of_the_model_serves_a_convolution() -> None:
+    w = Writer()
+    hidden = w("Softmax", "x", axis=1)
+    turned = w("Softmax", w("Transpose", hidden, perm=TO_LAST), axis=1)
+    y = w("Transpose", w("Relu", w("Conv", hidden, "w", **SAME)), perm=TO_LAST)
+    sizes = compared(w, {**SHAPES, "v": (1,)}, w("Add", y, turned))
+    assert sizes.forward in (6, 7)
+
+
 def test_one_transposition_serves_all_readers() -> None:
     w = Writer()
     hidden = w("Neg", "x")
