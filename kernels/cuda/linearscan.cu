@@ -22,7 +22,7 @@ __global__ void GPU_BLOCK(THREADS)
         walk_t w = walk_of(l, reverse, k);
         T state = 0;
         for (int64_t i = 0; i < l.n; i++, w.at += w.step) {
-            state = a[w.at] * state + b[w.at];
+            state = i ? a[w.at] * state + b[w.at] : b[w.at];
             h[w.at] = state;
         }
     }

@@ -1,10 +1,10 @@
 /* LinearScan: a linear recurrence along one axis, as in state-space models.
  *
- * Math: h_t = a_t h_(t-1) + b_t with h = 0 in front, elementwise over the other axes; `reverse`
- * goes from the end. Shapes: a, b and h [outer, n, inner]. Saved for backward: a and h.
+ * Math: h_t = a_t h_(t-1) + b_t, the first h = b, elementwise over the other axes; `reverse` goes
+ * from the end. Shapes: a, b and h [outer, n, inner]. Saved for backward: a and h.
  *
  * LinearScanGrad(dh, a, h) -> db, da is internal. It goes the other way:
- *     g_t = dh_t + a_(t+1) g_(t+1);  db_t = g_t;  da_t = g_t h_(t-1)
+ *     g_t = dh_t + a_(t+1) g_(t+1);  db_t = g_t;  da_t = g_t h_(t-1), the first 0
  */
 #include "kernels/contract/kernel.h"
 #include "kernels/describe/dispatch.h"
@@ -30,7 +30,7 @@ typedef struct scan_part_s {
             const T *a = (const T *)p->a + at, *b = (const T *)p->b + at;                          \
             T *h = (T *)p->out + at;                                                               \
             _Pragma("omp simd") for (int64_t k = 0; k < p->width; k++) {                           \
-                state[k] = a[k] * state[k] + b[k];                                                 \
+                state[k] = i ? a[k] * state[k] + b[k] : b[k];                                      \
                 h[k] = state[k];                                                                   \
             }                                                                                      \
         }                                                                                          \
@@ -38,14 +38,15 @@ typedef struct scan_part_s {
                                                                                                    \
     /* backwards, so that h of the step before stands at at + step */                              \
     GRADD_MULTIARCH static void back_##T(const scan_part_t *p) {                                   \
-        T next[LANES] = {0}, zeros[LANES] = {0}, unread[LANES];                                    \
+        T next[LANES] = {0}, unread[LANES];                                                        \
         for (int64_t i = 0, at = p->first; i < p->n; i++, at += p->step) {                         \
             const T *a = (const T *)p->a + at, *dh = (const T *)p->dh + at;                        \
-            const T *before = i + 1 < p->n ? (const T *)p->b + at + p->step : zeros;               \
+            const bool first = i + 1 == p->n;                                                      \
+            const T *before = (const T *)p->b + at + (first ? 0 : p->step);                        \
             T *db = (T *)p->out + at, *da = p->da ? (T *)p->da + at : unread;                      \
             _Pragma("omp simd") for (int64_t k = 0; k < p->width; k++) {                           \
                 const T g = dh[k] + next[k];                                                       \
-                da[k] = g * before[k];                                                             \
+                da[k] = first ? 0 : g * before[k];                                                 \
                 next[k] = a[k] * g;                                                                \
                 db[k] = g;                                                                         \
             }                                                                                      \
@@ -106,7 +107,7 @@ static gradd_status_t ref_scan(const gradd_launch_t *r) {
             for (int64_t i = 0; i < l.n; i++) {
                 const int64_t t = reverse ? l.n - 1 - i : i;
                 const int64_t at = (lane / l.inner * l.n + t) * l.inner + lane % l.inner;
-                h = (double)a[at] * h + (double)b[at];
+                h = i ? (double)a[at] * h + (double)b[at] : (double)b[at];
                 ((T *)r->out[0].data)[at] = (T)h;
             }
         }
@@ -130,8 +131,8 @@ static gradd_status_t ref_back(const gradd_launch_t *r) {
                 next = (double)a[at] * g;
                 ((T *)r->out[0].data)[at] = (T)g;
                 if (r->n_out < 2 || !r->out[1].data) continue;
-                const double prior = i ? (double)h[(base + before) * l.inner + rest] : 0;
-                ((T *)r->out[1].data)[at] = (T)(g * prior);
+                ((T *)r->out[1].data)[at] =
+                    i ? (T)(g * (double)h[(base + before) * l.inner + rest]) : (T)0;
             }
         }
     });
@@ -181,6 +182,7 @@ GRADD_OPS(linearscan,
                        {.text = "f32[2,3,4] f32[2,3,4] | axis=1"},
                        {.text = "f32[3,2] f32[3,2] | axis=0 reverse=1"},
                        {.text = "f32[2,4] f32[2,4] | axis=-1"}, {.text = "f32[1] f32[1] | axis=0"},
+                       {.text = "f32[3,2]={inf,2,1,inf,-1,0} f32[3,2] | axis=0", .grad_tol = -1},
                        {.text = "f32[0,3] f32[0,3] | axis=0"},
                        {.text = "f32[2,3,0] f32[2,3,0] | axis=1 reverse=1"},
                        {.text = "f32[3,40,170]:(0,1) f32[3,40,170] | axis=1", .grad_tol = -1},

@@ -25,7 +25,7 @@ _LARGEST = 1 << 20
 
 @torch.library.custom_op("gradd::linear_scan", mutates_args=())
 def linear_scan(a: torch.Tensor, b: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
-    """h_t = a_t h_(t-1) + b_t along an axis, from 0; where the daemon does not run it."""
+    """h_t = a_t h_(t-1) + b_t along an axis, the first b; where the daemon does not run it."""
     steps = list(zip(a.unbind(dim), b.unbind(dim), strict=True))
     results = []
     for one, other in reversed(steps) if reverse else steps:

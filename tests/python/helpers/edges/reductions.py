@@ -109,6 +109,7 @@ ROWS = [
     row("msort of 40", lambda x: torch.msort(x), "40,3"),
     row("cumsum", lambda x: x.cumsum(1)),
     row("cumprod", lambda x: x.cumprod(1)),
+    row("cumprod 0", lambda x: x.cumprod(0)),
     row("cummax", lambda x: x.cummax(1).values),
     row("cummin", lambda x: x.cummin(1).values),
     row("logcumsumexp", lambda x: x.logcumsumexp(1)),

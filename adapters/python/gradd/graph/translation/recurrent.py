@@ -13,9 +13,21 @@ from typing import Any, NamedTuple
 import torch
 
 from gradd.graph import scans
-from gradd.graph.translation.build import dropped, ints, op, own, several, typed
+from gradd.graph.translation.build import (
+    cast,
+    dropped,
+    ints,
+    is_float,
+    op,
+    own,
+    scalar,
+    several,
+    typed,
+)
+from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
+_END = 2**63 - 1
 
 
 class _Layer(NamedTuple):
@@ -137,10 +149,28 @@ def linear_scan(a: Any, b: Any, dim: int, reverse: bool) -> Any:
     return own("LinearScan", a, b, axis=dim, reverse=int(reverse))
 
 
+def cumprod(x: Any, dim: int, dtype: int | None = None) -> Any:
+    """cumprod(): the recurrence h = x h that begins with the first factor; its gradient divides by
+    nothing, so zeros are no special case.
+    """
+    if dtype is not None and dtype != -1:
+        x = cast(x, dtype)
+    if not is_float(x):
+        raise CaptureError("unsupported_operator", "cumprod() of integers is not supported")
+    if not len(x.shape):
+        return op.Identity(x)
+    axis = ints(dim % len(x.shape))
+    first, rest = op.Slice(x, ints(0), ints(1), axis), op.Slice(x, ints(1), ints(_END), axis)
+    zeros = op.Expand(scalar(0.0, x.dtype), op.Shape(rest))
+    begin = typed(op.Concat(first, zeros, axis=dim), x.dtype, x.shape)
+    return own("LinearScan", x, begin, axis=dim, reverse=0)
+
+
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
         scans.OPERATOR: linear_scan,
+        _aten.cumprod.default: cumprod,
         _aten.lstm.input: lstm,
         _aten.gru.input: functools.partial(_without_cells, "gru"),
         _aten.rnn_tanh.input: functools.partial(_without_cells, "tanh"),
