@@ -374,7 +374,6 @@ def _byte(dtype: torch.dtype) -> tuple:
 
 
 BUFFERS: dict[str, Callable[[], tuple]] = {  # a buffer, its use, and what the reason says
-    "complex": lambda: (torch.polar(torch.ones(3), torch.ones(3)), _turned, "torch.complex64"),
     "conjugated": lambda: (torch.polar(torch.ones(3), torch.ones(3)).conj(), _turned, "complex64"),
     "sparse": lambda: (torch.eye(6).to_sparse(), lambda h, b: torch.sparse.mm(b, h.T), "sparse"),
     "csr": lambda: (torch.eye(6).to_sparse_csr(), lambda h, b: b @ h.T, "sparse"),

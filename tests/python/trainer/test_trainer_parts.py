@@ -59,9 +59,9 @@ class Sorting(nn.Module):
         self.last = nn.Linear(16, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The median of a row's code, beside it."""
+        """The most frequent value of a row's code, beside it."""
         code = self.encoder(x)
-        return self.last(code) + code.median(-1, keepdim=True).values
+        return self.last(code) + code.mode(-1, keepdim=True).values
 
 
 class Nested(nn.Module):
@@ -133,7 +133,7 @@ def test_what_of_a_part_runs_in_pytorch_is_counted(
     torch.testing.assert_close(_losses(trainer), expected, rtol=1e-4, atol=1e-5)
     assert trainer.gradd_stats()["in_torch"] == {"unsupported_operator": 4}
     assert any("Nested's Sorting" in record.getMessage() for record in caplog.records)
-    with pytest.raises(CaptureError, match="median"):
+    with pytest.raises(CaptureError, match="mode"):
         accelerate(_trainer(tmp_path, Nested(), Inner), strict=True).train()
 
 

@@ -18,6 +18,7 @@ from gradd.graph.translation.build import (
     cast,
     check_index,
     count,
+    first_of,
     ints,
     is_float,
     narrow,
@@ -186,6 +187,17 @@ def cosine_similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
         bounded = straight_through(op.Clip(norm, scalar(eps, value.dtype)), norm)
         parts.append(op.Div(value, bounded))
     return op.ReduceSum(op.Mul(*parts), ints(dim), keepdims=0)
+
+
+def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
+    """cdist(): com.gradd::PairDistance, which computes as torch does by default."""
+    if compute_mode not in (None, 0):
+        raise CaptureError("unsupported_operator", "cdist with another compute_mode")
+    if not 0 < p < math.inf:
+        raise CaptureError("unsupported_operator", f"cdist with p = {p}")
+    if len(x.shape) != len(y.shape) or list(x.shape[:-2]) != list(y.shape[:-2]):
+        raise CaptureError("unsupported_operator", "cdist that broadcasts; expand the operands")
+    return first_of("com.gradd", "PairDistance", x, y, p=float(p))
 
 
 def _alike(x: Any, y: Any) -> tuple[Any, Any]:
@@ -430,6 +442,7 @@ def table() -> dict[Any, Callable]:
         _aten.var_mean.dim: _unbiased(var_mean, True),
         _aten.var_mean.correction: var_mean,
         _aten.cosine_similarity.default: cosine_similarity,
+        _aten.cdist.default: cdist,
         _aten.max.default: _extremum(True),
         _aten.min.default: _extremum(False),
         _aten.max.dim: _extremum_along(True),
