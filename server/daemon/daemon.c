@@ -54,7 +54,15 @@ static void drop_waiting(daemon_t *daemon, session_t *session) {
     drop_lane(daemon, session, &session->memory_lane);
 }
 
+void daemon_destroy_session(daemon_t *daemon, session_t *session) {
+    log_event(LOG_INFO, "session_end", "session=%u pid=%d reason=\"%s\" requests=%llu",
+              session->number, (int)session->pid, session->end_reason,
+              (unsigned long long)session->n_requests);
+    session_destroy(&daemon->table, session);
+}
+
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason) {
+    const bool attached = session->state == SESSION_ATTACHED;
     __atomic_store_n(&session->cancel, 1,
                      __ATOMIC_RELAXED); /* also of a wait for other processes */
     if (session->state == SESSION_CLOSING) return;
@@ -67,6 +75,10 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     if (!device_mapper(daemon->worker.device)) { /* else the engine thread unmaps, and hangs up */
         link_say_end(session->control);
         gradd_lease_end(session->lease); /* what no run uses is unmapped now */
+        if (!attached) { /* the engine has nothing of it, and may be busy for long */
+            daemon_destroy_session(daemon, session);
+            return;
+        }
     }
     request_t *end = request_create();
     if (!end) {
@@ -90,7 +102,7 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     daemon->stopping = true;
     /* If there is no room, the owner has told us to stop, or will find us ended with status 0. */
     link_send(daemon->link, &(link_message_t){.kind = LINK_STOPPING}, NULL, 0);
-    for (int i = 0; i < daemon->table.n; i++) {
+    for (int i = daemon->table.n - 1; i >= 0; i--) { /* backwards: some are gone at once */
         session_t *session = daemon->table.sessions[i];
         if (cancel)
             daemon_end_session(daemon, session, reason);
@@ -105,7 +117,7 @@ static void end_late_sessions(daemon_t *daemon) {
     for (int i = 0; i < daemon->table.n; i++)
         if (!daemon->table.sessions[i]->late) return;
     daemon->closed = true;
-    for (int i = 0; i < daemon->table.n; i++)
+    for (int i = daemon->table.n - 1; i >= 0; i--)
         daemon_end_session(daemon, daemon->table.sessions[i], "refused");
 }
 
@@ -216,7 +228,7 @@ static void read_link(daemon_t *daemon) {
 void daemon_tick(daemon_t *daemon) {
     const int64_t now = session_now_ms(), past = now - daemon->paced_ms;
     daemon->paced_ms = now;
-    for (int i = 0; i < daemon->table.n; i++) {
+    for (int i = daemon->table.n - 1; i >= 0; i--) {
         session_t *s = daemon->table.sessions[i];
         if (past > 0) session_pace_look(&s->pace, past);
         bool attaching = s->state == SESSION_NEW || s->state == SESSION_GREETED;
