@@ -23,6 +23,7 @@
 #define STALLED_MS       30000
 #define REQUESTS_PER_RUN 64
 #define LINKS_PER_EVENT  8 /* messages of the owner */
+#define FULL_MS          2000
 
 /* The meaning of an epoll event: a kind, and the session's number for two of them. */
 enum { ON_CONTROL, ON_PIDFD, ON_LINK, ON_ROUTER, ON_ZAP, ON_QUEUE };
@@ -211,12 +212,27 @@ static gradd_status_t take_message(daemon_t *daemon, const link_message_t *messa
     return GRADD_FAIL(INTERNAL, "message %d of the owner", (int)message->kind);
 }
 
+/* Out of descriptors, a client stays where it is until a tick: received now, it would be lost.
+ * After some time it is, as the word to stop may be behind it. */
+static bool must_wait(daemon_t *daemon) {
+    const int64_t now = session_now_ms();
+    if (!link_comes(daemon->link, LINK_SESSION) || gate_has_room()) {
+        daemon->full_ms = 0;
+        return false;
+    }
+    if (!daemon->full_ms) daemon->full_ms = now;
+    if (now - daemon->full_ms >= FULL_MS) return false;
+    unwatch(daemon, daemon->link);
+    return true;
+}
+
 /* Without an owner the process must not live: another may take the directory. */
 static void read_link(daemon_t *daemon) {
     link_message_t message;
     int fds[LINK_MAX_FDS];
     bool any = true;
     for (int i = 0; i < LINKS_PER_EVENT && any; i++) {
+        if (must_wait(daemon)) return;
         gradd_status_t st = link_receive(daemon->link, &message, fds, &any);
         if (st == GRADD_E_IO) _exit(1);
         if (st == GRADD_OK && any) st = take_message(daemon, &message, fds);
@@ -228,6 +244,10 @@ static void read_link(daemon_t *daemon) {
 void daemon_tick(daemon_t *daemon) {
     const int64_t now = session_now_ms(), past = now - daemon->paced_ms;
     daemon->paced_ms = now;
+    if (daemon->full_ms) {
+        watch(daemon, daemon->link, ON_LINK, 0);
+        read_link(daemon);
+    }
     for (int i = daemon->table.n - 1; i >= 0; i--) {
         session_t *s = daemon->table.sessions[i];
         if (past > 0) session_pace_look(&s->pace, past);

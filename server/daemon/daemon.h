@@ -36,7 +36,8 @@ typedef struct daemon_s {
     loop_t loop;
     laps_t laps;
     bool stopping;
-    bool closed;                    /* no more clients are taken */
+    int64_t full_ms; /* since when no client is taken, for want of descriptors; 0: they are */
+    bool closed;     /* no more clients are taken */
     char reason[LINK_REASON_BYTES]; /* of the owner, for ending */
     int64_t started_ms;             /* of the owner */
     int64_t paced_ms;               /* when sessions were looked at last */
