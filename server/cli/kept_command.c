@@ -48,6 +48,11 @@ static gradd_status_t ask(const rundir_t *dir, const char *verb, const char *nam
     gradd_status_t st = gradd_fd_send(fd, request.data, request.bytes, NULL, 0);
     wire_out_finish(&request);
     if (st == GRADD_OK) st = gradd_fd_recv(fd, &packet, &event);
+    /* Not before the daemon has hung up, too: the next `ps` would still list the connection. */
+    shutdown(fd, SHUT_WR);
+    char rest;
+    while (recv(fd, &rest, sizeof rest, 0) > 0)
+        ;
     close(fd);
     GRADD_TRY(st);
     if (event != GRADD_FD_PACKET)

@@ -23,6 +23,7 @@
 #define STALLED_MS       30000
 #define REQUESTS_PER_RUN 64
 #define LINKS_PER_EVENT  8 /* messages of the owner */
+#define FULL_MS          2000
 
 /* The meaning of an epoll event: a kind, and the session's number for two of them. */
 enum { ON_CONTROL, ON_PIDFD, ON_LINK, ON_ROUTER, ON_ZAP, ON_QUEUE };
@@ -54,7 +55,15 @@ static void drop_waiting(daemon_t *daemon, session_t *session) {
     drop_lane(daemon, session, &session->memory_lane);
 }
 
+void daemon_destroy_session(daemon_t *daemon, session_t *session) {
+    log_event(LOG_INFO, "session_end", "session=%u pid=%d reason=\"%s\" requests=%llu",
+              session->number, (int)session->pid, session->end_reason,
+              (unsigned long long)session->n_requests);
+    session_destroy(&daemon->table, session);
+}
+
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason) {
+    const bool attached = session->state == SESSION_ATTACHED;
     __atomic_store_n(&session->cancel, 1,
                      __ATOMIC_RELAXED); /* also of a wait for other processes */
     if (session->state == SESSION_CLOSING) return;
@@ -67,6 +76,10 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     if (!device_mapper(daemon->worker.device)) { /* else the engine thread unmaps, and hangs up */
         link_say_end(session->control);
         gradd_lease_end(session->lease); /* what no run uses is unmapped now */
+        if (!attached) { /* the engine has nothing of it, and may be busy for long */
+            daemon_destroy_session(daemon, session);
+            return;
+        }
     }
     request_t *end = request_create();
     if (!end) {
@@ -90,7 +103,7 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     daemon->stopping = true;
     /* If there is no room, the owner has told us to stop, or will find us ended with status 0. */
     link_send(daemon->link, &(link_message_t){.kind = LINK_STOPPING}, NULL, 0);
-    for (int i = 0; i < daemon->table.n; i++) {
+    for (int i = daemon->table.n - 1; i >= 0; i--) { /* backwards: some are gone at once */
         session_t *session = daemon->table.sessions[i];
         if (cancel)
             daemon_end_session(daemon, session, reason);
@@ -105,7 +118,7 @@ static void end_late_sessions(daemon_t *daemon) {
     for (int i = 0; i < daemon->table.n; i++)
         if (!daemon->table.sessions[i]->late) return;
     daemon->closed = true;
-    for (int i = 0; i < daemon->table.n; i++)
+    for (int i = daemon->table.n - 1; i >= 0; i--)
         daemon_end_session(daemon, daemon->table.sessions[i], "refused");
 }
 
@@ -199,12 +212,27 @@ static gradd_status_t take_message(daemon_t *daemon, const link_message_t *messa
     return GRADD_FAIL(INTERNAL, "message %d of the owner", (int)message->kind);
 }
 
+/* Out of descriptors, a client stays where it is until a tick: received now, it would be lost.
+ * After some time it is, as the word to stop may be behind it. */
+static bool must_wait(daemon_t *daemon) {
+    const int64_t now = session_now_ms();
+    if (!link_comes(daemon->link, LINK_SESSION) || gate_has_room()) {
+        daemon->full_ms = 0;
+        return false;
+    }
+    if (!daemon->full_ms) daemon->full_ms = now;
+    if (now - daemon->full_ms >= FULL_MS) return false;
+    unwatch(daemon, daemon->link);
+    return true;
+}
+
 /* Without an owner the process must not live: another may take the directory. */
 static void read_link(daemon_t *daemon) {
     link_message_t message;
     int fds[LINK_MAX_FDS];
     bool any = true;
     for (int i = 0; i < LINKS_PER_EVENT && any; i++) {
+        if (must_wait(daemon)) return;
         gradd_status_t st = link_receive(daemon->link, &message, fds, &any);
         if (st == GRADD_E_IO) _exit(1);
         if (st == GRADD_OK && any) st = take_message(daemon, &message, fds);
@@ -216,7 +244,11 @@ static void read_link(daemon_t *daemon) {
 void daemon_tick(daemon_t *daemon) {
     const int64_t now = session_now_ms(), past = now - daemon->paced_ms;
     daemon->paced_ms = now;
-    for (int i = 0; i < daemon->table.n; i++) {
+    if (daemon->full_ms) {
+        watch(daemon, daemon->link, ON_LINK, 0);
+        read_link(daemon);
+    }
+    for (int i = daemon->table.n - 1; i >= 0; i--) {
         session_t *s = daemon->table.sessions[i];
         if (past > 0) session_pace_look(&s->pace, past);
         bool attaching = s->state == SESSION_NEW || s->state == SESSION_GREETED;

@@ -36,7 +36,8 @@ typedef struct daemon_s {
     loop_t loop;
     laps_t laps;
     bool stopping;
-    bool closed;                    /* no more clients are taken */
+    int64_t full_ms; /* since when no client is taken, for want of descriptors; 0: they are */
+    bool closed;     /* no more clients are taken */
     char reason[LINK_REASON_BYTES]; /* of the owner, for ending */
     int64_t started_ms;             /* of the owner */
     int64_t paced_ms;               /* when sessions were looked at last */
@@ -52,8 +53,11 @@ gradd_status_t daemon_work(const options_t *options);
 /* ---- for the verbs that run in the I/O thread ---- */
 
 /* Begins the end of a session: cancels what it has begun, drops what waits, asks the engine to
- * give everything back. The session is destroyed when the engine has done so. */
+ * give everything back. The session is destroyed when the engine has done so: at once, if it was
+ * never attached. */
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason);
+/* The engine has nothing of it any more. */
+void daemon_destroy_session(daemon_t *daemon, session_t *session);
 /* Ends a session as soon as the request that the engine has begun for it is answered: now, if there
  * is none. Waiting requests are dropped; the client sends them to the next daemon. */
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);

@@ -157,11 +157,8 @@ void requests_finish(daemon_t *daemon, request_t *request) {
     laps_cause(&daemon->laps, request->command ? "reply" : "session end",
                session ? session->number : 0);
     if (!request->command) { /* the engine has let go of the session */
-        log_event(LOG_INFO, "session_end", "session=%u pid=%d reason=\"%s\" requests=%llu",
-                  session->number, (int)session->pid, session->end_reason,
-                  (unsigned long long)session->n_requests);
         request_destroy(request);
-        session_destroy(&daemon->table, session);
+        daemon_destroy_session(daemon, session);
         return;
     }
     if (request->by_control) {

@@ -9,10 +9,14 @@
 #ifndef GRADD_SERVER_HOST_ACCEPT_BUDGET_H
 #define GRADD_SERVER_HOST_ACCEPT_BUDGET_H
 
+#include <stdbool.h>
+
 /* Takes what the hard limit allows and opens the spare descriptor; once, before any thread. */
 void gate_open(void);
 /* accept4() with SOCK_CLOEXEC | SOCK_NONBLOCK, also out of the descriptors that are kept free. -1
  * with errno. */
 int gate_accept(int listener);
+/* True if this process may open two more descriptors. */
+bool gate_has_room(void);
 
 #endif

@@ -23,6 +23,7 @@
 
 #define MAX_EVENTS    64
 #define TICK_MS       500
+#define LOST_MS       1000 /* in which a worker that is dying has ended */
 #define MAX_CLIENTS   (SESSION_MAX + SESSION_MAX_SURPLUS + 32) /* the worker refuses them by name */
 #define MAX_LISTENERS 64 /* of commands: each keeps a descriptor in the worker */
 #define MAX_STARTS    5  /* of workers in a row that end before they are ready */
@@ -127,7 +128,7 @@ static void end_client(owner_t *owner, relay_client_t *client) {
  * worker writes to it no more: then its end of the pair closes. */
 static void part_with(owner_t *owner, relay_client_t *client) {
     if (client->leaves) return;
-    if (!owner->ready || client->lost || !kept_has(&owner->kept, client))
+    if (!owner->ready || client->lost_ms || !kept_has(&owner->kept, client))
         end_client(owner, client);
     else
         relay_leave(client);
@@ -229,7 +230,8 @@ static void settle(owner_t *owner, relay_client_t *client, relay_state_t state) 
         return;
     }
     if (state == RELAY_LOST) {
-        client->waits = client->lost = true;
+        client->waits = true;
+        client->lost_ms = session_now_ms();
         unwatch(owner, client->inner);
     }
     watch_outer(owner, client);
@@ -405,11 +407,20 @@ static void stay_reachable(owner_t *owner) {
     owner->unreachable = st != GRADD_OK;
 }
 
+/* The worker lives, so it has lost their connections: it had no descriptor for them. */
+static void end_lost_clients(owner_t *owner, int64_t now) {
+    for (int i = owner->n_clients - 1; i >= 0; i--) {
+        relay_client_t *client = owner->clients[i];
+        if (client->lost_ms && now - client->lost_ms > LOST_MS) end_client(owner, client);
+    }
+}
+
 static void tick(owner_t *owner) {
     const int64_t now = session_now_ms(), idle_exit = owner->options->idle_exit * 1000;
     owner->ticked_ms = now;
     resume_accepting(owner);
     send_due(owner);
+    end_lost_clients(owner, now);
     stay_reachable(owner);
     kept_expire(&owner->kept, now);
     if (owner->n_clients > 0 || owner->kept.n > 0) owner->idle_since_ms = now;

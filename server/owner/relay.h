@@ -29,9 +29,9 @@ typedef struct relay_client_s {
     uint32_t number;
     int outer, inner; /* Owned: to the client, to the worker */
     gradd_peer_t peer;
-    bool waits;  /* for the worker's answer */
-    bool drains; /* the client sends no more; the worker hangs up when it is done */
-    bool lost;   /* the worker has died without a word */
+    bool waits;      /* for the worker's answer */
+    bool drains;     /* the client sends no more; the worker hangs up when it is done */
+    int64_t lost_ms; /* since when the worker's end is closed without a word; 0: it is not */
     bool leaves; /* the client is gone, or was hung up on: only the worker's end is waited for */
     relay_change_t change;
     uint64_t id;                   /* the segment of that change */

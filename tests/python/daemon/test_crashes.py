@@ -82,6 +82,27 @@ def test_the_second_crash_refuses_the_plan(
     assert torch.equal(_small(), expected), "other plans are computed"
 
 
+def test_looking_on_during_a_long_request_leaves_nothing(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `ps` asks owner and worker, over a connection to each."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    model, x = ORTModule(Slow(), strict=True), torch.linspace(1, -1, 700 * 700).reshape(700, 700)
+    seen = []
+
+    def look() -> None:
+        until(lambda: _runs(daemon, 0), "nothing runs")
+        seen.extend(len(daemon.ps()["sessions"]) for _ in range(10))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    with torch.no_grad():
+        for _ in range(3):
+            model(x)
+    thread.join()
+    assert seen == [1] * 10
+
+
 def test_what_runs_to_its_end_is_forgiven(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     model, x = ORTModule(Slow(), strict=True), torch.linspace(1, -1, 700 * 700).reshape(700, 700)
