@@ -19,7 +19,7 @@
 #include "server/wire/wire.h"
 #include "shm/segment.h"
 
-#define PEER_WAIT_MS 8000
+#define PEER_WAIT_MS 30000
 
 /* ---- the daemon ---- */
 
