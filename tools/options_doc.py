@@ -28,7 +28,7 @@ Each help text begins with the commands that read the option; the others refuse 
 starts reads the trainer's environment, without `GRADD_FUSE`.
 
 """
-COMMAND = re.compile(r'^ +"  (-?-?[a-z-]+)  +\w', re.M)  # of the usage in server/host/options.c
+COMMAND = re.compile(r'^ +\{"(-?-?[a-z-]+)", +"\w', re.M)  # of the table in server/host/options.c
 SURROUNDINGS = """
 Also read:
 

@@ -176,16 +176,14 @@ static int handle_cache(const options_t *options) {
     return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
-static int handle_help(const options_t *options) {
-    (void)options;
-    options_usage(stdout);
-    return EXIT_DONE;
-}
-
 /* Alone: the last line of a log must say what is wrong. */
 static int wrong_usage(void) {
     fprintf(stderr, "gradd: %s\n", gradd_error_message());
     return EXIT_USAGE;
+}
+
+static int handle_help(const options_t *options) {
+    return options_usage(stdout, options->about) ? wrong_usage() : EXIT_DONE;
 }
 
 int main(int argc, char **argv) {
@@ -203,7 +201,6 @@ int main(int argc, char **argv) {
         {"--list-ops", handle_list_ops},
         {"doctor",     handle_doctor  },
         {"cache",      handle_cache   },
-        {"help",       handle_help    },
         {"--help",     handle_help    },
     };
     options_t options;
@@ -218,8 +215,8 @@ int main(int argc, char **argv) {
         if (options_check(&options) != GRADD_OK) return wrong_usage();
         return commands[i].handle(&options);
     }
-    fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",
-            options.command);
-    options_usage(stderr);
+    if (options.command[0]) return options_usage(stderr, options.command), wrong_usage();
+    fputs("gradd: no command\n", stderr);
+    options_usage(stderr, NULL);
     return EXIT_USAGE;
 }

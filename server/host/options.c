@@ -62,6 +62,19 @@ static const option_row_t *find_row(const char *word, size_t n) {
     return NULL;
 }
 
+/* "ps --help" and "help ps" are the same. */
+static bool asks_for_help(int argc, char **argv, options_t *options) {
+    const bool verb = argc > 1 && strcmp(argv[1], "help") == 0;
+    bool asks = verb;
+    for (int i = 1; i < argc; i++)
+        asks = asks || strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
+    if (!asks) return false;
+    options->command = "--help";
+    const char *word = argv[verb ? 2 : 1]; /* NULL behind the last one */
+    if (word && word[0] != '-') options->about = word;
+    return true;
+}
+
 gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
     options_t options = {
         .command = "",
@@ -70,12 +83,10 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
 #undef OPTION
     };
     gradd_status_t environment = GRADD_OK;
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0) {
-            options.command = "--help";
-            *out_options = options;
-            return GRADD_OK;
-        }
+    if (asks_for_help(argc, argv, &options)) {
+        *out_options = options;
+        return GRADD_OK;
+    }
     for (size_t i = 0; i < N_ROWS; i++) {
         const char *value = rows[i].env[0] ? getenv(rows[i].env) : NULL;
         if (value && value[0] && !environment)
@@ -129,24 +140,53 @@ gradd_status_t options_check(const options_t *options) {
     return GRADD_OK;
 }
 
-void options_usage(FILE *out) {
-    fputs("usage: gradd COMMAND [options]\n\n"
-          "  serve       run the daemon (exit code 4: one runs already)\n"
-          "  ps          the daemon and its sessions\n"
-          "  top         the same, again and again\n"
-          "  stop        end the daemon after the request in progress\n"
-          "  forget      end a session that has outlived its process\n"
-          "  trace       the last requests of the daemon, as a file for Perfetto\n"
-          "  explain     the operators of a plan, of the daemon or of a file (explain --help)\n"
-          "  estimate    planned memory of training a model (estimate --help)\n"
-          "  version     version of binary and protocol\n"
-          "  doctor      the devices, and why others are not available\n"
-          "  cache       the translated graphs that trainers keep on disk\n"
-          "  --list-ops  operators of the engine\n\noptions\n",
-          out);
-    for (size_t i = 0; i < N_ROWS; i++) {
-        fprintf(out, "  %-14s %s: %s", rows[i].flag, rows[i].commands, rows[i].help);
-        if (rows[i].env[0]) fprintf(out, " [%s]", rows[i].env);
-        fputc('\n', out);
+static const struct {
+    const char *name, *help;
+} verbs[] = {
+    {"serve",      "run the daemon (exit code 4: one runs already)"                      },
+    {"ps",         "the daemon and its sessions"                                         },
+    {"top",        "the same, again and again"                                           },
+    {"stop",       "end the daemon after the request in progress"                        },
+    {"forget",     "end a session that has outlived its process"                         },
+    {"trace",      "the last requests of the daemon, as a file for Perfetto"             },
+    {"explain",    "the operators of a plan, of the daemon or of a file (explain --help)"},
+    {"estimate",   "planned memory of training a model (estimate --help)"                },
+    {"version",    "version of binary and protocol"                                      },
+    {"doctor",     "the devices, and why others are not available"                       },
+    {"cache",      "the translated graphs that trainers keep on disk"                    },
+    {"--list-ops", "operators of the engine"                                             },
+};
+#define N_VERBS (sizeof verbs / sizeof *verbs)
+
+static void print_option(FILE *out, const option_row_t *row, bool of_all) {
+    fprintf(out, "  %-14s ", row->flag);
+    if (of_all) fprintf(out, "%s: ", row->commands);
+    fputs(row->help, out);
+    if (row->env[0]) fprintf(out, " [%s]", row->env);
+    fputc('\n', out);
+}
+
+static void usage_of_all(FILE *out) {
+    fputs("usage: gradd COMMAND [options]\n\n", out);
+    for (size_t i = 0; i < N_VERBS; i++)
+        fprintf(out, "  %-11s %s\n", verbs[i].name, verbs[i].help);
+    fputs("\noptions\n", out);
+    for (size_t i = 0; i < N_ROWS; i++)
+        print_option(out, &rows[i], true);
+}
+
+gradd_status_t options_usage(FILE *out, const char *about) {
+    size_t i = 0, n_options = 0;
+    if (!about) return usage_of_all(out), GRADD_OK;
+    while (i < N_VERBS && strcmp(verbs[i].name, about) != 0)
+        i++;
+    if (i == N_VERBS)
+        return GRADD_FAIL(UNSUPPORTED, "unknown command '%s' (gradd --help lists them)", about);
+    fprintf(out, "usage: gradd %s [options]\n\n  %s\n", about, verbs[i].help);
+    for (size_t k = 0; k < N_ROWS; k++) {
+        if (!is_read_by(&rows[k], about)) continue;
+        if (n_options++ == 0) fputs("\noptions\n", out);
+        print_option(out, &rows[k], false);
     }
+    return GRADD_OK;
 }

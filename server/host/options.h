@@ -18,6 +18,7 @@
 
 typedef struct options_s {
     const char *command; /* Borrowed from argv; "" when none was given */
+    const char *about;   /* Borrowed: of "--help", the command that it is about; NULL: all */
     unsigned given;      /* Which rows the command line gives, a bit for each */
 #define OPTION(field, type, ...) OPTION_TYPE_##type field;
 #include "server/host/options.inc"
@@ -31,6 +32,8 @@ typedef struct options_s {
 gradd_status_t options_parse(int argc, char **argv, options_t *out_options);
 /* Fails with UNSUPPORTED where the command line gives an option that `command` does not read. */
 gradd_status_t options_check(const options_t *options);
-void options_usage(FILE *out);
+/* Prints what there is, or what one command does and reads. Fails with UNSUPPORTED if there is no
+ * such command. */
+gradd_status_t options_usage(FILE *out, const char *about);
 
 #endif

@@ -209,13 +209,19 @@ def test_an_option_without_an_effect_is_refused(command: str, option: str, reade
 def test_each_spelling_of_a_command_reads_the_same_options() -> None:
     assert _gradd("--version", "--json") == _gradd("version", "--json")
     assert _gradd("version", "--json")[0] == 0
-    assert "unknown command 'sync'" in _gradd("sync", "--json")[2]
+    wrong = (2, "", "gradd: unknown command 'sync' (gradd --help lists them)\n")
+    for words in (("sync", "--json"), ("sync", "--help"), ("help", "sync")):
+        assert _gradd(*words) == wrong
 
 
 def test_help_is_printed_beside_wrong_options() -> None:
-    for args in (["--help"], ["help"], ["ps", "--help"], ["stop", "--wrong", "--help"]):
+    for args in (["--help"], ["help"], ["-h"], ["--wrong", "--help"]):
         code, out, _ = _gradd(*args, GRADD_THREADS="abc" if "--help" in args else "")
         assert code == 0 and out.startswith("usage: gradd COMMAND")
+    for args in (["stop", "--help"], ["help", "stop"], ["stop", "--wrong", "-h"]):
+        code, out, _ = _gradd(*args)
+        assert code == 0 and out.startswith("usage: gradd stop [options]\n\n  end the daemon")
+        assert "--now" in out and "--threads" not in out
 
 
 def test_a_wrong_variable_is_the_daemons_alone(directory: Path) -> None:
