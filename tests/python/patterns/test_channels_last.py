@@ -20,13 +20,13 @@ def compared(w: Writer, shapes: dict, y: str) -> Sizes:
     feed = {n: 0.4 * a for n, a in arrays(shapes).items()}
     model = w.model(shapes, [y])
     fast, plain = (run(model, feed, [y], p) for p in (False, True))
-    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-3, atol=1e-3)
     most = max(float(np.abs(g).max(initial=0)) for g in plain[1].values() if g is not None)
     for name, want in plain[1].items():
         assert (want is None) == (fast[1][name] is None), name
         if want is not None:  # one that is zero but for rounding is measured by the others
             scale = max(float(np.abs(want).max(initial=0)), 1e-2 * most, 1e-6)
-            np.testing.assert_allclose(fast[1][name] / scale, want / scale, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(fast[1][name] / scale, want / scale, atol=1e-3, err_msg=name)
     return fast[2]
 
 
