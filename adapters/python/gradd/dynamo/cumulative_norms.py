@@ -27,17 +27,18 @@ class Norms:
         found = [m for m in module.modules() if isinstance(m, _KINDS)]
         # Dynamo compares which function it is: one for each norm, for good.
         self._norms = [(m, types.MethodType(_forward, m)) for m in found if _is_torchs(m)]
-        self._changed: list[torch.nn.Module] = []
+        self._changed: list[list[torch.nn.Module]] = []  # by the calls that go on, one in another
 
     def __enter__(self) -> None:
-        self._changed = []
+        changed = []
         for norm, forward in self._norms:
             if norm.momentum is None and norm.training and _is_torchs(norm):
                 norm.__dict__[_FORWARD] = forward
-                self._changed.append(norm)
+                changed.append(norm)
+        self._changed.append(changed)
 
     def __exit__(self, *exc: object) -> None:
-        for norm in self._changed:
+        for norm in self._changed.pop():
             norm.__dict__.pop(_FORWARD, None)
 
 

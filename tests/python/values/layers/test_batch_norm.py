@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gradd import ORTModule
+from gradd.dynamo import cumulative_norms
 
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -258,3 +259,13 @@ def test_means_over_all_batches_of_other_norms(options, shared_daemon) -> None:
             _loss(result).backward()
     _same(ours, theirs, rtol=1e-4, atol=1e-4)
     assert wrapped.gradd_stats()["in_torch"] == {}
+
+
+def test_a_norm_has_its_own_forward_again_behind_calls_within_calls() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(3, momentum=None))
+    norms = cumulative_norms.Norms(net)
+    with norms:
+        with norms:
+            assert "forward" in vars(net[0])
+        assert "forward" in vars(net[0])
+    assert "forward" not in vars(net[0])
