@@ -203,7 +203,7 @@ def _difference(before: tuple[int, ...], after: tuple[int, ...]) -> list[int]:
         *((optimizer, 6, "vmm") for optimizer in OPTIMIZERS),
         ("fused", 6, "pinned"),
         *(
-            pytest.param(*case, marks=pytest.mark.nightly)
+            pytest.param(*case, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])
             for case in (("fused", 1000, "vmm"), ("sgd", 200, "pinned"), ("fused", 200, "handles"))
         ),
     ],
