@@ -26,7 +26,7 @@ from torch._dynamo import config
 from gradd import interrupts, progress
 from gradd.dynamo import between_graphs, masked_rows, work
 from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
-from gradd.dynamo.own_forward import does_more, stored
+from gradd.dynamo.own_forward import begins, does_more, stored
 from gradd.dynamo.owner import SOURCE, Owner, device_of
 from gradd.memory import unused
 from gradd.session import daemon
@@ -105,7 +105,7 @@ def compiled(
     if masked_rows.has_open_sizes(graph.graph):
         graph, error = _in_places(graph)
         if error is not None and owner.keeps_places:
-            run, amounts = _open(owner, graph, error)
+            run, amounts = _open(owner, graph, error, begins(code))
             return between_graphs.entry(owner, graph, run, amounts)
     run, amounts = _run_of(owner, graph, examples, code)
     return between_graphs.entry(owner, graph, run, amounts)
@@ -121,9 +121,19 @@ def _in_places(graph: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, Captu
     return made, None
 
 
-def _open(owner: Owner, graph: torch.fx.GraphModule, error: CaptureError) -> _Run:
-    """A graph with sizes that depend on data, in PyTorch: later calls are traced with breaks."""
+def _open(owner: Owner, graph: torch.fx.GraphModule, error: CaptureError, first: bool) -> _Run:
+    """A graph with sizes that depend on data: the next trace breaks there.
+
+    Nothing of the call has run if the graph is its first: the call is traced again at once.
+    Otherwise PyTorch runs the graph.
+    """
     owner.keeps_places = False
+    if first:
+
+        def again(*args: Any) -> Any:
+            raise masked_rows.AgainError
+
+        return again, work.Amounts
     try:
         reason = owner.fallback.decide(error)
     except CaptureError:

@@ -27,7 +27,7 @@ from gradd import arguments, errors, forwarding, interrupts, options, private, p
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import cumulative_norms, locks, marking_hooks, settings, sizes
+from gradd.dynamo import cumulative_norms, locks, marking_hooks, masked_rows, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.between_graphs import Call as CallOfGraphs
 from gradd.dynamo.between_graphs import Gaps, Watch
@@ -258,6 +258,7 @@ class Compiled:
         owner.generator.note(owner.client.memory.device)
         here = forwarding.here
         outer, here.module = here.module, self.module
+        again = False
         try:
             with self._held, settings.Applied(owner.keeps_places), self._norms:
                 function = self._compiled(versions, kwargs)
@@ -272,6 +273,8 @@ class Compiled:
                     owner.now.run = ran.around
         except (CaptureError, errors.GraddError):
             raise
+        except masked_rows.AgainError:
+            again = True
         except Exception:  # the user's
             self._set_aside(leaves, frames, versions, raises=True)
             raise
@@ -279,6 +282,8 @@ class Compiled:
             here.module = outer
             owner.generator.forget()
             owner.now.call = None
+        if again:
+            return self._call(args, kwargs)
         if owner.failed is not None:  # a self-check has found it
             return self._eager(*args, **kwargs)
         now, why = Frames.now(), ""

@@ -34,6 +34,10 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
+class AgainError(Exception):
+    """A call has to be traced again, before anything of it has run."""
+
+
 def has_open_sizes(graph: torch.fx.Graph) -> bool:
     """Whether a graph of Dynamo has tensors whose sizes depend on data."""
     return any(map(_is_open, graph.nodes))

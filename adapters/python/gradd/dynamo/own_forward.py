@@ -46,6 +46,17 @@ def does_more(code: CodeType | None) -> bool:
         return True
 
 
+def begins(code: CodeType | None) -> bool:
+    """Whether the graph that Dynamo has just made is the first thing that a call of this code does.
+
+    Where Dynamo cannot be asked, it counts as one that is not.
+    """
+    try:
+        return code is not None and private.tracer.current_tx().output.root_tx.f_code is code
+    except Exception:  # other names in another version of torch
+        return False
+
+
 def stored() -> set[str]:
     """The names of nodes whose tensors the call stores, as in `self.last = h`.
 
