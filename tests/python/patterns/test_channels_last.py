@@ -49,8 +49,7 @@ def test_transpositions_of_the_model_vanish() -> None:
     hidden = w("Conv", w("Transpose", "x", perm=TO_FIRST), "w", **SAME)
     y = w("Neg", w("Transpose", w("Relu", hidden), perm=TO_LAST))
     sizes = compared(w, {**SHAPES, "x": (2, 6, 5, 16), "v": (1,)}, y)
-    assert sizes.forward in (3, 5)
-    assert sizes.backward in (4, 6)
+    assert sizes == Sizes(3, 4) or sizes.backward == 6  # the two of the model, without a library
 
 
 def test_a_transposition_of_the_model_serves_a_convolution() -> None:
