@@ -456,12 +456,14 @@ static bool has_kernel(const gradd_op_t *op) {
     return false;
 }
 
-/* But for those that are written out on every device. */
+/* But for those that are written out on every device, and convolutions of channels-last tensors,
+ * which are made only for a device that has them. */
 TEST(every_operator_has_a_kernel) {
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const gradd_op_t *op = &gradd_op_families[f]->v[i];
             if (gradd_op_is_composite(op) || has_kernel(op)) continue;
+            if (!strncmp(op->name, "ConvLast", strlen("ConvLast"))) continue;
             printf("%s has no kernel\n", op->name);
             CHECK(false);
         }

@@ -437,6 +437,8 @@ def test_the_command_line_shows_and_ends_them(daemon: Daemon) -> None:
     assert _gradd(daemon, "forget", "--name", "nets").stderr.endswith("there is net\n")
     assert _gradd(daemon, "forget", "--name", "net").stdout == "forgotten\n"
     assert daemon.ps()["kept"] == [] and "KEPT" not in _gradd(daemon, "ps").stdout
+    looks = _gradd(daemon, "top", "--times", "2", "--every", "1").stdout
+    assert looks.count(f"pid {daemon.pid()}, up ") == 2
     assert _gradd(daemon, "forget").returncode == 2
 
 
