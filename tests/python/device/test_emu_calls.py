@@ -55,6 +55,7 @@ def test_lazy_outputs_are_on_the_gpu(here: None) -> None:
     assert_same_grads(ours, theirs)
 
 
+@pytest.mark.nightly
 def test_the_daemon_gets_the_cpus_graph(tmp_path: Path) -> None:
     """Bit for bit: constants, order and names."""
     found = []
