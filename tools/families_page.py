@@ -157,8 +157,9 @@ def counted(rows: list[Row]) -> str:
 
 def cause(row: Row) -> str:
     """ "`Einsum`" or "`aten.sort`" where an operator is named, else the reason's name."""
-    found = re.search(r"\boperator (\w+)|\b(aten\.\w+)", row["text"])
-    return f"`{found[1] or found[2]}`" if found else f"`{row['reason']}`"
+    named = r"\boperator (\w+)|\b(aten\.\w+)|(\w+) (?:puts|computes with)"
+    found = re.search(named, row["text"])
+    return f"`{next(filter(None, found.groups()))}`" if found else f"`{row['reason']}`"
 
 
 def items(rows: list[Row], what: Callable[[Row], str]) -> str:
@@ -217,7 +218,7 @@ def problem(row: Row) -> str:
 
 def reason(row: Row) -> str:
     """The message in short: no advice, no code, files without folders."""
-    text = " ".join(row["text"].split())
+    text = " ".join(row["text"].replace("`", "").split())  # a line may end within them
     text = re.sub(r"^GRADD_E_[A-Z]+: ", "", text).removeprefix(f"{row.get('reason')}: ")
     text = re.sub(r"(?<![\w.])/(?:[^/\s():]+/)+", "", text)
     text = re.sub(r"\(node \w+, ", "(", text)
