@@ -113,8 +113,8 @@ gradd_status_t gradd_rnn_of_grad(const gradd_view_t *in, int n_in, gradd_attrs_t
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* [B, k] times the transpose of a matrix [n, k]. */
-static gradd_gemm_t transposed(const gradd_rnn_t *v, int64_t n, int64_t k) {
+/* [B, k] times a matrix [k, n], or times the transpose of one [n, k]. */
+static gradd_gemm_t product(const gradd_rnn_t *v, int64_t n, int64_t k, bool transposed) {
     return (gradd_gemm_t){.dtype = v->dtype,
                           .result = v->wide,
                           .m = v->batch,
@@ -122,41 +122,27 @@ static gradd_gemm_t transposed(const gradd_rnn_t *v, int64_t n, int64_t k) {
                           .k = k,
                           .a_m = k,
                           .a_k = 1,
-                          .b_k = 1,
-                          .b_n = k,
-                          .alpha = 1};
-}
-
-/* [B, k] times a matrix [k, n]. */
-static gradd_gemm_t plain(const gradd_rnn_t *v, int64_t n, int64_t k) {
-    return (gradd_gemm_t){.dtype = v->dtype,
-                          .result = v->wide,
-                          .m = v->batch,
-                          .n = n,
-                          .k = k,
-                          .a_m = k,
-                          .a_k = 1,
-                          .b_k = n,
-                          .b_n = 1,
+                          .b_k = transposed ? 1 : n,
+                          .b_n = transposed ? k : 1,
                           .alpha = 1};
 }
 
 gradd_gemm_t gradd_rnn_product(const gradd_rnn_t *v) {
-    return transposed(v, v->gates * v->cells, v->state);
+    return product(v, v->gates * v->cells, v->state, true);
 }
 
 gradd_gemm_t gradd_rnn_projection(const gradd_rnn_t *v) {
-    return transposed(v, v->state, v->cells);
+    return product(v, v->state, v->cells, true);
 }
 
 gradd_gemm_t gradd_rnn_product_back(const gradd_rnn_t *v) {
-    gradd_gemm_t g = plain(v, v->state, v->gates * v->cells);
+    gradd_gemm_t g = product(v, v->state, v->gates * v->cells, false);
     g.accumulate = v->kind == GRADD_RNN_GRU;
     return g;
 }
 
 gradd_gemm_t gradd_rnn_projection_back(const gradd_rnn_t *v) {
-    return plain(v, v->cells, v->state);
+    return product(v, v->cells, v->state, false);
 }
 
 static double operations(const gradd_rnn_t *v) {
