@@ -368,7 +368,7 @@ static gradd_status_t open_commands(owner_t *owner) {
     return GRADD_OK;
 }
 
-/* Makes anew what was removed under the daemon: sockets, lock or the whole directory. */
+/* Restores what was removed under the daemon: sockets, lock or the whole directory. */
 static gradd_status_t restore_sockets(owner_t *owner, pid_t *out_other) {
     const int lock = owner->dir.lock;
     GRADD_TRY(rundir_restore(&owner->dir, out_other));

@@ -23,7 +23,7 @@
 typedef enum link_kind_e {
     LINK_BEGIN,   /* to the worker, first: facts of the owner; with a listener of commands */
     LINK_LISTEN,  /* to it: one more, because clients no longer find the former */
-    LINK_LOCK,    /* to it: the lock that the owner has made anew */
+    LINK_LOCK,    /* to it: the owner's new lock, in place of a removed one */
     LINK_SESSION, /* to it: a client has connected; with the connection and the client's pidfd */
     LINK_STOP,    /* to it: it shall end, for this reason */
     LINK_READY,   /* from it: its device is open, it reads commands */

@@ -269,7 +269,7 @@ def test_parameters_that_move_stay_kept(daemon: Daemon) -> None:
     _step(model, optimizer, 0)
     model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
     optimizer = optim.FusedAdam(model.parameters(), lr=0.1)
-    gradd.keep("net", model, optimizer)  # the same process may say it anew
+    gradd.keep("net", model, optimizer)  # the same process may call it again
     _step(model, optimizer, 1)
     net[0].weight.data = net[0].weight.data.clone()
     _step(model, optimizer, 2)

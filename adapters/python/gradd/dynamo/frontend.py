@@ -530,7 +530,7 @@ class Compiled:
 
 def _may_be_open(why: str) -> bool:
     """Whether Dynamo may have failed at sizes that depend on data, which it recorded."""
-    return not why or "ata-dependent" in why
+    return not why or "data-dependent" in why.lower()
 
 
 def _form(leaves: Sequence[Any]) -> tuple[Any, ...]:

@@ -168,7 +168,7 @@ class Segment:
 
     @classmethod
     def adopted(cls, fd: int, segment_id: int, owner: int) -> Segment:
-        """Memory that another process has made and left, with its header written anew.
+        """Memory that a process left behind, with a new header.
 
         Args:
             fd: Its descriptor, which the segment takes over, also if it fails.
