@@ -173,6 +173,7 @@ ROWS = [
     row("cdist of many", lambda x, y: torch.cdist(x, y), "30,4", "2,4", rtol=1e-3),
     row("pdist", lambda x: torch.pdist(x), "3,4"),
     row("histc", lambda x: torch.histc(x, 4, -2, 2), "n3,4"),
+    row("histc of integers", lambda x: torch.histc(x.round(), 7, 0, 6).cumsum(0), "n30"),
     row("bincount", lambda x, i: torch.bincount(i, minlength=5) * x, "5", "i5:7"),
     row("sum of nothing", lambda x: x[:0].sum() + x.sum()),
     row("mean of nothing", lambda x: x[:0].mean() + x.sum()),

@@ -236,7 +236,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "logdet",
     ),
     "aten._pdist_forward": ("pdist",),
-    "histc": ("histc",),
     "cdist with p": ("cdist inf",),
     "Expand": ("bincount",),
     "export_failed": (

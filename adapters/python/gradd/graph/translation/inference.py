@@ -28,6 +28,7 @@ _OTHER_SIZES = {
     "AdaptiveAveragePool",
     "AdaptiveMaxPool",
     "Resample",
+    "GroupedMatMul",
 }  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))

@@ -24,7 +24,6 @@ from gradd.graph.translation.build import (
     narrow,
     op,
     own_order,
-    refuse,
     scalar,
     size,
     stop_gradient,
@@ -425,6 +424,21 @@ def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: 
     return op.Transpose(done, perm=[order.index(i) for i in range(rank)])
 
 
+def histc(x: Any, bins: Any = 100, min: Any = 0, max: Any = 0) -> Any:
+    """histc(): torch's formula for the bin of a value, in the type of the values, as on the CPU."""
+    if not all(isinstance(v, (int, float)) for v in (bins, min, max)) or min == max:
+        raise CaptureError("unsupported_operator", "histc takes its bounds from the values")
+    flat = typed(op.Reshape(x, ints(-1)), x.dtype)
+    low, high = scalar(min, x.dtype), scalar(max, x.dtype)
+    inside = op.And(op.GreaterOrEqual(flat, low), op.LessOrEqual(flat, high))
+    place = op.Div(op.Mul(op.Sub(flat, low), scalar(bins, x.dtype)), op.Sub(high, low))
+    place = op.Cast(op.Where(inside, place, scalar(0, x.dtype)), to=int(ir.DataType.INT64))
+    place = op.Min(place, scalar(bins - 1, ir.DataType.INT64))
+    none = op.Expand(scalar(0, x.dtype), ints(bins))
+    ones = op.Cast(inside, to=int(x.dtype))
+    return typed(op.ScatterElements(none, place, ones, axis=0, reduction="add"), x.dtype, [bins])
+
+
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
@@ -462,5 +476,5 @@ def table() -> dict[Any, Callable]:
         _aten.diagonal.default: diagonal,
         _aten.diagonal_copy.default: diagonal,
         _aten.scatter_reduce.two: scatter_reduce,
-        _aten.histc.default: refuse("histc", "puts values on the edge of a bin into the other"),
+        _aten.histc.default: histc,
     }
