@@ -77,7 +77,7 @@ REASONS = (
     (r"GRADD_E_UNSUPPORTED: operators? (.*?) (?:is|are) not in", r"FALLBACK_DISABLE: \1"),
     (r"GRADD_E_UNSUPPORTED: graph.plan: .*?: (.*)", r"FALLBACK_DISABLE: \1"),
     (r"CaptureError: (\w+):", r"FALLBACK_DISABLE: \1"),
-    (r"TimeoutError", "no end within the time limit"),
+    (r"OverError: (.*)", r"\1"),
     (r"ConnectionError|OfflineMode|huggingface\.co", "needs the Hub"),
     (r"ValueError: ORTTrainer: (\w+=\w+) and gradd exclude", r"refused: \1"),
     (r"The maximum atol is (\d\.\d)\d*(e-0[5-9])", r"rounding: off by \1\2 in sums of products"),
@@ -137,6 +137,7 @@ def _run(suite: Suite, folder: Path, record: Path, given: argparse.Namespace) ->
         "FOREIGN_SUITE": suite.name,
         "FOREIGN_RECORD": str(record),
         "FOREIGN_EACH": str(given.each or ""),
+        "FOREIGN_LIMIT": str(given.limit),
         "GRADD_BIN": os.environ.get("GRADD_BIN", str(ROOT / "build/bin/gradd")),
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -236,6 +237,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, help="folder of a checkout")
     parser.add_argument("-k", default="", help="only cases that pytest selects by this")
     parser.add_argument("--each", type=int, help="cases of each function at most (default: all)")
+    parser.add_argument("--limit", type=int, default=300, help="seconds of a case (default: 300)")
     parser.add_argument("--record", type=Path, help="file of cases, to go on with (default: a new)")
     parser.add_argument("--no-page", action="store_true", help="print the section")
     given = parser.parse_args()
