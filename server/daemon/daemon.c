@@ -41,18 +41,24 @@ static void unwatch(daemon_t *daemon, int fd) {
 
 /* ---- sessions ---- */
 
-/* Takes back what the engine has not begun. */
-static void drop_lane(daemon_t *daemon, session_t *session, lane_t *lane) {
-    for (job_t *job = queue_drop(daemon->queue, lane), *next; job; job = next) {
+static void drop(session_t *session, job_t *list) {
+    for (job_t *job = list, *next; job; job = next) {
         next = job->next;
         session->n_pending--;
         request_destroy((request_t *)job);
     }
 }
 
+/* Takes back what the engine does not run just now. */
 static void drop_waiting(daemon_t *daemon, session_t *session) {
-    drop_lane(daemon, session, &session->lane);
-    drop_lane(daemon, session, &session->memory_lane);
+    drop(session, queue_drop(daemon->queue, &session->lane));
+    drop(session, queue_drop(daemon->queue, &session->memory_lane));
+}
+
+/* Takes back what the engine has not begun. */
+static void drop_new(daemon_t *daemon, session_t *session) {
+    drop(session, queue_drop_new(daemon->queue, &session->lane));
+    drop(session, queue_drop_new(daemon->queue, &session->memory_lane));
 }
 
 void daemon_destroy_session(daemon_t *daemon, session_t *session) {
@@ -93,7 +99,7 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
 
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason) {
     if (session->state == SESSION_CLOSING) return;
-    drop_waiting(daemon, session);
+    drop_new(daemon, session);
     if (session->n_pending == 0) daemon_end_session(daemon, session, reason);
 }
 
@@ -341,6 +347,10 @@ static gradd_status_t open_device(worker_t *worker, const gradd_device_options_t
     return worker_open_device(worker, &other);
 }
 
+static bool makes_way(void *queue) {
+    return queue_makes_way(queue);
+}
+
 static gradd_status_t start(daemon_t *daemon) {
     gate_open();
     daemon->epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -357,6 +367,7 @@ static gradd_status_t start(daemon_t *daemon) {
         .compile_ms = daemon->options->compile_ms,
     };
     GRADD_TRY(open_device(&daemon->worker, &device, daemon->options->require_device));
+    device_set_way(daemon->worker.device, makes_way, daemon->queue);
     GRADD_TRY(begin(daemon));
     GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
     GRADD_TRY(watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0));

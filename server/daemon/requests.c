@@ -170,7 +170,7 @@ void requests_finish(daemon_t *daemon, request_t *request) {
     if (session) session->n_pending--;
     if (session) {
         recent_add(&daemon->recent, request);
-        session->pace.engine_us += request->ended_us - request->started_us;
+        session->pace.engine_us += request->ran_us;
         session->pace.n_steps += request->command->is_step && request->status == GRADD_OK;
     }
     reply_and_destroy(daemon, request, true);

@@ -170,7 +170,8 @@ typedef struct communicator_s {
     char why[400];
 } communicator_t;
 
-struct averaging_s; /* see cmd_backward.c */
+struct backward_s; /* see cmd_backward.c */
+struct update_s;   /* see cmd_step.c */
 
 typedef struct session_objects_s {
     struct session_objects_s *next; /* in worker->objects */
@@ -186,10 +187,14 @@ typedef struct session_objects_s {
     const compiled_t *running;    /* Borrowed: of a plan whose forward or backward it is; or NULL */
     bool running_backward;
     id_list_t plans, bindings, runs, communicators;
-    struct averaging_s *averaging; /* Owned: by the request that is not finished; or NULL */
-    int n_held;                    /* tensors of the bindings and runs that exist */
+    /* Of the request that is not finished, because it was put aside or waits; or NULL: */
+    struct backward_s *backward; /* Owned */
+    struct update_s *update;     /* Owned */
+    int n_held;                  /* tensors of the bindings and runs that exist */
 } session_objects_t;
 
+/* The present request runs this plan: texts name the model's nodes, and a crash is the plan's. */
+void objects_run_plan(session_objects_t *objects, const compiled_t *compiled, bool backward);
 /* Ends one run (of this id); unknown ids are ignored. */
 void objects_release_run(session_objects_t *objects, uint64_t id);
 void objects_drop_plan(worker_t *worker, session_objects_t *objects,
@@ -210,8 +215,14 @@ gradd_status_t communicator_find(session_objects_t *objects, uint64_t id, const 
 void communicator_fail(worker_t *worker, communicator_t *communicator);
 /* Of all of a session: nothing is written for it any more. */
 void communicators_end(worker_t *worker, session_objects_t *objects);
-/* Forgets the tensors that are averaged; the communicator has let go of them. */
-void averaging_end(session_objects_t *objects);
+/* Forgets the tensors of a backward that is not finished; a communicator has let go of them. */
+void backward_end(session_objects_t *objects);
+
+/* ---- a step that was put aside (cmd_step.c) ---- */
+
+/* A step that has begun is finished though its client is gone: parameters that are kept for another
+ * process would be torn. False: it was put aside once more. */
+bool update_finish(session_objects_t *objects);
 
 /* ---- lists of tensors (tensors.c) ---- */
 
