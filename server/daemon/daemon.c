@@ -136,7 +136,8 @@ static gradd_status_t take_session(daemon_t *daemon, const link_message_t *messa
         if (fds[0] >= 0) close(fds[0]);
         return GRADD_OK;
     }
-    GRADD_TRY(session_create(&daemon->table, message->number, fds[0], &peer, &session));
+    GRADD_TRY(
+        session_create(&daemon->table, message->number, message->token, fds[0], &peer, &session));
     session->late = daemon->stopping;
     gradd_status_t st = watch(daemon, session->control, ON_CONTROL, session->number);
     if (st == GRADD_OK)

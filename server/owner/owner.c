@@ -18,6 +18,7 @@
 #include "server/owner/kept.h"
 #include "server/owner/process.h"
 #include "server/owner/relay.h"
+#include "server/owner/retell.h"
 #include "server/session/link.h"
 #include "server/session/session.h"
 
@@ -128,54 +129,60 @@ static void end_client(owner_t *owner, relay_client_t *client) {
  * worker writes to it no more: then its end of the pair closes. */
 static void part_with(owner_t *owner, relay_client_t *client) {
     if (client->leaves) return;
-    if (!owner->ready || client->lost_ms || !kept_has(&owner->kept, client))
+    if (!owner->ready || client->inner < 0 || client->lost_ms || !kept_has(&owner->kept, client))
         end_client(owner, client);
     else
         relay_leave(client);
 }
 
-static gradd_status_t lend(owner_t *owner, const relay_client_t *client, int end) {
+/* *out_end: the owner's end of a pair, of which the worker has the other one. */
+static gradd_status_t lend(owner_t *owner, const relay_client_t *client, int *out_end) {
     const gradd_peer_t *peer = &client->peer;
-    const link_message_t message = {.kind = LINK_SESSION,
-                                    .pid = peer->pid,
-                                    .uid = peer->uid,
-                                    .gid = peer->gid,
-                                    .start_ticks = peer->start_ticks,
-                                    .number = client->number};
+    int ends[2];
+    link_message_t message = {.kind = LINK_SESSION,
+                              .pid = peer->pid,
+                              .uid = peer->uid,
+                              .gid = peer->gid,
+                              .start_ticks = peer->start_ticks,
+                              .number = client->number};
+    memcpy(message.token, client->token, sizeof message.token);
+    GRADD_TRY(link_create(ends));
+    gradd_status_t st = watch(owner, ends[0], ON_INNER, client->number);
+    if (st == GRADD_OK)
+        st = link_send(owner->worker.link, &message, (int[]){ends[1], peer->pidfd}, 2);
+    close(ends[1]);
+    if (st == GRADD_OK)
+        *out_end = ends[0];
+    else
+        close(ends[0]);
+    return st;
+}
+
+static gradd_status_t admit(owner_t *owner, relay_client_t *client) {
+    GRADD_TRY(session_draw_key(client->token));
     GRADD_TRY(watch(owner, client->outer, ON_OUTER, client->number));
-    GRADD_TRY(watch(owner, client->inner, ON_INNER, client->number));
-    GRADD_TRY(watch(owner, peer->pidfd, ON_PIDFD, client->number));
-    return link_send(owner->worker.link, &message, (int[]){end, peer->pidfd}, 2);
+    GRADD_TRY(watch(owner, client->peer.pidfd, ON_PIDFD, client->number));
+    return lend(owner, client, &client->inner);
 }
 
 /* The descriptor stays the caller's on failure. */
 static gradd_status_t add_client(owner_t *owner, int fd, uint64_t ticks) {
     gradd_peer_t peer = GRADD_PEER_INIT;
-    int ends[2];
     GRADD_TRY(gradd_peer_identify(fd, ticks, GRADD_LEASE_AUTO, &peer));
     gradd_status_t st = GRADD_OK;
     if (peer.uid != geteuid())
         st = GRADD_FAIL(SESSION, "uid %u may not use this daemon", (unsigned)peer.uid);
-    if (st == GRADD_OK) st = link_create(ends);
-    if (st != GRADD_OK) {
+    relay_client_t *client = st == GRADD_OK ? relay_create(owner->n_born + 1, fd, &peer) : NULL;
+    if (!client) {
         gradd_peer_finish(&peer);
-        return st;
+        return st != GRADD_OK ? st : GRADD_FAIL(NOMEM, "no memory for a client");
     }
-    relay_client_t *client = relay_create(owner->n_born + 1, fd, ends[0], &peer);
-    if (client) {
-        owner->n_born++;
-        owner->clients[owner->n_clients++] = client;
-        st = lend(owner, client, ends[1]);
-        close(ends[1]);
-        if (st == GRADD_OK) return GRADD_OK;
-        log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
-        end_client(owner, client);
-        return GRADD_OK;
-    }
-    close(ends[0]);
-    close(ends[1]);
-    gradd_peer_finish(&peer);
-    return GRADD_FAIL(NOMEM, "no memory for a client");
+    owner->n_born++;
+    owner->clients[owner->n_clients++] = client;
+    if (admit(owner, client) == GRADD_OK) return GRADD_OK;
+    log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
+    end_client(owner, client);
+    return GRADD_OK;
 }
 
 /* Connections stay where they are, at the listener, as long as nothing can be done with them: until
@@ -213,8 +220,28 @@ static void accept_client(owner_t *owner) {
     if (st == GRADD_E_IO) pause_accepting(owner);
 }
 
+/* Gives the clients of the former worker to this one; false if some have to wait for room. */
+static bool move_clients(owner_t *owner) {
+    for (int i = owner->n_clients - 1; i >= 0; i--) {
+        relay_client_t *client = owner->clients[i];
+        int end;
+        if (client->inner >= 0) continue;
+        if (!link_has_room(owner->worker.link)) {
+            watch_link(owner, EPOLLIN | EPOLLOUT);
+            return false;
+        }
+        if (lend(owner, client, &end) != GRADD_OK) {
+            log_event(LOG_WARN, "not_moved", "what=\"%s\"", gradd_error_message());
+            end_client(owner, client);
+        } else if (retell_begin(client, end) == RELAY_OVER) {
+            end_client(owner, client);
+        }
+    }
+    return true;
+}
+
 static void resume_accepting(owner_t *owner) {
-    if (owner->control < 0 || !owner->paused || !owner->ready) return;
+    if (owner->control < 0 || !owner->paused || !owner->ready || !move_clients(owner)) return;
     owner->paused = watch(owner, owner->control, ON_LISTENER, 0) != GRADD_OK;
 }
 
@@ -258,7 +285,8 @@ static void read_client(owner_t *owner, uint32_t number, uint32_t events) {
 
 static void read_answer(owner_t *owner, uint32_t number) {
     relay_client_t *client = find_client(owner, number);
-    if (client) settle(owner, client, relay_from_worker(client));
+    if (!client || client->inner < 0) return;
+    settle(owner, client, client->moves ? retell_go_on(client) : relay_from_worker(client));
 }
 
 static void bury_client(owner_t *owner, uint32_t number) {
@@ -324,12 +352,16 @@ static void read_link(owner_t *owner) {
     }
 }
 
-/* What it computed is lost; what clients have lent is not. They see the connection end only now,
- * when nothing of the worker can write to their memory any more. */
+/* What it computed is lost; what clients have lent is not. Those that do not move to the next
+ * worker see the connection end only now, when nothing of it can write to their memory any more. */
 static void replace_worker(owner_t *owner, int code) {
     log_event(LOG_ERROR, "worker_lost", "status=%d sessions=%d", code, owner->n_clients);
-    while (owner->n_clients > 0)
-        end_client(owner, owner->clients[owner->n_clients - 1]);
+    for (int i = owner->n_clients - 1; i >= 0; i--) {
+        relay_client_t *client = owner->clients[i];
+        const uint32_t number = client->number;
+        if (client->in_flight) read_answer(owner, number); /* it may have come, as its last one */
+        if (find_client(owner, number) && !retell_wait(client)) end_client(owner, client);
+    }
     owner->n_workers++;
     if (owner->control >= 0) pause_accepting(owner);
     if (++owner->n_starts <= MAX_STARTS && start_worker(owner) == GRADD_OK) return;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "server/session/link.h"
+#include "shm/fdpass.h"
 #include "tests/c/peer.h"
 #include "tests/test.h"
 
@@ -115,6 +116,109 @@ TEST(a_lost_worker_is_replaced) {
     }
     for (int i = 0; peer_daemon_fds(&daemon) != fds; i++, usleep(1000))
         if (i > PEER_WAIT_MS) CHECK_EQ_INT(peer_daemon_fds(&daemon), fds);
+    peer_daemon_stop(&daemon);
+}
+
+/* peer_open() of one that reads `replaced`. */
+static void open_movable(peer_t *peer, const char *dir) {
+    peer_connect(peer, dir);
+    peer->reads_replaced = true;
+    CHECK_OK(peer_hello(peer, 2, 2));
+    CHECK_OK(peer_segment(peer, 1, SMALL_BYTES));
+    CHECK_OK(peer_attach(peer));
+}
+
+/* Plan, binding and one forward; the loss. */
+static float run_small(peer_t *peer, uint64_t run) {
+    const peer_f32_t w = {
+        AT_W, 2, {5, 4},
+          0
+    };
+    CHECK_OK(peer_plan_small(peer, 1, 5));
+    wire_out_t *m = peer_request(peer, "bind");
+    wire_key(m, "bind");
+    wire_put_u64(m, 1);
+    wire_key(m, "tensors");
+    peer_put_tensors(m, 1, &w, false);
+    CHECK_OK(peer_call(peer));
+    *(float *)peer_at(peer, AT_LOSS) = 0;
+    peer_forward_small(peer, 1, run, 5);
+    CHECK_OK(peer_call(peer));
+    return *(const float *)peer_at(peer, AT_LOSS);
+}
+
+TEST(clients_move_to_the_next_worker) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    uint8_t token[16];
+    bool dropped;
+    gradd_segment_t second = GRADD_SEGMENT_INIT;
+    peer_daemon_start(&daemon, NULL);
+    open_movable(&peer, daemon.dir);
+    memcpy(token, peer.token, sizeof token);
+    for (int i = 0; i < 20; i++) {
+        ((float *)peer_at(&peer, AT_X))[i] = 0.25f * (float)i;
+        ((float *)peer_at(&peer, AT_W))[i] = 1.5f - (float)(i % 4);
+    }
+    const int64_t session = peer_number(&peer, "session");
+    const float loss = run_small(&peer, 7);
+    CHECK(loss != 0);
+    CHECK_OK(gradd_segment_create("second", 4096, &second));
+    CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
+    CHECK_OK(peer_send_fd(&peer, 3, 4096, second.fd));
+    unsegment(&peer, 2);
+    for (int lost = 0; lost < 6; lost++) { /* more often than over one that it does not survive */
+        const pid_t worker = peer_daemon_worker(&daemon);
+        kill(worker, SIGKILL);
+        peer_moved(&peer, &dropped);
+        CHECK(!dropped);
+        CHECK(peer_number(&peer, "worker") != worker);
+        CHECK_EQ_INT(peer_number(&peer, "worker"), peer_daemon_worker(&daemon));
+        CHECK_EQ_INT(peer_number(&peer, "pid"), daemon.pid);
+        peer.attached = true; /* it knows its token, but this worker has not heard of it */
+        peer_request(&peer, "plan.drop");
+        wire_key(&peer.out, "plan");
+        wire_put_u64(&peer.out, 1);
+        CHECK_STATUS(GRADD_E_SESSION, peer_call(&peer));
+        peer.attached = false;
+        CHECK_OK(peer_attach(&peer));
+        CHECK(memcmp(peer.token, token, sizeof token) == 0);
+        CHECK_EQ_INT(peer_number(&peer, "session"), session);
+        const float again = run_small(&peer, 8);
+        CHECK(memcmp(&again, &loss, sizeof loss) == 0);
+    }
+    CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 3, 4096, second.fd)); /* it is there */
+    CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
+    gradd_segment_finish(&second);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(a_packet_without_an_answer_is_dropped) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    bool dropped;
+    peer_daemon_start(&daemon, NULL);
+    open_movable(&peer, daemon.dir);
+    const pid_t worker = peer_daemon_worker(&daemon);
+    kill(worker, SIGSTOP);
+    wire_out_t *m = &peer.out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "unsegment");
+    wire_key(m, "id");
+    wire_put_u64(m, 1);
+    wire_end(m);
+    CHECK_OK(gradd_fd_send(peer.control, m->data, m->bytes, NULL, 0));
+    usleep(50000);
+    kill(worker, SIGKILL);
+    peer_moved(&peer, &dropped);
+    CHECK(dropped);
+    unsegment(&peer, 1); /* the next worker has it again */
+    CHECK_OK(peer_send_fd(&peer, 1, SMALL_BYTES, peer.segment.fd));
+    CHECK_OK(peer_attach(&peer));
+    CHECK_OK(peer_plan_small(&peer, 1, 5));
+    peer_close(&peer);
     peer_daemon_stop(&daemon);
 }
 
