@@ -194,6 +194,32 @@ TEST(clients_move_to_the_next_worker) {
     peer_daemon_stop(&daemon);
 }
 
+static bool all_halted(pid_t pid) {
+    char path[320], text[256];
+    bool all = true;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *dir = opendir(path);
+    CHECK(dir != NULL);
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        if (entry->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%s/stat", (int)pid, entry->d_name);
+        FILE *file = fopen(path, "r");
+        CHECK(file != NULL);
+        text[fread(text, 1, sizeof text - 1, file)] = 0;
+        fclose(file);
+        all = all && strstr(text, ") T ");
+    }
+    closedir(dir);
+    return all;
+}
+
+/* SIGSTOP, until no thread of it runs. */
+static void halt(pid_t pid) {
+    kill(pid, SIGSTOP);
+    for (int i = 0; !all_halted(pid); i++, usleep(1000))
+        CHECK(i < PEER_WAIT_MS);
+}
+
 TEST(a_packet_without_an_answer_is_dropped) {
     peer_daemon_t daemon;
     peer_t peer;
@@ -201,7 +227,7 @@ TEST(a_packet_without_an_answer_is_dropped) {
     peer_daemon_start(&daemon, NULL);
     open_movable(&peer, daemon.dir);
     const pid_t worker = peer_daemon_worker(&daemon);
-    kill(worker, SIGSTOP);
+    halt(worker);
     wire_out_t *m = &peer.out;
     wire_begin(m);
     wire_key(m, "v");
