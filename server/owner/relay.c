@@ -208,7 +208,7 @@ relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *c
             return sent ? RELAY_OPEN : RELAY_OVER;
         }
     }
-    client->waits = client->in_flight = true;
+    client->waits = client->in_flight = client->spoken = true;
     /* If the worker has hung up, or died, its end of the pair tells. */
     gradd_fd_send(client->inner, buffer, packet.bytes, client->fds, client->n_fds);
     return RELAY_OPEN;

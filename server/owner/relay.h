@@ -45,6 +45,7 @@ typedef struct relay_client_s {
     bool waits;        /* nothing is read from it: for the worker's answer, or for a worker */
     bool in_flight;    /* the worker has a packet that it has not answered */
     bool dropped;      /* so had one that has died */
+    bool spoken;       /* some worker has had a packet of it */
     bool movable;      /* the client reads `replaced`, and all that it has said is kept */
     bool moves;        /* the next worker is being told what the client has said */
     int n_told;        /* packets of that, so far */

@@ -13,7 +13,8 @@ bool retell_wait(relay_client_t *client) {
     client->dropped |= client->in_flight && !client->moves;
     client->n_tries = client->moves ? client->n_tries + 1 : 0;
     client->moves = client->in_flight = false;
-    if (!client->movable || !client->hello.packet || client->drains || client->leaves) return false;
+    if (client->drains || client->leaves) return false;
+    if (client->spoken && (!client->movable || !client->hello.packet)) return false;
     if (client->n_tries >= RETELL_MAX_TRIES) return false;
     if (client->inner >= 0) close(client->inner);
     client->inner = -1;
@@ -53,9 +54,9 @@ static relay_state_t say_next(relay_client_t *client) {
 
 relay_state_t retell_begin(relay_client_t *client, int inner) {
     client->inner = inner;
-    client->moves = true;
+    client->moves = client->waits = client->spoken; /* else there is nothing to say */
     client->n_told = 0;
-    return say_next(client);
+    return client->moves ? say_next(client) : RELAY_OPEN;
 }
 
 static void put_value(wire_out_t *out, const msgpack_object *value) {
