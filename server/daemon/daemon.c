@@ -14,6 +14,7 @@
 #include "server/daemon/requests.h"
 #include "server/device/device.h"
 #include "server/host/accept_budget.h"
+#include "server/host/connections.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
 #include "server/host/rundir.h"
@@ -245,6 +246,7 @@ static void read_link(daemon_t *daemon) {
 void daemon_tick(daemon_t *daemon) {
     const int64_t now = session_now_ms(), past = now - daemon->paced_ms;
     daemon->paced_ms = now;
+    connections_expire(now);
     if (daemon->full_ms) {
         watch(daemon, daemon->link, ON_LINK, 0);
         read_link(daemon);

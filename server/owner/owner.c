@@ -289,7 +289,9 @@ static gradd_status_t start_worker(owner_t *owner) {
     GRADD_TRY(process_start(owner->words.argv, owner->dir.lock, &owner->worker));
     GRADD_TRY(watch(owner, owner->worker.pidfd, ON_WORKER, 0));
     GRADD_TRY(watch(owner, owner->worker.link, ON_LINK, 0));
-    return link_send(owner->worker.link, &begin, &owner->commands, 1);
+    link_send(owner->worker.link, &begin, &owner->commands,
+              1); /* else it has died: see ON_WORKER */
+    return GRADD_OK;
 }
 
 static gradd_status_t open_control(owner_t *owner) {

@@ -1,8 +1,9 @@
 /* `gradd restart`: the owner becomes a process of the binary that lies at its path now.
  *
  * Clients keep their connections, and kept sessions stay; the worker is replaced, as if it had
- * died. Only the file from which the owner was started is executed, and only if the one who asks is
- * a process of it and says that it reads the state (state.h): a client cannot name another one.
+ * died. Only the file from which the owner was started is executed, and only if the client that
+ * asks is a process of it and says that it reads the state (state.h): no client can name another
+ * one.
  */
 #ifndef GRADD_SERVER_OWNER_RESTART_H
 #define GRADD_SERVER_OWNER_RESTART_H
