@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ yes, on or 0, false, no, off; *text* is any. An option of the command line wins 
 
 ## The daemon and the command line
 
-`gradd {commands} [options]`.
+`gradd COMMAND [options]`, where the command is one of
+{commands}.
 Each help text begins with the commands that read the option; the others refuse it.
 `gradd explain --help` and `gradd estimate --help` list their own options. A daemon that a trainer
 starts reads the trainer's environment, without `GRADD_FUSE`.
@@ -70,9 +72,9 @@ def default_of(root: Path, text: str) -> str:
 
 
 def commands(root: Path) -> str:
-    """The commands of the usage, for the page."""
+    """The commands of the usage, for the page, in lines."""
     names = COMMAND.findall((root / "server" / "host" / "options.c").read_text())
-    return "|".join(names)
+    return textwrap.fill(", ".join(f"`{name}`" for name in names), 99, break_on_hyphens=False)
 
 
 def option_rows(root: Path) -> Iterator[list[str]]:

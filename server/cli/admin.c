@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "server/cli/kept_command.h"
+#include "server/cli/owner_command.h"
 #include "server/wire/wire.h"
 
 #define ANSWER_MS    5000

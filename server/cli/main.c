@@ -2,7 +2,8 @@
  * the process ends.
  *
  * Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no daemon runs, 4 a daemon runs already, 5 the
- * required device cannot be used. `worker` is no command for users: an owner starts it.
+ * required device cannot be used. `worker` and `resume:` are no commands for users: an owner starts
+ * the one, and becomes the other.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +14,14 @@
 #include "server/cli/cache.h"
 #include "server/cli/doctor.h"
 #include "server/cli/explain_command.h"
-#include "server/cli/kept_command.h"
 #include "server/cli/list_ops.h"
+#include "server/cli/owner_command.h"
 #include "server/cli/trace.h"
 #include "server/daemon/daemon.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
 #include "server/owner/owner.h"
+#include "server/owner/restart.h"
 #include "server/wire/version.h"
 
 enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY, EXIT_DEVICE };
@@ -59,6 +61,9 @@ static void leave_inherited_mask(const options_t *options) {
 
 /* OpenMP's runtime reads environment and mask when it is loaded: the worker inherits both. */
 static int handle_serve(const options_t *options, char **argv) {
+    const size_t n = strlen(RESTART_COMMAND);
+    const bool resumes = !strncmp(options->command, RESTART_COMMAND, n);
+    owner_words_t words = {argv, argv};
     owner_end_t end;
     if (!log_set_level(options->log)) {
         fprintf(stderr, "gradd: --log: expected error, warn, info or debug, got '%s'\n",
@@ -68,9 +73,11 @@ static int handle_serve(const options_t *options, char **argv) {
     leave_inherited_mask(options);
     limit_spinning();
     leave_inherited_threads();
-    for (int i = 0; argv[i]; i++)
-        if (argv[i] == options->command) argv[i] = "worker";
-    gradd_status_t st = owner_serve(options, argv, &end);
+    while (*words.command != options->command)
+        words.command++;
+    *words.command = "worker";
+    gradd_status_t st = resumes ? owner_resume(options, words, atoi(options->command + n), &end)
+                                : owner_serve(options, words, &end);
     if (st != GRADD_OK) return failed(st);
     if (end.other == 0) return end.code;
     fprintf(stderr, "gradd: already running pid %ld\n", (long)end.other);
@@ -154,6 +161,10 @@ static int handle_forget(const options_t *options) {
     return handle_admin((admin_t){options, kept_forget, "", 0});
 }
 
+static int handle_restart(const options_t *options) {
+    return handle_admin((admin_t){options, owner_restart, "", 0});
+}
+
 static int handle_version(const options_t *options) {
     printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
                          : "gradd %s (engine %s), protocol %d to %d\n",
@@ -196,6 +207,7 @@ int main(int argc, char **argv) {
         {"stop",       handle_stop    },
         {"trace",      handle_trace   },
         {"forget",     handle_forget  },
+        {"restart",    handle_restart },
         {"version",    handle_version },
         {"--version",  handle_version },
         {"--list-ops", handle_list_ops},
@@ -208,6 +220,8 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "estimate")) return estimate_main(argc - 2, argv + 2);
     if (options_parse(argc, argv, &options) != GRADD_OK) return wrong_usage();
     if (!strcmp(options.command, "worker")) return handle_worker(&options);
+    if (!strncmp(options.command, RESTART_COMMAND, strlen(RESTART_COMMAND)))
+        return handle_serve(&options, argv);
     if (!strcmp(options.command, "serve"))
         return options_check(&options) ? wrong_usage() : handle_serve(&options, argv);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {

@@ -271,7 +271,9 @@ static const control_row_t rows[] = {
                  .lasting = true,
                  .fields = {{.name = "proto", .kind = WIRE_LIST, .item = WIRE_U64, .max = 2},
                             {.name = "client", .kind = WIRE_TEXT, .optional = true, .max = 1024},
-                            {.name = "version", .kind = WIRE_TEXT, .optional = true, .max = 64}}}},
+                            {.name = "version", .kind = WIRE_TEXT, .optional = true, .max = 64},
+                            /* for the owner: the client reads `replaced` */
+                            {.name = "replaced", .kind = WIRE_FLAG, .optional = true}}}},
     {.answer = answer_segment,
      .n_fds = -1,
      .is_later = true,

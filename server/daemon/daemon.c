@@ -14,6 +14,7 @@
 #include "server/daemon/requests.h"
 #include "server/device/device.h"
 #include "server/host/accept_budget.h"
+#include "server/host/connections.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
 #include "server/host/rundir.h"
@@ -142,7 +143,8 @@ static gradd_status_t take_session(daemon_t *daemon, const link_message_t *messa
         if (fds[0] >= 0) close(fds[0]);
         return GRADD_OK;
     }
-    GRADD_TRY(session_create(&daemon->table, message->number, fds[0], &peer, &session));
+    GRADD_TRY(
+        session_create(&daemon->table, message->number, message->token, fds[0], &peer, &session));
     session->late = daemon->stopping;
     gradd_status_t st = watch(daemon, session->control, ON_CONTROL, session->number);
     if (st == GRADD_OK)
@@ -250,6 +252,7 @@ static void read_link(daemon_t *daemon) {
 void daemon_tick(daemon_t *daemon) {
     const int64_t now = session_now_ms(), past = now - daemon->paced_ms;
     daemon->paced_ms = now;
+    connections_expire(now);
     if (daemon->full_ms) {
         watch(daemon, daemon->link, ON_LINK, 0);
         read_link(daemon);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/host/connections.h"
 #include "server/host/log.h"
 
 #define ZAP_ENDPOINT  "inproc://zeromq.zap.01"
@@ -179,6 +180,7 @@ static gradd_status_t read_frames(router_t *router, request_t *request) {
         if (frame == &extra) zmq_msg_close(frame);
         n++;
     }
+    request->n_frames = n + 1;
     request->n_payloads = n < WIRE_MAX_PAYLOADS ? n : WIRE_MAX_PAYLOADS;
     request->payload_bytes = total;
     if (n > WIRE_MAX_PAYLOADS)
@@ -210,6 +212,9 @@ static request_t *receive_one(router_t *router, zmq_msg_t *id) {
         goto drop;
     }
     request->status = read_frames(router, request);
+    request->source = zmq_msg_get(&request->envelope, ZMQ_SRCFD);
+    connections_taken(request->source, request->payload_bytes + zmq_msg_size(&request->envelope),
+                      request->n_frames);
     if (!identify(request, id)) goto drop;
     zmq_msg_close(&lost);
     return request;

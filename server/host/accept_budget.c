@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "server/host/connections.h"
+
 #define KEPT_PART 4 /* 1 / KEPT_PART of all descriptors, at most KEPT_MOST, stay free */
 #define KEPT_MOST 256
 #define PAUSE_NS  10000000
@@ -73,7 +75,7 @@ bool gate_has_room(void) {
 /* libzmq's calls; its assertion after accept() knows ECONNABORTED and not EMFILE. */
 int accept4(int listener, struct sockaddr *address, socklen_t *bytes, int flags) {
     int fd = real_accept(listener, address, bytes, flags);
-    if (fd >= 0 && within_budget(fd)) return fd;
+    if (fd >= 0 && within_budget(fd) && connections_add(fd)) return fd;
     if (fd >= 0)
         close(fd);
     else if (errno == EMFILE || errno == ENFILE)

@@ -147,6 +147,7 @@ static const struct {
     {"ps",         "the daemon and its sessions"                                         },
     {"top",        "the same, again and again"                                           },
     {"stop",       "end the daemon after the request in progress"                        },
+    {"restart",    "put a new version under running trainers"                            },
     {"forget",     "end a session that has outlived its process"                         },
     {"trace",      "the last requests of the daemon, as a file for Perfetto"             },
     {"explain",    "the operators of a plan, of the daemon or of a file (explain --help)"},

@@ -95,7 +95,7 @@ static bool hold(kept_session_t *kept, const relay_client_t *client) {
         const int held = relay_find(client, kept->ids[i]);
         const int fd = held >= 0 ? fcntl(held, F_DUPFD_CLOEXEC, 0) : -1;
         if (fd < 0) return false;
-        segments[kept->n_segments++] = (held_segment_t){kept->ids[i], fd};
+        segments[kept->n_segments++] = (held_segment_t){.id = kept->ids[i], .fd = fd};
     }
     return true;
 }

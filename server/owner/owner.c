@@ -18,42 +18,20 @@
 #include "server/owner/kept.h"
 #include "server/owner/process.h"
 #include "server/owner/relay.h"
+#include "server/owner/restart.h"
+#include "server/owner/retell.h"
+#include "server/owner/state.h"
 #include "server/session/link.h"
 #include "server/session/session.h"
 
 #define MAX_EVENTS    64
 #define TICK_MS       500
 #define LOST_MS       1000 /* in which a worker that is dying has ended */
-#define MAX_CLIENTS   (SESSION_MAX + SESSION_MAX_SURPLUS + 32) /* the worker refuses them by name */
-#define MAX_LISTENERS 64 /* of commands: each keeps a descriptor in the worker */
-#define MAX_STARTS    5  /* of workers in a row that end before they are ready */
+#define MAX_LISTENERS 64   /* of commands: each keeps a descriptor in the worker */
+#define MAX_STARTS    5    /* of workers in a row that end before they are ready */
 
 /* The meaning of an epoll event: a kind, and the client's number for the last three. */
 enum { ON_LISTENER, ON_SIGNAL, ON_LINK, ON_WORKER, ON_OUTER, ON_INNER, ON_PIDFD };
-
-typedef struct owner_s {
-    const options_t *options; /* Borrowed */
-    char *const *argv;        /* Borrowed: of a worker */
-    rundir_t dir;
-    int epoll, signals;    /* Owned */
-    int control, commands; /* Owned: listeners; -1: there is none (yet) */
-    int n_listeners;       /* of commands, so far */
-    bool paused;           /* nothing is accepted until the next tick */
-    bool displaced;        /* the directory is another daemon's now */
-    bool unreachable;      /* the last try to come back has failed */
-    worker_process_t worker;
-    bool ready, was_ready;               /* this worker; any */
-    bool listen_due, lock_due, stop_due; /* messages for which there was no room */
-    bool stopping, cancel, ended;
-    const char *reason;
-    int code;
-    int n_starts; /* in a row, of workers that were not ready */
-    uint32_t n_workers, n_born;
-    int64_t started_ms, idle_since_ms, ticked_ms;
-    relay_client_t *clients[MAX_CLIENTS]; /* Owned */
-    int n_clients;
-    kept_table_t kept;
-} owner_t;
 
 static uint64_t event_data(uint32_t kind, uint32_t number) {
     return (uint64_t)kind << 32 | number;
@@ -128,54 +106,64 @@ static void end_client(owner_t *owner, relay_client_t *client) {
  * worker writes to it no more: then its end of the pair closes. */
 static void part_with(owner_t *owner, relay_client_t *client) {
     if (client->leaves) return;
-    if (!owner->ready || client->lost_ms || !kept_has(&owner->kept, client))
+    if (!owner->ready || client->inner < 0 || client->lost_ms || !kept_has(&owner->kept, client))
         end_client(owner, client);
     else
         relay_leave(client);
 }
 
-static gradd_status_t lend(owner_t *owner, const relay_client_t *client, int end) {
+/* *out_end: the owner's end of a pair, of which the worker has the other one. */
+static gradd_status_t lend(owner_t *owner, const relay_client_t *client, int *out_end) {
     const gradd_peer_t *peer = &client->peer;
-    const link_message_t message = {.kind = LINK_SESSION,
-                                    .pid = peer->pid,
-                                    .uid = peer->uid,
-                                    .gid = peer->gid,
-                                    .start_ticks = peer->start_ticks,
-                                    .number = client->number};
+    int ends[2];
+    link_message_t message = {.kind = LINK_SESSION,
+                              .pid = peer->pid,
+                              .uid = peer->uid,
+                              .gid = peer->gid,
+                              .start_ticks = peer->start_ticks,
+                              .number = client->number};
+    memcpy(message.token, client->token, sizeof message.token);
+    GRADD_TRY(link_create(ends));
+    gradd_status_t st = watch(owner, ends[0], ON_INNER, client->number);
+    if (st == GRADD_OK)
+        st = link_send(owner->worker.link, &message, (int[]){ends[1], peer->pidfd}, 2);
+    close(ends[1]);
+    if (st == GRADD_OK)
+        *out_end = ends[0];
+    else
+        close(ends[0]);
+    return st;
+}
+
+static gradd_status_t admit(owner_t *owner, relay_client_t *client) {
+    GRADD_TRY(session_draw_key(client->token));
     GRADD_TRY(watch(owner, client->outer, ON_OUTER, client->number));
-    GRADD_TRY(watch(owner, client->inner, ON_INNER, client->number));
-    GRADD_TRY(watch(owner, peer->pidfd, ON_PIDFD, client->number));
-    return link_send(owner->worker.link, &message, (int[]){end, peer->pidfd}, 2);
+    GRADD_TRY(watch(owner, client->peer.pidfd, ON_PIDFD, client->number));
+    const gradd_status_t st = lend(owner, client, &client->inner);
+    if (st == GRADD_OK || link_has_room(owner->worker.link)) return st;
+    client->waits = true; /* for the next worker */
+    watch_outer(owner, client);
+    return GRADD_OK;
 }
 
 /* The descriptor stays the caller's on failure. */
 static gradd_status_t add_client(owner_t *owner, int fd, uint64_t ticks) {
     gradd_peer_t peer = GRADD_PEER_INIT;
-    int ends[2];
     GRADD_TRY(gradd_peer_identify(fd, ticks, GRADD_LEASE_AUTO, &peer));
     gradd_status_t st = GRADD_OK;
     if (peer.uid != geteuid())
         st = GRADD_FAIL(SESSION, "uid %u may not use this daemon", (unsigned)peer.uid);
-    if (st == GRADD_OK) st = link_create(ends);
-    if (st != GRADD_OK) {
+    relay_client_t *client = st == GRADD_OK ? relay_create(owner->n_born + 1, fd, &peer) : NULL;
+    if (!client) {
         gradd_peer_finish(&peer);
-        return st;
+        return st != GRADD_OK ? st : GRADD_FAIL(NOMEM, "no memory for a client");
     }
-    relay_client_t *client = relay_create(owner->n_born + 1, fd, ends[0], &peer);
-    if (client) {
-        owner->n_born++;
-        owner->clients[owner->n_clients++] = client;
-        st = lend(owner, client, ends[1]);
-        close(ends[1]);
-        if (st == GRADD_OK) return GRADD_OK;
-        log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
-        end_client(owner, client);
-        return GRADD_OK;
-    }
-    close(ends[0]);
-    close(ends[1]);
-    gradd_peer_finish(&peer);
-    return GRADD_FAIL(NOMEM, "no memory for a client");
+    owner->n_born++;
+    owner->clients[owner->n_clients++] = client;
+    if (admit(owner, client) == GRADD_OK) return GRADD_OK;
+    log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
+    end_client(owner, client);
+    return GRADD_OK;
 }
 
 /* Connections stay where they are, at the listener, as long as nothing can be done with them: until
@@ -193,7 +181,7 @@ static void watch_link(const owner_t *owner, uint32_t events) {
 
 static void accept_client(owner_t *owner) {
     const bool has_room = owner->ready && link_has_room(owner->worker.link);
-    if (!has_room || owner->n_clients == MAX_CLIENTS) {
+    if (!has_room || owner->n_clients == OWNER_MAX_CLIENTS) {
         if (owner->ready && !has_room) watch_link(owner, EPOLLIN | EPOLLOUT);
         pause_accepting(owner);
         return;
@@ -211,11 +199,6 @@ static void accept_client(owner_t *owner) {
     log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
     close(fd);
     if (st == GRADD_E_IO) pause_accepting(owner);
-}
-
-static void resume_accepting(owner_t *owner) {
-    if (owner->control < 0 || !owner->paused || !owner->ready) return;
-    owner->paused = watch(owner, owner->control, ON_LISTENER, 0) != GRADD_OK;
 }
 
 /* A client whose worker has died does not see an end before the process has ended: until then that
@@ -237,6 +220,31 @@ static void settle(owner_t *owner, relay_client_t *client, relay_state_t state) 
     watch_outer(owner, client);
 }
 
+/* Gives the clients of the former worker to this one; false if some have to wait for room. */
+static bool move_clients(owner_t *owner) {
+    for (int i = owner->n_clients - 1; i >= 0; i--) {
+        relay_client_t *client = owner->clients[i];
+        int end;
+        if (client->inner >= 0) continue;
+        if (!link_has_room(owner->worker.link)) {
+            watch_link(owner, EPOLLIN | EPOLLOUT);
+            return false;
+        }
+        if (lend(owner, client, &end) == GRADD_OK) {
+            settle(owner, client, retell_begin(client, end));
+        } else {
+            log_event(LOG_WARN, "not_moved", "what=\"%s\"", gradd_error_message());
+            end_client(owner, client);
+        }
+    }
+    return true;
+}
+
+static void resume_accepting(owner_t *owner) {
+    if (owner->control < 0 || !owner->paused || !owner->ready || !move_clients(owner)) return;
+    owner->paused = watch(owner, owner->control, ON_LISTENER, 0) != GRADD_OK;
+}
+
 static const relay_client_t *find_for_kept(void *context, uint32_t number) {
     return find_client(context, number);
 }
@@ -244,7 +252,8 @@ static const relay_client_t *find_for_kept(void *context, uint32_t number) {
 static bool answer_own(void *context, relay_client_t *client, const wire_doc_t *packet,
                        bool *out_sent) {
     owner_t *owner = context;
-    return kept_answer(&owner->kept, client, packet, find_for_kept, owner, out_sent);
+    return restart_answer(owner, client, packet, out_sent) ||
+           kept_answer(&owner->kept, client, packet, find_for_kept, owner, out_sent);
 }
 
 static void read_client(owner_t *owner, uint32_t number, uint32_t events) {
@@ -258,7 +267,8 @@ static void read_client(owner_t *owner, uint32_t number, uint32_t events) {
 
 static void read_answer(owner_t *owner, uint32_t number) {
     relay_client_t *client = find_client(owner, number);
-    if (client) settle(owner, client, relay_from_worker(client));
+    if (!client || client->inner < 0) return;
+    settle(owner, client, client->moves ? retell_go_on(client) : relay_from_worker(client));
 }
 
 static void bury_client(owner_t *owner, uint32_t number) {
@@ -276,10 +286,12 @@ static gradd_status_t start_worker(owner_t *owner) {
                                   .n_workers = owner->n_workers,
                                   .started_ms = owner->started_ms};
     owner->ready = owner->listen_due = owner->lock_due = false;
-    GRADD_TRY(process_start(owner->argv, owner->dir.lock, &owner->worker));
+    GRADD_TRY(process_start(owner->words.argv, owner->dir.lock, &owner->worker));
     GRADD_TRY(watch(owner, owner->worker.pidfd, ON_WORKER, 0));
     GRADD_TRY(watch(owner, owner->worker.link, ON_LINK, 0));
-    return link_send(owner->worker.link, &begin, &owner->commands, 1);
+    link_send(owner->worker.link, &begin, &owner->commands,
+              1); /* else it has died: see ON_WORKER */
+    return GRADD_OK;
 }
 
 static gradd_status_t open_control(owner_t *owner) {
@@ -305,6 +317,7 @@ static void worker_is_ready(owner_t *owner) {
         stop(owner, "no socket", false);
     }
     owner->was_ready = true;
+    restart_tell(owner, GRADD_OK);
     resume_accepting(owner);
     send_due(owner);
 }
@@ -324,14 +337,20 @@ static void read_link(owner_t *owner) {
     }
 }
 
-/* What it computed is lost; what clients have lent is not. They see the connection end only now,
- * when nothing of the worker can write to their memory any more. */
-static void replace_worker(owner_t *owner, int code) {
-    log_event(LOG_ERROR, "worker_lost", "status=%d sessions=%d", code, owner->n_clients);
-    while (owner->n_clients > 0)
-        end_client(owner, owner->clients[owner->n_clients - 1]);
+/* What it computed is lost; what clients have lent is not. Those that do not move to the next
+ * worker see the connection end only now, when nothing of it can write to their memory any more. */
+static void lose_worker(owner_t *owner) {
+    for (int i = owner->n_clients - 1; i >= 0; i--) {
+        relay_client_t *client = owner->clients[i];
+        const uint32_t number = client->number;
+        if (client->in_flight) read_answer(owner, number); /* it may have come, as its last one */
+        if (find_client(owner, number) && !retell_wait(client)) end_client(owner, client);
+    }
     owner->n_workers++;
     if (owner->control >= 0) pause_accepting(owner);
+}
+
+static void start_next(owner_t *owner) {
     if (++owner->n_starts <= MAX_STARTS && start_worker(owner) == GRADD_OK) return;
     log_event(LOG_ERROR, "no_worker", "starts=%d", owner->n_starts);
     owner->code = 1;
@@ -350,7 +369,34 @@ static void worker_has_ended(owner_t *owner) {
         if (owner->code == 0 && (!told || code < 128)) owner->code = code;
         return;
     }
-    replace_worker(owner, code);
+    log_event(LOG_ERROR, "worker_lost", "status=%d sessions=%d", code, owner->n_clients);
+    lose_worker(owner);
+    start_next(owner);
+}
+
+/* The worker dies, as it may at any time: its successor's clients repeat what it had in hand. */
+static void restart(owner_t *owner) {
+    log_event(LOG_INFO, "restart", "binary=%s sessions=%d", owner->binary, owner->n_clients);
+    if (owner->worker.pid) {
+        kill(owner->worker.pid, SIGKILL);
+        unwatch(owner, owner->worker.pidfd);
+        unwatch(owner, owner->worker.link);
+        read_link(owner);
+        process_reap(&owner->worker);
+        owner->ready = false;
+    }
+    lose_worker(owner);
+    const gradd_status_t st = owner->stopping
+                                  ? GRADD_FAIL(STALE, "this daemon, pid %d, is ending", getpid())
+                                  : restart_become(owner);
+    log_event(LOG_ERROR, "not_restarted", "what=\"%s\"", gradd_error_message());
+    close(owner->successor);
+    owner->successor = -1;
+    restart_tell(owner, st);
+    if (owner->stopping)
+        owner->ended = true;
+    else
+        start_next(owner);
 }
 
 /* ---- the directory ---- */
@@ -476,6 +522,7 @@ static void serve(owner_t *owner) {
         const uint32_t n_workers = owner->n_workers;
         for (int i = 0; i < n && !owner->ended && n_workers == owner->n_workers; i++)
             handle_event(owner, &events[i]);
+        if (owner->successor >= 0 && !owner->ended) restart(owner);
         if (session_now_ms() - owner->ticked_ms >= TICK_MS) tick(owner);
     }
 }
@@ -509,9 +556,18 @@ static gradd_status_t start(owner_t *owner) {
     gate_open();
     owner->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (owner->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
-    GRADD_TRY(watch(owner, owner->signals, ON_SIGNAL, 0));
-    GRADD_TRY(open_commands(owner));
-    return start_worker(owner);
+    return watch(owner, owner->signals, ON_SIGNAL, 0);
+}
+
+/* Clients of the process that this one was wait for a worker. */
+static gradd_status_t watch_clients(owner_t *owner) {
+    for (int i = 0; i < owner->n_clients; i++) {
+        const relay_client_t *client = owner->clients[i];
+        GRADD_TRY(watch(owner, client->outer, ON_OUTER, client->number));
+        watch_outer(owner, client);
+        GRADD_TRY(watch(owner, client->peer.pidfd, ON_PIDFD, client->number));
+    }
+    return GRADD_OK;
 }
 
 static void finish(owner_t *owner) {
@@ -525,36 +581,67 @@ static void finish(owner_t *owner) {
     rundir_unlink(&owner->dir);
     if (owner->control >= 0) close(owner->control);
     if (owner->commands >= 0) close(owner->commands);
+    if (owner->asker >= 0) close(owner->asker);
     if (owner->epoll >= 0) close(owner->epoll);
     if (owner->signals >= 0) close(owner->signals);
     rundir_finish(&owner->dir); /* last: now another daemon may start */
 }
 
-gradd_status_t owner_serve(const options_t *options, char **argv, owner_end_t *out_end) {
-    static owner_t owner; /* one per process; large */
-    owner = (owner_t){
+static void init(owner_t *owner, const options_t *options, owner_words_t words) {
+    *owner = (owner_t){
         .options = options,
-        .argv = argv,
+        .words = words,
         .epoll = -1,
         .signals = -1,
         .control = -1,
         .commands = -1,
-        .worker = {0, -1, -1}
+        .worker = {0, -1, -1},
+        .successor = -1,
+        .asker = -1,
     };
-    *out_end = (owner_end_t){0, 0};
+    const ssize_t n = readlink("/proc/self/exe", owner->binary, sizeof owner->binary - 1);
+    owner->binary[n > 0 ? n : 0] = 0;
+    owner->started_ms = owner->idle_since_ms = owner->ticked_ms = session_now_ms();
     leave_file_limit();
-    GRADD_TRY(rundir_init(&owner.dir, options->dir));
-    GRADD_TRY(rundir_prepare(&owner.dir));
-    GRADD_TRY(rundir_lock(&owner.dir, &out_end->other));
+    prctl(PR_SET_NAME, "gradd");
+}
+
+static gradd_status_t run(owner_t *owner, gradd_status_t st, owner_end_t *out_end) {
+    if (st == GRADD_OK) st = start_worker(owner);
+    if (st == GRADD_OK) serve(owner);
+    finish(owner);
+    out_end->code = owner->code;
+    return st;
+}
+
+static owner_t the_owner; /* one per process; large */
+
+gradd_status_t owner_serve(const options_t *options, owner_words_t words, owner_end_t *out_end) {
+    owner_t *owner = &the_owner;
+    *out_end = (owner_end_t){0, 0};
+    init(owner, options, words);
+    GRADD_TRY(rundir_init(&owner->dir, options->dir));
+    GRADD_TRY(rundir_prepare(&owner->dir));
+    GRADD_TRY(rundir_lock(&owner->dir, &out_end->other));
     if (out_end->other != 0) {
-        rundir_finish(&owner.dir);
+        rundir_finish(&owner->dir);
         return GRADD_OK;
     }
-    prctl(PR_SET_NAME, "gradd");
-    owner.started_ms = owner.idle_since_ms = owner.ticked_ms = session_now_ms();
-    const gradd_status_t st = start(&owner);
-    if (st == GRADD_OK) serve(&owner);
-    finish(&owner);
-    out_end->code = owner.code;
-    return st;
+    gradd_status_t st = start(owner);
+    if (st == GRADD_OK) st = open_commands(owner);
+    return run(owner, st, out_end);
+}
+
+gradd_status_t owner_resume(const options_t *options, owner_words_t words, int state,
+                            owner_end_t *out_end) {
+    owner_t *owner = &the_owner;
+    *out_end = (owner_end_t){0, 0};
+    init(owner, options, words);
+    GRADD_TRY(rundir_init(&owner->dir, options->dir));
+    gradd_status_t st = state_read(state, owner);
+    close(state);
+    owner->was_ready = owner->paused = true;
+    if (st == GRADD_OK) st = start(owner);
+    if (st == GRADD_OK) st = watch_clients(owner);
+    return run(owner, st, out_end);
 }

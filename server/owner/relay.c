@@ -15,30 +15,43 @@
 
 static uint8_t buffer[PACKET_BYTES]; /* of the packet in hand; an owner has one thread */
 
-relay_client_t *relay_create(uint32_t number, int outer, int inner, const gradd_peer_t *peer) {
+relay_client_t *relay_create(uint32_t number, int outer, const gradd_peer_t *peer) {
     relay_client_t *client = calloc(1, sizeof *client);
     if (!client) return NULL;
     client->number = number;
     client->outer = outer;
-    client->inner = inner;
+    client->inner = -1;
+    client->hello.fd = client->words.fd = -1;
     client->peer = *peer;
     return client;
 }
 
-static void drop_fds(relay_client_t *client) {
+static void drop_packet(relay_client_t *client) {
     for (int i = 0; i < client->n_fds; i++)
         gradd_discard(client->fds[i]);
     client->n_fds = 0;
     client->change = RELAY_NOTHING;
+    free(client->packet);
+    client->packet = NULL;
+    client->in_flight = false;
+}
+
+void relay_let_go(held_segment_t *held) {
+    gradd_discard(held->fd);
+    free(held->packet);
+    *held = (held_segment_t){.fd = -1};
 }
 
 void relay_destroy(relay_client_t *client) {
     if (!client) return;
-    drop_fds(client);
+    drop_packet(client);
     for (uint32_t i = 0; i < client->n_segments; i++)
-        gradd_discard(client->segments[i].fd);
+        relay_let_go(&client->segments[i]);
     free(client->segments);
-    close(client->inner);
+    relay_let_go(&client->hello);
+    relay_let_go(&client->words);
+    wire_out_finish(&client->notice);
+    if (client->inner >= 0) close(client->inner);
     gradd_peer_finish(&client->peer);
     if (client->outer >= 0) close(client->outer); /* last: it may free what it has lent */
     free(client);
@@ -51,22 +64,54 @@ static bool is_text(const msgpack_object *o, const char *text) {
            memcmp(o->via.str.ptr, text, o->via.str.size) == 0;
 }
 
-static void note(relay_client_t *client, const wire_doc_t *doc) {
+static bool is_set(const msgpack_object *o) {
+    return o && (o->type == MSGPACK_OBJECT_BOOLEAN
+                     ? o->via.boolean
+                     : o->type == MSGPACK_OBJECT_POSITIVE_INTEGER && o->via.u64 == 1);
+}
+
+static relay_change_t change_of(const wire_doc_t *doc) {
     const msgpack_object *verb = wire_get(doc, "v"), *id = wire_get(doc, "id");
-    client->change = RELAY_NOTHING;
-    if (!id || id->type != MSGPACK_OBJECT_POSITIVE_INTEGER) return;
-    client->id = id->via.u64;
-    if (is_text(verb, "segment")) client->change = RELAY_ADD;
-    if (is_text(verb, "unsegment")) client->change = RELAY_REMOVE;
+    if (is_text(verb, "hello")) return RELAY_HELLO;
+    if (is_text(verb, "timeline")) return RELAY_WORDS;
+    if (!id || id->type != MSGPACK_OBJECT_POSITIVE_INTEGER) return RELAY_NOTHING;
+    if (is_text(verb, "segment")) return RELAY_ADD;
+    return is_text(verb, "unsegment") ? RELAY_REMOVE : RELAY_NOTHING;
+}
+
+/* Notes what a packet would change, with a copy of it: without memory for that, or if it is too
+ * long, nothing is kept, and the client is not moved to another worker. */
+static void note(relay_client_t *client, const wire_doc_t *doc, size_t bytes) {
+    client->change = change_of(doc);
+    client->reads_replaced = is_set(wire_get(doc, "replaced"));
+    if (client->change == RELAY_ADD || client->change == RELAY_REMOVE)
+        client->id = wire_get(doc, "id")->via.u64;
+    if (client->change == RELAY_NOTHING || client->change == RELAY_REMOVE) return;
+    client->packet = bytes <= RELAY_MAX_KEPT ? malloc(bytes) : NULL;
+    client->n_bytes = (uint32_t)bytes;
+    if (client->packet) memcpy(client->packet, buffer, bytes);
+}
+
+bool relay_is_ok(const wire_doc_t *answer) {
+    return is_set(wire_get(answer, "ok"));
 }
 
 static bool is_accepted(size_t bytes) {
     wire_doc_t doc;
     if (wire_decode(buffer, bytes, &doc) != GRADD_OK) return false;
-    const msgpack_object *ok = wire_get(&doc, "ok");
-    const bool accepted = ok && ok->type == MSGPACK_OBJECT_POSITIVE_INTEGER && ok->via.u64 == 1;
+    const bool accepted = relay_is_ok(&doc);
     wire_doc_finish(&doc);
     return accepted;
+}
+
+/* The packet in flight, and its descriptor, become the client's. */
+static held_segment_t take_packet(relay_client_t *client) {
+    const held_segment_t held = {client->id, client->n_fds > 0 ? client->fds[0] : -1,
+                                 client->packet, client->n_bytes};
+    if (client->n_fds > 0) client->fds[0] = -1;
+    if (!client->packet) client->movable = false;
+    client->packet = NULL;
+    return held;
 }
 
 static bool add(relay_client_t *client) {
@@ -77,19 +122,40 @@ static bool add(relay_client_t *client) {
         client->segments = segments;
         client->segment_capacity = capacity;
     }
-    const int fd = client->n_fds > 0 ? client->fds[0] : -1;
-    if (fd >= 0) client->fds[0] = -1;
-    client->segments[client->n_segments++] = (held_segment_t){client->id, fd};
+    client->segments[client->n_segments++] = take_packet(client);
     return true;
 }
 
 static void drop(relay_client_t *client) {
     for (uint32_t i = 0; i < client->n_segments; i++) {
         if (client->segments[i].id != client->id) continue;
-        gradd_discard(client->segments[i].fd);
+        relay_let_go(&client->segments[i]);
         client->segments[i] = client->segments[--client->n_segments];
         return;
     }
+}
+
+/* The worker has agreed. False without memory. */
+static bool change(relay_client_t *client) {
+    switch (client->change) {
+    case RELAY_HELLO:
+        relay_let_go(&client->hello);
+        client->movable =
+            client->reads_replaced && client->n_segments == 0 && !client->words.packet;
+        client->hello = take_packet(client);
+        return true;
+    case RELAY_WORDS:
+        client->words = take_packet(client);
+        return true;
+    case RELAY_ADD:
+        return add(client);
+    case RELAY_REMOVE:
+        drop(client);
+        return true;
+    case RELAY_NOTHING:
+        break;
+    }
+    return true;
 }
 
 /* ---- the two ways ---- */
@@ -112,7 +178,7 @@ int relay_find(const relay_client_t *client, uint64_t id) {
 
 void relay_leave(relay_client_t *client) {
     client->leaves = true;
-    shutdown(client->inner, SHUT_WR);
+    shutdown(client->inner, SHUT_WR); /* it has a worker */
     if (client->outer >= 0) close(client->outer);
     client->outer = -1;
 }
@@ -135,14 +201,14 @@ relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *c
     bool sent;
     if (wire_decode(buffer, packet.bytes, &doc) == GRADD_OK) {
         const bool is_own = own(context, client, &doc, &sent);
-        if (!is_own) note(client, &doc);
+        if (!is_own) note(client, &doc, packet.bytes);
         wire_doc_finish(&doc);
         if (is_own) {
-            drop_fds(client);
+            drop_packet(client);
             return sent ? RELAY_OPEN : RELAY_OVER;
         }
     }
-    client->waits = true;
+    client->waits = client->in_flight = client->spoken = true;
     /* If the worker has hung up, or died, its end of the pair tells. */
     gradd_fd_send(client->inner, buffer, packet.bytes, client->fds, client->n_fds);
     return RELAY_OPEN;
@@ -156,14 +222,8 @@ relay_state_t relay_from_worker(relay_client_t *client) {
     if (event == GRADD_FD_AGAIN) return RELAY_OPEN;
     if (link_is_last(buffer, packet.bytes)) return RELAY_OVER;
     if (client->leaves) return RELAY_OPEN;
-    bool kept = true;
-    if (client->change != RELAY_NOTHING && is_accepted(packet.bytes)) {
-        if (client->change == RELAY_ADD)
-            kept = add(client);
-        else
-            drop(client);
-    }
-    drop_fds(client);
+    bool kept = client->change == RELAY_NOTHING || !is_accepted(packet.bytes) || change(client);
+    drop_packet(client);
     client->waits = false;
     kept = kept && gradd_fd_send(client->outer, buffer, packet.bytes, NULL, 0) == GRADD_OK;
     return kept ? RELAY_OPEN : RELAY_OVER;

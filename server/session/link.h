@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "server/session/session.h"
 #include "shm/status.h"
 
 #define LINK_DESCRIPTOR   3 /* where a worker finds the link when it starts, */
@@ -24,7 +25,8 @@ typedef enum link_kind_e {
     LINK_BEGIN,   /* to the worker, first: facts of the owner; with a listener of commands */
     LINK_LISTEN,  /* to it: one more, because clients no longer find the former */
     LINK_LOCK,    /* to it: the owner's new lock, in place of a removed one */
-    LINK_SESSION, /* to it: a client has connected; with the connection and the client's pidfd */
+    LINK_SESSION, /* to it: a client has connected, to this worker or to one before; with the
+                     connection and the client's pidfd */
     LINK_STOP,    /* to it: it shall end, for this reason */
     LINK_READY,   /* from it: its device is open, it reads commands */
     LINK_STOPPING /* from it: it ends, because a client said so */
@@ -32,14 +34,15 @@ typedef enum link_kind_e {
 
 typedef struct link_message_s {
     link_kind_t kind;
-    pid_t pid;            /* BEGIN: of the owner; SESSION: of the client */
-    uid_t uid;            /* SESSION: */
-    gid_t gid;            /* the same */
-    uint64_t start_ticks; /* the same: see gradd_peer_t */
-    uint32_t number;      /* the same: never used twice in the life of an owner */
-    uint32_t n_workers;   /* BEGIN: that there were before */
-    int64_t started_ms;   /* the same: of the owner, by session_now_ms */
-    bool cancel;          /* STOP: also what runs */
+    pid_t pid;                        /* BEGIN: of the owner; SESSION: of the client */
+    uid_t uid;                        /* SESSION: */
+    gid_t gid;                        /* the same */
+    uint64_t start_ticks;             /* the same: see gradd_peer_t */
+    uint32_t number;                  /* the same: never used twice in the life of an owner */
+    uint8_t token[SESSION_KEY_BYTES]; /* the same: of the client's requests, for all workers */
+    uint32_t n_workers;               /* BEGIN: that there were before */
+    int64_t started_ms;               /* the same: of the owner, by session_now_ms */
+    bool cancel;                      /* STOP: also what runs */
     char reason[LINK_REASON_BYTES];
 } link_message_t;
 

@@ -1,6 +1,5 @@
 /* The session table. See session.h for the life of a session. */
 #include "server/session/session.h"
-#include "server/session/link.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -9,13 +8,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "server/session/link.h"
+
 int64_t session_now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static gradd_status_t draw_key(uint8_t key[SESSION_KEY_BYTES]) {
+gradd_status_t session_draw_key(uint8_t key[SESSION_KEY_BYTES]) {
     ssize_t n = getrandom(key, SESSION_KEY_BYTES, 0);
     return n == SESSION_KEY_BYTES ? GRADD_OK : GRADD_FAIL(IO, "getrandom: %s", strerror(errno));
 }
@@ -35,7 +36,8 @@ static bool is_surplus(const session_table_t *table, pid_t pid) {
     return table->n - table->n_surplus >= SESSION_MAX || of_process >= SESSION_MAX_OF_PROCESS;
 }
 
-gradd_status_t session_create(session_table_t *table, uint32_t number, int control,
+gradd_status_t session_create(session_table_t *table, uint32_t number,
+                              const uint8_t token[SESSION_KEY_BYTES], int control,
                               gradd_peer_t *peer, session_t **out_session) {
     const gradd_handle_limits_t limits = {.segments = SESSION_MAX_SEGMENTS};
     const pid_t pid = peer->pid;
@@ -57,6 +59,7 @@ gradd_status_t session_create(session_table_t *table, uint32_t number, int contr
     session->pid = pid;
     session->uid = uid;
     session->number = number;
+    memcpy(session->token, token, sizeof session->token);
     table->n_born++;
     session->control = control;
     session->surplus = surplus;
@@ -94,7 +97,7 @@ void session_destroy(session_table_t *table, session_t *session) {
 gradd_status_t session_greet(session_t *session, const char *client, size_t client_bytes) {
     if (session->state > SESSION_GREETED)
         return GRADD_FAIL(SESSION, "hello: session %u is attached already", session->number);
-    GRADD_TRY(draw_key(session->nonce));
+    GRADD_TRY(session_draw_key(session->nonce));
     size_t n = client_bytes < SESSION_CLIENT_BYTES - 1 ? client_bytes : SESSION_CLIENT_BYTES - 1;
     for (size_t i = 0; i < n; i++) /* shown in tables and logs: printable ASCII only */
         session->client[i] = client[i] > 0x20 && client[i] < 0x7f ? client[i] : '_';
@@ -123,7 +126,6 @@ gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size
             return GRADD_FAIL(SESSION, "attach: this connection serves session %u already",
                               other->number);
     }
-    GRADD_TRY(draw_key(found->token));
     explicit_bzero(found->nonce, sizeof found->nonce);
     memcpy(found->route, caller->route, route_bytes);
     found->n_route = (uint8_t)route_bytes;

@@ -100,8 +100,11 @@ typedef struct session_table_s {
     uint32_t n_born;
 } session_table_t;
 
+/* Random bytes for a nonce or a token. Fails with IO. */
+gradd_status_t session_draw_key(uint8_t key[SESSION_KEY_BYTES]);
 /* Takes over `control` and the client's identity (closed on failure). Fails with LIMIT, NOMEM. */
-gradd_status_t session_create(session_table_t *table, uint32_t number, int control,
+gradd_status_t session_create(session_table_t *table, uint32_t number,
+                              const uint8_t token[SESSION_KEY_BYTES], int control,
                               gradd_peer_t *peer, session_t **out_session);
 /* The engine must be done with it. Unmaps its segments. */
 void session_destroy(session_table_t *table, session_t *session);
@@ -115,8 +118,8 @@ typedef struct session_caller_s {
     size_t route_bytes;
 } session_caller_t;
 
-/* Finds the session that this nonce was given to, uses the nonce up, draws the token and binds the
- * session to the caller's route. Fails with SESSION, IO. */
+/* Finds the session that this nonce was given to, uses the nonce up and binds the session to the
+ * caller's route. Fails with SESSION. */
 gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size_t nonce_bytes,
                               const session_caller_t *caller, session_t **out_session);
 /* The open session of the caller whose token this is. Fails with SESSION, without a hint why. */

@@ -60,10 +60,12 @@ typedef struct request_s {
     uint32_t uid;
     uint8_t route[SESSION_ROUTE_BYTES];
     uint8_t n_route;
+    int source;         /* Borrowed: its connection, which may have ended */
     zmq_msg_t envelope; /* what `doc` points into */
     zmq_msg_t payloads[WIRE_MAX_PAYLOADS];
     int n_payloads;
     uint64_t payload_bytes;
+    int n_frames; /* that came, with the envelope */
     wire_doc_t doc;
     const msgpack_object *args[COMMAND_MAX_FIELDS]; /* NULL: an optional field is missing */
     const msgpack_object *rel;                      /* runs to release first, or NULL */

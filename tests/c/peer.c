@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,9 +189,17 @@ int peer_daemon_fds(const peer_daemon_t *daemon) {
 
 /* ---- the client ---- */
 
-void peer_connect(peer_t *peer, const char *dir) {
+static void connect_dealer(peer_t *peer) {
     char endpoint[128];
     int linger = 0, timeout = PEER_WAIT_MS;
+    peer->dealer = zmq_socket(peer->context, ZMQ_DEALER);
+    CHECK(zmq_setsockopt(peer->dealer, ZMQ_LINGER, &linger, sizeof linger) == 0);
+    CHECK(zmq_setsockopt(peer->dealer, ZMQ_RCVTIMEO, &timeout, sizeof timeout) == 0);
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/cmd.sock", peer->dir);
+    CHECK(zmq_connect(peer->dealer, endpoint) == 0);
+}
+
+void peer_connect(peer_t *peer, const char *dir) {
     memset(peer, 0, sizeof *peer);
     snprintf(peer->dir, sizeof peer->dir, "%s", dir);
     peer->segment = (gradd_segment_t)GRADD_SEGMENT_INIT;
@@ -198,11 +207,7 @@ void peer_connect(peer_t *peer, const char *dir) {
     peer->control = connect_to(dir, "ctl.sock", SOCK_SEQPACKET);
     CHECK(peer->control >= 0);
     peer->context = zmq_ctx_new();
-    peer->dealer = zmq_socket(peer->context, ZMQ_DEALER);
-    CHECK(zmq_setsockopt(peer->dealer, ZMQ_LINGER, &linger, sizeof linger) == 0);
-    CHECK(zmq_setsockopt(peer->dealer, ZMQ_RCVTIMEO, &timeout, sizeof timeout) == 0);
-    snprintf(endpoint, sizeof endpoint, "ipc://%s/cmd.sock", dir);
-    CHECK(zmq_connect(peer->dealer, endpoint) == 0);
+    connect_dealer(peer);
 }
 
 void peer_close(peer_t *peer) {
@@ -257,6 +262,12 @@ gradd_status_t peer_control(peer_t *peer, int fd) {
     return take_reply(peer, peer->packet, packet.bytes);
 }
 
+static void take_nonce(peer_t *peer) {
+    const msgpack_object *nonce = wire_get(&peer->doc, "nonce");
+    CHECK(nonce && nonce->type == MSGPACK_OBJECT_BIN && nonce->via.bin.size == 16);
+    memcpy(peer->nonce, nonce->via.bin.ptr, 16);
+}
+
 gradd_status_t peer_hello(peer_t *peer, int low, int high) {
     wire_out_t *m = &peer->out;
     wire_begin(m);
@@ -268,11 +279,31 @@ gradd_status_t peer_hello(peer_t *peer, int low, int high) {
     wire_put_i64(m, high);
     wire_key(m, "client");
     wire_put_text(m, "c-test");
+    if (peer->reads_replaced) {
+        wire_key(m, "replaced");
+        wire_put_u64(m, 1);
+    }
     GRADD_TRY(peer_control(peer, -1));
-    const msgpack_object *nonce = wire_get(&peer->doc, "nonce");
-    CHECK(nonce && nonce->type == MSGPACK_OBJECT_BIN && nonce->via.bin.size == 16);
-    memcpy(peer->nonce, nonce->via.bin.ptr, 16);
+    take_nonce(peer);
     return GRADD_OK;
+}
+
+void peer_moved(peer_t *peer, bool *out_dropped) {
+    gradd_fd_packet_t packet = {.data = peer->packet, .capacity = sizeof peer->packet};
+    gradd_fd_event_t event;
+    struct pollfd p = {.fd = peer->control, .events = POLLIN};
+    CHECK(poll(&p, 1, PEER_WAIT_MS) == 1);
+    CHECK_OK(gradd_fd_recv(peer->control, &packet, &event));
+    CHECK_EQ_INT(event, GRADD_FD_PACKET);
+    wire_doc_finish(&peer->doc);
+    CHECK_OK(wire_decode(peer->packet, packet.bytes, &peer->doc));
+    const msgpack_object *verb = wire_get(&peer->doc, "v");
+    CHECK(verb && verb->via.str.size == 8 && !memcmp(verb->via.str.ptr, "replaced", 8));
+    *out_dropped = peer_number(peer, "dropped");
+    take_nonce(peer);
+    zmq_close(peer->dealer);
+    connect_dealer(peer);
+    peer->attached = false;
 }
 
 gradd_status_t peer_send_fd(peer_t *peer, uint64_t id, uint64_t bytes, int fd) {

@@ -56,6 +56,7 @@ typedef struct peer_s {
     void *context, *dealer;
     uint8_t nonce[16], token[16];
     bool attached;
+    bool reads_replaced; /* so it says in hello */
     uint64_t q;
     wire_out_t out;
     zmq_msg_t reply;
@@ -73,7 +74,10 @@ gradd_status_t peer_segment(peer_t *peer, uint64_t id, uint64_t bytes);
 /* Sends any descriptor as a segment. */
 gradd_status_t peer_send_fd(peer_t *peer, uint64_t id, uint64_t bytes, int fd);
 gradd_status_t peer_attach(peer_t *peer);
-/* All of the above: segment 1 of `bytes`. */
+/* Waits until it has moved to the next worker, takes the new nonce, and connects the dealer anew.
+ * *out_dropped: a packet of its own has had no answer. */
+void peer_moved(peer_t *peer, bool *out_dropped);
+/* All of the above but peer_moved: segment 1 of `bytes`. */
 void peer_open(peer_t *peer, const char *dir, uint64_t bytes);
 void peer_close(peer_t *peer);
 

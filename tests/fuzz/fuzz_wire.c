@@ -45,10 +45,11 @@ static void add_segment(void) {
 
 static void make_session(void) {
     int ends[2];
+    const uint8_t token[SESSION_KEY_BYTES] = {0};
     gradd_peer_t peer;
     REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
     REQUIRE(gradd_peer_identify(ends[0], 0, GRADD_LEASE_AUTO, &peer) == GRADD_OK);
-    REQUIRE(session_create(&table, 1, ends[0], &peer, &session) == GRADD_OK);
+    REQUIRE(session_create(&table, 1, token, ends[0], &peer, &session) == GRADD_OK);
     REQUIRE(gradd_segment_create("fuzz", SEGMENT_BYTES, &segment) == GRADD_OK);
     add_segment();
 }

@@ -8,9 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "server/owner/state.h"
 #include "server/session/link.h"
+#include "shm/fdpass.h"
 #include "tests/c/peer.h"
 #include "tests/test.h"
 
@@ -118,6 +121,258 @@ TEST(a_lost_worker_is_replaced) {
     peer_daemon_stop(&daemon);
 }
 
+/* peer_open() of one that reads `replaced`. */
+static void open_movable(peer_t *peer, const char *dir) {
+    peer_connect(peer, dir);
+    peer->reads_replaced = true;
+    CHECK_OK(peer_hello(peer, 2, 2));
+    CHECK_OK(peer_segment(peer, 1, SMALL_BYTES));
+    CHECK_OK(peer_attach(peer));
+}
+
+static void fill_small(const peer_t *peer) {
+    for (int i = 0; i < 20; i++) {
+        ((float *)peer_at(peer, AT_X))[i] = 0.25f * (float)i;
+        ((float *)peer_at(peer, AT_W))[i] = 1.5f - (float)(i % 4);
+    }
+}
+
+/* Plan, binding and one forward; the loss. */
+static float run_small(peer_t *peer, uint64_t run) {
+    const peer_f32_t w = {
+        AT_W, 2, {5, 4},
+          0
+    };
+    CHECK_OK(peer_plan_small(peer, 1, 5));
+    wire_out_t *m = peer_request(peer, "bind");
+    wire_key(m, "bind");
+    wire_put_u64(m, 1);
+    wire_key(m, "tensors");
+    peer_put_tensors(m, 1, &w, false);
+    CHECK_OK(peer_call(peer));
+    *(float *)peer_at(peer, AT_LOSS) = 0;
+    peer_forward_small(peer, 1, run, 5);
+    CHECK_OK(peer_call(peer));
+    return *(const float *)peer_at(peer, AT_LOSS);
+}
+
+TEST(clients_move_to_the_next_worker) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    uint8_t token[16];
+    bool dropped;
+    gradd_segment_t second = GRADD_SEGMENT_INIT;
+    peer_daemon_start(&daemon, NULL);
+    open_movable(&peer, daemon.dir);
+    memcpy(token, peer.token, sizeof token);
+    fill_small(&peer);
+    const int64_t session = peer_number(&peer, "session");
+    const float loss = run_small(&peer, 7);
+    CHECK(loss != 0);
+    CHECK_OK(gradd_segment_create("second", 4096, &second));
+    CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
+    CHECK_OK(peer_send_fd(&peer, 3, 4096, second.fd));
+    unsegment(&peer, 2);
+    for (int lost = 0; lost < 6; lost++) { /* more often than over one that it does not survive */
+        const pid_t worker = peer_daemon_worker(&daemon);
+        kill(worker, SIGKILL);
+        peer_moved(&peer, &dropped);
+        CHECK(!dropped);
+        CHECK(peer_number(&peer, "worker") != worker);
+        CHECK_EQ_INT(peer_number(&peer, "worker"), peer_daemon_worker(&daemon));
+        CHECK_EQ_INT(peer_number(&peer, "pid"), daemon.pid);
+        peer.attached = true; /* it knows its token, but this worker has not heard of it */
+        peer_request(&peer, "plan.drop");
+        wire_key(&peer.out, "plan");
+        wire_put_u64(&peer.out, 1);
+        CHECK_STATUS(GRADD_E_SESSION, peer_call(&peer));
+        peer.attached = false;
+        CHECK_OK(peer_attach(&peer));
+        CHECK(memcmp(peer.token, token, sizeof token) == 0);
+        CHECK_EQ_INT(peer_number(&peer, "session"), session);
+        const float again = run_small(&peer, 8);
+        CHECK(memcmp(&again, &loss, sizeof loss) == 0);
+    }
+    CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 3, 4096, second.fd)); /* it is there */
+    CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
+    gradd_segment_finish(&second);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
+static bool all_halted(pid_t pid) {
+    char path[320], text[256];
+    bool all = true;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *dir = opendir(path);
+    CHECK(dir != NULL);
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        if (entry->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%s/stat", (int)pid, entry->d_name);
+        FILE *file = fopen(path, "r");
+        CHECK(file != NULL);
+        text[fread(text, 1, sizeof text - 1, file)] = 0;
+        fclose(file);
+        all = all && strstr(text, ") T ");
+    }
+    closedir(dir);
+    return all;
+}
+
+/* SIGSTOP, until no thread of it runs. */
+static void halt(pid_t pid) {
+    kill(pid, SIGSTOP);
+    for (int i = 0; !all_halted(pid); i++, usleep(1000))
+        CHECK(i < PEER_WAIT_MS);
+}
+
+TEST(a_packet_without_an_answer_is_dropped) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    bool dropped;
+    peer_daemon_start(&daemon, NULL);
+    open_movable(&peer, daemon.dir);
+    const pid_t worker = peer_daemon_worker(&daemon);
+    halt(worker);
+    wire_out_t *m = &peer.out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "unsegment");
+    wire_key(m, "id");
+    wire_put_u64(m, 1);
+    wire_end(m);
+    CHECK_OK(gradd_fd_send(peer.control, m->data, m->bytes, NULL, 0));
+    usleep(50000);
+    kill(worker, SIGKILL);
+    peer_moved(&peer, &dropped);
+    CHECK(dropped);
+    unsegment(&peer, 1); /* the next worker has it again */
+    CHECK_OK(peer_send_fd(&peer, 1, SMALL_BYTES, peer.segment.fd));
+    CHECK_OK(peer_attach(&peer));
+    CHECK_OK(peer_plan_small(&peer, 1, 5));
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
+static gradd_status_t keep(peer_t *peer, const char *name, uint64_t segment, int fd) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "keep");
+    wire_key(m, "name");
+    wire_put_text(m, name);
+    wire_key(m, "seconds");
+    wire_put_i64(m, 60);
+    wire_key(m, "segments");
+    wire_put_list(m, 1);
+    wire_put_u64(m, segment);
+    return peer_control(peer, fd);
+}
+
+static gradd_status_t reattach(peer_t *peer, const char *name, uint64_t at) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "reattach");
+    wire_key(m, "name");
+    wire_put_text(m, name);
+    wire_key(m, "at");
+    wire_put_u64(m, at);
+    return peer_control(peer, -1);
+}
+
+/* A process that keeps a session, with `value` in its segment, and ends. */
+static void leave_session(const peer_daemon_t *daemon, const char *name, float value) {
+    const pid_t child = fork();
+    if (child == 0) {
+        peer_t peer;
+        peer_open(&peer, daemon->dir, SMALL_BYTES);
+        *(float *)peer_at(&peer, AT_W) = value;
+        CHECK_OK(keep(&peer, name, 1, peer.segment.fd));
+        _exit(0);
+    }
+    CHECK_EQ_INT(peer_daemon_wait(&(peer_daemon_t){.pid = child}, PEER_WAIT_MS), 0);
+}
+
+TEST(a_restart_keeps_clients_and_sessions) {
+    peer_daemon_t daemon;
+    peer_t peer, quiet, third;
+    char output[256];
+    uint8_t token[16];
+    bool dropped;
+    peer_daemon_start(&daemon, NULL);
+    leave_session(&daemon, "net", 7.5f);
+    open_movable(&peer, daemon.dir);
+    memcpy(token, peer.token, sizeof token);
+    const int64_t session = peer_number(&peer, "session");
+    fill_small(&peer);
+    const float loss = run_small(&peer, 7);
+    CHECK(loss != 0);
+    CHECK_OK(keep(&peer, "mine", 1, peer.segment.fd));
+    for (int i = 0; i < 3; i++) {
+        peer_open(&quiet, daemon.dir, SMALL_BYTES); /* of a version that does not move */
+        const pid_t worker = peer_daemon_worker(&daemon);
+        CHECK_EQ_INT(peer_command(&daemon, "restart", output, sizeof output), 0);
+        CHECK(strstr(output, "restarted: gradd ") != NULL);
+        wait_for_hangup(&quiet);
+        peer_close(&quiet);
+        peer_moved(&peer, &dropped);
+        CHECK(!dropped);
+        CHECK_EQ_INT(peer_number(&peer, "pid"), daemon.pid);
+        CHECK(peer_daemon_worker(&daemon) != worker);
+        CHECK_OK(peer_attach(&peer));
+        CHECK(memcmp(peer.token, token, sizeof token) == 0);
+        const float again = run_small(&peer, 8);
+        CHECK(memcmp(&again, &loss, sizeof loss) == 0);
+    }
+    CHECK_OK(reattach(&peer, "net", 1));
+    CHECK_EQ_INT(peer_number(&peer, "segments"), 1);
+    CHECK_STATUS(GRADD_E_SESSION, reattach(&peer, "mine", 0)); /* it is its own */
+    CHECK_ERROR_HAS("this process's own");
+    peer_open(&third, daemon.dir, SMALL_BYTES);
+    CHECK(peer_number(&third, "session") > session);
+    peer_close(&third);
+    usleep(100000);
+    const int fds = peer_daemon_fds(&daemon);
+    CHECK_EQ_INT(peer_command(&daemon, "restart", output, sizeof output), 0);
+    peer_moved(&peer, &dropped);
+    CHECK_OK(peer_attach(&peer));
+    for (int i = 0; peer_daemon_fds(&daemon) != fds; i++, usleep(1000))
+        if (i > PEER_WAIT_MS) CHECK_EQ_INT(peer_daemon_fds(&daemon), fds);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
+static gradd_status_t ask_restart(peer_t *peer, uint64_t format, uint64_t device, uint64_t inode) {
+    wire_out_t *m = &peer->out;
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, "restart");
+    wire_key(m, "format");
+    wire_put_u64(m, format);
+    wire_key(m, "device");
+    wire_put_u64(m, device);
+    wire_key(m, "inode");
+    wire_put_u64(m, inode);
+    return peer_control(peer, -1);
+}
+
+TEST(another_program_is_not_put_in_place_of_the_daemon) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    struct stat self;
+    peer_daemon_start(&daemon, NULL);
+    open_movable(&peer, daemon.dir);
+    CHECK(stat("/proc/self/exe", &self) == 0);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, ask_restart(&peer, STATE_FORMAT, self.st_dev, self.st_ino));
+    CHECK_ERROR_HAS("is not the program that asks");
+    CHECK_STATUS(GRADD_E_VERSION, ask_restart(&peer, STATE_FORMAT + 1, self.st_dev, self.st_ino));
+    CHECK_OK(peer_plan_small(&peer, 1, 5)); /* nothing has happened */
+    CHECK_EQ_INT(ask_ps(daemon.dir, "workers_lost"), 0);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
 TEST(a_worker_ends_with_its_owner) {
     peer_daemon_t daemon;
     peer_t peer;
@@ -189,46 +444,6 @@ TEST(messages_of_the_link) {
 }
 
 /* ---- sessions with a name ---- */
-
-static gradd_status_t keep(peer_t *peer, const char *name, uint64_t segment, int fd) {
-    wire_out_t *m = &peer->out;
-    wire_begin(m);
-    wire_key(m, "v");
-    wire_put_text(m, "keep");
-    wire_key(m, "name");
-    wire_put_text(m, name);
-    wire_key(m, "seconds");
-    wire_put_i64(m, 60);
-    wire_key(m, "segments");
-    wire_put_list(m, 1);
-    wire_put_u64(m, segment);
-    return peer_control(peer, fd);
-}
-
-static gradd_status_t reattach(peer_t *peer, const char *name, uint64_t at) {
-    wire_out_t *m = &peer->out;
-    wire_begin(m);
-    wire_key(m, "v");
-    wire_put_text(m, "reattach");
-    wire_key(m, "name");
-    wire_put_text(m, name);
-    wire_key(m, "at");
-    wire_put_u64(m, at);
-    return peer_control(peer, -1);
-}
-
-/* A process that keeps a session, with `value` in its segment, and ends. */
-static void leave_session(const peer_daemon_t *daemon, const char *name, float value) {
-    const pid_t child = fork();
-    if (child == 0) {
-        peer_t peer;
-        peer_open(&peer, daemon->dir, SMALL_BYTES);
-        *(float *)peer_at(&peer, AT_W) = value;
-        CHECK_OK(keep(&peer, name, 1, peer.segment.fd));
-        _exit(0);
-    }
-    CHECK_EQ_INT(peer_daemon_wait(&(peer_daemon_t){.pid = child}, PEER_WAIT_MS), 0);
-}
 
 TEST(a_session_is_handed_to_the_next_process) {
     peer_daemon_t daemon;

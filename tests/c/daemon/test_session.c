@@ -13,11 +13,13 @@ static session_table_t table;
 /* A session whose client is this process. */
 static session_t *make(int *out_end) {
     int ends[2];
+    uint8_t token[SESSION_KEY_BYTES];
     session_t *session;
     gradd_peer_t peer;
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
     CHECK_OK(gradd_peer_identify(ends[0], 0, GRADD_LEASE_AUTO, &peer));
-    CHECK_OK(session_create(&table, 7, ends[0], &peer, &session));
+    CHECK_OK(session_draw_key(token));
+    CHECK_OK(session_create(&table, 7, token, ends[0], &peer, &session));
     CHECK_EQ_INT(session->number, 7);
     CHECK_EQ_INT(session->pid, getpid());
     *out_end = ends[1];
@@ -139,6 +141,7 @@ TEST(pace_is_a_mean_of_the_last_seconds) {
 
 TEST(connections_are_limited) {
     int end, pair[2];
+    const uint8_t token[SESSION_KEY_BYTES] = {0};
     session_t *session;
     gradd_peer_t peer;
     for (int i = 0; i < SESSION_MAX; i++) {
@@ -150,7 +153,7 @@ TEST(connections_are_limited) {
         CHECK(make(&end)->surplus);
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
     CHECK_OK(gradd_peer_identify(pair[0], 0, GRADD_LEASE_AUTO, &peer));
-    CHECK_STATUS(GRADD_E_LIMIT, session_create(&table, 7, pair[0], &peer, &session));
+    CHECK_STATUS(GRADD_E_LIMIT, session_create(&table, 7, token, pair[0], &peer, &session));
     CHECK_EQ_INT(peer.pidfd, -1);
     while (table.n > 0)
         session_destroy(&table, table.sessions[0]);

@@ -221,3 +221,75 @@ def _seconds(session: Raw) -> float:
 def _resident_mib(daemon: Daemon) -> float:
     with open(f"/proc/{daemon.worker()}/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+class Wire:
+    """A peer of cmd.sock that speaks ZMTP itself."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(20)
+        self.sock.connect(str(daemon.directory / "cmd.sock"))
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+        self.sock.sendall(greeting)
+        ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+        self.sock.sendall(bytes([4, len(ready)]) + ready)
+        if not self.sock.recv(4096):
+            raise ConnectionResetError("the daemon hangs up")
+
+    def frame(self, data: bytes, more: bool) -> None:
+        """One frame."""
+        self.sock.sendall(bytes([2 | more]) + len(data).to_bytes(8, "big") + data)
+
+    def is_ended(self) -> bool:
+        """Whether the daemon hangs up; it waits for that."""
+        try:
+            while self.sock.recv(1 << 16):
+                pass
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            pass
+        return True
+
+
+@pytest.mark.parametrize("size", [1, 8 << 20])
+def test_a_message_without_an_end(daemon: Daemon, neighbour: Raw, size: int) -> None:
+    """From a peer that is no session: the connection ends, long before memory does."""
+    bits = neighbour.step()
+    resident = _resident_mib(daemon)
+    worker = daemon.worker()
+    for _ in range(3):
+        wire = Wire(daemon)
+        with pytest.raises(ConnectionError):
+            for _ in range(100_000):
+                wire.frame(bytes(size), more=True)
+        assert wire.is_ended()
+        assert neighbour.step() == bits
+    assert _resident_mib(daemon) - resident < 600
+    assert daemon.worker() == worker
+    why = "a message of more frames than any has" if size == 1 else "it sends more than is taken"
+    assert why in daemon.log()
+
+
+def test_connections_of_one_process(daemon: Daemon, neighbour: Raw) -> None:
+    """Beyond so many a process gets no more, another one does."""
+    bits = neighbour.step()
+    wires = []
+    with pytest.raises((ConnectionError, AssertionError)):
+        for _ in range(110):
+            wires.append(Wire(daemon))
+            assert wires[-1].sock.fileno() >= 0
+    assert 80 <= len(wires) <= 96
+    assert neighbour.step() == bits
+    assert daemon.ps()["pid"] == daemon.pid()
+    wires.pop().sock.close()
+    until(lambda: _connects(daemon), "there is no room again")
+
+
+def _connects(daemon: Daemon) -> bool:
+    try:
+        Wire(daemon).sock.close()
+    except ConnectionError:
+        return False
+    return True

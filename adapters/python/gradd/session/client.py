@@ -21,7 +21,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,8 +36,8 @@ from gradd.memory.gpu_segments import GpuSegment
 from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import DTYPES, Header, Segment, nbytes
 from gradd.memory.watch import data_ptr
-from gradd.session import control, daemon, other_daemon, protocol, sharing
-from gradd.session.control import ConnectionLost
+from gradd.session import control, daemon, moving, other_daemon, protocol, sharing
+from gradd.session.control import ConnectionLost, SessionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
 from gradd.session.kept import Names
@@ -50,7 +49,6 @@ from gradd.session.timeline import MOST, Pending, Timeline
 logger = logging.getLogger("gradd")
 
 AnySegment = Segment | GpuSegment
-_RETRIES = 5
 _RING_BYTES = 1 << 20
 _clients: dict[tuple[Path, torch.device], Client] = {}
 _registry_lock = threading.Lock()
@@ -71,6 +69,7 @@ class Client:
         self.daemon_pid = self.worker_pid = 0  # the latter: of its process that computes
         self.device, self.closed, self._key = "", False, (path, memory.device)
         self._connection: control.Connection | None = None
+        self._moved: control.Connection | None = None  # to the next worker, and to be attached
         self._ids = itertools.count(1)
         self._segments: dict[int, AnySegment] = {}
         self._unneeded: list[AnySegment] = []  # dropped while requests were pending
@@ -219,7 +218,7 @@ class Client:
                 if reply is None:
                     return
                 if reply.get("session") == "lost":
-                    raise ConnectionLost(f"the daemon does not know this session: {reply}")
+                    raise SessionLost(f"the daemon does not know this session: {reply}")
                 if reply.get("ok"):
                     self.said.hear(first.verb, 0, reply)
                 timeline.answer(reply, protocol.error_of(reply))
@@ -274,7 +273,7 @@ class Client:
             self.said.hear(verb, sent, reply)
             return reply
         if reply.get("session") == "lost":
-            raise ConnectionLost(f"the daemon does not know this session: {reply.get('what')}")
+            raise SessionLost(f"the daemon does not know this session: {reply.get('what')}")
         return protocol.checked(reply)
 
     def _take_releases(self) -> list[int]:
@@ -435,15 +434,18 @@ class Client:
             raise errors.SessionError("this client is closed: wrap the module again")
 
     def _connect(self) -> None:
-        connection = control.Connection(self.path, self.memory)
+        moved, self._moved = self._moved, None
+        connection = moved or control.Connection(self.path, self.memory)
         try:
             self._check_device(connection)
-            if self.timeline is not None:
+            if self.timeline is not None and not connection.has_words:
                 connection.timeline(self.timeline.words.segment)
             for segment in list(self._segments.values()):
-                connection.segment(segment)
+                if segment.id not in connection.held:
+                    connection.segment(segment)
             self.session = connection.attach()
-            self.names.resend(connection)
+            if moved is None:
+                self.names.resend(connection)
             if connection.daemon_pid != self.daemon_pid:
                 other_daemon.warn_of_old_build(connection)
                 if self.memory is HOST:
@@ -454,6 +456,8 @@ class Client:
             self.flusher.start()
             again = self.recoveries > 0
             runs, lost = self._resend()
+            for held in connection.held - self._segments.keys():
+                self._chores.append(("unsegment", {"id": held}))
         except BaseException:
             self._connection = None
             connection.close()
@@ -507,24 +511,12 @@ class Client:
 
     def _lost(self, lost: ConnectionLost, verb: str, failures: int) -> None:
         """Takes note of a lost connection; raises when it happens again and again."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if failures > _RETRIES:
-            raise errors.SessionError(
-                f"the daemon was lost {failures} times in a request ({verb}): {lost}; see "
-                f"{self.path}/daemon.log",
-                "lost",
-            ) from None
-        self.recoveries += 1
-        logger.warning(
-            "connection to daemon %d lost (%s); parameters are safe in shared memory; try %d/%d",
-            self.daemon_pid,
-            str(lost),  # not the exception: a kept log record would keep all its frames
-            failures,
-            _RETRIES,
-        )
-        time.sleep(0.05 * (failures - 1))
+        self._moved = moving.lose(self, lost, verb, failures)
+
+    def release_connection(self) -> control.Connection | None:
+        """The connection, which becomes the caller's."""
+        connection, self._connection, self._moved = self._connection or self._moved, None, None
+        return connection
 
     def _give_up_if_broken(self, verb: str) -> None:
         """After a Ctrl-C that did not wait for a reply: the next request connects anew.
@@ -728,8 +720,8 @@ class Client:
                     self._connection.call({"v": "detach"}, (), timeout=5.0)
                 except (ConnectionLost, errors.GraddError):
                     pass  # the session ends with the connection anyway
-                self._connection.close()
-                self._connection = None
+            if (connection := self.release_connection()) is not None:
+                connection.close()
             self.ledger.forget_all()
             self.parameters.unwatch()
             self.names.close()
@@ -742,8 +734,8 @@ class Client:
 
     def _after_fork(self) -> None:
         """In the child: gives up the sockets without telling the daemon."""
-        if self._connection is not None:
-            self._connection.abandon()
+        for connection in filter(None, (self._connection, self._moved)):
+            connection.abandon()
 
 
 def get_client(path: Path | str | None = None, device: torch.device = HOST.device) -> Client:

@@ -59,6 +59,10 @@ class ConnectionLost(Exception):
     """The daemon is gone or does not know the session; the client recovers from this."""
 
 
+class SessionLost(ConnectionLost):
+    """The daemon answers that it does not know the session."""
+
+
 def _zmq_context() -> zmq.Context:
     """The ZeroMQ context of this process; a fork must not touch its parent's."""
     global _context
@@ -87,12 +91,17 @@ class Connection:
         self._later: dict[int, dict[str, Any] | None] = {}  # replies that are collected later
         self._lent: dict[int, object] = {}  # memory that must live while the daemon has it open
         self._dealer: zmq.Socket | None = None
-        hello = self._greet()
+        self.held: set[int] = set()  # segments that the daemon has
+        self.has_words = False  # it has the client's turns
+        self._notice: dict[str, Any] | None = None  # of the next worker
+        self.device = ""  # that it serves
+        self.missed = ""  # why the daemon has not the device that it was asked for
+        self._take_facts(self._greet())
+
+    def _take_facts(self, hello: dict[str, Any]) -> None:
         self.daemon_pid = int(hello["pid"])
         self.worker_pid = int(hello.get("worker", self.daemon_pid))  # its process that computes
-        self.device = ""  # that it serves
         self.uuid = str(hello.get("uuid", ""))  # its driver's name for it
-        self.missed = ""  # why the daemon has not the device that it was asked for
         self.build = str(hello["build"])  # which build the daemon is, see daemon.build_id()
         self._nonce: bytes = hello["nonce"]
         self._checks_headers = hello.get("header") == HEADER_VERSION  # of segments
@@ -112,6 +121,7 @@ class Connection:
             "proto": list(protocol.PROTOCOL),
             "client": _name(),
             "version": __version__,
+            "replaced": 1,
         }
         pause, said = 0.005, False
         while True:
@@ -173,7 +183,8 @@ class Connection:
     ) -> bytes:
         """Sends one packet and returns the answer to it; `patient`: however long it takes.
 
-        Descriptors that come with the answer are appended to `fds`.
+        Descriptors that come with the answer are appended to `fds`. A packet that a worker has not
+        answered before it died is lost with it; one that comes after is answered by the next.
         """
         ancillary = []
         if fd is not None:
@@ -181,19 +192,24 @@ class Connection:
         try:
             self._control.sendmsg([protocol.pack(fields)], ancillary)
             self._control.settimeout(_CONTROL_SECONDS)
-            while patient and self.alive(_POLL_MS):
-                interrupts.deliver_if_due()
-            if fds is None:
-                packet = self._control.recv(65536)
-            else:
+            while True:
+                while patient and not self._is_told(_POLL_MS):
+                    interrupts.deliver_if_due()
                 packet, got, _, _ = socket.recv_fds(
-                    self._control, 65536, 1, socket.MSG_CMSG_CLOEXEC
+                    self._control, 65536, 0 if fds is None else 1, socket.MSG_CMSG_CLOEXEC
                 )
+                if not self._note(packet):
+                    break
+                if self._notice["dropped"]:  # type: ignore[index]
+                    raise ConnectionLost("the daemon's worker has died")
+            if fds is not None:
                 fds += got
         except TimeoutError:
             raise ConnectionLost(f"no answer to {fields['v']} on the control socket") from None
         except OSError as error:
             raise ConnectionLost(f"control socket: {error.strerror}") from None
+        except ConnectionLost:
+            raise
         except BaseException:
             self.broken = True
             raise
@@ -224,6 +240,7 @@ class Connection:
         except errors.GraddError:
             self._lent.pop(segment.id, None)  # it is refused
             raise
+        self.held.add(segment.id)
 
     def keep(self, fields: dict[str, Any], manifest: int) -> None:
         """Names the session, which outlives this process then (session/kept.py)."""
@@ -255,12 +272,61 @@ class Connection:
     def timeline(self, segment: Segment) -> None:
         """Passes the memory of the client's turns (timeline.py)."""
         self._ask({"v": "timeline", "bytes": segment.size}, segment.fd)
+        self.has_words = True
 
     def unsegment(self, segment_id: int) -> None:
         """Takes a segment back. Raises StaleError while something in the daemon uses it."""
         request = {"v": "unsegment", "id": segment_id}
         self._ask(request, patient=self.memory is not HOST)
+        self.held.discard(segment_id)
         self._lent.pop(segment_id, None)
+
+    # ---- the next worker ----
+
+    def _is_told(self, wait_ms: int = 0) -> bool:
+        """Whether there is something to read on the control socket."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN | select.POLLHUP)
+        return bool(poller.poll(wait_ms))
+
+    def _note(self, packet: bytes) -> bool:
+        """Notes the packet `replaced`; False if it is another one."""
+        try:
+            notice = protocol.read(packet)
+        except (ValueError, msgpack.UnpackException):
+            return False
+        if type(notice) is not dict or notice.get("v") != "replaced":
+            return False
+        if self._notice is not None:
+            notice["dropped"] |= self._notice["dropped"]
+        self._notice = notice
+        return True
+
+    def move(self, wait_ms: int) -> bool:
+        """Goes on with the next worker of this daemon: attach() has to follow.
+
+        Args:
+            wait_ms: For the daemon to say that there is one.
+
+        Returns:
+            False if there is none here: another connection is needed.
+        """
+        try:
+            while not self.broken and self._is_told(0 if self._notice else wait_ms):
+                if not self._note(self._control.recv(65536)):
+                    return False
+        except OSError:
+            return False
+        if self.broken or self._notice is None:
+            return False
+        self._take_facts(self._notice)
+        self._notice = None
+        self._token = b""
+        self._later.clear()
+        if self._dealer is not None:
+            self._dealer.close(linger=0)
+            self._dealer = None
+        return True
 
     # ---- commands ----
 
@@ -390,6 +456,8 @@ class Connection:
                 break
         fd = self._control.fileno()
         while True:
+            if self._notice is not None:
+                raise ConnectionLost("the daemon's worker has died")
             if interrupts.noted and not patient:
                 interrupts.deliver_if_due()
             ready = dict(zmq.zmq_poll([*mine, (fd, _READABLE)], _POLL_MS))
@@ -404,10 +472,8 @@ class Connection:
                 raise ConnectionLost("no answer in time")
 
     def alive(self, wait_ms: int = 0) -> bool:
-        """False once the daemon has hung up, or answered on the control socket."""
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN | select.POLLHUP)
-        return not poller.poll(wait_ms)
+        """False once the daemon has hung up, or told of its next worker."""
+        return self._notice is None and not self._is_told(wait_ms)
 
     # ---- end ----
 

@@ -1,7 +1,7 @@
-/* What the command line asks and tells the owner: sessions that outlive their process.
+/* What the command line asks and tells the owner: sessions that outlive their process, restart.
  */
-#ifndef GRADD_SERVER_CLI_KEPT_COMMAND_H
-#define GRADD_SERVER_CLI_KEPT_COMMAND_H
+#ifndef GRADD_SERVER_CLI_OWNER_COMMAND_H
+#define GRADD_SERVER_CLI_OWNER_COMMAND_H
 
 #include <stdio.h>
 
@@ -17,5 +17,8 @@ const msgpack_object *kept_ask(const rundir_t *dir, uint8_t buffer[KEPT_REPLY_BY
                                wire_doc_t *out_doc);
 /* `gradd forget --name NAME`: ends it. Fails as the daemon says, or with IO. */
 gradd_status_t kept_forget(const rundir_t *dir, const options_t *options);
+/* `gradd restart`: the daemon becomes a process of this binary. Fails as the daemon says, or with
+ * IO. */
+gradd_status_t owner_restart(const rundir_t *dir, const options_t *options);
 
 #endif
