@@ -8,9 +8,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "server/cli/admin.h"
+#include "server/cli/print.h"
 #include "shm/fdpass.h"
 
 #define ANSWER_SECONDS 5
+
+typedef struct kept_question_s {
+    const char *verb, *name; /* Borrowed; the name may be NULL */
+    uint64_t at;
+} kept_question_t;
 
 static gradd_status_t connect_to(const char *path, int *out_socket) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -29,35 +36,83 @@ static gradd_status_t connect_to(const char *path, int *out_socket) {
     return st;
 }
 
-/* The doc points into the buffer. */
-static gradd_status_t ask(const rundir_t *dir, const char *verb, const char *name,
-                          uint8_t buffer[KEPT_REPLY_BYTES], wire_doc_t *out_doc) {
+/* The doc points into the buffer. out_fd: NULL, or gets the descriptor that comes along, -1: none
+ */
+static gradd_status_t exchange(int socket, const kept_question_t *question,
+                               uint8_t buffer[KEPT_REPLY_BYTES], wire_doc_t *out_doc, int *out_fd) {
     wire_out_t request = {0};
-    gradd_fd_packet_t packet = {.data = buffer, .capacity = KEPT_REPLY_BYTES};
-    gradd_fd_event_t event = GRADD_FD_CLOSED;
     int fd = -1;
-    GRADD_TRY(connect_to(dir->ctl, &fd));
+    gradd_fd_packet_t packet = {
+        .data = buffer, .capacity = KEPT_REPLY_BYTES, .fds = &fd, .max_fds = 1};
+    gradd_fd_event_t event = GRADD_FD_CLOSED;
     wire_begin(&request);
     wire_key(&request, "v");
-    wire_put_text(&request, verb);
-    if (name) {
+    wire_put_text(&request, question->verb);
+    if (question->name) {
         wire_key(&request, "name");
-        wire_put_text(&request, name);
+        wire_put_text(&request, question->name);
+    }
+    if (out_fd) {
+        wire_key(&request, "at");
+        wire_put_u64(&request, question->at);
     }
     wire_end(&request);
-    gradd_status_t st = gradd_fd_send(fd, request.data, request.bytes, NULL, 0);
+    gradd_status_t st = gradd_fd_send(socket, request.data, request.bytes, NULL, 0);
     wire_out_finish(&request);
-    if (st == GRADD_OK) st = gradd_fd_recv(fd, &packet, &event);
-    /* Not before the daemon has hung up, too: the next `ps` would still list the connection. */
-    shutdown(fd, SHUT_WR);
+    if (st == GRADD_OK) st = gradd_fd_recv(socket, &packet, &event);
+    if (st == GRADD_OK && event != GRADD_FD_PACKET)
+        st = GRADD_FAIL(IO, "the daemon does not answer");
+    if (st == GRADD_OK) st = wire_decode(buffer, packet.bytes, out_doc);
+    if (out_fd && st == GRADD_OK)
+        *out_fd = fd;
+    else if (fd >= 0)
+        close(fd);
+    return st;
+}
+
+/* Not before the daemon has hung up, too: the next `ps` would still list the connection. */
+static void hang_up(int socket) {
     char rest;
-    while (recv(fd, &rest, sizeof rest, 0) > 0)
+    shutdown(socket, SHUT_WR);
+    while (recv(socket, &rest, sizeof rest, 0) > 0)
         ;
-    close(fd);
-    GRADD_TRY(st);
-    if (event != GRADD_FD_PACKET)
-        return GRADD_FAIL(IO, "the daemon at %s does not answer", dir->ctl);
-    return wire_decode(buffer, packet.bytes, out_doc);
+    close(socket);
+}
+
+static gradd_status_t ask(const rundir_t *dir, const char *verb, const char *name,
+                          uint8_t buffer[KEPT_REPLY_BYTES], wire_doc_t *out_doc) {
+    int socket;
+    GRADD_TRY(connect_to(dir->ctl, &socket));
+    const gradd_status_t st =
+        exchange(socket, &(kept_question_t){verb, name, 0}, buffer, out_doc, NULL);
+    hang_up(socket);
+    return st;
+}
+
+/* ---- a look at what is kept ---- */
+
+gradd_status_t kept_open(const rundir_t *dir, const char *name, kept_look_t *out_look) {
+    GRADD_TRY(connect_to(dir->ctl, &out_look->socket));
+    out_look->name = name;
+    return GRADD_OK;
+}
+
+gradd_status_t kept_part(kept_look_t *look, uint64_t at, kept_part_t *out_part) {
+    wire_doc_t doc = {0};
+    int fd = -1;
+    GRADD_TRY(exchange(look->socket, &(kept_question_t){"peek", look->name, at}, look->buffer, &doc,
+                       &fd));
+    *out_part = (kept_part_t){(uint64_t)admin_number(&doc.root, "id"),
+                              (uint32_t)admin_number(&doc.root, "segments"), fd};
+    const gradd_status_t st = admin_check(&doc.root);
+    wire_doc_finish(&doc);
+    if (st == GRADD_OK && fd >= 0) return GRADD_OK;
+    if (fd >= 0) close(fd);
+    return st ? st : GRADD_FAIL(IO, "no descriptor of the session '%s' came", look->name);
+}
+
+void kept_close(kept_look_t *look) {
+    hang_up(look->socket);
 }
 
 const msgpack_object *kept_ask(const rundir_t *dir, uint8_t buffer[KEPT_REPLY_BYTES],
@@ -71,13 +126,7 @@ gradd_status_t kept_forget(const rundir_t *dir, const options_t *options) {
     static uint8_t buffer[KEPT_REPLY_BYTES];
     wire_doc_t doc = {0};
     GRADD_TRY(ask(dir, "forget", options->name, buffer, &doc));
-    const msgpack_object *ok = wire_get(&doc, "ok"), *what = wire_get(&doc, "what");
-    gradd_status_t st = GRADD_OK;
-    if (!ok || ok->type != MSGPACK_OBJECT_POSITIVE_INTEGER || ok->via.u64 != 1) {
-        const bool said = what && what->type == MSGPACK_OBJECT_STR;
-        st = GRADD_FAIL(SESSION, "%.*s", said ? (int)what->via.str.size : 1,
-                        said ? what->via.str.ptr : "?");
-    }
+    const gradd_status_t st = admin_check(&doc.root);
     wire_doc_finish(&doc);
     if (st == GRADD_OK) puts("forgotten");
     return st;

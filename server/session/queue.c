@@ -21,7 +21,8 @@ struct queue_s {
     atomic_int n_words;         /* jobs in lanes that have a word */
     atomic_int n_out;           /* jobs pushed and not reaped */
     atomic_bool io_sleeps;
-    int event; /* Owned */
+    atomic_bool held; /* see queue_hold */
+    int event;        /* Owned */
 };
 
 gradd_status_t queue_create(queue_t **out_queue) {
@@ -46,13 +47,14 @@ void queue_destroy(queue_t *queue) {
 
 /* ---- ring of lanes; the lock is held ---- */
 
-static bool may_run(const job_t *job) {
+static bool may_run(const queue_t *queue, const job_t *job) {
+    if (atomic_load(&queue->held) && !job->urgent) return false;
     return !job->word || __atomic_load_n(job->word, __ATOMIC_ACQUIRE) >= job->value;
 }
 
 static lane_t *first_to_run(const queue_t *queue) {
     lane_t *lane = queue->ring;
-    while (lane && !may_run(lane->head))
+    while (lane && !may_run(queue, lane->head))
         lane = lane->next;
     return lane;
 }
@@ -98,6 +100,7 @@ static void ring_prepend(queue_t *queue, lane_t *lane) {
 static void push(queue_t *queue, lane_t *lane, job_t *job, bool first) {
     pthread_mutex_lock(&queue->lock);
     job->lane = lane;
+    job->urgent = first;
     job->next = first ? lane->head : NULL;
     if (!lane->head) lane->tail = job;
     if (first)
@@ -122,6 +125,10 @@ void queue_push(queue_t *queue, lane_t *lane, job_t *job) {
 
 void queue_push_first(queue_t *queue, lane_t *lane, job_t *job) {
     push(queue, lane, job, true);
+}
+
+void queue_hold(queue_t *queue, bool held) {
+    atomic_store(&queue->held, held);
 }
 
 job_t *queue_drop(queue_t *queue, lane_t *lane) {
@@ -171,7 +178,7 @@ int queue_depth(queue_t *queue) {
 
 bool queue_ready(queue_t *queue) {
     if (atomic_load(&queue->n_ready) == 0) return false;
-    if (atomic_load(&queue->n_words) == 0) return true;
+    if (atomic_load(&queue->n_words) == 0 && !atomic_load(&queue->held)) return true;
     pthread_mutex_lock(&queue->lock);
     const bool found = first_to_run(queue);
     pthread_mutex_unlock(&queue->lock);
@@ -179,7 +186,8 @@ bool queue_ready(queue_t *queue) {
 }
 
 bool queue_waits(queue_t *queue) {
-    return atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
+    const bool held = atomic_load(&queue->held); /* no other event ends that */
+    return !held && atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
 }
 
 /* ---- engine thread ---- */
@@ -226,6 +234,7 @@ void queue_finish(queue_t *queue, job_t *job) {
 void queue_again(queue_t *queue, job_t *job) {
     pthread_mutex_lock(&queue->lock);
     lane_t *lane = job->lane;
+    job->urgent = true; /* it has begun */
     job->next = lane->head;
     if (!lane->head) lane->tail = job;
     lane->head = job;

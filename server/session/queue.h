@@ -23,6 +23,7 @@
 typedef struct job_s {
     struct job_s *next; /* Borrowed: in a lane or in the finished list */
     struct lane_s *lane;
+    bool urgent;          /* also while the queue is held */
     const uint64_t *word; /* Borrowed: the job may run once *word is at least `value`; NULL: now */
     uint64_t value;
 } job_t;
@@ -48,6 +49,8 @@ void queue_push(queue_t *queue, lane_t *lane, job_t *job);
 void queue_push_first(queue_t *queue, lane_t *lane, job_t *job);
 /* Takes all waiting jobs out of a lane; the running one stays. Returns the list. */
 job_t *queue_drop(queue_t *queue, lane_t *lane);
+/* While it is held no job is taken, but those of queue_push_first and queue_again. */
+void queue_hold(queue_t *queue, bool held);
 /* The finished jobs since the last call, oldest first; their lanes are free again. */
 job_t *queue_reap(queue_t *queue);
 /* A descriptor that becomes readable when a job finishes while the I/O side sleeps. */

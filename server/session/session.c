@@ -54,6 +54,7 @@ gradd_status_t session_create(session_table_t *table, uint32_t number, int contr
         goto fail;
     }
     if ((st = gradd_lease_create(peer, limits, &session->lease)) != GRADD_OK) goto fail;
+    record_init(&session->record);
     session->pid = pid;
     session->uid = uid;
     session->number = number;
@@ -86,6 +87,7 @@ void session_destroy(session_table_t *table, session_t *session) {
     gradd_segment_finish(&session->words);
     link_say_end(session->control);
     close(session->control); /* last: it may free what it has lent */
+    record_finish(&session->record);
     free(session->last_reply);
     explicit_bzero(session->token, sizeof session->token);
     free(session);

@@ -316,6 +316,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                           (unsigned long long)id);
     objects->subject = run->plan->compiled->model;
     objects->running = run->plan->compiled;
+    objects->running_plan = run->plan->id;
     objects->running_backward = true;
     crash_blame(objects->running->key, true);
     averaging_t *made = calloc(1, sizeof *made);

@@ -139,7 +139,9 @@ static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, req
     run->early = early;
     if (binding) binding->refs++;
     if (early) early->refs++;
-    atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
+    const int64_t before =
+        atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
+    record_arena(&objects->session->record, before + run->arena_bytes);
     return GRADD_OK;
 }
 
@@ -200,6 +202,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     GRADD_TRY(find_plan(objects, wire_u64(request->args[FORWARD_PLAN]), &plan));
     objects->subject = plan->compiled->model;
     objects->running = plan->compiled;
+    objects->running_plan = plan->id;
     crash_blame(plan->compiled->key, false);
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",

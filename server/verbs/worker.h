@@ -185,6 +185,7 @@ typedef struct session_objects_s {
     const model_entry_t *subject; /* Borrowed: the model that the present request is about */
     const compiled_t *running;    /* Borrowed: of a plan whose forward or backward it is; or NULL */
     bool running_backward;
+    uint64_t running_plan; /* its id in the session; 0: none */
     id_list_t plans, bindings, runs, communicators;
     struct averaging_s *averaging; /* Owned: by the request that is not finished; or NULL */
     int n_held;                    /* tensors of the bindings and runs that exist */
