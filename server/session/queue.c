@@ -27,6 +27,7 @@ struct queue_s {
     fair_t fair;
     int64_t (*now_us)(void);
     int64_t taken_us; /* the engine thread's: when it took the last job */
+    atomic_bool held; /* see queue_hold */
 };
 
 static int64_t monotonic_us(void) {
@@ -62,7 +63,8 @@ void queue_destroy(queue_t *queue) {
 
 /* ---- ring of lanes; the lock is held ---- */
 
-static bool may_run(const job_t *job) {
+static bool may_run(const queue_t *queue, const job_t *job) {
+    if (atomic_load(&queue->held) && !job->urgent && !job->begun) return false;
     return !job->word || __atomic_load_n(job->word, __ATOMIC_ACQUIRE) >= job->value;
 }
 
@@ -74,7 +76,7 @@ static bool before(const lane_t *a, const lane_t *b) {
 static lane_t *next_to_run(const queue_t *queue) {
     lane_t *found = NULL;
     for (lane_t *lane = queue->ring; lane; lane = lane->next)
-        if (may_run(lane->head) && (!found || before(lane, found))) found = lane;
+        if (may_run(queue, lane->head) && (!found || before(lane, found))) found = lane;
     return found;
 }
 
@@ -119,6 +121,7 @@ static void push(queue_t *queue, lane_t *lane, job_t *job, bool first) {
     lane->urgent |= first;
     job->lane = lane;
     job->begun = false;
+    job->urgent = first;
     job->next = first ? lane->head : NULL;
     if (!lane->head) lane->tail = job;
     if (first)
@@ -140,6 +143,10 @@ void queue_push(queue_t *queue, lane_t *lane, job_t *job) {
 
 void queue_push_first(queue_t *queue, lane_t *lane, job_t *job) {
     push(queue, lane, job, true);
+}
+
+void queue_hold(queue_t *queue, bool held) {
+    atomic_store(&queue->held, held);
 }
 
 static job_t *drop(queue_t *queue, lane_t *lane, bool keep_begun) {
@@ -205,7 +212,7 @@ int queue_depth(queue_t *queue) {
 
 bool queue_ready(queue_t *queue) {
     if (atomic_load(&queue->n_ready) == 0) return false;
-    if (atomic_load(&queue->n_words) == 0) return true;
+    if (atomic_load(&queue->n_words) == 0 && !atomic_load(&queue->held)) return true;
     pthread_mutex_lock(&queue->lock);
     const bool found = next_to_run(queue);
     pthread_mutex_unlock(&queue->lock);
@@ -213,7 +220,8 @@ bool queue_ready(queue_t *queue) {
 }
 
 bool queue_waits(queue_t *queue) {
-    return atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
+    const bool held = atomic_load(&queue->held); /* no other event ends that */
+    return !held && atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
 }
 
 /* ---- engine thread ---- */
@@ -282,6 +290,7 @@ void queue_finish(queue_t *queue, job_t *job) {
 void queue_again(queue_t *queue, job_t *job) {
     pthread_mutex_lock(&queue->lock);
     lane_t *lane = job->lane;
+    job->urgent = true; /* it has begun */
     job->next = lane->head;
     if (!lane->head) lane->tail = job;
     lane->head = job;

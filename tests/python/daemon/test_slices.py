@@ -1,4 +1,4 @@
-"""A long request makes way between two launches: nobody waits for its end, and no bit changes."""
+"""A long request makes way between two launches: others do not wait, and no bit changes."""
 
 from __future__ import annotations
 
