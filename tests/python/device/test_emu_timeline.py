@@ -239,6 +239,15 @@ def _unchanged(model: type[Words] = Words) -> tuple[Trainer, list[float]]:
     return trainer, [trainer.step(i).item() for i in range(4)]
 
 
+def test_inputs_that_are_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged(Squares)
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "200000")
+    late = [trainer.model(*trainer.batches[i]) for i in range(2)]
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
+    assert [loss.item() for loss in late] == right[:2]
+
+
 def test_without_the_wait_for_inputs_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other tests prove: each side's wait is needed."""
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
