@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -230,24 +230,50 @@ def test_a_step_without_gradients_has_no_norm_of_another() -> None:
     assert trainer.optimizer.grad_norm == 0
 
 
-@pytest.mark.parametrize("side", ["write_in_turn", "wait_in_turn"])
-def test_without_one_of_the_waits_it_is_wrong(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other tests prove: each side's wait is needed."""
-    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
-    trainer = Trainer("sgd")
+def _unchanged(model: type[Words] = Words) -> tuple[Trainer, list[float]]:
+    """A trainer whose steps change no parameter, and its losses by batch."""
+    trainer = Trainer("sgd", model)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
     for i in range(4):
         trainer.step(i)
-    right = [trainer.step(i).item() for i in range(4)]
-    if side == "write_in_turn":
-        monkeypatch.setattr(devices.Words, side, devices.Words.write)
-    else:
-        monkeypatch.setattr(devices.Words, side, lambda *unused: None)
-    monkeypatch.setenv("GRADD_SIM_DELAY_US", "20000")
-    late = []
-    for i in range(8):
-        late.append(trainer.model(*trainer.batches[i % 4]))
-    copies = [loss.detach().clone() for loss in late]
+    return trainer, [trainer.step(i).item() for i in range(4)]
+
+
+def test_inputs_that_are_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged(Squares)
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "200000")
+    late = [trainer.model(*trainer.batches[i]) for i in range(2)]
     monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
-    time.sleep(0.2)
-    assert any(c.item() != right[i % 4] for i, c in enumerate(copies))
+    assert [loss.item() for loss in late] == right[:2]
+
+
+def test_without_the_wait_for_inputs_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other tests prove: each side's wait is needed."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged()
+    monkeypatch.setattr(devices.Words, "write_in_turn", devices.Words.write)
+    for delay in ("20000", "400000"):  # a busy machine's daemon may be late itself
+        monkeypatch.setenv("GRADD_SIM_DELAY_US", delay)
+        late = [trainer.model(*trainer.batches[i % 4]) for i in range(8)]
+        copies = [loss.detach().clone() for loss in late]
+        monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
+        torch.accelerator.synchronize(DEVICE)
+        if any(c.item() != right[i % 4] for i, c in enumerate(copies)):
+            return
+    pytest.fail("each forward read the batch that was still under way")
+
+
+def test_without_the_wait_for_results_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged(Squares)  # without labels a call waits for no reply
+    monkeypatch.setattr(devices.Words, "wait_in_turn", lambda *unused: None)
+    owner = trainer.client.daemon_pid
+    (worker,) = Path(f"/proc/{owner}/task/{owner}/children").read_text().split()
+    os.kill(int(worker), signal.SIGSTOP)  # nothing is computed
+    try:
+        late = [trainer.model(*trainer.batches[i]) for i in range(2)]
+        copies = [loss.detach().cpu() for loss in late]
+    finally:
+        os.kill(int(worker), signal.SIGCONT)
+    assert any(c.item() != right[i] for i, c in enumerate(copies))
