@@ -313,6 +313,17 @@ void eager_end(eager_t *e) {
     gradd_case_free(&e->heap);
 }
 
+void *eager_enter(eager_t *e) {
+    void *before = e->heap.blocks;
+    e->heap.blocks = NULL;
+    return before;
+}
+
+void eager_leave(eager_t *e, void *entered) {
+    gradd_case_free(&e->heap);
+    e->heap.blocks = entered;
+}
+
 /* ---- gradients ---- */
 
 typedef struct grad_call_s {
