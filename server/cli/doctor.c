@@ -6,8 +6,13 @@
 #include <string.h>
 
 #include "kernels/contract/plugin.h"
+#include "server/cli/admin.h"
 #include "server/explain/explain_report.h"
+#include "server/host/confine.h"
 #include "server/host/machine.h"
+#include "server/host/rundir.h"
+
+#define ANSWER_MS 5000
 
 typedef struct report_s {
     FILE *out;
@@ -103,7 +108,62 @@ static void look_for_others(report_t *r) {
     if (n >= 0) free(files);
 }
 
-bool doctor(FILE *out, const char *wanted, bool json) {
+/* ---- confinement ---- */
+
+static gradd_status_t ask_ps(const char *path, zmq_msg_t *reply, wire_doc_t *out_doc) {
+    wire_out_t request = {0};
+    wire_begin(&request);
+    wire_key(&request, "v");
+    wire_put_text(&request, "ps");
+    wire_key(&request, "q");
+    wire_put_u64(&request, 1);
+    wire_end(&request);
+    const gradd_status_t st = admin_ask(path, &request, ANSWER_MS, reply, out_doc);
+    wire_out_finish(&request);
+    return st;
+}
+
+static gradd_status_t tell_daemon(const rundir_t *dir, void *context) {
+    report_t *r = context;
+    char owner[CONFINE_TEXT_BYTES], worker[CONFINE_TEXT_BYTES];
+    zmq_msg_t reply;
+    wire_doc_t doc = {0};
+    zmq_msg_init(&reply);
+    if (ask_ps(dir->cmd, &reply, &doc) == GRADD_OK) {
+        const int64_t pid = admin_number(&doc.root, "pid");
+        admin_text(&doc.root, "owner_confined", owner, sizeof owner);
+        admin_text(&doc.root, "confined", worker, sizeof worker);
+        if (r->json)
+            fprintf(r->out, "%s{\"pid\": %lld", r->n++ ? ", " : "", (long long)pid);
+        else
+            fprintf(r->out, "daemon %lld: owner: %s; worker: %s\n", (long long)pid, owner, worker);
+        if (r->json) {
+            put_text(r->out, "owner", owner);
+            put_text(r->out, "worker", worker);
+            fputs("}", r->out);
+        }
+    }
+    wire_doc_finish(&doc);
+    zmq_msg_close(&reply);
+    return GRADD_OK;
+}
+
+static void tell_confinement(report_t *r, const char *dir) {
+    char text[CONFINE_TEXT_BYTES];
+    const confined_t offered = confine_offered();
+    confine_text(&offered, text);
+    r->n = 0;
+    if (r->json) {
+        put_text(r->out, "confinement", text);
+        fputs(", \"daemons\": [", r->out);
+    } else {
+        fprintf(r->out, "confinement: %s\n", text);
+    }
+    rundir_each_running(dir, tell_daemon, r);
+    if (r->json) fputs("]", r->out);
+}
+
+bool doctor(FILE *out, const char *wanted, const char *dir, bool json) {
     report_t r = {out, json, wanted, !wanted[0], !wanted[0], 0};
     fprintf(out, json ? "{\"processors\": %d, \"devices\": [" : "processors: %d\n",
             machine_processors());
@@ -114,6 +174,8 @@ bool doctor(FILE *out, const char *wanted, bool json) {
     look_for(&r, GRADD_PLUGIN_CUDA);
     look_for_others(&r);
     if (!r.told) look_for(&r, wanted);
-    if (json) fputs("]}\n", out);
+    if (json) fputs("]", out);
+    tell_confinement(&r, dir);
+    if (json) fputs("}\n", out);
     return r.found;
 }

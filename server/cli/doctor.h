@@ -6,7 +6,9 @@
 #include <stdio.h>
 
 /* A line, or an object of JSON, per device of the build, per plug-in, and for the device that is
- * wanted ("" = none). Loads plug-ins. False: that one cannot be had. */
-bool doctor(FILE *out, const char *wanted, bool json);
+ * wanted ("" = none); then what the kernel offers for confining daemons, and what is in force in
+ * those that run in the directory (NULL: the user's). Loads plug-ins. False: the wanted device
+ * cannot be had. */
+bool doctor(FILE *out, const char *wanted, const char *dir, bool json);
 
 #endif

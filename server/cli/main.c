@@ -209,7 +209,7 @@ static int handle_list_ops(const options_t *options) {
 
 static int handle_doctor(const options_t *options) {
     const char *wanted = options->device ? options->device : "";
-    return doctor(stdout, wanted, options->json) ? EXIT_DONE : EXIT_FAILED;
+    return doctor(stdout, wanted, options->dir, options->json) ? EXIT_DONE : EXIT_FAILED;
 }
 
 static int handle_cache(const options_t *options) {

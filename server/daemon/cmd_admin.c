@@ -24,6 +24,7 @@ static void put_counters(wire_out_t *out, const daemon_t *daemon) {
 static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
     wire_out_t *out = &request->reply;
+    char text[CONFINE_TEXT_BYTES];
     wire_put_version(out);
     wire_key(out, "pid");
     wire_put_i64(out, daemon->owner);
@@ -31,6 +32,10 @@ static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     wire_put_i64(out, getpid());
     wire_key(out, "workers_lost");
     wire_put_i64(out, daemon->n_workers);
+    wire_key(out, "confined");
+    wire_put_text(out, confine_text(&daemon->confined, text));
+    wire_key(out, "owner_confined");
+    wire_put_text(out, daemon->owner_confined);
     wire_key(out, "uptime_ms");
     wire_put_i64(out, session_now_ms() - daemon->started_ms);
     wire_key(out, "device");

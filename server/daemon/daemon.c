@@ -201,6 +201,7 @@ static gradd_status_t take_message(daemon_t *daemon, const link_message_t *messa
         daemon->owner = daemon->worker.owner = message->pid;
         daemon->started_ms = message->started_ms;
         daemon->n_workers = message->n_workers;
+        memcpy(daemon->owner_confined, message->confined, sizeof daemon->owner_confined);
         return take_listener(daemon, fds[0]);
     case LINK_LISTEN:
         return take_listener(daemon, fds[0]);
@@ -356,7 +357,17 @@ static bool makes_way(void *queue) {
     return queue_makes_way(queue);
 }
 
+/* Before there are threads, and a device: of this one no driver is known to need more. */
+static void confine_start(daemon_t *daemon) {
+    const bool on_host = options_on_host(daemon->options);
+    confine_end_first();
+    if (daemon->options->debuggable) return;
+    confine_process(on_host, &daemon->confined);
+    if (on_host) confine_paths(false, daemon->dir->folder, &daemon->confined);
+}
+
 static gradd_status_t start(daemon_t *daemon) {
+    confine_start(daemon);
     gate_open();
     daemon->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (daemon->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
@@ -376,7 +387,10 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(begin(daemon));
     GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
     GRADD_TRY(watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0));
-    return watch(daemon, daemon->link, ON_LINK, 0);
+    GRADD_TRY(watch(daemon, daemon->link, ON_LINK, 0));
+    if (!daemon->options->debuggable && options_on_host(daemon->options))
+        confine_calls(false, &daemon->confined);
+    return GRADD_OK;
 }
 
 static void finish(daemon_t *daemon) {

@@ -35,6 +35,8 @@ typedef struct daemon_s {
     queue_t *queue; /* Owned */
     lane_t guests;  /* requests without a session that the engine answers */
     worker_t worker;
+    confined_t confined;
+    char owner_confined[CONFINE_TEXT_BYTES];
     loop_t loop;
     laps_t laps;
     bool stopping;

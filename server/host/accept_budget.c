@@ -2,8 +2,8 @@
 #include "server/host/accept_budget.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -20,7 +20,7 @@ static int spare = -1;
 static pthread_mutex_t spare_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int open_spare(void) {
-    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return eventfd(0, EFD_CLOEXEC); /* needs no path */
 }
 
 static rlim_t descriptor_limit(void) {

@@ -68,7 +68,7 @@ static gradd_status_t set_value(const option_row_t *row, const char *name, const
         memcpy(field, &text, sizeof text);
         return GRADD_OK;
     }
-    if (row->type == BOOL) return set_bool(name, text, (bool *)field);
+    if (row->type == BOOL || row->type == FLAG) return set_bool(name, text, (bool *)field);
     char *end = NULL;
     errno = 0;
     long long value = strtoll(text, &end, 10);
@@ -181,6 +181,10 @@ gradd_status_t options_check(const options_t *options) {
             return GRADD_FAIL(UNSUPPORTED, "%s is for %s; it has no effect on %s", rows[i].flag,
                               rows[i].commands, options->command);
     return GRADD_OK;
+}
+
+bool options_on_host(const options_t *options) {
+    return !options->device || !options->device[0] || !strcmp(options->device, "cpu");
 }
 
 static void print_option(FILE *out, const option_row_t *row, bool of_all) {

@@ -31,6 +31,8 @@ typedef struct options_s {
  * "--help", whatever else is wrong. */
 gradd_status_t options_parse(int argc, char **argv, options_t *out_options);
 /* Fails with UNSUPPORTED where the command line gives an option that `command` does not read. */
+/* Whether `serve` with these is a daemon on the CPU, of which no driver of a GPU is a part. */
+bool options_on_host(const options_t *options);
 gradd_status_t options_check(const options_t *options);
 /* Prints what there is, or what one command does and reads. Fails with UNSUPPORTED if there is no
  * such command. */

@@ -232,7 +232,7 @@ static bool move_clients(owner_t *owner) {
         }
         if (lend(owner, client, &end) == GRADD_OK) {
             settle(owner, client, retell_begin(client, end));
-        } else {
+        } else if (link_has_room(owner->worker.link)) { /* it lives */
             log_event(LOG_WARN, "not_moved", "what=\"%s\"", gradd_error_message());
             end_client(owner, client);
         }
@@ -281,10 +281,11 @@ static void bury_client(owner_t *owner, uint32_t number) {
 /* ---- the worker ---- */
 
 static gradd_status_t start_worker(owner_t *owner) {
-    const link_message_t begin = {.kind = LINK_BEGIN,
-                                  .pid = getpid(),
-                                  .n_workers = owner->n_workers,
-                                  .started_ms = owner->started_ms};
+    link_message_t begin = {.kind = LINK_BEGIN,
+                            .pid = getpid(),
+                            .n_workers = owner->n_workers,
+                            .started_ms = owner->started_ms};
+    confine_text(&owner->confined, begin.confined);
     owner->ready = owner->listen_due = owner->lock_due = false;
     GRADD_TRY(process_start(owner->words.argv, owner->dir.lock, &owner->worker));
     GRADD_TRY(watch(owner, owner->worker.pidfd, ON_WORKER, 0));
@@ -606,7 +607,18 @@ static void init(owner_t *owner, const options_t *options, owner_words_t words) 
     prctl(PR_SET_NAME, "gradd");
 }
 
+/* Paths and calls stay given up in the process that this one becomes. */
+static void confine(owner_t *owner) {
+    confined_t *confined = &owner->confined;
+    if (owner->options->debuggable) return;
+    confine_process(true, confined);
+    if (!options_on_host(owner->options) || (owner->resumed && confine_is_done(confined))) return;
+    confine_paths(true, owner->dir.folder, confined);
+    confine_calls(true, confined);
+}
+
 static gradd_status_t run(owner_t *owner, gradd_status_t st, owner_end_t *out_end) {
+    if (st == GRADD_OK) confine(owner);
     if (st == GRADD_OK) st = start_worker(owner);
     if (st == GRADD_OK) serve(owner);
     finish(owner);
@@ -640,7 +652,7 @@ gradd_status_t owner_resume(const options_t *options, owner_words_t words, int s
     GRADD_TRY(rundir_init(&owner->dir, options->dir));
     gradd_status_t st = state_read(state, owner);
     close(state);
-    owner->was_ready = owner->paused = true;
+    owner->was_ready = owner->paused = owner->resumed = true;
     if (st == GRADD_OK) st = start(owner);
     if (st == GRADD_OK) st = watch_clients(owner);
     return run(owner, st, out_end);

@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <sys/types.h>
 
+#include "server/host/confine.h"
 #include "server/host/options.h"
 #include "server/host/rundir.h"
 #include "server/owner/kept.h"
@@ -41,6 +42,7 @@ typedef struct owner_s {
     bool displaced;        /* the directory is another daemon's now */
     bool unreachable;      /* the last try to come back has failed */
     worker_process_t worker;
+    bool resumed; /* another process was this one before */
     bool ready, was_ready;               /* this worker; any */
     bool listen_due, lock_due, stop_due; /* messages for which there was no room */
     bool stopping, cancel, ended;
@@ -52,6 +54,7 @@ typedef struct owner_s {
     relay_client_t *clients[OWNER_MAX_CLIENTS]; /* Owned */
     int n_clients;
     kept_table_t kept;
+    confined_t confined;
     char binary[OWNER_PATH_BYTES]; /* of which it is a process, as of its start */
     int successor;                 /* Owned: the binary to become; -1: none */
     int asker; /* Owned: to the client that has asked for that, and has no answer yet; -1: none */

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "server/host/confine.h"
 #include "server/session/session.h"
 #include "shm/status.h"
 
@@ -44,6 +45,7 @@ typedef struct link_message_s {
     int64_t started_ms;               /* the same: of the owner, by session_now_ms */
     bool cancel;                      /* STOP: also what runs */
     char reason[LINK_REASON_BYTES];
+    char confined[CONFINE_TEXT_BYTES]; /* BEGIN: what the owner has given up */
 } link_message_t;
 
 /* Makes both ends, non-blocking and close-on-exec. Fails with IO. */

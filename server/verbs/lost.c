@@ -16,13 +16,14 @@ void lost_read(lost_plans_t *lost, const rundir_t *dir) {
 }
 
 /* Without room on the disk, the next daemon does not know. */
-static void keep(const lost_plans_t *lost) {
+static void keep(lost_plans_t *lost) {
     if (!lost->dir) return;
     const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
     const int fd = openat(lost->dir->folder, RUNDIR_LOST, flags, 0600);
     if (fd < 0) return;
-    if (write(fd, lost->plans, (size_t)lost->n * sizeof lost->plans[0]) < 0)
-        unlinkat(lost->dir->folder, RUNDIR_LOST, 0);
+    const size_t bytes = (size_t)lost->n * sizeof lost->plans[0];
+    const bool is_written = write(fd, lost->plans, bytes) == (ssize_t)bytes;
+    if (!is_written && ftruncate(fd, 0) != 0) lost->dir = NULL; /* not even an empty one */
     close(fd);
 }
 
