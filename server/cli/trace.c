@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "server/cli/admin.h"
+#include "server/cli/print.h"
 #include "server/explain/explain_report.h"
 
 #define ANSWER_MS    5000

@@ -63,9 +63,10 @@ static void drop_new(daemon_t *daemon, session_t *session) {
 }
 
 void daemon_destroy_session(daemon_t *daemon, session_t *session) {
-    log_event(LOG_INFO, "session_end", "session=%u pid=%d reason=\"%s\" requests=%llu",
-              session->number, (int)session->pid, session->end_reason,
-              (unsigned long long)session->n_requests);
+    /* One that only asked the owner something has no name. */
+    log_event(session->client[0] ? LOG_INFO : LOG_DEBUG, "session_end",
+              "session=%u pid=%d reason=\"%s\" requests=%llu", session->number, (int)session->pid,
+              session->end_reason, (unsigned long long)session->n_requests);
     session_destroy(&daemon->table, session);
 }
 
@@ -108,6 +109,7 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     if (!daemon->stopping)
         log_event(LOG_INFO, "daemon_stop", "reason=%s sessions=%d", reason, daemon->table.n);
     daemon->stopping = true;
+    queue_hold(daemon->queue, false); /* nothing waits for the end of a drain */
     /* If there is no room, the owner has told us to stop, or will find us ended with status 0. */
     link_send(daemon->link, &(link_message_t){.kind = LINK_STOPPING}, NULL, 0);
     for (int i = daemon->table.n - 1; i >= 0; i--) { /* backwards: some are gone at once */

@@ -40,6 +40,9 @@ static void fail(daemon_t *daemon, request_t *request, gradd_status_t status) {
               request->session ? request->session->number : 0,
               request->command ? request->command->name : "?", gradd_status_name(status),
               gradd_error_message());
+    if (request->session)
+        record_error(&request->session->record, session_now_ms(),
+                     request->command ? request->command->name : "?", status);
     command_reply(request, status);
     reply_and_destroy(daemon, request, false);
 }

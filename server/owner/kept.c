@@ -229,7 +229,7 @@ static gradd_status_t keep(ask_t *ask) {
     return GRADD_OK;
 }
 
-/* ---- reattach, forget, kept ---- */
+/* ---- reattach, peek, forget, kept ---- */
 
 static gradd_status_t unknown(const kept_table_t *table, const char *name) {
     char names[400] = "none is kept";
@@ -240,6 +240,32 @@ static gradd_status_t unknown(const kept_table_t *table, const char *name) {
     return GRADD_FAIL(SESSION, "there is no session '%s': %s", name, names);
 }
 
+/* Puts the `at`-th segment of a session into the reply, or the manifest (0). client: that has the
+ * segments; NULL: they are held. */
+static gradd_status_t put_part(ask_t *ask, const kept_session_t *kept,
+                               const relay_client_t *client) {
+    const uint32_t n = client ? kept->n_ids : kept->n_segments;
+    const uint64_t at = wire_u64(ask->args[1]);
+    if (at > n)
+        return GRADD_FAIL(LIMIT, "field 'at': expected 0 to %u, got %llu", n,
+                          (unsigned long long)at);
+    uint64_t id = 0;
+    ask->fd = kept->manifest;
+    if (at) {
+        id = client ? kept->ids[at - 1] : kept->segments[at - 1].id;
+        ask->fd = client ? relay_find(client, id) : kept->segments[at - 1].fd;
+    }
+    wire_key(&ask->reply, "segments");
+    wire_put_u64(&ask->reply, n);
+    wire_key(&ask->reply, "id"); /* as its client calls it, or has called it; 0: the manifest */
+    wire_put_u64(&ask->reply, id);
+    wire_key(&ask->reply, "pid");
+    wire_put_i64(&ask->reply, kept->pid);
+    wire_key(&ask->reply, "seconds");
+    wire_put_f64(&ask->reply, kept->seconds);
+    return GRADD_OK;
+}
+
 static gradd_status_t reattach(ask_t *ask) {
     char name[KEPT_NAME_BYTES + 1];
     GRADD_TRY(read_name(ask->args[0], name));
@@ -247,21 +273,18 @@ static gradd_status_t reattach(ask_t *ask) {
     if (!kept) return unknown(ask->table, name);
     GRADD_TRY(check_free(ask, kept));
     if (kept->said) return GRADD_FAIL(SESSION, "session '%s' is this process's own", name);
-    const uint64_t at = wire_u64(ask->args[1]);
-    if (at > kept->n_segments)
-        return GRADD_FAIL(LIMIT, "field 'at': expected 0 to %u, got %llu", kept->n_segments,
-                          (unsigned long long)at);
-    wire_key(&ask->reply, "segments");
-    wire_put_u64(&ask->reply, kept->n_segments);
-    wire_key(&ask->reply, "id"); /* as its former client has called it; 0: the manifest */
-    wire_put_u64(&ask->reply, at ? kept->segments[at - 1].id : 0);
-    wire_key(&ask->reply, "pid");
-    wire_put_i64(&ask->reply, kept->pid);
-    wire_key(&ask->reply, "seconds");
-    wire_put_f64(&ask->reply, kept->seconds);
-    ask->fd = at ? kept->segments[at - 1].fd : kept->manifest;
+    GRADD_TRY(put_part(ask, kept, NULL));
     assign(kept, ask->client);
     return GRADD_OK;
+}
+
+/* For a look: the session stays whose it is. */
+static gradd_status_t peek(ask_t *ask) {
+    char name[KEPT_NAME_BYTES + 1];
+    GRADD_TRY(read_name(ask->args[0], name));
+    const kept_session_t *kept = find_name(ask->table, name, NULL);
+    if (!kept) return unknown(ask->table, name);
+    return put_part(ask, kept, kept->said ? ask->find(ask->context, kept->client) : NULL);
 }
 
 static gradd_status_t forget(ask_t *ask) {
@@ -328,6 +351,9 @@ static const verb_row_t rows[] = {
     {"reattach",
      reattach,           {{.name = "name", .kind = WIRE_TEXT, .max = KEPT_NAME_BYTES},
       {.name = "at", .kind = WIRE_U64}}                                                      },
+    {"peek",
+     peek,               {{.name = "name", .kind = WIRE_TEXT, .max = KEPT_NAME_BYTES},
+      {.name = "at", .kind = WIRE_U64}}                                                          },
     {"forget",   forget, {{.name = "name", .kind = WIRE_TEXT, .max = KEPT_NAME_BYTES}}                     },
     {"kept",     list,   {{0}}                                                                             },
 };

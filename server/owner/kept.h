@@ -39,8 +39,8 @@ typedef struct kept_table_s {
 /* Finds the client of that number, for a session that is in use. */
 typedef const relay_client_t *(*kept_find_t)(void *context, uint32_t number);
 
-/* Answers the verb of a packet that is the owner's: keep, reattach, forget, kept. False if it is
- * none of them. *out_sent tells whether the answer could be sent. */
+/* Answers the verb of a packet that is the owner's: keep, reattach, peek, forget, kept. False if it
+ * is none of them. *out_sent tells whether the answer could be sent. */
 bool kept_answer(kept_table_t *table, relay_client_t *client, const wire_doc_t *doc,
                  kept_find_t find, void *context, bool *out_sent);
 /* Whether the client has a name: then its end waits for the worker's. */

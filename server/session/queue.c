@@ -23,7 +23,8 @@ struct queue_s {
     atomic_int n_out;           /* jobs pushed and not reaped */
     atomic_int n_first;         /* lanes in the ring that go before others */
     atomic_bool io_sleeps;
-    int event; /* Owned */
+    atomic_bool held; /* see queue_hold */
+    int event;        /* Owned */
     fair_t fair;
     int64_t (*now_us)(void);
     int64_t taken_us; /* the engine thread's: when it took the last job */
@@ -62,7 +63,9 @@ void queue_destroy(queue_t *queue) {
 
 /* ---- ring of lanes; the lock is held ---- */
 
-static bool may_run(const job_t *job) {
+static bool may_run(const queue_t *queue, const lane_t *lane) {
+    const job_t *job = lane->head;
+    if (atomic_load(&queue->held) && !lane->urgent && !job->begun) return false;
     return !job->word || __atomic_load_n(job->word, __ATOMIC_ACQUIRE) >= job->value;
 }
 
@@ -74,7 +77,7 @@ static bool before(const lane_t *a, const lane_t *b) {
 static lane_t *next_to_run(const queue_t *queue) {
     lane_t *found = NULL;
     for (lane_t *lane = queue->ring; lane; lane = lane->next)
-        if (may_run(lane->head) && (!found || before(lane, found))) found = lane;
+        if (may_run(queue, lane) && (!found || before(lane, found))) found = lane;
     return found;
 }
 
@@ -142,6 +145,10 @@ void queue_push_first(queue_t *queue, lane_t *lane, job_t *job) {
     push(queue, lane, job, true);
 }
 
+void queue_hold(queue_t *queue, bool held) {
+    atomic_store(&queue->held, held);
+}
+
 static job_t *drop(queue_t *queue, lane_t *lane, bool keep_begun) {
     pthread_mutex_lock(&queue->lock);
     job_t *kept = keep_begun && lane->head && lane->head->begun ? lane->head : NULL;
@@ -205,7 +212,7 @@ int queue_depth(queue_t *queue) {
 
 bool queue_ready(queue_t *queue) {
     if (atomic_load(&queue->n_ready) == 0) return false;
-    if (atomic_load(&queue->n_words) == 0) return true;
+    if (atomic_load(&queue->n_words) == 0 && !atomic_load(&queue->held)) return true;
     pthread_mutex_lock(&queue->lock);
     const bool found = next_to_run(queue);
     pthread_mutex_unlock(&queue->lock);
@@ -213,7 +220,8 @@ bool queue_ready(queue_t *queue) {
 }
 
 bool queue_waits(queue_t *queue) {
-    return atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
+    const bool held = atomic_load(&queue->held); /* no other event ends that */
+    return !held && atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
 }
 
 /* ---- engine thread ---- */

@@ -62,6 +62,8 @@ job_t *queue_drop(queue_t *queue, lane_t *lane);
 job_t *queue_drop_new(queue_t *queue, lane_t *lane);
 /* From now on the lane has that share of the engine (fair.h). */
 void queue_set_share(queue_t *queue, lane_t *lane, uint32_t share);
+/* While it is held no job is taken, but those of queue_push_first and queue_again. */
+void queue_hold(queue_t *queue, bool held);
 /* The finished jobs since the last call, oldest first; their lanes are free again. */
 job_t *queue_reap(queue_t *queue);
 /* A descriptor that becomes readable when a job finishes while the I/O side sleeps. */

@@ -289,7 +289,7 @@ static gradd_status_t continue_backward(worker_t *worker, request_t *request) {
     session_objects_t *objects = request->session->objects;
     session_run_t *run = id_list_get(&objects->runs, wire_u64(request->args[BACKWARD_RUN]));
     if (!run) return GRADD_FAIL(INTERNAL, "backward: the run is gone");
-    objects_run_plan(objects, run->plan->compiled, true);
+    objects_run_plan(objects, run->plan, true);
     return end_backward(worker, request, run, run_continue(run->handle));
 }
 
@@ -345,7 +345,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                           "backward: run %llu is not known: it was released, or a backward "
                           "without 'keep' has used it up",
                           (unsigned long long)id);
-    objects_run_plan(objects, run->plan->compiled, true);
+    objects_run_plan(objects, run->plan, true);
     objects->backward = calloc(1, sizeof *objects->backward);
     if (!objects->backward) return GRADD_FAIL(NOMEM, "no memory for a backward");
     pass_t *pass = &objects->backward->pass;

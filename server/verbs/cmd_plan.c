@@ -65,8 +65,17 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
     plan->gmask = ask->gmask;
     ask->in = NULL;
     ask->bound = ask->rest = ask->grads = ask->out = ask->gmask = NULL;
-    st = split_grads(plan, gradd_plan_info(compiled->plan));
-    if (st == GRADD_OK) return GRADD_OK;
+    const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
+    st = split_grads(plan, info);
+    if (st == GRADD_OK) {
+        record_plan(&objects->session->record,
+                    &(plan_record_t){.id = id,
+                                     .arena_bytes = info->arena_bytes,
+                                     .saved_bytes = info->saved_bytes,
+                                     .constant_bytes = info->constant_bytes,
+                                     .compile_ms = info->compile_ms});
+        return GRADD_OK;
+    }
     plan->compiled = NULL; /* the caller gives it back */
     objects_drop_plan(worker, objects, plan);
     return st;

@@ -139,7 +139,9 @@ static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, req
     run->early = early;
     if (binding) binding->refs++;
     if (early) early->refs++;
-    atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
+    const int64_t before =
+        atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
+    record_arena(&objects->session->record, before + run->arena_bytes);
     return GRADD_OK;
 }
 
@@ -201,7 +203,7 @@ static gradd_status_t continue_forward(worker_t *worker, request_t *request) {
     session_run_t *run = id_list_get(&objects->runs, wire_u64(request->args[FORWARD_RUN]));
     (void)worker;
     if (!run) return GRADD_FAIL(INTERNAL, "forward: the run is gone");
-    objects_run_plan(objects, run->plan->compiled, false);
+    objects_run_plan(objects, run->plan, false);
     return end_forward(request, run, run_continue(run->handle));
 }
 
@@ -223,7 +225,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     uint64_t flags = wire_u64(request->args[FORWARD_FLAGS]);
     session_plan_t *plan;
     GRADD_TRY(find_plan(objects, wire_u64(request->args[FORWARD_PLAN]), &plan));
-    objects_run_plan(objects, plan->compiled, false);
+    objects_run_plan(objects, plan, false);
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
                           (unsigned long long)flags);

@@ -73,11 +73,12 @@ void objects_release_run(session_objects_t *objects, uint64_t id) {
     free(run);
 }
 
-void objects_run_plan(session_objects_t *objects, const compiled_t *compiled, bool backward) {
-    objects->subject = compiled->model;
-    objects->running = compiled;
+void objects_run_plan(session_objects_t *objects, const session_plan_t *plan, bool backward) {
+    objects->subject = plan->compiled->model;
+    objects->running = plan->compiled;
+    objects->running_plan = plan->id;
     objects->running_backward = backward;
-    crash_blame(compiled->key, backward);
+    crash_blame(plan->compiled->key, backward);
 }
 
 static void split_finish(split_t *split) {
@@ -87,6 +88,7 @@ static void split_finish(split_t *split) {
 
 void objects_drop_plan(worker_t *worker, session_objects_t *objects, session_plan_t *plan) {
     id_list_take(&objects->plans, plan->id);
+    record_drop_plan(&objects->session->record, plan->id);
     cache_release_compiled(worker, plan->compiled);
     free(plan->in);
     free(plan->bound);
@@ -245,6 +247,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
         objects->subject = NULL;
         objects->running = NULL;
         objects->running_backward = false;
+        objects->running_plan = 0;
     }
     crash_blame(NULL, false);
     if (st == GRADD_OK)
@@ -265,6 +268,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);
         if (objects) add_source(objects, gradd_failure());
+        record_error(&request->session->record, session_now_ms(), request->command->name, st);
         /* The client gets the sentence; the log shows it only when the fault is ours. */
         log_event(st == GRADD_E_INTERNAL ? LOG_ERROR : LOG_DEBUG, "request_failed",
                   "session=%u verb=%s code=%s what=\"%s\" where=%s", request->session->number,
@@ -276,6 +280,9 @@ static bool handle_request(worker_t *worker, request_t *request) {
     if (request->session->objects) count(request->session->objects);
     request->ended_us = command_now_us();
     request->ran_us += request->ended_us - request->entered_us;
+    if (objects && objects->running_plan && !request->status)
+        record_ran(&request->session->record, objects->running_plan, objects->running_backward,
+                   request->ran_us);
     atomic_store(&request->session->counts.running, false);
     return true;
 }

@@ -186,6 +186,7 @@ typedef struct session_objects_s {
     const model_entry_t *subject; /* Borrowed: the model that the present request is about */
     const compiled_t *running;    /* Borrowed: of a plan whose forward or backward it is; or NULL */
     bool running_backward;
+    uint64_t running_plan; /* its id in the session; 0: none */
     id_list_t plans, bindings, runs, communicators;
     /* Of the request that is not finished, because it was put aside or waits; or NULL: */
     struct backward_s *backward; /* Owned */
@@ -194,7 +195,7 @@ typedef struct session_objects_s {
 } session_objects_t;
 
 /* The present request runs this plan: texts name the model's nodes, and a crash is the plan's. */
-void objects_run_plan(session_objects_t *objects, const compiled_t *compiled, bool backward);
+void objects_run_plan(session_objects_t *objects, const session_plan_t *plan, bool backward);
 /* Ends one run (of this id); unknown ids are ignored. */
 void objects_release_run(session_objects_t *objects, uint64_t id);
 void objects_drop_plan(worker_t *worker, session_objects_t *objects,

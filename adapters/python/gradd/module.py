@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import forwarding, module_tables, options
+from gradd import about, forwarding, module_tables, options
 from gradd.debug import DebugOptions
 from gradd.dynamo.frontend import Compiled
 from gradd.session import reduction as reductions
@@ -111,6 +111,7 @@ class ORTModule(torch.nn.Module):
         reduction: reductions.Reduction | None = None,
     ) -> None:
         self._share(module)
+        about.note_model(module)
         debug.apply()
         self.__dict__["_gradd_options"] = debug
         self.__dict__["_gradd_strict"] = strict

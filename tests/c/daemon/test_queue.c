@@ -230,3 +230,28 @@ TEST_LIMIT(no_wakeup_is_lost, 60) {
     pthread_join(thread, NULL);
     queue_destroy(queue);
 }
+
+TEST(a_held_queue_lets_only_ends_and_begun_jobs_through) {
+    queue_t *queue;
+    lane_t a = {0}, b = {0};
+    job_t jobs[4] = {0};
+    CHECK_OK(queue_create(&queue));
+    queue_push(queue, &a, &jobs[0]);
+    queue_push(queue, &a, &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_hold(queue, true);
+    queue_again(queue, &jobs[0]); /* has begun */
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_finish(queue, &jobs[0]);
+    queue_push(queue, &b, &jobs[2]);
+    CHECK(!queue_ready(queue) && !queue_waits(queue) && !queue_take(queue));
+    queue_push_first(queue, &b, &jobs[3]); /* an end of a session */
+    CHECK(queue_ready(queue));
+    CHECK(queue_take(queue) == &jobs[3]);
+    queue_finish(queue, &jobs[3]);
+    CHECK(!queue_take(queue));
+    queue_hold(queue, false);
+    CHECK(queue_take(queue) == &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[2]);
+    queue_destroy(queue);
+}

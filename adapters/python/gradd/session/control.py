@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import socket
-import sys
 import threading
 import time
 from array import array
@@ -26,7 +25,7 @@ from typing import Any
 import msgpack
 import zmq
 
-from gradd import __version__, errors, interrupts
+from gradd import __version__, about, errors, interrupts
 from gradd.memory.devices import HOST, Gpu, Host
 from gradd.memory.gpu_segments import GpuSegment
 from gradd.memory.shm import HEADER_VERSION, Segment
@@ -35,6 +34,7 @@ from gradd.session import daemon, protocol, versions
 logger = logging.getLogger("gradd")
 
 _CONTROL_SECONDS = 30.0
+_WHY_MS = 200
 _VERSION_MS = 2000  # nothing more than the version is lost if it takes longer
 _HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
 # The client polls for a reply that comes within a millisecond: a sleeping core takes a tenth of
@@ -46,6 +46,8 @@ _GLANCE_SECONDS = 30e-6
 _OTHERS_SECONDS = 200e-6  # a yield that takes as long has let another thread run
 _SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
+_ASK_AFTER = 4  # polls without a reply: then the daemon says whether it is drained
+_ASK_AGAIN = 20
 _LAST_REPLY_MS = 20
 _END_SECONDS = 1
 # Every request bypasses zmq.Socket, whose Python code makes enumerations of numbers.
@@ -86,6 +88,7 @@ class Connection:
         self._token = b""
         self._q = 0
         self._pack = protocol.packer()
+        self._drained = ""  # why, as was said last
         self._are_quick = False  # the replies, as the last one was
         self._slept_for = 0  # of the next replies
         self._later: dict[int, dict[str, Any] | None] = {}  # replies that are collected later
@@ -119,7 +122,7 @@ class Connection:
         hello = {
             "v": "hello",
             "proto": list(protocol.PROTOCOL),
-            "client": _name(),
+            "client": about.name(),
             "version": __version__,
             "replaced": 1,
         }
@@ -455,9 +458,13 @@ class Connection:
                 self._slept_for = _SLEPT_FOR
                 break
         fd = self._control.fileno()
+        polls = 0
         while True:
             if self._notice is not None:
                 raise ConnectionLost("the daemon's worker has died")
+            polls += 1
+            if polls == _ASK_AFTER or polls % _ASK_AGAIN == 0:
+                self._say_why()
             if interrupts.noted and not patient:
                 interrupts.deliver_if_due()
             ready = dict(zmq.zmq_poll([*mine, (fd, _READABLE)], _POLL_MS))
@@ -470,6 +477,23 @@ class Connection:
                 raise ConnectionLost("the control socket hung up")
             if deadline is not None and time.monotonic() > deadline:
                 raise ConnectionLost("no answer in time")
+
+    def _say_why(self) -> None:
+        """A warning, once, if the daemon begins no requests for the time being."""
+        try:
+            why = str(ask_daemon(self.path, "ps", _WHY_MS).get("drained") or "")
+        except errors.GraddError:
+            return
+        if why and why != self._drained:
+            logger.warning(
+                "daemon %d is drained (%s): training waits, and nothing is lost; "
+                "`gradd drain --end` lets it go on",
+                self.daemon_pid,
+                why,
+            )
+        elif self._drained and not why:
+            logger.warning("daemon %d is drained no more", self.daemon_pid)
+        self._drained = why
 
     def alive(self, wait_ms: int = 0) -> bool:
         """False once the daemon has hung up, or told of its next worker."""
@@ -521,12 +545,6 @@ def _read(frame: bytes) -> dict[str, Any]:
     except (ValueError, msgpack.UnpackException):
         reply = protocol.unpack(frame)  # which says what is wrong
     return reply
-
-
-def _name() -> str:
-    """How this process introduces itself to `gradd ps`."""
-    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    return script[:64]
 
 
 def _version_at(path: Path) -> str:

@@ -10,11 +10,12 @@ Entries are removed by single dict operations, which finalizers of any thread ma
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from gradd import errors
+from gradd import about, errors
 from gradd.memory.parameter_changes import Snapshot
 from gradd.session.protocol import GraphInfo
 
@@ -55,6 +56,8 @@ class Ledger:
         A forward of the ledger succeeded once with the same inputs, so its failure now (memory is
         short) is an error of the caller's next request and stops the replay.
         """
+        with contextlib.suppress(errors.UnsupportedError):  # of a daemon that does not know it
+            send("about", about.fields(), ())
         for info in list(self.graphs.values()):
             send("graph.put", *info.put)
         self.refused.clear()
