@@ -55,3 +55,10 @@ def __getattr__(name: str) -> Any:
     if name in ("errors", "optim"):
         return importlib.import_module(f"gradd.{name}")
     raise AttributeError(f"module 'gradd' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext gradd`: the magic `%gradd` (notebook.py)."""
+    from gradd import notebook
+
+    notebook.load(shell)

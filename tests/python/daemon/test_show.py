@@ -1,4 +1,4 @@
-"""What people see: one session in full, the log, a drained daemon, whom `stop` would end."""
+"""What people see: one session in full, the log, a drained daemon, what `stop` would end."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_the_log_of_one_session(daemon: Daemon) -> None:
     assert entries[0]["event"] == "daemon_start" and entries[0]["time"].endswith("Z")
     attach = [e for e in entries if e.get("event") == "attach"]
     assert [e["session"] for e in attach] == [str(number)]
-    assert _gradd(daemon, "logs", "nobody.py").stdout == ""
+    assert _gradd(daemon, "logs", "other.py").stdout == ""
     _follow(daemon, number)
     del model
 
@@ -237,7 +237,7 @@ def _follow(daemon: Daemon, number: int) -> None:
             reader.kill()
 
 
-def test_stop_names_whom_it_ends(daemon: Daemon) -> None:
+def test_stop_names_what_it_ends(daemon: Daemon) -> None:
     model = ORTModule(Net())
     model(*batch(5, 1))
     asked = _gradd(daemon, "stop", "--dry-run").stdout
