@@ -195,7 +195,7 @@ def test_a_wrong_option_is_one_line(directory: Path, args: tuple[str, ...], said
         ("ps", "--now", "stop"),
         ("stop", "--device=cpu", "serve, doctor"),
         ("serve", "--json", "ps, show, logs, drain, stop, version, doctor, cache, --list-ops"),
-        ("version", "--dir=/", "serve, ps, top, show, logs, drain, stop, trace, forget"),
+        ("version", "--dir=/", "serve, ps, top, show, logs, drain, web, stop, trace, forget"),
         ("--list-ops", "--threads=1", "serve"),
     ],
 )
