@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "server/cli/admin.h"
-#include "server/cli/owner_command.h"
 #include "server/cli/notes.h"
+#include "server/cli/owner_command.h"
 #include "server/wire/print.h"
 
 #define DRAIN_MS 60000
