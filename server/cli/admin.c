@@ -8,7 +8,7 @@
 #include <zmq.h>
 
 #include "server/cli/owner_command.h"
-#include "server/cli/print.h"
+#include "server/wire/print.h"
 #include "server/wire/wire.h"
 
 #define ANSWER_MS    5000
@@ -76,7 +76,7 @@ gradd_status_t admin_check(const msgpack_object *root) {
     const msgpack_object *ok = wire_in(root, "ok");
     char what[GRADD_ERROR_BYTES];
     if (ok && ok->type == MSGPACK_OBJECT_POSITIVE_INTEGER && ok->via.u64 == 1) return GRADD_OK;
-    return GRADD_FAIL(SESSION, "%s", admin_text(root, "what", what, sizeof what));
+    return GRADD_FAIL(SESSION, "%s", reply_text(root, "what", what, sizeof what));
 }
 
 /* Sends {v: verb, q: 1, now} and waits. */
@@ -92,7 +92,7 @@ void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]) {
     admin_reply_t reply;
     snprintf(version, ADMIN_VERSION_BYTES, "of an unknown version");
     if (ask(path, "ps", false, &reply) == GRADD_OK && wire_get(&reply.doc, "version"))
-        admin_text(&reply.doc.root, "version", version, ADMIN_VERSION_BYTES);
+        reply_text(&reply.doc.root, "version", version, ADMIN_VERSION_BYTES);
     admin_finish(&reply);
 }
 
@@ -100,14 +100,14 @@ static void print_session(const msgpack_object *s) {
     char client[CLIENT_WIDTH + 1], state[16], shared[24], arena[24], idle[24];
     printf("%7" PRId64 " %8" PRId64 "  %-*s %-10s %6" PRId64 " %5" PRId64 " %5" PRId64
            " %10s %10s %9" PRId64 " %7s %6.0f%% %8.1f\n",
-           admin_number(s, "session"), admin_number(s, "pid"), CLIENT_WIDTH,
-           admin_text(s, "client", client, sizeof client),
-           admin_text(s, "state", state, sizeof state), admin_number(s, "graphs"),
-           admin_number(s, "plans"), admin_number(s, "runs"),
-           print_amount(admin_number(s, "segment_bytes"), shared),
-           print_amount(admin_number(s, "arena_bytes"), arena), admin_number(s, "requests"),
-           print_duration(admin_number(s, "idle_ms"), idle), 100 * admin_real(s, "busy"),
-           admin_real(s, "steps_per_second"));
+           reply_number(s, "session"), reply_number(s, "pid"), CLIENT_WIDTH,
+           reply_text(s, "client", client, sizeof client),
+           reply_text(s, "state", state, sizeof state), reply_number(s, "graphs"),
+           reply_number(s, "plans"), reply_number(s, "runs"),
+           print_amount(reply_number(s, "segment_bytes"), shared),
+           print_amount(reply_number(s, "arena_bytes"), arena), reply_number(s, "requests"),
+           print_duration(reply_number(s, "idle_ms"), idle), 100 * reply_real(s, "busy"),
+           reply_real(s, "steps_per_second"));
 }
 
 /* Sessions with a name: those of living processes as well. */
@@ -122,10 +122,10 @@ static void print_kept(const msgpack_object *list) {
         const msgpack_object *ms = wire_in(kept, "left_ms");
         const bool ends = ms && ms->type == MSGPACK_OBJECT_POSITIVE_INTEGER;
         printf("%-*s %8" PRId64 "  %-10s %10s %7s\n", 8 + CLIENT_WIDTH,
-               admin_text(kept, "name", name, sizeof name), admin_number(kept, "pid"),
-               admin_number(kept, "in_use") ? "in use" : "left",
-               print_amount(admin_number(kept, "bytes"), shared),
-               ends ? print_duration(admin_number(kept, "left_ms"), left) : "-");
+               reply_text(kept, "name", name, sizeof name), reply_number(kept, "pid"),
+               reply_number(kept, "in_use") ? "in use" : "left",
+               print_amount(reply_number(kept, "bytes"), shared),
+               ends ? print_duration(reply_number(kept, "left_ms"), left) : "-");
     }
 }
 
@@ -134,15 +134,15 @@ static void print_table(const msgpack_object *root) {
     char version[24], up[24], device[32];
     if (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY) return;
     printf("gradd %s, pid %" PRId64 ", up %s, device %s, %" PRId64 " thread%s, %d session%s\n",
-           admin_text(root, "version", version, sizeof version), admin_number(root, "pid"),
-           print_duration(admin_number(root, "uptime_ms"), up),
-           admin_text(root, "device", device, sizeof device), admin_number(root, "threads"),
-           admin_number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
+           reply_text(root, "version", version, sizeof version), reply_number(root, "pid"),
+           print_duration(reply_number(root, "uptime_ms"), up),
+           reply_text(root, "device", device, sizeof device), reply_number(root, "threads"),
+           reply_number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
            wire_count(sessions) == 1 ? "" : "s");
     char why[256];
     const msgpack_object *drained = wire_in(root, "drained");
     if (drained && drained->type == MSGPACK_OBJECT_STR && drained->via.str.size > 0)
-        printf("drained: %s (gradd drain --end)\n", admin_text(root, "drained", why, sizeof why));
+        printf("drained: %s (gradd drain --end)\n", reply_text(root, "drained", why, sizeof why));
     if (wire_count(sessions) == 0) return;
     printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s %7s %8s\n", "SESSION", "PID",
            CLIENT_WIDTH, "CLIENT", "STATE", "GRAPHS", "PLANS", "RUNS", "SHARED", "ARENA",
@@ -161,8 +161,7 @@ static void print_object(const msgpack_object *root, const msgpack_object *kept)
     puts("}");
 }
 
-/* The reply is the caller's to finish, in any case. */
-static gradd_status_t ask_ps(const rundir_t *dir, admin_reply_t *out_reply) {
+gradd_status_t admin_ask_ps(const rundir_t *dir, admin_reply_t *out_reply) {
     GRADD_TRY(ask(dir->cmd, "ps", false, out_reply));
     const msgpack_object *sessions = wire_get(&out_reply->doc, "sessions");
     if (sessions && sessions->type == MSGPACK_OBJECT_ARRAY) return GRADD_OK;
@@ -174,7 +173,7 @@ gradd_status_t admin_ps(const rundir_t *dir, const options_t *options) {
     static uint8_t buffer[KEPT_REPLY_BYTES];
     admin_reply_t reply;
     wire_doc_t doc = {0};
-    const gradd_status_t st = ask_ps(dir, &reply);
+    const gradd_status_t st = admin_ask_ps(dir, &reply);
     const msgpack_object *kept = st == GRADD_OK ? kept_ask(dir, buffer, &doc) : NULL;
     if (st == GRADD_OK && options->json) print_object(&reply.doc.root, kept);
     if (st == GRADD_OK && !options->json) {
@@ -201,7 +200,7 @@ static gradd_status_t await_end(const rundir_t *dir, pid_t pid) {
 static gradd_status_t send_stop(const rundir_t *dir, bool now) {
     admin_reply_t reply;
     const gradd_status_t st = ask(dir->cmd, "stop", now, &reply);
-    const pid_t pid = st == GRADD_OK ? (pid_t)admin_number(&reply.doc.root, "pid") : 0;
+    const pid_t pid = st == GRADD_OK ? (pid_t)reply_number(&reply.doc.root, "pid") : 0;
     admin_finish(&reply);
     GRADD_TRY(st);
     if (pid <= 0) return GRADD_FAIL(IO, "the daemon at %s does not tell its pid", dir->cmd);
@@ -214,9 +213,9 @@ static void name_victims(const msgpack_object *sessions, const msgpack_object *k
     for (int i = 0; i < wire_count(sessions); i++) {
         const msgpack_object *s = wire_at(sessions, i);
         if (s->type != MSGPACK_OBJECT_MAP) continue;
-        printf("session %" PRId64 ", %s, pid %" PRId64 ", %s\n", admin_number(s, "session"),
-               admin_text(s, "client", client, sizeof client), admin_number(s, "pid"),
-               admin_text(s, "state", state, sizeof state));
+        printf("session %" PRId64 ", %s, pid %" PRId64 ", %s\n", reply_number(s, "session"),
+               reply_text(s, "client", client, sizeof client), reply_number(s, "pid"),
+               reply_text(s, "state", state, sizeof state));
     }
     print_kept(kept);
 }
@@ -242,7 +241,7 @@ gradd_status_t admin_stop(const rundir_t *dir, const options_t *options) {
     admin_reply_t reply;
     wire_doc_t doc = {0};
     const msgpack_object *kept = kept_ask(dir, buffer, &doc);
-    const bool listed = ask_ps(dir, &reply) == GRADD_OK; /* an older one stops all the same */
+    const bool listed = admin_ask_ps(dir, &reply) == GRADD_OK; /* an older one stops all the same */
     const msgpack_object *sessions = listed ? wire_get(&reply.doc, "sessions") : &none;
     if (!options->json) name_victims(sessions, kept);
     const gradd_status_t st = options->dry_run ? GRADD_OK : send_stop(dir, options->now);

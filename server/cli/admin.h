@@ -26,6 +26,8 @@ void admin_begin(wire_out_t *out, const char *verb);
 /* Ends the request, sends it and waits, some seconds. The request is finished; the reply is the
  * caller's to finish, in any case. Fails with IO. */
 gradd_status_t admin_send(const char *path, wire_out_t *request, admin_reply_t *out_reply);
+/* The same with `ps`. Fails with IO, also where the reply is no daemon's. */
+gradd_status_t admin_ask_ps(const rundir_t *dir, admin_reply_t *out_reply);
 void admin_finish(admin_reply_t *reply);
 /* Fails with SESSION and the daemon's sentence if it has refused. */
 gradd_status_t admin_check(const msgpack_object *root);

@@ -19,6 +19,7 @@
 #include "server/cli/owner_command.h"
 #include "server/cli/show.h"
 #include "server/cli/trace.h"
+#include "server/cli/web_command.h"
 #include "server/daemon/daemon.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
@@ -195,6 +196,13 @@ static int handle_logs(const options_t *options) {
     return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
+static int handle_web(const options_t *options) {
+    rundir_t dir;
+    gradd_status_t st = rundir_init(&dir, options->dir);
+    if (st == GRADD_OK) st = web_command(&dir, options);
+    return st == GRADD_OK ? EXIT_DONE : failed(st);
+}
+
 static int handle_version(const options_t *options) {
     printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
                          : "gradd %s (engine %s), protocol %d to %d\n",
@@ -237,6 +245,7 @@ int main(int argc, char **argv) {
         {"show",       handle_show    },
         {"logs",       handle_logs    },
         {"drain",      handle_drain   },
+        {"web",        handle_web     },
         {"stop",       handle_stop    },
         {"trace",      handle_trace   },
         {"forget",     handle_forget  },

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "server/cli/admin.h"
-#include "server/cli/print.h"
 #include "server/owner/state.h"
+#include "server/wire/print.h"
 #include "shm/fdpass.h"
 
 #define ANSWER_SECONDS  5
@@ -116,8 +116,8 @@ gradd_status_t kept_part(kept_look_t *look, uint64_t at, kept_part_t *out_part) 
     wire_key(&request, "at");
     wire_put_u64(&request, at);
     GRADD_TRY(exchange(look->socket, &request, look->buffer, &doc, &fd));
-    *out_part = (kept_part_t){(uint64_t)admin_number(&doc.root, "id"),
-                              (uint32_t)admin_number(&doc.root, "segments"), fd};
+    *out_part = (kept_part_t){(uint64_t)reply_number(&doc.root, "id"),
+                              (uint32_t)reply_number(&doc.root, "segments"), fd};
     const gradd_status_t st = admin_check(&doc.root);
     wire_doc_finish(&doc);
     if (st == GRADD_OK && fd >= 0) return GRADD_OK;
@@ -158,8 +158,8 @@ gradd_status_t owner_restart(const rundir_t *dir, const options_t *options) {
     if (st == GRADD_OK)
         printf(options->json ? "{\"restarted\": true, \"version\": \"%s\", \"pid\": %" PRId64 "}\n"
                              : "restarted: gradd %s, pid %" PRId64 "\n",
-               admin_text(&doc.root, "version", version, sizeof version),
-               admin_number(&doc.root, "pid"));
+               reply_text(&doc.root, "version", version, sizeof version),
+               reply_number(&doc.root, "pid"));
     wire_doc_finish(&doc);
     return st;
 }

@@ -8,7 +8,7 @@
 #include "server/cli/admin.h"
 #include "server/cli/notes.h"
 #include "server/cli/owner_command.h"
-#include "server/cli/print.h"
+#include "server/wire/print.h"
 
 #define DRAIN_MS 60000
 
@@ -18,19 +18,19 @@ static void print_memory(const msgpack_object *s) {
     char amount[PRINT_BYTES], name[32];
     const msgpack_object *kinds = wire_in(s, "segment_kinds");
     const char *before = ":";
-    printf("  memory      %s shared", print_amount(admin_number(s, "segment_bytes"), amount));
+    printf("  memory      %s shared", print_amount(reply_number(s, "segment_bytes"), amount));
     for (uint32_t i = 0; kinds && kinds->type == MSGPACK_OBJECT_MAP && i < kinds->via.map.size;
          i++) {
         const msgpack_object *key = &kinds->via.map.ptr[i].key;
         if (key->type != MSGPACK_OBJECT_STR) continue;
         snprintf(name, sizeof name, "%.*s", (int)key->via.str.size, key->via.str.ptr);
-        const int64_t bytes = admin_number(kinds, name);
+        const int64_t bytes = reply_number(kinds, name);
         if (!bytes) continue;
         printf("%s %s %s", before, print_amount(bytes, amount), name);
         before = ",";
     }
-    printf("\n  activations %s now", print_amount(admin_number(s, "arena_bytes"), amount));
-    printf(", %s at most\n", print_amount(admin_number(s, "peak_arena_bytes"), amount));
+    printf("\n  activations %s now", print_amount(reply_number(s, "arena_bytes"), amount));
+    printf(", %s at most\n", print_amount(reply_number(s, "peak_arena_bytes"), amount));
 }
 
 static void print_plans(const msgpack_object *list) {
@@ -41,12 +41,12 @@ static void print_plans(const msgpack_object *list) {
     for (int i = 0; i < wire_count(list); i++) {
         const msgpack_object *plan = wire_at(list, i);
         printf("  %6" PRId64 " %10s %10s %10s %6.0f ms %9" PRId64 " %9" PRId64 " %7.0f ms%s\n",
-               admin_number(plan, "plan"), print_amount(admin_number(plan, "arena_bytes"), peak),
-               print_amount(admin_number(plan, "saved_bytes"), saved),
-               print_amount(admin_number(plan, "constant_bytes"), constant),
-               admin_real(plan, "compile_ms"), admin_number(plan, "forwards"),
-               admin_number(plan, "backwards"), admin_real(plan, "ran_ms"),
-               admin_number(plan, "self_check") ? "  of a self-check" : "");
+               reply_number(plan, "plan"), print_amount(reply_number(plan, "arena_bytes"), peak),
+               print_amount(reply_number(plan, "saved_bytes"), saved),
+               print_amount(reply_number(plan, "constant_bytes"), constant),
+               reply_real(plan, "compile_ms"), reply_number(plan, "forwards"),
+               reply_number(plan, "backwards"), reply_real(plan, "ran_ms"),
+               reply_number(plan, "self_check") ? "  of a self-check" : "");
     }
 }
 
@@ -54,34 +54,34 @@ static void print_errors(const msgpack_object *list) {
     char ago[PRINT_BYTES], verb[32], code[32], what[512];
     for (int i = 0; list && i < wire_count(list); i++) {
         const msgpack_object *error = wire_at(list, i);
-        printf("  failed %s ago: %s: %s: %s\n", print_duration(admin_number(error, "ago_ms"), ago),
-               admin_text(error, "verb", verb, sizeof verb),
-               admin_text(error, "code", code, sizeof code),
-               admin_text(error, "what", what, sizeof what));
+        printf("  failed %s ago: %s: %s: %s\n", print_duration(reply_number(error, "ago_ms"), ago),
+               reply_text(error, "verb", verb, sizeof verb),
+               reply_text(error, "code", code, sizeof code),
+               reply_text(error, "what", what, sizeof what));
     }
 }
 
 static void print_model(const msgpack_object *s) {
     char model[128];
-    if (!admin_text(s, "model", model, sizeof model)[0]) return;
-    printf("  model       %s, %" PRId64 " parameters\n", model, admin_number(s, "parameters"));
-    const int64_t n = admin_number(s, "fallbacks");
+    if (!reply_text(s, "model", model, sizeof model)[0]) return;
+    printf("  model       %s, %" PRId64 " parameters\n", model, reply_number(s, "parameters"));
+    const int64_t n = reply_number(s, "fallbacks");
     if (n) printf("  in PyTorch  parts, for %" PRId64 " reason%s\n", n, n == 1 ? "" : "s");
 }
 
 static void print_session(const msgpack_object *s) {
     char client[72], state[16], age[PRINT_BYTES], idle[PRINT_BYTES];
-    printf("session %" PRId64 ", %s, pid %" PRId64 ", %s\n", admin_number(s, "session"),
-           admin_text(s, "client", client, sizeof client), admin_number(s, "pid"),
-           admin_text(s, "state", state, sizeof state));
+    printf("session %" PRId64 ", %s, pid %" PRId64 ", %s\n", reply_number(s, "session"),
+           reply_text(s, "client", client, sizeof client), reply_number(s, "pid"),
+           reply_text(s, "state", state, sizeof state));
     print_model(s);
     printf("  pace        %.0f %% of the engine, %.1f steps/s; %" PRId64 " steps in %.1f s of it\n",
-           100 * admin_real(s, "busy"), admin_real(s, "steps_per_second"), admin_number(s, "steps"),
-           (double)admin_number(s, "engine_ms") / 1000);
+           100 * reply_real(s, "busy"), reply_real(s, "steps_per_second"), reply_number(s, "steps"),
+           (double)reply_number(s, "engine_ms") / 1000);
     printf("  requests    %" PRId64 ", %" PRId64 " wait, the last one %s ago; connected for %s\n",
-           admin_number(s, "requests"), admin_number(s, "waiting"),
-           print_duration(admin_number(s, "idle_ms"), idle),
-           print_duration(admin_number(s, "age_ms"), age));
+           reply_number(s, "requests"), reply_number(s, "waiting"),
+           print_duration(reply_number(s, "idle_ms"), idle),
+           print_duration(reply_number(s, "age_ms"), age));
     print_memory(s);
     print_plans(wire_in(s, "plan_list"));
     print_errors(wire_in(s, "errors"));
@@ -91,10 +91,10 @@ static void print_kept(const msgpack_object *kept) {
     char name[72], bytes[PRINT_BYTES], left[PRINT_BYTES];
     const msgpack_object *ms = wire_in(kept, "left_ms");
     const bool ends = ms && ms->type == MSGPACK_OBJECT_POSITIVE_INTEGER;
-    printf("kept session %s, pid %" PRId64 ", %s: %s", admin_text(kept, "name", name, sizeof name),
-           admin_number(kept, "pid"), admin_number(kept, "in_use") ? "in use" : "left",
-           print_amount(admin_number(kept, "bytes"), bytes));
-    if (ends) printf(", for %s more", print_duration(admin_number(kept, "left_ms"), left));
+    printf("kept session %s, pid %" PRId64 ", %s: %s", reply_text(kept, "name", name, sizeof name),
+           reply_number(kept, "pid"), reply_number(kept, "in_use") ? "in use" : "left",
+           print_amount(reply_number(kept, "bytes"), bytes));
+    if (ends) printf(", for %s more", print_duration(reply_number(kept, "left_ms"), left));
     putchar('\n');
 }
 
@@ -167,7 +167,7 @@ gradd_status_t show_daemon(const rundir_t *dir, void *context) {
     wire_doc_t doc = {0};
     show->n_daemons++;
     const msgpack_object *kept = find_kept(kept_ask(dir, buffer, &doc), name);
-    if (kept) snprintf(pid, sizeof pid, "%" PRId64, admin_number(kept, "pid"));
+    if (kept) snprintf(pid, sizeof pid, "%" PRId64, reply_number(kept, "pid"));
     const gradd_status_t st = ask_show(dir, kept ? pid : name, &reply);
     const msgpack_object *sessions = st == GRADD_OK ? wire_get(&reply.doc, "sessions") : NULL;
     if (st == GRADD_OK && (kept || (sessions && wire_count(sessions) > 0))) {
@@ -203,8 +203,8 @@ gradd_status_t drain(const rundir_t *dir, const options_t *options) {
     admin_reply_t reply;
     for (int waited = 0;; waited += 20) {
         const gradd_status_t st = ask_drain(dir, options, &reply);
-        const int64_t n = st == GRADD_OK ? admin_number(&reply.doc.root, "sessions") : 0;
-        const bool runs = st == GRADD_OK && admin_number(&reply.doc.root, "running");
+        const int64_t n = st == GRADD_OK ? reply_number(&reply.doc.root, "sessions") : 0;
+        const bool runs = st == GRADD_OK && reply_number(&reply.doc.root, "running");
         admin_finish(&reply);
         GRADD_TRY(st);
         if (runs && !options->end && waited < DRAIN_MS) {

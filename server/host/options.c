@@ -36,6 +36,7 @@ static const struct {
     {"show",       "one session in full: its number, its process, or its name",            "NAME"  },
     {"logs",       "what the daemon has logged, of all or of one session",                 "[NAME]"},
     {"drain",      "begin no request, until --end: sessions and their memory stay",        NULL    },
+    {"web",        "metrics for Prometheus and a page in the browser, until Ctrl-C",       NULL    },
     {"stop",       "end the daemon after the request in progress",                         NULL    },
     {"restart",    "put a new version under running trainers",                             NULL    },
     {"forget",     "end a session that has outlived its process",                          "NAME"  },

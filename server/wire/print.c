@@ -1,17 +1,17 @@
 /* See print.h. */
-#include "server/cli/print.h"
+#include "server/wire/print.h"
 
 #include <inttypes.h>
 #include <math.h>
 
-int64_t admin_number(const msgpack_object *map, const char *key) {
+int64_t reply_number(const msgpack_object *map, const char *key) {
     const msgpack_object *value = wire_in(map, key);
     bool fits =
         value && value->type == MSGPACK_OBJECT_POSITIVE_INTEGER && value->via.u64 <= INT64_MAX / 4;
     return fits ? (int64_t)value->via.u64 : 0;
 }
 
-const char *admin_text(const msgpack_object *map, const char *key, char *buffer, size_t bytes) {
+const char *reply_text(const msgpack_object *map, const char *key, char *buffer, size_t bytes) {
     const msgpack_object *value = wire_in(map, key);
     bool is_text = value && value->type == MSGPACK_OBJECT_STR;
     snprintf(buffer, bytes, "%.*s", is_text ? (int)value->via.str.size : 1,
@@ -40,7 +40,7 @@ const char *print_duration(int64_t ms, char buffer[PRINT_BYTES]) {
 }
 
 /* 0 where an older daemon does not say it. */
-double admin_real(const msgpack_object *map, const char *key) {
+double reply_real(const msgpack_object *map, const char *key) {
     const msgpack_object *value = wire_in(map, key);
     return value && value->type == MSGPACK_OBJECT_FLOAT64 ? value->via.f64 : 0;
 }
