@@ -78,7 +78,11 @@ def locked(net: Net, h: Tensor) -> Tensor:
         return h * 2
 
 
-WORKING = (hooked, masked, chosen, distinct, aligned, skipped, locked)
+def drawn(net: Net, h: Tensor) -> Tensor:
+    return h + torch.randn(h.shape, generator=torch.Generator().manual_seed(4))
+
+
+WORKING = (hooked, masked, chosen, distinct, aligned, skipped, locked, drawn)
 
 
 def printed(net: Net, h: Tensor) -> Tensor:

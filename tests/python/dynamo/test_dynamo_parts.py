@@ -412,3 +412,20 @@ def test_running_statistics_of_instances_are_written(monkeypatch: pytest.MonkeyP
         net.eval()
     compare(ours, model, theirs, (8,))
     assert model.gradd_stats()["parts_in_torch"]["unsupported_operator"] == 2
+
+
+def test_a_tensor_goes_into_a_piece_by_two_names() -> None:
+    """broadcast_tensors() returns the tensor that it gets: its gradient comes once."""
+
+    class Both(Layers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            _, same = torch.broadcast_tensors(h * 2, h)
+            return self.second(nn.functional.hardsigmoid(h) / (1 + same * same) + h)
+
+    torch.manual_seed(0)
+    theirs = Both()
+    ours = copy.deepcopy(theirs)
+    model = ORTModule(ours)
+    compare(ours, model, theirs, (4, 6))
+    assert model.gradd_stats()["in_torch"] == {"unsupported": 2}

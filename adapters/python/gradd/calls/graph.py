@@ -193,14 +193,15 @@ class Graph:
                 (t, h) for t, h in zip(tensors, self.homes, strict=True) if h.mirror is not None
             ]
             if pairs:
-                self._say_copied(tensors)
                 state.refresh_mirrors(pairs)
                 if state.generation != self.generation:
                     self._settle(state)
+                self._say_copied(tensors)  # not of those that were alone by now
         return self.binding, tensors  # type: ignore[return-value]
 
     def _say_copied(self, tensors: Sequence[torch.Tensor]) -> None:
-        if not (self.owner.client.memory.moves and self.owner.is_new("copied")):
+        copied = any(home.mirror is not None for home in self.homes)
+        if not (copied and self.owner.client.memory.moves and self.owner.is_new("copied")):
             return
         for held, why in (
             (False, "they are not contiguous (a model in channels_last, say)"),

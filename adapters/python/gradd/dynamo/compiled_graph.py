@@ -338,6 +338,8 @@ class CompiledGraph:
                 raise refused.read(odd)
             raise CaptureError("export_failed", f"{location_of(odd)}: a list of tensors goes in")
         done = lower.lower(nodes, given, part.outputs, self.module)
+        twins = _twins(given)
+        given = [n for n in given if n not in twins]
         if not trial:  # of a node alone even what a graph makes is an argument
             self._check_written(done, given)
         inputs = self._inputs(done, given)
@@ -375,6 +377,7 @@ class CompiledGraph:
         def run(args: Sequence[Any]) -> Sequence[Any]:
             args = numbered(args)
             known: Values = dict(zip(given, args, strict=True))
+            known.update({node: known[other] for node, other in twins.items()})
             values = sizes.values(args)
 
             def numbers(value: Any) -> Any:
@@ -683,6 +686,13 @@ def _fresh(name: str, taken: set[str]) -> str:
         name += "_"
     taken.add(name)
     return name
+
+
+def _twins(given: Iterable[Node]) -> dict[Node, Node]:
+    """Nodes with the tensor of an earlier one, which stands for them: one gradient goes back."""
+    first: dict[int, Node] = {}
+    known = {node: first.setdefault(id(lower.value_of(node)), node) for node in given}
+    return {node: other for node, other in known.items() if node is not other}
 
 
 def _cut_name(node: Node, error: Exception) -> str:

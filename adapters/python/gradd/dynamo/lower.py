@@ -184,7 +184,7 @@ def lower(
 
     Args:
         nodes: In the order of the graph.
-        inputs: Nodes whose tensors come from elsewhere.
+        inputs: Nodes whose tensors come from elsewhere; one placeholder for those of one tensor.
         outputs: Nodes whose tensors are wanted.
         owner: The module of the graph.
 
@@ -276,7 +276,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     def _add_input(self, node: torch.fx.Node) -> None:
         value = value_of(node)
         self.known[node] = value
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or id(value) in self.nodes:
             return
         placeholder = self._placeholder(node.name, node, value)
         for axis, size in enumerate(value.shape):

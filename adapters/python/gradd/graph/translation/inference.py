@@ -29,6 +29,7 @@ _OTHER_SIZES = {
     "AdaptiveMaxPool",
     "Resample",
     "GroupedMatMul",
+    "PairDistance",
 }  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))

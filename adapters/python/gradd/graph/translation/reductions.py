@@ -252,6 +252,11 @@ def _extremum_over(largest: bool) -> Callable:
     return translate
 
 
+def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
+    """aminmax(): both, with gradients as those of amin() and amax()."""
+    return tuple(_extremum_over(largest)(x, dim, keepdim) for largest in (False, True))
+
+
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
     """sort(): equal elements in the order in which torch leaves them."""
     return sort_stable(x, False, dim, descending)
@@ -463,6 +468,7 @@ def table() -> dict[Any, Callable]:
         _aten.min.dim: _extremum_along(False),
         _aten.amax.default: _extremum_over(True),
         _aten.amin.default: _extremum_over(False),
+        _aten.aminmax.default: aminmax,
         _aten.gather.default: gather,
         _aten.sort.default: sort,
         _aten.sort.stable: sort_stable,
