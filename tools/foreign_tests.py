@@ -81,6 +81,7 @@ REASONS = (
     (r"ConnectionError|OfflineMode|huggingface\.co", "needs the Hub"),
     (r"ValueError: ORTTrainer: (\w+=\w+) and gradd exclude", r"refused: \1"),
     (r"The maximum atol is (\d\.\d)\d*(e-0[5-9])", r"rounding: off by \1\2 in sums of products"),
+    (r"'gradd_compute_ms'", "compares logs of two runs, which have the daemon's times"),
     (r"my_new_custom_method", "expects a method that was replaced to be another object"),
     (r"No module named '(\S+)'", r"needs the package \1"),
     (r"cannot import name '(\S+)' from 'transformers'", r"transformers has no \1 any more"),

@@ -341,3 +341,19 @@ def test_what_a_plan_refuses_is_cut_out(middle: Callable) -> None:
     stats = ours.gradd_stats()
     assert not stats["fallbacks"] and stats["parts_in_torch"]
     assert stats["captures"] >= 2
+
+
+def test_a_cut_attribute_is_named_as_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    compare(lambda self, x: torch.linalg.eigvals(self.lin(x[:, :3].T @ x)[:3, :3]).real, X, calls=1)
+    said = [r.getMessage() for r in caplog.records if "parts of a graph" in r.getMessage()]
+    assert said and ".real: unsupported_operator" in said[0]
+    assert ".real computes with torch.complex64" in said[0] and "getattr" not in said[0]
+
+
+def test_sizes_that_do_not_fit_raise_without_words_of_dynamo(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = ORTModule(_module(lambda self, x: self.lin(x[:, :3])))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(X)
+    assert not [r.getMessage() for r in caplog.records if r.name.startswith("torch.")]

@@ -207,8 +207,9 @@ class Graph:
             (False, "they are not contiguous (a model in channels_last, say)"),
             (
                 True,
-                "their memory has another owner (a view or array of it, load_state_dict() with "
-                "assign=True, a hook that computes the weight again, FSDP, DeepSpeed)",
+                "their memory has another owner (a view or array of it, share_memory() before "
+                "ORTModule, load_state_dict() with assign=True, a hook that computes the weight "
+                "again, FSDP, DeepSpeed)",
             ),
         ):
             names = [

@@ -698,7 +698,7 @@ def _twins(given: Iterable[Node]) -> dict[Node, Node]:
 def _cut_name(node: Node, error: Exception) -> str:
     """The name of a node that runs in PyTorch, for a message: torch's transforms have one each."""
     names = {"func_transform": "vmap", "autograd_function": "autograd.Function"}
-    return names.get(classify(error)[1]) or lower.name_of(node)
+    return names.get(classify(error)[1]) or lower.readable_name(node)
 
 
 def _kind(node: Node) -> Any:

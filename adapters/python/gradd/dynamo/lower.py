@@ -165,6 +165,8 @@ def name_of(node: torch.fx.Node) -> str:
 
 def readable_name(node: torch.fx.Node) -> str:
     """The same for messages: names that torch uses for itself say nothing to users."""
+    if node.target is getattr:  # x.real
+        return f".{node.args[1]}"
     name = name_of(node)
     return "a custom autograd.Function" if name == _CUSTOM else name
 

@@ -80,11 +80,15 @@ _VARIABLES = {name: _variable(name) for name in (*_DISTRIBUTED, _IGNORED, _OPEN_
 _FAST = all(_VARIABLES.values())
 
 
+_RAISES = "when making fake tensor call"  # in the words of torch
+
+
 class _Short(logging.Filter):
     """Dynamo's message about code that it fails at, in one line.
 
     Its own lines are a traceback, whose frames handlers of logs may keep alive, and the model with
-    them. What PyTorch does not allow either is raised when it runs.
+    them. There is none about an operator that raises, as for sizes that do not fit: PyTorch raises
+    the same when it runs, and the lines before would be about functions that no user knows.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -96,6 +100,8 @@ class _Short(logging.Filter):
         if not record.name.startswith("torch._dynamo"):
             return False
         (what, *_), (why, *_) = record.getMessage().splitlines(), f"{error}\n".splitlines()
+        if _RAISES in why:
+            return False
         record.msg, record.args = "%s: %s", (what.strip(), why)
         record.exc_info = record.exc_text = None
         return True

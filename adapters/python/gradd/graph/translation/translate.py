@@ -236,8 +236,8 @@ def _refuse_lost(program: Any, reason: str) -> None:
         if isinstance(node.target, Operator) and node.target.name() in _LOST:
             raise CaptureError(
                 "unsupported_operator",
-                f"{location_of(node)}: {node.target} is not translated beside {reason}, for which "
-                "torch decomposes all operators",
+                f"{location_of(node)}: {node.target} runs in PyTorch where its graph also has "
+                f"{reason}: for that torch takes all operators apart, and this one gets lost",
             )
 
 
