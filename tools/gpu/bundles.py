@@ -71,6 +71,8 @@ def _captured(model: Any, batch: dict[str, Any], folder: Path) -> list[str]:
     ORTModule(copy.deepcopy(model), options, strict=True)(**batch)
     (made,) = folder.glob("made_torch_exported_*.onnx")
     made.rename(folder / "model.onnx")
+    for plan in folder.glob("made_execution_model_*.onnx"):
+        plan.unlink()
     return [value.name for value in onnx.load(folder / "model.onnx").graph.input]
 
 
