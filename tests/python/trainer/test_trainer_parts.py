@@ -51,7 +51,7 @@ class ByParts(Trainer):
         return (loss, {"given": given}) if return_outputs else loss
 
 
-class Sorting(nn.Module):
+class Spectral(nn.Module):
     """A part that the daemon does not run."""
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class Sorting(nn.Module):
         self.last = nn.Linear(16, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The most frequent value of a row's code, beside it."""
+        """The singular values of all codes, beside each."""
         code = self.encoder(x)
-        return self.last(code) + code.mode(-1, keepdim=True).values
+        return self.last(code) + torch.linalg.svdvals(code).sum()
 
 
 class Nested(nn.Module):
@@ -71,7 +71,7 @@ class Nested(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.inner = Sorting()
+        self.inner = Spectral()
         self.decoder = nn.Linear(6, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -147,8 +147,8 @@ def test_what_of_a_part_runs_in_pytorch_is_counted(
     trainer = accelerate(_trainer(tmp_path, Nested(), Inner))
     torch.testing.assert_close(_losses(trainer), expected, rtol=1e-4, atol=1e-5)
     assert trainer.gradd_stats()["in_torch"] == {"unsupported_operator": 4}
-    assert any("Nested's Sorting" in record.getMessage() for record in caplog.records)
-    with pytest.raises(CaptureError, match="mode"):
+    assert any("Nested's Spectral" in record.getMessage() for record in caplog.records)
+    with pytest.raises(CaptureError, match="svd"):
         accelerate(_trainer(tmp_path, Nested(), Inner), strict=True).train()
 
 

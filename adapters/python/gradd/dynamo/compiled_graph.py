@@ -20,6 +20,7 @@ from gradd.dynamo import (
     checkpoints,
     complex_pairs,
     generator_state,
+    known_functions,
     lower,
     modes,
     own_forward,
@@ -119,6 +120,8 @@ class CompiledGraph:
             module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)
+        if known_functions.inline(module):
+            module.recompile()
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
         self.sizes = Sizes(self.placeholders, module.graph.nodes)

@@ -52,7 +52,7 @@ _POWERS = ("Pow", "PowByNatural")
 _HIGHEST = 4  # power of a size that is still a number of 64 bits
 _UNKNOWN = object()
 # They change a fake tensor itself: Dynamo's record of it is not its state before the call.
-_CUSTOM = "autograd_function_apply"  # of autograd.Function
+CUSTOM = "autograd_function_apply"  # of autograd.Function
 _RESHAPING = frozenset(
     {
         *("resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_"),
@@ -168,7 +168,7 @@ def readable_name(node: torch.fx.Node) -> str:
     if node.target is getattr:  # x.real
         return f".{node.args[1]}"
     name = name_of(node)
-    return "a custom autograd.Function" if name == _CUSTOM else name
+    return "a custom autograd.Function" if name == CUSTOM else name
 
 
 def value_of(node: torch.fx.Node) -> Any:
@@ -492,7 +492,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     def _check(self, node: torch.fx.Node) -> None:
         target = node.target
         if takes_graphs(target):
-            custom = target.name() == _CUSTOM
+            custom = target.name() == CUSTOM
             reason = "autograd_function" if custom else "unsupported_operator"
             raise self._refusal(reason, f"calls {readable_name(node)}")
         name = target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -64,6 +64,8 @@ ROWS = [
     row("special.ndtri", lambda x: torch.special.ndtri(x), "p3,4"),
     row("special.xlog1py", lambda x, y: torch.special.xlog1py(x, y), *TWO),
     row("special.i0e", lambda x: torch.special.i0e(x)),
+    row("special.i1", lambda x: torch.special.i1(x)),
+    row("special.i1e", lambda x: torch.special.i1e(x)),
     row("special.exp2", lambda x: torch.special.exp2(x)),
     row("special.expm1", lambda x: torch.special.expm1(x)),
     row("special.log1p", lambda x: torch.special.log1p(x)),

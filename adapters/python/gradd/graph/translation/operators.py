@@ -28,6 +28,7 @@ from gradd.graph.translation import (
     recurrent,
     reductions,
     resampling,
+    series,
     shapes,
     special,
 )
@@ -332,5 +333,5 @@ def table() -> dict[Any, Callable]:
     }
     layers = (bags, convolutions, pools, recurrent, resampling)
     kinds = (bits, orders, products, reductions, losses, *layers)
-    themes = (pointwise, special, clamps, *kinds)
+    themes = (pointwise, special, series, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())
