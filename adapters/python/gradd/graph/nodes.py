@@ -31,6 +31,10 @@ _library.impl("check_index", lambda x, limit: x.clone(), "CompositeExplicitAutog
 
 # They give a view where the layout of their operand allows it, else a copy.
 MAY_COPY = frozenset({"contiguous", "flatten", "ravel", "reshape", "reshape_as"})
+_ASSERTIONS = frozenset({
+    *("_assert_async", "_assert_scalar", "_assert_tensor", "_assert_tensor_metadata"),
+    *("sym_constrain_range", "sym_constrain_range_for_size"),
+})  # fmt: skip
 DETACH = frozenset({"aten::detach", "aten::detach_"})
 OFF = "gradd_no_grad"  # mark of nodes that ran without gradients
 DATA = "gradd_data"  # mark of detach() that stands for Tensor.data
@@ -76,6 +80,17 @@ def targets(node: torch.fx.Node) -> list[torch.fx.Node]:
 def is_detach(node: torch.fx.Node) -> bool:
     """True for detach() and detach_()."""
     return isinstance(node.target, Operator) and node.target.name() in DETACH
+
+
+def is_assertion(target: Any) -> bool:
+    """True if the operator does nothing but raise errors."""
+    return isinstance(target, Operator) and target.overloadpacket.__name__ in _ASSERTIONS
+
+
+def drop_assertions(graph: torch.fx.Graph) -> None:
+    """Removes them where nothing reads what they return."""
+    for node in [n for n in graph.nodes if is_assertion(n.target) and not n.users]:
+        graph.erase_node(node)
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
