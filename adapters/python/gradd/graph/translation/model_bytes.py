@@ -22,11 +22,7 @@ from gradd.spec import CaptureError
 IR_VERSION = 10
 _REFUSED = {"Loop", "Scan", "If", "Optional", "OptionalGetElement", "OptionalHasElement"}
 _OPTIONAL_OUTPUTS = {
-    "BatchNormalization",
-    "Dropout",
-    "LayerNormalization",
-    "MaxPool",
-    "SoftmaxCrossEntropyLoss",
+    *("BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss"),
 }
 
 

@@ -51,13 +51,9 @@ _aten = torch.ops.aten
 # Operators with mixed element types among their arguments for which that is no promotion.
 TYPE_STABLE = frozenset(
     {
-        _aten.embedding.default,
-        _aten.index.Tensor,
-        _aten.cross_entropy_loss.default,
-        _aten.nll_loss.default,
-        _aten.gather.default,
-        _aten.scaled_dot_product_attention.default,
-        _aten.masked_fill.Scalar,
+        *(_aten.embedding.default, _aten.index.Tensor, _aten.cross_entropy_loss.default),
+        *(_aten.nll_loss.default, _aten.gather.default, _aten.scaled_dot_product_attention.default),
+        *(_aten.masked_fill.Scalar,),
     }
 )
 
