@@ -210,21 +210,6 @@ def _windows() -> dict[Any, Callable]:
     }
 
 
-def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    """torch.diff: differences of neighbours along one axis."""
-    if value.dtype == ir.DataType.BOOL:
-        raise CaptureError("unsupported_operator", "diff of booleans; cast them first")
-    if n == 0:
-        return op.Identity(value)  # as torch, without what would stand in front
-    parts = [part for part in (prepend, value, append) if part is not None]
-    value = op.Concat(*parts, axis=dim) if len(parts) > 1 else value
-    axis, last = _ints(dim), _ints(2**63 - 1)
-    for _ in range(n):
-        right = op.Slice(value, _ints(1), last, axis)
-        value = op.Sub(right, op.Slice(value, _ints(0), _ints(-1), axis))
-    return value
-
-
 def safe_softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
     """_safe_softmax(): a row that is minus infinity altogether gives zeros, gradients too."""
     kind = x.dtype if dtype in (None, -1) else ir.DataType(dtype)
@@ -307,7 +292,6 @@ def table() -> dict[Any, Callable]:
         _aten.cat.default: cat,
         _aten.copy.default: copy,
         _aten.arange.default: arange,
-        _aten.diff.default: diff,
         _aten._safe_softmax.default: safe_softmax,
         _aten.index_fill.int_Scalar: index_fill,
         _aten.index_fill.int_Tensor: index_fill,

@@ -147,16 +147,6 @@ def var(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool 
     return narrow(square, x)
 
 
-def _unbiased(function: Callable, has_dim: bool) -> Callable:
-    def of_dim(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
-        return function(x, dim, 1.0 if unbiased else 0.0, keepdim)
-
-    def of_all(x: Any, unbiased: bool = True) -> Any:
-        return function(x, None, 1.0 if unbiased else 0.0, False)
-
-    return of_dim if has_dim else of_all
-
-
 def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
     return op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if len(x.shape) else op.Identity(x)
 
@@ -320,11 +310,6 @@ def transposed(x: Any) -> Any:
     return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def reversed_axes(x: Any) -> Any:
-    """T: the axes in reverse."""
-    return op.Transpose(x, perm=list(range(len(x.shape)))[::-1])
-
-
 def unbind(x: Any, dim: int = 0) -> Any:
     """unbind(); the stock translation makes a list where the trace has only learnt the size."""
     parts = str(x.shape[dim])
@@ -443,17 +428,9 @@ def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
         _aten.linalg_vector_norm.default: vector_norm,
-        _aten.std.default: _unbiased(std, False),
-        _aten.std.dim: _unbiased(std, True),
         _aten.std.correction: std,
-        _aten.std_mean.default: _unbiased(std_mean, False),
-        _aten.std_mean.dim: _unbiased(std_mean, True),
         _aten.std_mean.correction: std_mean,
-        _aten.var.default: _unbiased(var, False),
-        _aten.var.dim: _unbiased(var, True),
         _aten.var.correction: var,
-        _aten.var_mean.default: _unbiased(var_mean, False),
-        _aten.var_mean.dim: _unbiased(var_mean, True),
         _aten.var_mean.correction: var_mean,
         _aten.cosine_similarity.default: cosine_similarity,
         _aten.cdist.default: cdist,
@@ -471,7 +448,6 @@ def table() -> dict[Any, Callable]:
         _aten.mH.default: transposed,
         _aten.index_reduce.default: index_reduce,
         _aten.diagonal_scatter.default: diagonal_scatter,
-        _aten.numpy_T.default: reversed_axes,
         _aten.unbind.int: unbind,
         _aten.diagonal.default: diagonal,
         _aten.diagonal_copy.default: diagonal,
