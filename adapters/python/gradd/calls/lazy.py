@@ -76,7 +76,6 @@ class LazyTensor(torch.Tensor):
 
     @staticmethod
     def make(run: Run, spec: OutputSpec) -> LazyTensor:
-        """A lazy output of a run."""
         dtype, shape = run.type_of_output(spec.name)
         device = run.client.memory.device
         self = LazyTensor._new(shape, dtype, device, run, spec.name, None)

@@ -56,7 +56,6 @@ class _Argument:
         self.table, self.key, self.name = table, key, name
 
     def get(self) -> torch.Tensor:
-        """The tensor of the present call."""
         return self.table[self.key]
 
 
@@ -408,7 +407,6 @@ class Piece:
         return args
 
     def buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Those that a call may change."""
         return [(p.name, p.get()) for p in self.graph.changed_entries]
 
     def fits(self, data: Data) -> bool:
@@ -434,7 +432,6 @@ class Piece:
         self.graph.in_torch = repeat
 
     def close(self) -> None:
-        """Gives up all that the daemon holds."""
         self.graph.drop()
         self._known.clear()
 

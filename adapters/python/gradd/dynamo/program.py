@@ -81,11 +81,9 @@ class Program:
 
     @property
     def graph(self) -> torch.fx.Graph:
-        """The graph."""
         return self.graph_module.graph
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Parameters by name."""
         names = self.graph_signature.parameters
         return [(name, self.states[name]) for name in names]
 

@@ -78,7 +78,6 @@ def targets(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def is_detach(node: torch.fx.Node) -> bool:
-    """True for detach() and detach_()."""
     return isinstance(node.target, Operator) and node.target.name() in DETACH
 
 
@@ -140,7 +139,6 @@ def replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:
 
 
 def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signature: Any) -> None:
-    """Replaces a call by the result, or results, of its parts."""
     if isinstance(results, torch.fx.Node):
         replace(node, results, signature)
     else:
@@ -151,7 +149,6 @@ def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signa
 
 
 def rename_outputs(signature: Any, old: str, new: str) -> None:
-    """Renames an output in the program's signature."""
     for spec in signature.output_specs:
         if getattr(spec.arg, "name", None) == old:
             spec.arg.name = new

@@ -160,7 +160,6 @@ def packer() -> Callable[[dict[str, Any]], bytes]:
 
 
 def pack(fields: dict[str, Any]) -> bytes:
-    """One envelope."""
     return packer()(fields)
 
 
@@ -258,7 +257,6 @@ def _named(names: Sequence[str], bits: bytes) -> frozenset[str]:
 
 @_reading("graph.plan")
 def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
-    """Decodes the reply of graph.plan."""
     return PlanInfo(
         id=plan_id,
         outputs=tuple(

@@ -68,7 +68,6 @@ def _static(size: Any, what: str) -> int:
 
 
 def dropout(value: Any, p: float, train: bool) -> Any:
-    """dropout()."""
     return dropped(value, p) if train and p != 0 else op.Identity(value)
 
 
@@ -162,19 +161,16 @@ def _number(value: Any, dtype: ir.DataType) -> Any:
 
 
 def arange(end: Any, dtype: int | None = None, **unused: Any) -> Any:
-    """arange(end)."""
     return _arange(0, end, 1, dtype)
 
 
 def arange_start(start: Any, end: Any, dtype: int | None = None, **unused: Any) -> Any:
-    """arange(start, end)."""
     return _arange(start, end, 1, dtype)
 
 
 def arange_step(
     start: Any, end: Any, step: Any = 1, dtype: int | None = None, **unused: Any
 ) -> Any:
-    """arange(start, end, step)."""
     return _arange(start, end, step, dtype)
 
 
@@ -279,7 +275,6 @@ def copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     rows = {
         _aten.scaled_dot_product_attention.default: attention,
         _aten.dropout.default: dropout,

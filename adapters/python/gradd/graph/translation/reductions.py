@@ -61,7 +61,6 @@ def _slope_of_norm(x: Any, y: Any, p: float, axes: list[int]) -> Any:
 def vector_norm(
     x: Any, ord: float = 2.0, dim: Any = None, keepdim: bool = False, dtype: int | None = None
 ) -> Any:
-    """linalg.vector_norm() of any order."""
     if not is_float(x):
         raise CaptureError("unsupported_operator", f"vector_norm of {x.dtype}; take real floats")
     source = x
@@ -154,7 +153,6 @@ def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
 def std_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """std_mean()."""
     mean = _mean(x, all_axes(x, dim), keepdim)
     return std(x, dim, correction, keepdim), mean
 
@@ -162,7 +160,6 @@ def std_mean(
 def var_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """var_mean()."""
     mean = _mean(x, all_axes(x, dim), keepdim)
     return var(x, dim, correction, keepdim), mean
 
@@ -425,7 +422,6 @@ def histc(x: Any, bins: Any = 100, min: Any = 0, max: Any = 0) -> Any:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.linalg_vector_norm.default: vector_norm,
         _aten.std.correction: std,

@@ -21,7 +21,6 @@ def _function(name: str) -> Callable:
 
 
 def atan2(y: Any, x: Any) -> Any:
-    """atan2()."""
     return own("Atan2", y, x)
 
 
@@ -63,7 +62,6 @@ def copysign(x: Any, y: Any) -> Any:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.lgamma.default: _function("Lgamma"),
         _aten.digamma.default: _function("Digamma"),
