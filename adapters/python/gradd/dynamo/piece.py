@@ -23,7 +23,7 @@ from gradd import errors
 from gradd.calls import run as runs
 from gradd.calls.call import Call
 from gradd.calls.graph import Graph, check_supported
-from gradd.calls.parameters import Binding
+from gradd.calls.parameters import Binding, Entry
 from gradd.calls.planned import Planned
 from gradd.calls.selection import Selection, selection_of
 from gradd.check.cut import Data
@@ -45,18 +45,6 @@ _FAILURES = 4  # of different forms, and no success: no other is tried
 _KEPT = 64  # calls of a piece that are known
 _facts = operator.attrgetter("shape", "requires_grad")
 _requires_grad = operator.attrgetter("requires_grad")
-
-
-class _Argument:
-    """Where a name is to be found: in the arguments of the present call."""
-
-    __slots__ = ("key", "name", "table")
-
-    def __init__(self, table: list[Any], key: int, name: str) -> None:
-        self.table, self.key, self.name = table, key, name
-
-    def get(self) -> torch.Tensor:
-        return self.table[self.key]
 
 
 class _Known:
@@ -126,7 +114,7 @@ class Piece:
             cap,
             info,
             owner.memory,
-            entry=lambda name: _Argument(self._tensors, at[name], name),  # type: ignore[arg-type]
+            entry=lambda name: Entry(self._tensors, at[name], name),
             passes=owner.passes,
         )
         owner.alive.add(self.graph)
