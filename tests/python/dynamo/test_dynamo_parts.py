@@ -366,6 +366,28 @@ def test_only_what_the_daemon_lacks_is_cut(kind: type, caplog: pytest.LogCapture
     )
 
 
+def test_one_of_several_results_beside_a_batch_norm() -> None:
+    """All of the graph is decomposed, and a result that nothing reads has taken a name before."""
+
+    class Beside(Layers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(32)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            h = self.first(x)
+            torch.topk(h, 2, 0)
+            return self.norm(h), h.max(1)[0], h.topk(2)[0]
+
+    ours = Beside()
+    theirs = copy.deepcopy(ours)
+    wrapped = ORTModule(ours)
+    x = torch.randn(5, 16)
+    for mine, other in zip(wrapped(x), theirs(x), strict=True):
+        torch.testing.assert_close(mine, other)
+    assert wrapped.gradd_stats()["in_torch"] == {}
+
+
 def test_an_operator_with_several_results_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Middle(Layers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
