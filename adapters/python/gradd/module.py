@@ -401,16 +401,13 @@ class _List(_Part):
     """A ModuleList or Sequential, whose items are parts as well; it takes in modules themselves."""
 
     def append(self, module: torch.nn.Module) -> _List:
-        """As that of torch.nn.ModuleList."""
         self._gradd_module.append(_own(module))  # type: ignore[operator]
         return self
 
     def insert(self, index: int, module: torch.nn.Module) -> None:
-        """As that of torch.nn.ModuleList."""
         self._gradd_module.insert(index, _own(module))  # type: ignore[operator]
 
     def extend(self, modules: Iterable[torch.nn.Module]) -> _List:
-        """As that of torch.nn.ModuleList."""
         self._gradd_module.extend([_own(module) for module in modules])  # type: ignore[operator]
         return self
 
@@ -424,16 +421,13 @@ class _Dict(_Part):
     """A ModuleDict, whose values are parts as well; it takes in modules themselves."""
 
     def update(self, modules: Any) -> None:
-        """As that of torch.nn.ModuleDict."""
         pairs = modules.items() if hasattr(modules, "items") else modules
         self._gradd_module.update([(k, _own(m)) for k, m in pairs])  # type: ignore[operator]
 
     def values(self) -> Iterator[torch.nn.Module]:
-        """As that of torch.nn.ModuleDict."""
         return (self._part(m) for m in self._gradd_module.values())  # type: ignore[operator]
 
     def items(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """As that of torch.nn.ModuleDict."""
         return ((k, self._part(m)) for k, m in self._gradd_module.items())  # type: ignore[operator]
 
 

@@ -731,7 +731,6 @@ class FusedAdam(torch.optim.Optimizer):
         self._count(sent)
 
     def _count(self, sent: _Sent) -> None:
-        """The step is done."""
         if sent.client is self._client:  # otherwise the journal is a new one
             self._journal_step += 1
         self.skipped = "finite" in sent.fields and sent.is_skipped()

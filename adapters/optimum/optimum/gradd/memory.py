@@ -37,7 +37,6 @@ class PeakSampler:
         self.sample()
 
     def sample(self) -> None:
-        """Takes one sample now."""
         now = {name: pss_bytes(pid) for name, pid in self._pids().items()}
         for name, value in now.items():
             self.peaks[name] = max(self.peaks.get(name, 0), value)

@@ -81,7 +81,6 @@ class Passes(NamedTuple):
 
     @classmethod
     def read(cls) -> Passes:
-        """Reads the current environment."""
         return cls(not options.get("GRADD_FUSE"), not options.get("GRADD_CHUNKED_LOSS"))
 
 
@@ -344,7 +343,6 @@ class Graph:
         return {i for i, spec in enumerate(self.user) if spec.leaf in cap.loss_ancestors}
 
     def output_dtype(self, name: str) -> torch.dtype:
-        """Declared dtype of an output."""
         return DTYPES[self.info.types[name][0]]
 
     def drop(self) -> None:
@@ -364,5 +362,4 @@ def _tensor_type(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def type_of(tensor: torch.Tensor) -> protocol.Type:
-    """Type descriptor of a tensor."""
     return (DTYPE_CODES[tensor.dtype], tuple(tensor.shape))

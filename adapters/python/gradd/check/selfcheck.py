@@ -104,7 +104,6 @@ class Checks(Times):
         logger.info("self-check of call %d passed in %.2f s", kind.calls, seconds)
 
     def stats(self) -> dict[str, Any]:
-        """The statistics of checks."""
         return {
             "self_checks": self.counts["passed"],
             "self_check_failures": self.counts["failures"],

@@ -66,8 +66,6 @@ class Reached(NamedTuple):
 
 
 class _Gap:
-    """The operators between two graphs."""
-
     def __init__(self) -> None:
         self.place = ""
         self.names: Counter[str] = Counter()

@@ -150,7 +150,6 @@ class Lowered:
 
 
 def attribute(owner: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    """The value of a get_attr node."""
     value: Any = owner
     for part in str(node.target).split("."):
         value = getattr(value, part)
@@ -213,7 +212,6 @@ def _recorded(
     owner: torch.fx.GraphModule,
     planned: set[sympy.Symbol],
 ) -> _Recorder:
-    """The operators of some nodes."""
     values = [value_of(n) for n in (*inputs, *nodes)]
     mode = fake_mode(values)
     recorder = _Recorder(Lowered(), inputs, owner, mode, planned, _device_of(values))

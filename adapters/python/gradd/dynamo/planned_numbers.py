@@ -54,5 +54,4 @@ def given(number: float, planned: bool) -> torch.Tensor:
 
 
 def value(tensor: torch.Tensor) -> Any:
-    """The number that `given` was called with."""
     return tensor.shape[0] - tensor.shape[1] if tensor.dim() else tensor.item()

@@ -79,8 +79,6 @@ def warm_up() -> None:
 
 
 class Connection:
-    """One connection to one daemon."""
-
     def __init__(self, path: Path, memory: Host | Gpu = HOST) -> None:
         self.path = path
         self.memory = memory  # of the device that a daemon started here computes on
@@ -269,7 +267,6 @@ class Connection:
         return reply, fds[0]
 
     def forget(self, name: str) -> None:
-        """Ends a kept session."""
         self._ask({"v": "forget", "name": name})
 
     def timeline(self, segment: Segment) -> None:

@@ -23,8 +23,6 @@ PERIOD_SECONDS = 0.25
 
 
 class Flusher:
-    """Flushes one client."""
-
     def __init__(self, client: Client) -> None:
         self._client = weakref.ref(client)
         self._stopped = threading.Event()
@@ -38,7 +36,6 @@ class Flusher:
             threading.Thread(target=_run, args=args, name="gradd-flusher", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the thread."""
         self._stopped.set()
 
 

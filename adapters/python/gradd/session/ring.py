@@ -346,7 +346,6 @@ class Pool:
                     self._drop(segment)
 
     def bytes(self) -> int:
-        """Bytes of all segments."""
         return sum(segment.size for segment, _, _ in self._free.values())
 
     def _take(self, size: int) -> tuple[Segment, int] | None:

@@ -51,7 +51,6 @@ def _chosen(x: Any, rank: Any, axis: int, keepdim: bool) -> tuple[Any, Any]:
 
 
 def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """kthvalue()."""
     if not isinstance(k, int):
         raise CaptureError("unsupported_operator", "kthvalue of a k that changes")
     if len(x.shape) == 0:
@@ -199,7 +198,6 @@ def bucketize(values: Any, bounds: Any, out_int32: bool = False, right: bool = F
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.kthvalue.default: kthvalue,
         _aten.median.default: _median(False),

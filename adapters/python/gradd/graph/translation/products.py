@@ -73,7 +73,6 @@ def addmm(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
 
 
 def addmv(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    """addmv()."""
     return _sum(added, op.MatMul(x, y), beta, alpha, True)
 
 
@@ -91,7 +90,6 @@ def baddbmm(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
 
 
 def addr(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    """addr(): an outer product."""
     outer = op.Mul(op.Unsqueeze(x, ints(1)), op.Unsqueeze(y, ints(0)))
     return _sum(added, outer, beta, alpha, False)
 
@@ -129,7 +127,6 @@ def by_operands() -> dict[Any, Callable]:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.addmm.default: addmm,
         _aten.addmv.default: _rounded_once(addmv),

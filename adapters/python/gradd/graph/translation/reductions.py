@@ -62,7 +62,6 @@ def _slope_of_norm(x: Any, y: Any, p: float, axes: list[int]) -> Any:
 def vector_norm(
     x: Any, ord: float = 2.0, dim: Any = None, keepdim: bool = False, dtype: int | None = None
 ) -> Any:
-    """linalg.vector_norm() of any order."""
     if not is_float(x):
         raise CaptureError("unsupported_operator", f"vector_norm of {x.dtype}; take real floats")
     source = x
@@ -165,7 +164,6 @@ def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
 def std_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """std_mean()."""
     mean = _mean(x, all_axes(x, dim), keepdim)
     return std(x, dim, correction, keepdim), mean
 
@@ -173,7 +171,6 @@ def std_mean(
 def var_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """var_mean()."""
     mean = _mean(x, all_axes(x, dim), keepdim)
     return var(x, dim, correction, keepdim), mean
 
@@ -358,11 +355,6 @@ def transposed(x: Any) -> Any:
     return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def reversed_axes(x: Any) -> Any:
-    """T: the axes in reverse."""
-    return op.Transpose(x, perm=list(range(len(x.shape)))[::-1])
-
-
 def unbind(x: Any, dim: int = 0) -> Any:
     """unbind(); the stock translation makes a list where the trace has only learnt the size."""
     parts = str(x.shape[dim])
@@ -520,17 +512,12 @@ def histc(x: Any, bins: Any = 100, min: Any = 0, max: Any = 0) -> Any:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.linalg_vector_norm.default: vector_norm,
-        _aten.std.default: _unbiased(std, False),
-        _aten.std.dim: _unbiased(std, True),
         _aten.std.correction: std,
         _aten.std_mean.default: _unbiased(std_mean, False),
         _aten.std_mean.dim: _unbiased(std_mean, True),
         _aten.std_mean.correction: std_mean,
-        _aten.var.default: _unbiased(var, False),
-        _aten.var.dim: _unbiased(var, True),
         _aten.var.correction: var,
         _aten.var_mean.default: _unbiased(var_mean, False),
         _aten.var_mean.dim: _unbiased(var_mean, True),
@@ -554,7 +541,6 @@ def table() -> dict[Any, Callable]:
         _aten.mH.default: transposed,
         _aten.index_reduce.default: index_reduce,
         _aten.diagonal_scatter.default: diagonal_scatter,
-        _aten.numpy_T.default: reversed_axes,
         _aten.unbind.int: unbind,
         _aten.diagonal.default: diagonal,
         _aten.diagonal_copy.default: diagonal,

@@ -21,7 +21,6 @@ def _function(name: str) -> Callable:
 
 
 def atan2(y: Any, x: Any) -> Any:
-    """atan2()."""
     return own("Atan2", y, x)
 
 
@@ -63,17 +62,11 @@ def copysign(x: Any, y: Any) -> Any:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.lgamma.default: _function("Lgamma"),
-        _aten.special_gammaln.default: _function("Lgamma"),
         _aten.digamma.default: _function("Digamma"),
-        _aten.special_digamma.default: _function("Digamma"),
-        _aten.special_psi.default: _function("Digamma"),
         _aten.erfinv.default: _function("Erfinv"),
-        _aten.special_erfinv.default: _function("Erfinv"),
         _aten.atan2.default: atan2,
-        _aten.arctan2.default: atan2,
         _aten.fmax.default: _extremum(True),
         _aten.fmin.default: _extremum(False),
         _aten.hypot.default: hypot,
