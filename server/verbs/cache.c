@@ -27,16 +27,14 @@ model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_
     return NULL;
 }
 
-gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
-                                const void *onnx, size_t bytes, model_entry_t **out_model) {
-    GRADD_TRY(worker_admit_model(worker, 2 * (int64_t)bytes)); /* unpacked, and the constants */
+gradd_status_t cache_add_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                               gradd_model_t *model, model_entry_t **out_model) {
     model_entry_t *entry = calloc(1, sizeof *entry);
-    if (!entry) return GRADD_FAIL(NOMEM, "no memory for a model");
-    gradd_status_t st = gradd_model_load(onnx, bytes, &entry->model);
-    if (st != GRADD_OK) {
-        free(entry);
-        return st;
+    if (!entry) {
+        gradd_model_destroy(model);
+        return GRADD_FAIL(NOMEM, "no memory for a model");
     }
+    entry->model = model;
     memcpy(entry->id, id, GRADD_SHA256_BYTES);
     entry->refs = 1;
     entry->used = ++worker->clock;
@@ -44,6 +42,14 @@ gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_
     worker->models = entry;
     *out_model = entry;
     return GRADD_OK;
+}
+
+gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                                const void *onnx, size_t bytes, model_entry_t **out_model) {
+    gradd_model_t *model;
+    GRADD_TRY(worker_admit_model(worker, 2 * (int64_t)bytes)); /* unpacked, and the constants */
+    GRADD_TRY(gradd_model_load(onnx, bytes, &model));
+    return cache_add_model(worker, id, model, out_model);
 }
 
 static bool is_large(const model_entry_t *entry) {

@@ -202,10 +202,7 @@ static gradd_status_t find_or_begin(worker_t *worker, request_t *request, plan_a
  */
 static gradd_status_t take_made(worker_t *worker, making_t *making, compiled_t **out,
                                 bool *out_hit) {
-    if (making->status) {
-        gradd_failure_restore(&making->failure);
-        return making->status;
-    }
+    GRADD_TRY(making_status(making));
     GRADD_TRY(cache_find_compiled(worker, making->key, making->options.device, out));
     *out_hit = *out;
     if (*out_hit) return GRADD_OK;

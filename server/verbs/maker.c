@@ -33,6 +33,11 @@ static making_t *next_queued(maker_t *maker) {
     return making;
 }
 
+static void load(making_t *making) {
+    making->status = gradd_model_load(making->onnx, making->onnx_bytes, &making->loaded);
+    if (making->status) making->failure = *gradd_failure();
+}
+
 static void make(making_t *making) {
     crash_blame_making(making->key);
     making->status = gradd_plan_create(making->model->model, &making->options, &making->plan);
@@ -45,7 +50,7 @@ static void *make_plans(void *arg) {
     prctl(PR_SET_NAME, "gradd-plans");
     crash_guard_making();
     for (making_t *making; (making = next_queued(maker));) {
-        if (!atomic_load(&making->dropped)) make(making);
+        if (!atomic_load(&making->dropped)) (making->onnx ? load : make)(making);
         __atomic_store_n(&making->done, 1, __ATOMIC_RELEASE); /* from here on it is the engine's */
     }
     return NULL;
@@ -76,6 +81,8 @@ static void destroy(maker_t *maker, making_t *making) {
         link = &(*link)->next;
     *link = making->next;
     gradd_plan_destroy(making->plan); /* before its model */
+    if (making->loaded) gradd_model_destroy(making->loaded);
+    free(making->onnx);
     cache_release_model(maker->worker, making->model);
     plan_ask_finish(&making->ask);
     free(making);
@@ -125,6 +132,13 @@ static void enqueue(maker_t *maker, making_t *making) {
     pthread_mutex_unlock(&maker->lock);
 }
 
+static void begin(maker_t *maker, making_t *making) {
+    making->refs = 1;
+    making->next = maker->all;
+    maker->all = making;
+    enqueue(maker, making);
+}
+
 gradd_status_t maker_begin(maker_t *maker, model_entry_t *model,
                            const gradd_plan_options_t *options, plan_ask_t *ask,
                            making_t **out_making) {
@@ -132,17 +146,35 @@ gradd_status_t maker_begin(maker_t *maker, model_entry_t *model,
     making_t *making = calloc(1, sizeof *making);
     if (!making) return GRADD_FAIL(NOMEM, "no memory for a plan");
     cache_plan_key(model, options, making->key);
-    making->refs = 1;
     making->model = model;
     model->refs++;
     making->options = *options;
     making->ask = *ask;
     *ask = (plan_ask_t){0};
-    making->next = maker->all;
-    maker->all = making;
-    enqueue(maker, making);
+    begin(maker, making);
     *out_making = making;
     return GRADD_OK;
+}
+
+gradd_status_t maker_load(maker_t *maker, const uint8_t id[GRADD_SHA256_BYTES], void *onnx,
+                          size_t bytes, making_t **out_making) {
+    sweep(maker);
+    making_t *making = calloc(1, sizeof *making);
+    if (!making) {
+        free(onnx);
+        return GRADD_FAIL(NOMEM, "no memory for a model");
+    }
+    memcpy(making->key, id, sizeof making->key);
+    making->onnx = onnx;
+    making->onnx_bytes = bytes;
+    begin(maker, making);
+    *out_making = making;
+    return GRADD_OK;
+}
+
+gradd_status_t making_status(const making_t *making) {
+    if (making->status) gradd_failure_restore(&making->failure);
+    return making->status;
 }
 
 void maker_release(maker_t *maker, making_t *making) {

@@ -66,6 +66,9 @@ typedef struct worker_s {
 
 /* Finds a model by its id, retained, or NULL. */
 model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES]);
+/* Adds one that is loaded, retained; it is destroyed if that fails. Fails with NOMEM. */
+gradd_status_t cache_add_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                               gradd_model_t *model, model_entry_t **out_model);
 /* Loads and retains. */
 gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
                                 const void *onnx, size_t bytes, model_entry_t **out_model);

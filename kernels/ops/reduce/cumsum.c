@@ -127,6 +127,18 @@ static gradd_status_t prepare_cumsum(const gradd_infer_t *c, gradd_prepared_t *o
     return GRADD_OK;
 }
 
+/* A sum along the last axis waits for each addition, as long as 30 bytes take to move; a thread has
+ * one such sum at a time, and without as many of them as threads some threads have none. */
+static void cost_cumsum(const gradd_infer_t *c, gradd_cost_t *cost) {
+    int axis;
+    if (!c->in[1].data || axis_of(&c->in[1], c->in[0].type.rank, &axis)) return;
+    const gradd_lanes_t l = gradd_lanes_of(&c->in[0].type, axis);
+    const int64_t threads = c->threads > 1 ? c->threads : 1;
+    const int64_t working = l.outer < threads ? l.outer : threads;
+    if (l.inner > 1 || !working) return;
+    cost->again = 30 * (double)(l.outer * l.n) * (double)threads / (double)working;
+}
+
 /* ---- shape rule ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_cumsum(gradd_infer_t *c) {
@@ -174,4 +186,5 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, cumsum,
               GRADD_KERNEL("CumSum", "loop",
                            .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX}, .inplace = 1,
-                           .prepare = prepare_cumsum, .compute = compute_cumsum));
+                           .prepare = prepare_cumsum, .compute = compute_cumsum,
+                           .cost = cost_cumsum));
