@@ -18,6 +18,7 @@
 #include "server/host/log.h"
 #include "server/host/machine.h"
 #include "server/host/rundir.h"
+#include "server/verbs/maker.h"
 #include "server/wire/version.h"
 
 #define GREETING_MS      30000 /* from connecting to attach */
@@ -384,6 +385,7 @@ static gradd_status_t start(daemon_t *daemon) {
     };
     GRADD_TRY(open_device(&daemon->worker, &device, daemon->options->require_device));
     device_set_way(daemon->worker.device, makes_way, daemon->queue);
+    GRADD_TRY(maker_start(&daemon->worker, &daemon->worker.maker));
     GRADD_TRY(begin(daemon));
     GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
     GRADD_TRY(watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0));
@@ -394,6 +396,7 @@ static gradd_status_t start(daemon_t *daemon) {
 }
 
 static void finish(daemon_t *daemon) {
+    maker_stop(daemon->worker.maker);
     cache_finish(&daemon->worker);
     gradd_device_close(daemon->worker.device);
     router_close(&daemon->router);

@@ -63,7 +63,9 @@ typedef struct underway_s {
     program_t *program; /* Borrowed: of the plan; NULL = there is none */
     exec_bases_t bases;
     const volatile int *cancel; /* Borrowed */
-    int at;                     /* so many launches are done */
+    int at;                     /* so many launches are done, */
+    int part;                   /* and so many parts of the next one, */
+    double part_seconds;        /* in that time, for the hook */
     nan_names_t names;
     /* Of a backward: */
     const variant_t *variant; /* Borrowed: of the plan; NULL = it is the forward */

@@ -6,6 +6,7 @@
 #include "server/host/log.h"
 #include "server/session/turns.h"
 #include "server/verbs/crash.h"
+#include "server/verbs/maker.h"
 #include "server/verbs/worker.h"
 
 void *id_list_get(const id_list_t *list, uint64_t id) {
@@ -136,6 +137,7 @@ void objects_end(worker_t *worker, session_t *session) {
     if (!objects) return;
     communicators_end(worker, objects); /* first: they write to the memory of the others */
     backward_end(objects);
+    maker_release(worker->maker, objects->making);
     while (objects->runs.n > 0)
         objects_release_run(objects, objects->runs.items[0].id);
     while (objects->bindings.n > 0)

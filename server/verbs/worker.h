@@ -54,6 +54,7 @@ typedef struct worker_s {
     bool dense_loss;        /* logits of a loss are made as a whole, for any client */
     int64_t unread_bytes;   /* admitted since the machine's memory was looked at */
     const char *root;       /* of the machine's files: "", but for tests */
+    struct maker_s *maker;  /* Owned: maker.h; NULL = the engine thread makes plans */
     model_entry_t *models;
     compiled_t *compiled;
     lost_plans_t lost;
@@ -65,10 +66,23 @@ typedef struct worker_s {
 
 /* Finds a model by its id, retained, or NULL. */
 model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES]);
+/* Adds one that is loaded, retained; it is destroyed if that fails. Fails with NOMEM. */
+gradd_status_t cache_add_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                               gradd_model_t *model, model_entry_t **out_model);
 /* Loads and retains. */
 gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
                                 const void *onnx, size_t bytes, model_entry_t **out_model);
 void cache_release_model(worker_t *worker, model_entry_t *model);
+/* What a plan is known by: the same in the next daemon of the device (lost.h). */
+void cache_plan_key(const model_entry_t *model, const gradd_plan_options_t *options,
+                    uint8_t out_key[GRADD_SHA256_BYTES]);
+/* The plan of that key and device, retained, or NULL. Fails with UNSUPPORTED if it is refused. */
+gradd_status_t cache_find_compiled(worker_t *worker, const uint8_t key[GRADD_SHA256_BYTES],
+                                   const gradd_device_t *device, compiled_t **out_compiled);
+/* Adds a plan of that model, retained; it is destroyed if that fails. Fails with NOMEM. */
+gradd_status_t cache_add_compiled(worker_t *worker, const uint8_t key[GRADD_SHA256_BYTES],
+                                  model_entry_t *model, gradd_plan_t *plan,
+                                  compiled_t **out_compiled);
 /* Finds or compiles, retained; *out_hit tells which. */
 gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
                              const gradd_plan_options_t *options, compiled_t **out_compiled,
@@ -191,6 +205,7 @@ typedef struct session_objects_s {
     /* Of the request that is not finished, because it was put aside or waits; or NULL: */
     struct backward_s *backward; /* Owned */
     struct update_s *update;     /* Owned */
+    struct making_s *making;     /* Shared: the plan that it waits for */
     int n_held;                  /* tensors of the bindings and runs that exist */
 } session_objects_t;
 

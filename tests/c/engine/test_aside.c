@@ -153,6 +153,60 @@ TEST(two_runs_of_a_plan_go_on_in_turn) {
     gradd_device_close(device);
 }
 
+static float *values(const gradd_type_t *type) {
+    const int n = (int)gradd_type_count(type);
+    float *v = aligned_alloc(64, sizeof *v * (size_t)n);
+    CHECK(v != NULL);
+    fill(v, n, 7919);
+    return v;
+}
+
+/* A product that takes long by the model is made in parts, and put aside between them. */
+TEST_LIMIT(a_long_product_is_made_in_parts, 60) {
+    static const int32_t output = 0;
+    const gradd_type_t types[] = {
+        {GRADD_DT_F32, 2, {1024, 4096}},
+        {GRADD_DT_F32, 2, {4096, 1024}}
+    };
+    gradd_device_t *device = open_on(&gradd_backend_cpu);
+    gradd_model_t *model;
+    gradd_plan_t *plan;
+    size_t n;
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 2, types[0].dims);
+    build_input(proto, "w", GRADD_DT_F32, 2, types[1].dims);
+    build_node(proto, "MatMul", "y", "x,w", "y");
+    build_output(proto, "y");
+    uint8_t *bytes = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(bytes, n, &model));
+    const gradd_plan_options_t o = {
+        .inputs = types, .n_inputs = 2, .outputs = &output, .n_outputs = 1, .device = device};
+    CHECK_OK(gradd_plan_create(model, &o, &plan));
+    CHECK_EQ_INT(plan->forward.n, 1);
+    const int parts = plan->forward.launches[0].args.parts;
+    CHECK(parts > 1);
+    float *x = values(&types[0]), *w = values(&types[1]), *y[2];
+    for (int i = 0; i < 2; i++) {
+        gradd_run_t *run;
+        int turns = 0;
+        y[i] = calloc(1024 * 1024, sizeof(float));
+        CHECK(y[i] != NULL);
+        device_set_way(device, i ? always : NULL, NULL);
+        CHECK_OK(gradd_run_create(plan, &run));
+        CHECK_OK(gradd_run_forward(run, 1, 0, (const void *[]){x, w}, (void *[]){y[i]}, NULL));
+        for (; run_is_aside(run); turns++)
+            CHECK_OK(run_continue(run));
+        CHECK_EQ_INT(turns, i ? parts - 1 : 0);
+        gradd_run_destroy(run);
+    }
+    CHECK(!memcmp(y[0], y[1], sizeof(float) * 1024 * 1024));
+    CHECK(y[0][1024 * 1024 - 1] != 0);
+    free(x), free(w), free(y[0]), free(y[1]);
+    gradd_plan_destroy(plan);
+    gradd_model_destroy(model);
+    gradd_device_close(device);
+}
+
 /* What is aside may be given up, or found to be cancelled. */
 TEST(a_run_that_is_aside_may_end) {
     gradd_device_t *device = open_on(&gradd_backend_cpu);

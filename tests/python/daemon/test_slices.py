@@ -112,3 +112,67 @@ def test_what_a_dead_client_has_begun_ends(daemon: object, shared: bool) -> None
                 assert short.step() == expected
         until(lambda: len(daemon.ps()["sessions"]) == 1, "its session ends")
         assert short.step() == expected
+
+
+def sums(n: int) -> bytes:
+    """y = x + x + ... + x, a graph that takes a while to plan."""
+    nodes = [helper.make_node("Add", [f"s{i}" if i else "x", "x"], [f"s{i + 1}"]) for i in range(n)]
+    graph = helper.make_graph(
+        nodes,
+        "sums",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info(f"s{n}", TensorProto.FLOAT, [4])],
+    )
+    opset = [helper.make_opsetid("", 20)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
+
+
+def _ask_for_plan(s: Raw, graph: bytes, number: int) -> None:
+    s.q += 1
+    s.send({
+        "v": "graph.plan", "q": s.q, "t": s.token, "graph": graph, "plan": number,
+        "in": types([F32, [4]]), "out": [0], "grad": [0], "bound": [], "gmask": [0],
+    })  # fmt: skip
+
+
+def test_a_plan_that_is_being_made_holds_nobody(daemon: object) -> None:
+    """Two sessions ask for one plan and get it; a third one's requests come first."""
+    path = daemon.directory
+    with Raw(path).open() as short, Raw(path).attach() as one, Raw(path).attach() as other:
+        expected = short.step()
+        onnx = sums(20000)
+        graph = put(one, onnx)["graph"]
+        assert put(other, onnx)["graph"] == graph
+        _ask_for_plan(one, graph, 1)
+        _ask_for_plan(other, graph, 2)
+        assert short.step() == expected
+        assert not one.dealer.poll(0), "a short request waited for a plan"
+        for s in (one, other):
+            planned = s.receive()
+            assert planned["ok"], f"a good plan was refused: {planned}"
+        assert daemon.ps()["counters"]["compiled"] == 2  # with that of `short`
+
+
+def test_a_plan_of_a_dead_client_is_forgotten(daemon: object) -> None:
+    path = daemon.directory
+    with Raw(path).open() as short:
+        expected = short.step()
+        with Raw(path).attach() as gone:
+            _ask_for_plan(gone, put(gone, sums(20000))["graph"], 1)
+        until(lambda: len(daemon.ps()["sessions"]) == 1, "its session ends")
+        assert short.step() == expected
+        with Raw(path).attach() as s:
+            _ask_for_plan(s, put(s, sums(300))["graph"], 1)
+            assert s.receive()["ok"]
+
+
+def test_a_plan_that_cannot_be_made_says_why(daemon: object) -> None:
+    with Raw(daemon.directory).attach() as s:
+        graph = put(s, sums(3))["graph"]
+        refused = s.call({
+            "v": "graph.plan", "graph": graph, "plan": 1, "in": types([F32, [5]]), "out": [0],
+            "grad": [], "bound": [], "gmask": [],
+        })  # fmt: skip
+        assert not refused["ok"]
+        assert "'x'" in refused["what"] and "5" in refused["what"]
+        assert refused["session"] == "alive"
