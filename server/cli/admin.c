@@ -96,6 +96,19 @@ void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]) {
     admin_finish(&reply);
 }
 
+/* Without bases, which are listed once for all. */
+static int64_t own_bytes(const msgpack_object *s) {
+    const msgpack_object *kinds = wire_in(s, "segment_kinds");
+    const bool known = kinds && kinds->type == MSGPACK_OBJECT_MAP;
+    return reply_number(s, "segment_bytes") - (known ? reply_number(kinds, "base") : 0);
+}
+
+static const char *kept_state(const msgpack_object *kept, char buffer[24]) {
+    if (!reply_number(kept, "base")) return reply_number(kept, "in_use") ? "in use" : "left";
+    snprintf(buffer, 24, "base, %" PRId64, reply_number(kept, "users"));
+    return buffer;
+}
+
 static void print_session(const msgpack_object *s) {
     char client[CLIENT_WIDTH + 1], state[16], shared[24], arena[24], idle[24];
     printf("%7" PRId64 " %8" PRId64 "  %-*s %-10s %6" PRId64 " %5" PRId64 " %5" PRId64
@@ -103,8 +116,7 @@ static void print_session(const msgpack_object *s) {
            reply_number(s, "session"), reply_number(s, "pid"), CLIENT_WIDTH,
            reply_text(s, "client", client, sizeof client),
            reply_text(s, "state", state, sizeof state), reply_number(s, "graphs"),
-           reply_number(s, "plans"), reply_number(s, "runs"),
-           print_amount(reply_number(s, "segment_bytes"), shared),
+           reply_number(s, "plans"), reply_number(s, "runs"), print_amount(own_bytes(s), shared),
            print_amount(reply_number(s, "arena_bytes"), arena), reply_number(s, "requests"),
            print_duration(reply_number(s, "idle_ms"), idle), 100 * reply_real(s, "busy"),
            reply_real(s, "steps_per_second"));
@@ -112,7 +124,7 @@ static void print_session(const msgpack_object *s) {
 
 /* Sessions with a name: those of living processes as well. */
 static void print_kept(const msgpack_object *list) {
-    char name[72], shared[24], left[24];
+    char name[72], shared[24], left[24], state[24];
     if (!list || wire_count(list) == 0) return;
     printf("%-*s %8s  %-10s %10s %7s\n", 8 + CLIENT_WIDTH, "KEPT", "PID", "STATE", "SHARED",
            "LEFT");
@@ -123,8 +135,7 @@ static void print_kept(const msgpack_object *list) {
         const bool ends = ms && ms->type == MSGPACK_OBJECT_POSITIVE_INTEGER;
         printf("%-*s %8" PRId64 "  %-10s %10s %7s\n", 8 + CLIENT_WIDTH,
                reply_text(kept, "name", name, sizeof name), reply_number(kept, "pid"),
-               reply_number(kept, "in_use") ? "in use" : "left",
-               print_amount(reply_number(kept, "bytes"), shared),
+               kept_state(kept, state), print_amount(reply_number(kept, "bytes"), shared),
                ends ? print_duration(reply_number(kept, "left_ms"), left) : "-");
     }
 }

@@ -91,6 +91,12 @@ static void print_kept(const msgpack_object *kept) {
     char name[72], bytes[PRINT_BYTES], left[PRINT_BYTES];
     const msgpack_object *ms = wire_in(kept, "left_ms");
     const bool ends = ms && ms->type == MSGPACK_OBJECT_POSITIVE_INTEGER;
+    if (reply_number(kept, "base")) {
+        printf("base %s, of pid %" PRId64 ", of %" PRId64 " sessions: %s\n",
+               reply_text(kept, "name", name, sizeof name), reply_number(kept, "pid"),
+               reply_number(kept, "users"), print_amount(reply_number(kept, "bytes"), bytes));
+        return;
+    }
     printf("kept session %s, pid %" PRId64 ", %s: %s", reply_text(kept, "name", name, sizeof name),
            reply_number(kept, "pid"), reply_number(kept, "in_use") ? "in use" : "left",
            print_amount(reply_number(kept, "bytes"), bytes));
@@ -153,7 +159,7 @@ static void print_all(const msgpack_object *root, const msgpack_object *kept, co
         return;
     }
     if (kept) print_kept(kept);
-    if (kept) print_notes(notes);
+    if (kept && !reply_number(kept, "base")) print_notes(notes);
     for (int i = 0; i < wire_count(sessions); i++)
         print_session(wire_at(sessions, i));
 }

@@ -20,8 +20,8 @@ enum {
     STEPS_PER_SECOND,      /* now, of all */
     BUSY,                  /* the same */
     FALLBACKS,             /* the same */
-    BYTES,                 /* seven kinds */
-    LIMIT = BYTES + 7,     /* bytes */
+    BYTES,                 /* eight kinds */
+    LIMIT = BYTES + 8,     /* bytes */
     RAN,                   /* five phases */
     WAITED = RAN + 5,      /* the same */
     REQUESTS = WAITED + 5, /* the same */
@@ -32,12 +32,12 @@ enum {
 _Static_assert(N_VALUES <= METRICS_VALUES, "metrics_t has a place for each");
 
 #define N_STATES 6
-#define N_KINDS  7
+#define N_KINDS  8
 #define N_PHASES 5
 static const char *const states[N_STATES] = {"connecting", "idle",    "queued",
                                              "running",    "stalled", "closing"};
 static const char *const kinds[N_KINDS] = {"parameters", "gradients",   "state", "ring",
-                                           "other",      "activations", "kept"};
+                                           "other",      "activations", "kept",  "base"};
 static const char *const phases[N_PHASES] = {"forward", "backward", "optimizer", "plan", "other"};
 
 typedef struct family_s {
@@ -102,7 +102,8 @@ static void take_session(double *values, const msgpack_object *session) {
     values[FALLBACKS] += (double)reply_number(session, "fallbacks");
     values[BUSY] += reply_real(session, "busy");
     values[STEPS_PER_SECOND] += reply_real(session, "steps_per_second");
-    for (int i = 0; bytes && i < N_KINDS; i++)
+    /* A base is counted once, not for each session that has it. */
+    for (int i = 0; bytes && i < find(kinds, N_KINDS, "base"); i++)
         values[BYTES + i] += (double)reply_number(bytes, kinds[i]);
     values[BYTES + find(kinds, N_KINDS, "activations")] +=
         (double)reply_number(session, "arena_bytes");
@@ -110,6 +111,10 @@ static void take_session(double *values, const msgpack_object *session) {
 
 static void take_kept(double *values, const msgpack_object *kept) {
     const bool in_use = reply_number(kept, "in_use");
+    if (reply_number(kept, "base")) {
+        values[BYTES + find(kinds, N_KINDS, "base")] += (double)reply_number(kept, "bytes");
+        return;
+    }
     values[KEPT + in_use]++;
     /* Those of a session are counted there. */
     if (!in_use)

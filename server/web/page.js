@@ -52,10 +52,10 @@ function table(heads, rows) {
 function holders(daemon) {
   const found = daemon.sessions.map((s) => ({
     name: s.session + " " + s.client,
-    bytes: s.segment_bytes + s.arena_bytes,
+    bytes: s.segment_bytes - (s.segment_kinds.base || 0) + s.arena_bytes,
   }));
-  (daemon.kept || []).filter((k) => !k.in_use).forEach((k) => {
-    found.push({name: "kept: " + k.name, bytes: k.bytes});
+  (daemon.kept || []).filter((k) => k.base || !k.in_use).forEach((k) => {
+    found.push({name: (k.base ? "base: " : "kept: ") + k.name, bytes: k.bytes});
   });
   return found.filter((h) => h.bytes > 0).sort((a, b) => b.bytes - a.bytes);
 }
@@ -100,11 +100,11 @@ function sessions(daemon) {
     ["activations", "n"], ["engine", "n"], ["steps/s", "n"], ["idle", "n"]];
   part.append(rows.length ? table(heads, rows) : make("p", "none"));
   const kept = (daemon.kept || []).map((k) => [
-    k.name, String(k.pid), k.in_use ? "in use" : "left", amount(k.bytes),
+    k.name, String(k.pid), k.base ? "base of " + k.users : k.in_use ? "in use" : "left", amount(k.bytes),
     k.left_ms < 0 ? "" : duration(k.left_ms),
   ]);
   if (kept.length) {
-    part.append(make("h3", "Kept sessions"));
+    part.append(make("h3", "Kept sessions and bases"));
     part.append(table([["name"], ["pid", "n"], ["state"], ["memory", "n"], ["left", "n"]], kept));
   }
   return part;

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gradd.estimating import estimate
     from gradd.keeping import forget, keep, reattach
     from gradd.module import ORTModule
+    from gradd.shared import load, share
     from gradd.tracing import trace
 
 __version__ = "0.1.0"
@@ -30,8 +31,10 @@ __all__ = [
     "estimate",
     "forget",
     "keep",
+    "load",
     "optim",
     "reattach",
+    "share",
     "trace",
 ]
 
@@ -42,7 +45,9 @@ _HOMES = {
     "estimate": "gradd.estimating",
     "forget": "gradd.keeping",
     "keep": "gradd.keeping",
+    "load": "gradd.shared",
     "reattach": "gradd.keeping",
+    "share": "gradd.shared",
     "trace": "gradd.tracing",
 }
 

@@ -365,7 +365,7 @@ class Kept:
             tensor = taken.tensor(row["at"])
             old = _named(model, row["name"])
             if old.is_meta or not isinstance(old, torch.nn.Parameter):
-                _exchange(model, row["name"], tensor)
+                exchange(model, row["name"], tensor)
             else:
                 old.data = tensor
 
@@ -378,7 +378,7 @@ class Kept:
             made = made.reshape(row["dims"])
             old = _named(model, row["name"])
             if old.is_meta:
-                _exchange(model, row["name"], made.clone())
+                exchange(model, row["name"], made.clone())
             else:
                 old.copy_(made)
 
@@ -494,14 +494,12 @@ def _named(model: torch.nn.Module, name: str) -> torch.Tensor:
     return module_tables.holding(model.get_submodule(path), key)[key]
 
 
-def _exchange(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+def exchange(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Another tensor takes the place of one, under all its names."""
     old = _named(model, name)
-    new = (
-        torch.nn.Parameter(tensor, requires_grad=old.requires_grad)
-        if isinstance(old, torch.nn.Parameter)
-        else tensor
-    )
+    new = tensor
+    if isinstance(old, torch.nn.Parameter) and not isinstance(tensor, torch.nn.Parameter):
+        new = torch.nn.Parameter(tensor, requires_grad=old.requires_grad)
     for module in model.modules():
         for held in (vars(module)[kind] for kind in module_tables.NAMES):
             for key in [k for k, t in held.items() if t is old]:

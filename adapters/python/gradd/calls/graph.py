@@ -24,7 +24,7 @@ from gradd.calls.slots import Layout
 from gradd.memory.budget import Memory
 from gradd.memory.shm import DTYPE_CODES, DTYPES
 from gradd.memory.watch import data_ptr
-from gradd.session import protocol
+from gradd.session import bases, protocol
 from gradd.spec import Capture
 
 logger = logging.getLogger("gradd")
@@ -183,6 +183,8 @@ class Graph:
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
         """Compares addresses, re-homes moved tensors; returns the binding and the bound tensors."""
         tensors = [p.table[p.key] for p in self.entries]
+        if bases.any_mapped():
+            bases.settle(state.client, tensors)
         pointers = [_where(t) for t in tensors]
         if state.generation != self.generation or pointers != self.pointers:
             self._settle(state)

@@ -32,6 +32,7 @@ from gradd.memory import watch
 from gradd.memory.devices import DeviceError
 from gradd.memory.tensor_classes import is_plain, refusal
 from gradd.memory.watch import data_ptr
+from gradd.session import bases
 from gradd.spec import Capture, CaptureError
 
 if TYPE_CHECKING:
@@ -224,6 +225,8 @@ class Piece:
         if list(map(watch.on_class, watch.NAMES)) != watch.found:
             return None
         bound = [args[i] for i in self._bound_at]
+        if bases.any_mapped():
+            bases.settle(client, bound)
         if list(map(data_ptr, bound)) != known.pointers:
             return None
         if list(map(_requires_grad, bound)) != known.requires:

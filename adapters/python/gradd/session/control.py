@@ -28,7 +28,7 @@ import zmq
 from gradd import __version__, about, errors, interrupts
 from gradd.memory.devices import HOST, Gpu, Host
 from gradd.memory.gpu_segments import GpuSegment
-from gradd.memory.shm import HEADER_VERSION, Segment
+from gradd.memory.shm import HEADER_VERSION, Base, Segment
 from gradd.session import daemon, protocol, versions
 
 logger = logging.getLogger("gradd")
@@ -171,14 +171,17 @@ class Connection:
         return reply
 
     def _ask(
-        self, fields: dict[str, Any], fd: int | None = None, patient: bool = False
+        self,
+        fields: dict[str, Any],
+        fd: int | tuple[int, ...] | None = None,
+        patient: bool = False,
     ) -> dict[str, Any]:
         return protocol.checked(protocol.unpack(self._exchange(fields, fd, patient)))
 
     def _exchange(
         self,
         fields: dict[str, Any],
-        fd: int | None = None,
+        fd: int | tuple[int, ...] | None = None,
         patient: bool = False,
         fds: list[int] | None = None,
     ) -> bytes:
@@ -189,7 +192,13 @@ class Connection:
         """
         ancillary = []
         if fd is not None:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+            ancillary = [
+                (
+                    socket.SOL_SOCKET,
+                    socket.SCM_RIGHTS,
+                    array("i", fd if isinstance(fd, tuple) else [fd]),
+                )
+            ]
         try:
             self._control.sendmsg([protocol.pack(fields)], ancillary)
             self._control.settimeout(_CONTROL_SECONDS)
@@ -230,6 +239,8 @@ class Connection:
                 "device": segment.uuid,
                 "purpose": segment.header.purpose,
             }
+        elif isinstance(segment, Base):
+            fields["purpose"] = "base"
         elif segment.header is not None and self._checks_headers:
             fields["header"] = True
         if segment.lent is not None:
@@ -247,16 +258,21 @@ class Connection:
         """Names the session, which outlives this process then (session/kept.py)."""
         self._ask({"v": "keep", **fields}, manifest)
 
-    def reattach(self, name: str, at: int) -> tuple[dict[str, Any], int]:
+    def share(self, fields: dict[str, Any], fds: tuple[int, int]) -> None:
+        """Names a base: its memory and its manifest (session/bases.py)."""
+        self._ask({"v": "share", **fields}, fds)
+
+    def reattach(self, name: str, at: int, verb: str = "reattach") -> tuple[dict[str, Any], int]:
         """Part of a kept session, which is this client's from now on: the reply and a descriptor.
 
         Args:
             name: Of the session.
             at: 0: the manifest; from 1 on: a segment.
+            verb: "peek": it stays whose it is.
         """
         fds: list[int] = []
         try:
-            packet = self._exchange({"v": "reattach", "name": name, "at": at}, fds=fds)
+            packet = self._exchange({"v": verb, "name": name, "at": at}, fds=fds)
             reply = protocol.checked(protocol.unpack(packet))
             if len(fds) != 1:
                 raise _no_daemon(self.path, f"{len(fds)} descriptors came with a kept session")
