@@ -264,6 +264,18 @@ def test_an_operator_of_an_unknown_cost_gives_no_share(caplog: Any) -> None:
     assert "_linalg_svd" in text and "is not known" in text and "%" not in text
 
 
+def test_a_break_within_a_statement_has_its_cause(caplog: Any) -> None:
+    class Sampled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            h = super().forward(x).exp()
+            return h + torch.distributions.Beta(h, h * 2).rsample()
+
+    ORTModule(Sampled(8, 8))(X)
+    (text,) = warnings_in(caplog)
+    assert "(graph_break)" in text and "Beta" in text
+    assert "step_unsupported" not in text
+
+
 def test_what_runs_in_torch_without_gradd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADD_DISABLE", "1")
     model, twin = sides(printed)

@@ -405,6 +405,17 @@ def test_an_operator_with_several_results_is_named(caplog: pytest.LogCaptureFixt
     )
 
 
+def test_what_a_translation_refuses_is_named_with_its_line(caplog: Any) -> None:
+    class Middle(Layers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.rrelu(self.first(x), training=True)
+
+    with caplog.at_level(logging.WARNING, "gradd"):
+        ORTModule(Middle())(torch.randn(4, 16))
+    (said,) = [r.getMessage() for r in caplog.records if "parts of a graph" in r.getMessage()]
+    assert re.search(rf"rrelu: .* @ {re.escape(__file__)}:\d+: aten.rrelu.* random slopes", said)
+
+
 def test_running_statistics_of_instances_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """By an operator whose schema does not say that it writes; no self-check helps."""
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")

@@ -64,6 +64,15 @@ def test_a_number_that_decides_about_sizes(name: str) -> None:
     assert ours.gradd_stats()["plans"] == before
 
 
+def test_a_number_of_more_than_64_bits_raises_pytorchs_error() -> None:
+    model = ORTModule(Lambda(lambda self, x, n: self.lin(x) + n, lin=nn.Linear(4, 4)))
+    for n in (2, 3):
+        model(torch.ones(2, 4), n)
+    with pytest.raises(OverflowError, match="int too big to convert"):
+        model(torch.ones(2, 4), 10**20)
+    model(torch.ones(2, 4), 4)
+
+
 def test_a_counter_has_a_plan_for_each_size_that_it_gives() -> None:
     def forward(self, x, step):
         return (self.lin(x)[:, step % 4 + 1 :] * step).square().mean()

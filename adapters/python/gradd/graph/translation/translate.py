@@ -164,7 +164,10 @@ def _refuse_early(program: Any, registry: Any) -> None:
     for node in calls:
         row = operators.table().get(node.target)
         if getattr(row, "refuses", False):
-            row()  # type: ignore[misc]
+            try:
+                row()  # type: ignore[misc]
+            except CaptureError as error:
+                raise CaptureError(error.reason, f"{location_of(node)}: {error.message}") from None
     _refuse(n for n in calls if _is_final(n, registry))
 
 
@@ -320,7 +323,8 @@ def _explain(err: BaseException) -> CaptureError:
     text = ""
     while seen is not None:
         if isinstance(seen, CaptureError):
-            return seen
+            placed = " @ " in seen.message
+            return seen if placed else CaptureError(seen.reason, _named(err, seen.message))
         if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
             line = str(seen).strip().splitlines()[0]  # a translation, but not for this overload
             return CaptureError("unsupported_operator", _named(err, line))
