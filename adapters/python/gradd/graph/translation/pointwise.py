@@ -336,8 +336,6 @@ def heaviside(x: Any, values: Any) -> Any:
     return op.Where(op.Equal(x, scalar(0, x.dtype)), values, step)
 
 
-
-
 # --- of doubles ------------------------------------------------------------------------------
 # torch's own derivatives of hardsigmoid() and celu() have a number that is rounded to a float.
 
