@@ -230,7 +230,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "complex64": ("stft",),
     # The bits of a number, and steps that the numbers decide about: no formula of operators.
     "prims.nextafter": ("nextafter",),
-    "prims.frexp": ("frexp",),
     "prims.gcd": ("gcd lcm",),
     "HardSigmoid": ("hardsigmoid",),  # docs/adding-an-operator.md adds it
 }
