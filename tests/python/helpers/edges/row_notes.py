@@ -85,6 +85,9 @@ SKIP: dict[str, dict[str, str]] = {
     "multi_margin_loss p 2": _NOTHING,
     "multi_margin_loss weight": _NOTHING,
     "int from float": _CONVERSION,
+    **dict.fromkeys(
+        ("fake_quantize", "fake_quantize channels", "fake_quantize tensors"), _CONVERSION
+    ),
     "int32 from float": _CONVERSION,
     "addcdiv": {"1e-22": _SQUARED},
     "gelu": {"inf": "oneDNN, by which torch computes it on some processors, makes NaN of infinity"},
@@ -202,60 +205,33 @@ NOT_IN_BF16 = {
     "lstm with a projection": _STEPS,
 }
 
-# Rows that are refused by way of the decomposition: a word of the error.
-REFUSED_DECOMPOSED = {
-    "softshrink": "runs in PyTorch where its graph also has",
-    "softshrink 0.3": "runs in PyTorch where its graph also has",
-    "hardshrink": "runs in PyTorch where its graph also has",
-    "hardshrink 0.3": "runs in PyTorch where its graph also has",
-    "multi_margin_loss": "runs in PyTorch where its graph also has",
-    "multi_margin_loss p 2": "runs in PyTorch where its graph also has",
-    "multi_margin_loss weight": "runs in PyTorch where its graph also has",
-}
-
 # Rows that are refused in eval mode, or for a batch without rows.
 REFUSED_IN_EVAL: dict[str, str] = {}
 _REDUCED = ("any all", "any bools", "all dims", "any dims", "all of floats")
 REFUSED_WITHOUT_ROWS = dict.fromkeys(_REDUCED, "extremum of no")
 
-# Rows that the daemon does not run: a word of the error to their names.
+# Rows that the daemon does not run: a word of the error to their names, by the reason.
 _BY_WORD: dict[str, tuple[str, ...]] = {
-    "prims.nextafter": ("nextafter",),
-    "HardSigmoid": ("hardsigmoid",),
-    "prims.frexp": ("frexp",),
-    "prims.gcd": ("gcd lcm",),
-    "running with fake tensors": (  # those of Dynamo
-        "fake_quantize",
-        "fake_quantize channels",
-        "fake_quantize tensors",
-    ),
-    "data_dependent_control_flow": (
-        "equal",
-        "allclose",
-        "cov",
-        "corrcoef",
-        "gaussian_nll_loss",
-        "gaussian_nll_loss full",
-    ),
-    "Det": (
-        "det",
-        "logdet",
-    ),
-    "Expand": ("bincount",),
-    "export_failed": (
-        "ctc_loss",
-        "combinations",
-    ),
+    # How many results there are depends on the data; torch makes combinations() by a mask as well.
     "depends on": (
-        "boolean index",
-        "nonzero",
-        "masked_select",
-        "unique",
-        "unique dim",
-        "unique_consecutive",
-        "repeat_interleave tensor",
+        *("boolean index", "nonzero", "masked_select", "unique", "unique dim"),
+        *("unique_consecutive", "repeat_interleave tensor"),
     ),
-    "STFT": ("stft",),
+    "needs the size": ("bincount",),
+    "export_failed": ("combinations",),
+    "_ctc_loss": ("ctc_loss",),  # its lengths are data
+    # torch's own code, in Python or C++, branches on a value: too few
+    # observations, a negative variance, a result that is a bool of Python.
+    "is dependent on the data": (
+        *("equal", "allclose", "cov", "corrcoef", "gaussian_nll_loss", "gaussian_nll_loss full"),
+    ),
+    # Linear algebra, and complex numbers of Fourier transforms.
+    "Det": ("det", "logdet"),
+    "complex64": ("stft",),
+    # The bits of a number, and steps that the numbers decide about: no formula of operators.
+    "prims.nextafter": ("nextafter",),
+    "prims.gcd": ("gcd lcm",),
+    "HardSigmoid": ("hardsigmoid",),  # docs/adding-an-operator.md adds it
 }
 REFUSED = {name: word for word, names in _BY_WORD.items() for name in names}
 
@@ -263,6 +239,9 @@ REFUSED = {name: word for word, names in _BY_WORD.items() for name in names}
 NOT_IN_DOUBLES = {
     **dict.fromkeys(("digamma", "special.psi"), "torch's slope has nine digits"),
     "polygamma": "torch's value has nine digits",
+    **dict.fromkeys(
+        ("fake_quantize", "fake_quantize tensors"), "torch multiplies by the step in floats"
+    ),
     "celu_": "torch's derivative has a number that it rounds to a float, taken apart it has not",
     "softmax dtype": "computes in floats, as it is told",
 }

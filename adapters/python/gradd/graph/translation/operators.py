@@ -25,6 +25,7 @@ from gradd.graph.translation import (
     pointwise,
     pools,
     products,
+    quantised,
     recurrent,
     reductions,
     resampling,
@@ -307,6 +308,6 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.straight_through.default: straight_through,
     }
     layers = (bags, convolutions, pools, recurrent, resampling)
-    kinds = (bits, orders, products, reductions, losses, *layers)
+    kinds = (bits, orders, products, quantised, reductions, losses, *layers)
     themes = (pointwise, special, series, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

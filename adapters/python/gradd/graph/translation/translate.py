@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 
 from gradd import private
-from gradd.graph import nodes
+from gradd.graph import lost, nodes
 from gradd.graph.decompose import decompose
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import Operator
@@ -33,10 +33,6 @@ _DECOMPOSE = {
     "aten::instance_norm",
     "aten::_batch_norm_impl_index",
 }
-# Operators that torch decomposes although they have a translation, into parts with other
-# derivatives at ties and NaN.
-_LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
-
 # Errors that only say that there was another one.
 _WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
 
@@ -54,15 +50,14 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     registry = stock.table()
     try:
         _inline_untranslated(program, registry)
-        reason = _only_decomposed(program, registry)
-        if reason is None:
+        if not _is_only_decomposed(program, registry):
             try:
                 return _direct(program, registry)
             except CaptureError:
                 raise
             except Exception:  # a translation that only knows core operators
-                reason = "another operator"
-        return _decomposed(program, registry, reason)
+                pass
+        return _decomposed(program, registry)
     except CaptureError:
         raise
     except Exception as err:
@@ -120,8 +115,8 @@ def _signatures_once() -> Iterator[None]:
 _signatures: dict[tuple[str, str, int], Any] = {}
 
 
-def _decomposed(program: Any, registry: Any, reason: str) -> tuple[Any, Any]:
-    _refuse_lost(program, reason)
+def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
+    decompose(program.graph_module.graph, program.graph_signature, lost.is_lost, lost.RULES)
     _refuse_early(program, registry)
     traced = _results(program)
     program = program.exported().run_decompositions(_untranslated(registry))
@@ -217,16 +212,6 @@ def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node])
             )
 
 
-def _refuse_lost(program: Any, reason: str) -> None:
-    for node in program.graph_module.graph.nodes:
-        if isinstance(node.target, Operator) and node.target.name() in _LOST:
-            raise CaptureError(
-                "unsupported_operator",
-                f"{location_of(node)}: {node.target} runs in PyTorch where its graph also has "
-                f"{reason}: for that torch takes all operators apart, and this one gets lost",
-            )
-
-
 def _name_outputs(program: Any) -> None:
     """Follows the results that type promotion has put a cast behind, which it does not say."""
     (results,) = program.graph_module.graph.output_node().args
@@ -235,12 +220,9 @@ def _name_outputs(program: Any) -> None:
             spec.arg.name = node.name
 
 
-def _only_decomposed(program: Any, registry: Any) -> str | None:
-    """Nodes that only torch's decompositions can translate, which decompose the whole graph."""
-    for node in _calls(program):
-        if not _is_direct(node.target, registry):
-            return f"{getattr(node.target, '__name__', node.target)} ({location_of(node)})"
-    return None
+def _is_only_decomposed(program: Any, registry: Any) -> bool:
+    """Whether there is a node that only torch's decompositions, of the whole graph, translate."""
+    return not all(_is_direct(node.target, registry) for node in _calls(program))
 
 
 def _is_direct(target: Any, registry: Any) -> bool:
