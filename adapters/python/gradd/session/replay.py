@@ -62,7 +62,7 @@ class Ledger:
             send("graph.put", *info.put)
         self.refused.clear()
         for plan, fields in list(self.plans.items()):
-            if fields["graph"] in self.graphs:  # else it is being dropped
+            if self._has_graph(plan):  # else it is being dropped
                 self._resend_plan(send, plan, fields)
         for fields in list(self.binds.values()):
             send("bind", fields, ())
@@ -73,6 +73,10 @@ class Ledger:
         for run, (fields, read) in runs:
             if fields["plan"] in self.refused:
                 self._lose(run, self.refused[fields["plan"]])
+                lost += 1
+                continue
+            if not self._has_graph(fields["plan"]):
+                self._lose(run)
                 lost += 1
                 continue
             if read is None:
@@ -86,6 +90,10 @@ class Ledger:
                 self._lose(run)
                 lost += 1
         return len(runs) - lost, lost
+
+    def _has_graph(self, plan: int) -> bool:
+        """Not if an exception of a signal handler has cut a call short: then no one holds it."""
+        return self.plans.get(plan, {}).get("graph") in self.graphs
 
     def _resend_plan(self, send: Send, plan: int, fields: dict[str, Any]) -> None:
         """A plan that is refused is an error where it is used: other plans go on."""
