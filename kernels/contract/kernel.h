@@ -7,7 +7,8 @@
  * the graph is built.
  *
  * Threading: rows are constant; compute may open OpenMP regions and must give the same bits for the
- * same number of threads; the other functions run on the engine thread.
+ * same number of threads; the other functions run on the thread that makes the plan, or
+ * ends it.
  */
 #ifndef GRADD_KERNELS_CONTRACT_KERNEL_H
 #define GRADD_KERNELS_CONTRACT_KERNEL_H

@@ -8,7 +8,8 @@
  * for other arriving gradients, or one that must keep the activations (retain_graph), is a variant:
  * laid out around the saved values when it first happens, then cached.
  *
- * Engine thread; a plan is used by one run at a time.
+ * One thread at a time makes, runs or ends a plan; several plans may be made at once. It is used by
+ * one launch at a time, so runs may take turns between two.
  */
 #ifndef GRADD_SERVER_PLAN_PLAN_H
 #define GRADD_SERVER_PLAN_PLAN_H

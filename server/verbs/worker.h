@@ -3,7 +3,8 @@
  * The worker owns the models and the compiled plans, shared by every session that uses the same
  * graph (reference counts; a second client finds both ready). A session's own objects hang on
  * session->objects: the graphs it has named, plans by id, bindings, runs. Only the engine thread
- * touches any of this, and only it opens OpenMP regions, so there are no locks.
+ * touches any of this, so there are no locks; what another thread loads or makes for it comes as a
+ * whole (maker.h).
  */
 #ifndef GRADD_SERVER_VERBS_WORKER_H
 #define GRADD_SERVER_VERBS_WORKER_H
