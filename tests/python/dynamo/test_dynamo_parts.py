@@ -305,13 +305,12 @@ class Scaled(Layers):
     """Writes in place to what it has made itself, beside an operator that is cut out."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = self.first(x)
-        usual = first + first.mode(-1, keepdim=True)[0]
-        h = self.second(usual)
+        clamped = _Clamped.apply(self.first(x))
+        h = self.second(clamped)
         h *= 2.0
         rows = h.reshape(-1, 2, 16)[:, 1:]
-        rows *= usual.reshape(-1, 2, 16)[:, :1]
-        h += usual
+        rows *= clamped.reshape(-1, 2, 16)[:, :1]
+        h += clamped
         return h.reshape(x.shape[0] * 2, -1).tanh()
 
 
