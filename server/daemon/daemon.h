@@ -15,6 +15,7 @@
 #include "server/daemon/recent.h"
 #include "server/daemon/router.h"
 #include "server/daemon/turn_times.h"
+#include "server/host/confine.h"
 #include "server/host/options.h"
 #include "server/host/rundir.h"
 #include "server/session/link.h"

@@ -53,17 +53,18 @@ void confine_end_first(void) {
 /* ---- paths ---- */
 
 #define READS (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR)
-#define WRITES (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE | \
-                LANDLOCK_ACCESS_FS_MAKE_REG)
-#define MAKES (READS | WRITES | LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_DIR | \
-               LANDLOCK_ACCESS_FS_REMOVE_FILE)
+#define WRITES                                                                                     \
+    (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_MAKE_REG)
+#define MAKES                                                                                      \
+    (READS | WRITES | LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_MAKE_DIR |                 \
+     LANDLOCK_ACCESS_FS_REMOVE_FILE)
 /* Bits that headers of an older kernel lack. */
 #define REFER    (1ull << 13)
 #define TRUNCATE (1ull << 14)
 
 static int landlock_version(void) {
-    const long version = syscall(SYS_landlock_create_ruleset, NULL, 0,
-                                 LANDLOCK_CREATE_RULESET_VERSION);
+    const long version =
+        syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
     return CONFINES && version > 0 ? (int)version : 0;
 }
 
@@ -105,8 +106,7 @@ void confine_paths(bool is_owner, int folder, confined_t *confined) {
     const int version = landlock_version();
     const struct landlock_ruleset_attr attributes = {.handled_access_fs = handled(version)};
     if (!version) return;
-    const int rules =
-        (int)syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes, 0);
+    const int rules = (int)syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes, 0);
     if (rules >= 0 && allow_all(rules, is_owner, folder, attributes.handled_access_fs) &&
         syscall(SYS_landlock_restrict_self, rules, 0) == 0)
         confined->landlock = version;

@@ -1,10 +1,10 @@
 /* What a process of the daemon gives up, so that an error in it costs little.
  *
- * All: new privileges and cores. Owner, and worker of the CPU: that other processes of the user look
- * into it. Owner of a daemon on the CPU and its worker: paths (Landlock) and system calls (seccomp, an
- * allow-list; what is not on it fails with EPERM). The driver of a GPU needs paths and calls of its
- * own, in the worker, which inherits what its owner has given up; so neither is confined there.
- * What the kernel does not offer is left out, and said (confine_text).
+ * All: new privileges and cores. Owner, and worker of the CPU: that other processes of the user
+ * look into it. Owner of a daemon on the CPU and its worker: paths (Landlock) and system calls
+ * (seccomp, an allow-list; what is not on it fails with EPERM). The driver of a GPU needs paths and
+ * calls of its own, in the worker, which inherits what its owner has given up; so neither is
+ * confined there. What the kernel does not offer is left out, and said (confine_text).
  */
 #ifndef GRADD_SERVER_HOST_CONFINE_H
 #define GRADD_SERVER_HOST_CONFINE_H

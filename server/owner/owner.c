@@ -285,6 +285,7 @@ static gradd_status_t start_worker(owner_t *owner) {
                             .pid = getpid(),
                             .n_workers = owner->n_workers,
                             .started_ms = owner->started_ms};
+    _Static_assert(sizeof begin.confined == CONFINE_TEXT_BYTES, "a text of confine.h");
     confine_text(&owner->confined, begin.confined);
     owner->ready = owner->listen_due = owner->lock_due = false;
     GRADD_TRY(process_start(owner->words.argv, owner->dir.lock, &owner->worker));

@@ -42,7 +42,7 @@ typedef struct owner_s {
     bool displaced;        /* the directory is another daemon's now */
     bool unreachable;      /* the last try to come back has failed */
     worker_process_t worker;
-    bool resumed; /* another process was this one before */
+    bool resumed;                        /* another process was this one before */
     bool ready, was_ready;               /* this worker; any */
     bool listen_due, lock_due, stop_due; /* messages for which there was no room */
     bool stopping, cancel, ended;

@@ -13,14 +13,14 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "server/host/confine.h"
 #include "server/session/session.h"
 #include "shm/status.h"
 
-#define LINK_DESCRIPTOR   3 /* where a worker finds the link when it starts, */
-#define LOCK_DESCRIPTOR   4 /* and the lock, which is free only when both have ended */
-#define LINK_REASON_BYTES 64
-#define LINK_MAX_FDS      2
+#define LINK_DESCRIPTOR     3 /* where a worker finds the link when it starts, */
+#define LOCK_DESCRIPTOR     4 /* and the lock, which is free only when both have ended */
+#define LINK_REASON_BYTES   64
+#define LINK_CONFINED_BYTES 96
+#define LINK_MAX_FDS        2
 
 typedef enum link_kind_e {
     LINK_BEGIN,   /* to the worker, first: facts of the owner; with a listener of commands */
@@ -45,7 +45,7 @@ typedef struct link_message_s {
     int64_t started_ms;               /* the same: of the owner, by session_now_ms */
     bool cancel;                      /* STOP: also what runs */
     char reason[LINK_REASON_BYTES];
-    char confined[CONFINE_TEXT_BYTES]; /* BEGIN: what the owner has given up */
+    char confined[LINK_CONFINED_BYTES]; /* BEGIN: what the owner has given up */
 } link_message_t;
 
 /* Makes both ends, non-blocking and close-on-exec. Fails with IO. */
