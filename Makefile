@@ -51,7 +51,7 @@ ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/*/*.c server/plan/
                                 server/plan/passes/*.c server/device/*.c server/exec/*.c))
 DAEMON_SRC := $(sort $(wildcard server/host/*.c server/wire/*.c server/session/*.c \
                                 server/explain/*.c server/verbs/*.c server/daemon/*.c \
-                                server/owner/*.c server/cli/*.c))
+                                server/owner/*.c server/web/*.c server/cli/*.c))
 TEST_SRC   := $(sort $(wildcard tests/c/*/test_*.c))
 # Names of test modules are unique whatever their room, so an object or a runner is found by name.
 test_name   = $(patsubst test_%.c,%,$(notdir $(1)))

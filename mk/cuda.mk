@@ -46,7 +46,8 @@ GPU_B := $(B)/gpu
 GPU_PY = GRADD_BIN=$(abspath $(B)/bin/gradd) PYTHONPATH=adapters/python:tests/python \
          GRADD_SELF_CHECK=0 $(PY)
 GPU_PYTHON ?= 3.12
-GPU_MIB ?= 64 # of the bundle and the tree together
+# Of the bundle and the tree together.
+GPU_MIB ?= 64
 # Libraries that every machine has.
 GPU_HAS := libc|libm|libdl|librt|libresolv|libpthread|libstdc\+\+|libgcc_s|ld-linux[^/]*
 gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.sh needs

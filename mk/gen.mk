@@ -1,7 +1,10 @@
 # Lists that are made from the sources, and the messages of ONNX. Each list is rewritten only when
 # its content changed, so adding a file rebuilds what reads the list.
 
-GEN := $(B)/gen/op_list.inc $(B)/gen/cpu_list.inc $(B)/gen/cuda_list.inc $(B)/gen/backend_list.inc \
+# Files of the page of `gradd web`, as texts of C.
+WEB_PAGE := $(patsubst server/web/%,$(B)/gen/web_%.inc,$(wildcard server/web/page.*))
+GEN := $(WEB_PAGE) \
+       $(B)/gen/op_list.inc $(B)/gen/cpu_list.inc $(B)/gen/cuda_list.inc $(B)/gen/backend_list.inc \
        $(B)/gen/fake/backend_list.inc $(B)/gen/pass_list.inc $(B)/gen/placed_list.inc \
        $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc $(B)/gen/flags.txt
 put_list = @mkdir -p $(@D); { $(1); } > $@.new; \
@@ -11,6 +14,8 @@ names    = :$(foreach n,$(1),; echo 'X($(n))')
 scan_tests = sed -n -e 's/^TEST(\([a-z0-9_]*\)).*/X($(2), \1, 10)/p' \
              -e 's/^TEST_LIMIT(\([a-z0-9_]*\), *\([0-9]*\)).*/X($(2), \1, \2)/p' $(1)
 
+$(B)/gen/web_%.inc: server/web/%
+	@mkdir -p $(@D); sed 's/[\\"]/\\&/g; s/.*/"&\\n"/' $< >$@
 $(B)/gen/op_list.inc: FORCE
 	$(call put_list,$(call names,$(call stems,$(wildcard kernels/ops/*/*.c))))
 BACKENDS = $(patsubst kernels/%/backend.c,%,$(sort $(wildcard kernels/*/backend.c)))

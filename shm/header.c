@@ -38,9 +38,9 @@ gradd_status_t gradd_header_read(int fd, uint64_t id, uint64_t bytes, uint64_t o
     GRADD_TRY(expect("id", id, h.id));
     if (!h.owner) return GRADD_FAIL(SHM, "header: field 'owner': expected a number from 1, got 0");
     if (owner) GRADD_TRY(expect("owner", owner, h.owner));
-    if (!h.purpose || h.purpose >= GRADD_N_SEGMENT_PURPOSES)
+    if (!h.purpose || h.purpose >= GRADD_SEGMENT_base)
         return GRADD_FAIL(SHM, "header: field 'purpose': expected 1 to %d, got %u",
-                          GRADD_N_SEGMENT_PURPOSES - 1, (unsigned)h.purpose);
+                          GRADD_SEGMENT_base - 1, (unsigned)h.purpose);
     *out_header = h;
     return GRADD_OK;
 }

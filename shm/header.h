@@ -22,8 +22,9 @@ extern "C" {
 #define GRADD_HEADER_VERSION 1
 #define GRADD_HEADER_BYTES   4096
 
-/* The purpose of a segment: X(name). The number on the wire counts from 1. */
-#define GRADD_SEGMENT_PURPOSES(X) X(parameters) X(gradients) X(state) X(ring)
+/* The purpose of a segment: X(name). The number on the wire counts from 1. A base, the last one,
+ * has no header: it is the memory of many clients. */
+#define GRADD_SEGMENT_PURPOSES(X) X(parameters) X(gradients) X(state) X(ring) X(base)
 enum {
     GRADD_SEGMENT_OTHER, /* one without a header */
 #define X(name) GRADD_SEGMENT_##name,

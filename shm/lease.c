@@ -211,6 +211,20 @@ gradd_status_t gradd_lease_add_headed(gradd_lease_t *lease, uint64_t id, int fd,
     return GRADD_OK;
 }
 
+gradd_status_t gradd_lease_add_base(gradd_lease_t *lease, uint64_t id, int fd,
+                                    uint64_t expect_bytes) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    const gradd_status_t status = gradd_segment_open_base(fd, expect_bytes, &segment);
+    if (status != GRADD_OK) {
+        gradd_discard(fd);
+        return gradd_wrap(status, "segment %llu", (unsigned long long)id);
+    }
+    segment.purpose = GRADD_SEGMENT_base;
+    const gradd_status_t added = gradd_handle_add(lease->table, id, &segment);
+    gradd_segment_finish(&segment); /* empty unless the table refused it */
+    return added;
+}
+
 gradd_status_t gradd_lease_borrow(gradd_lease_t *lease, uint64_t id, const gradd_lent_t *lent,
                                   uint32_t purpose, const gradd_mapper_t *mapper) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;

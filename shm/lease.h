@@ -78,6 +78,10 @@ gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64
 gradd_status_t gradd_lease_add_headed(gradd_lease_t *lease, uint64_t id, int fd,
                                       uint64_t expect_bytes, const gradd_mapper_t *mapper);
 
+/* The same of a base (gradd_segment_open_base). */
+gradd_status_t gradd_lease_add_base(gradd_lease_t *lease, uint64_t id, int fd,
+                                    uint64_t expect_bytes);
+
 /* Memory of a device, which has no header: the message says what it is for (GRADD_SEGMENT_... of
  * header.h). Fails as gradd_segment_borrow and gradd_handle_add. */
 gradd_status_t gradd_lease_borrow(gradd_lease_t *lease, uint64_t id, const gradd_lent_t *lent,

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -83,17 +84,21 @@ out:
     return status;
 }
 
-static gradd_status_t check_seals(int seals) {
+static gradd_status_t check_seals(int seals, bool is_base) {
     if ((seals & SEALS_NEEDED) != SEALS_NEEDED)
         return GRADD_FAIL(SHM,
                           "the segment must be sealed against shrinking, growing and further "
                           "seals: it has 0x%x, needed 0x%x (shm_open objects cannot be sealed)",
                           (unsigned)seals, (unsigned)SEALS_NEEDED);
-    if (seals & SEALS_REFUSED) return GRADD_FAIL(SHM, "the segment is sealed against writing");
+    if (is_base && !(seals & F_SEAL_WRITE))
+        return GRADD_FAIL(SHM, "a base must be sealed against writing: it has 0x%x",
+                          (unsigned)seals);
+    if (!is_base && seals & SEALS_REFUSED)
+        return GRADD_FAIL(SHM, "the segment is sealed against writing");
     return GRADD_OK;
 }
 
-gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes) {
+static gradd_status_t check(int fd, bool is_base, uint64_t *out_bytes) {
     struct stat st;
     struct statfs fs;
     int flags = fcntl(fd, F_GETFL);
@@ -108,7 +113,7 @@ gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes) {
     if ((unsigned long)fs.f_type == HUGETLBFS_MAGIC)
         return GRADD_FAIL(SHM, "a segment in huge pages can fault when the pool is empty: use "
                                "ordinary pages");
-    GRADD_TRY(check_seals(seals));
+    GRADD_TRY(check_seals(seals, is_base));
     GRADD_TRY(check_claim((uint64_t)st.st_size));
     /* st_blocks counts units of 512 bytes, whatever the file system's block is. */
     if ((uint64_t)st.st_blocks < (uint64_t)st.st_size / 512)
@@ -117,6 +122,32 @@ gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes) {
                           "posix_fallocate",
                           (unsigned long long)st.st_blocks * 512, (unsigned long long)st.st_size);
     *out_bytes = (uint64_t)st.st_size;
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes) {
+    return check(fd, false, out_bytes);
+}
+
+gradd_status_t gradd_segment_check_base(int fd, uint64_t *out_bytes) {
+    return check(fd, true, out_bytes);
+}
+
+gradd_status_t gradd_segment_open_base(int fd, uint64_t expect_bytes,
+                                       gradd_segment_t *out_segment) {
+    gradd_segment_t opened = GRADD_SEGMENT_INIT;
+    GRADD_TRY(check(fd, true, &opened.bytes));
+    if (opened.bytes != expect_bytes)
+        return GRADD_FAIL(SHM, "the base has %llu bytes, the message said %llu",
+                          (unsigned long long)opened.bytes, (unsigned long long)expect_bytes);
+    /* Writable, so that no message of a client can end this process. No room is set aside. */
+    opened.base =
+        mmap(NULL, opened.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+    if (opened.base == MAP_FAILED)
+        return GRADD_FAIL(NOMEM, "no address space to map a base of %llu bytes: %s",
+                          (unsigned long long)opened.bytes, strerror(errno));
+    close(fd);
+    *out_segment = opened;
     return GRADD_OK;
 }
 

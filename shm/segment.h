@@ -89,6 +89,12 @@ gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes);
 gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_mapper_t *mapper,
                                   gradd_segment_t *out_segment);
 
+/* The same of a base: memory that many clients read, and none can write, as it is sealed against
+ * writing in addition. It is mapped privately: what is written there by mistake changes the copy of
+ * this mapping, not the memory. The process's own mapping alone. Fails with SHM, NOMEM. */
+gradd_status_t gradd_segment_check_base(int fd, uint64_t *out_bytes);
+gradd_status_t gradd_segment_open_base(int fd, uint64_t expect_bytes, gradd_segment_t *out_segment);
+
 /* Opens memory of a device. There is nothing to check but what the driver says; the descriptor may
  * be closed afterwards. mapper: as above; NULL: UNSUPPORTED. */
 gradd_status_t gradd_segment_borrow(const gradd_lent_t *lent, const gradd_mapper_t *mapper,

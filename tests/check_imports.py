@@ -21,7 +21,7 @@ PACKAGES = (("adapters/python", "gradd"), ("adapters/optimum", "optimum.gradd"))
 FLOORS = ("memory", "session", "graph", "calls", "check", "dynamo")
 BASE = frozenset(
     {
-        *("arguments", "errors", "fallback", "forwarding", "html_tables", "interrupts"),
+        *("about", "arguments", "errors", "fallback", "forwarding", "html_tables", "interrupts"),
         *("module_tables", "options", "private", "progress", "reasons", "spec"),
         *("transforms", "tried"),
     }

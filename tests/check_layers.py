@@ -47,20 +47,22 @@ ROOMS = {
     " server/session server/explain",
     "server/daemon": "shm server/device server/host server/wire server/session server/verbs",
     "server/owner": "shm server/host server/wire server/session",
+    "server/web": "shm server/host server/wire",
     "server/cli": "shm kernels/contract kernels/cases server/api server/host server/wire"
-    " server/explain server/daemon server/owner",
+    " server/session server/explain server/daemon server/owner server/web",
 }
 # The libraries that a folder may use, by the beginning of a header's name.
 LIBRARIES = {
     "zmq": "server/wire server/verbs server/daemon server/cli",
-    "msgpack": "server/wire server/verbs server/daemon server/cli",
+    "msgpack": "server/wire server/verbs server/daemon server/web server/cli",
     "dnnl": "kernels/cpu kernels/ops",
     "cuda": "kernels/cuda",
     "cublas": "kernels/cuda",
     "protobuf-c": "server/graph server/explain",
+    "microhttpd": "server/web",
 }
 # Made by the build, or by tests/emu in the place of CUDA's own.
-OUTSIDE = re.compile(r"\w+_list\.inc|emu\.h")
+OUTSIDE = re.compile(r"\w+_list\.inc|web_page\.\w+\.inc|emu\.h")
 SOURCES = {".c", ".h", ".inc", ".cu", ".cuh", ".cc"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">]', re.MULTILINE)
 TYPE = re.compile(

@@ -36,6 +36,7 @@ GIVEN = {
     "adapters/python/gradd/legacy/": "classes of onnxruntime.training",
     "adapters/python/gradd/optim.py:__init__": "FusedAdam of onnxruntime.training.optim",
     "tests/sim/nccl/library.c:ncclAllReduce": "a function of NCCL",
+    "server/web/web.c:handle": "a callback of libmicrohttpd",
 }
 
 

@@ -7,9 +7,10 @@ are not marked quick. A check script counts as one test. Everything that was ski
 its reason by the part that skipped it. At the end: the slowest tests and files of all parts, and
 for each failure the command that repeats it alone. `--python` runs pytest alone, with the
 interpreter that runs this file; `--quick --python` runs the tests marked slow, too.
-`--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and every parity
-test once more under each of SWITCHES; FILE keeps what the last run of each said. Called by `make
-test`, `make check`, `make nightly`.
+`--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, those on the
+emulated GPU as `emu:FILE`, and every parity test once more under each of SWITCHES; FILE keeps what
+the last run of each said, and TEST may be a pattern. Called by `make test`, `make check`, `make
+nightly`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import datetime
+import fnmatch
 import os
 import platform
 import re
@@ -44,7 +46,7 @@ SWITCHES = (
     "GRADD_GROUP_BYTES=1KiB",
 )
 EMULATED = "emu"  # the module of C tests that runs kernels of GPUs: all cases only in the nightly
-TENSORS = "emu_tensors"  # of PyTorch on the emulated GPU
+ON_EMU = "emu:"  # before a file of tests: on the emulated GPU
 _MANY = 4  # files that are counted, not named
 FAKE_C = ("ops", "step.")  # modules of C tests whose device is the one that is named
 
@@ -86,7 +88,7 @@ def run_fake(build: Path) -> Outcome:
     del os.environ["GRADD_TEST_DEVICE"]
     marked = files_marked("fake_only", "emu")
     both += run_emulated(build, "(fake_only or emu) and not nightly", marked)
-    return both + run_tensors(build, 1)
+    return both + run_tensors(build, drawn_tensors(1))
 
 
 def run_emulated(build: Path, marked: str, files: Sequence[str] = ()) -> Outcome:
@@ -98,17 +100,22 @@ def run_emulated(build: Path, marked: str, files: Sequence[str] = ()) -> Outcome
         del os.environ["GRADD_TEST_DEVICE"]
 
 
-def run_tensors(build: Path, count: int = 0) -> Outcome:
-    """The adapter's tests with their tensors on the emulated GPU; so many files, 0 = all."""
+def run_tensors(build: Path, files: Sequence[str]) -> Outcome:
+    """The adapter's tests with their tensors on the emulated GPU."""
+    os.environ["GRADD_TEST_TENSORS"] = "emu"
+    try:
+        return run_emulated(build, "not nightly", files)
+    finally:
+        del os.environ["GRADD_TEST_TENSORS"]
+
+
+def drawn_tensors(count: int) -> list[str]:
+    """So many short files of the adapter's tests that can have their tensors there, 0 = all."""
     sys.path.insert(0, str(ROOT / "tests" / "python"))
     from helpers import gpu_tensors, selection
 
     chosen = selection.drawn(gpu_tensors.SHORT, count) if count else gpu_tensors.files()
-    os.environ["GRADD_TEST_TENSORS"] = "emu"
-    try:
-        return run_emulated(build, "not nightly", [f"tests/python/{name}" for name in chosen])
-    finally:
-        del os.environ["GRADD_TEST_TENSORS"]
+    return [f"tests/python/{name}" for name in chosen]
 
 
 def run_fuzz(folder: Path) -> Outcome:
@@ -165,29 +172,40 @@ def run_switched(build: Path, switch: str) -> Outcome:
         del os.environ[name]
 
 
+def run_part(build: Path, part: str) -> Outcome:
+    """One line of what `make nightly` keeps."""
+    if part == EMULATED:
+        return run_c(build, "", ["--filter", EMULATED])
+    if part in SWITCHES:
+        return run_switched(build, part)
+    if not part.startswith(ON_EMU):
+        return run_python(build, "nightly", [part])
+    file = part.removeprefix(ON_EMU)
+    if file in files_marked("emu"):
+        return run_emulated(build, "emu", [file])
+    return run_tensors(build, [file])
+
+
 def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     """Runs the long property tests, one file after the other, and keeps each one's last result.
 
     The result is written after every file of tests, so that what an end leaves out keeps its line.
+    `chosen` are parts or patterns of them.
     """
     os.environ["GRADD_NIGHTLY"] = "1"
     os.environ.setdefault("GRADD_DRAW", str(datetime.date.today().isocalendar().week))
     kept = dict(re.findall(r"^(?! )(\S+): (.*(?:\n  .*)*)", read_or_nothing(file), re.MULTILINE))
-    known = [EMULATED, TENSORS, *nightly_files(), *SWITCHES]
-    if unknown := sorted(set(chosen) - set(known)):
+    on_emu = [ON_EMU + name for name in (*files_marked("emu"), *drawn_tensors(0))]
+    known = [EMULATED, *on_emu, *nightly_files(), *SWITCHES]
+    if unknown := sorted(name for name in chosen if not fnmatch.filter(known, name)):
         print(f"no file of long tests: {', '.join(unknown)}; there are:", *known, sep="\n  ")
         return 2
     total = Outcome()
-    for part in chosen or known:
+    for part in known:
+        if chosen and not any(fnmatch.fnmatchcase(part, name) for name in chosen):
+            continue
         start = time.monotonic()
-        if part == EMULATED:
-            count = run_c(build, "", ["--filter", EMULATED])
-        elif part == TENSORS:
-            count = run_emulated(build, "emu and nightly", files_marked("emu")) + run_tensors(build)
-        elif part in SWITCHES:
-            count = run_switched(build, part)
-        else:
-            count = run_python(build, "nightly", [part])
+        count = run_part(build, part)
         took = time.monotonic() - start
         lines = [f"{count.passed} passed, {count.failed} failed, {took:.0f} s", *count.again]
         kept[part] = "\n  ".join(lines)

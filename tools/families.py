@@ -40,7 +40,6 @@ SHAPES = ((2, 12), (3, 9), (1, 7))  # rows and length of the batches
 MEMORY_BYTES = 8 << 30  # address space of a child
 TOLERANCE = 1e-3
 FLOOR = 1e-3  # of the largest gradient's norm: smaller ones are measured by that
-BATCHED = "batched_mm"  # of transformers' ways to run experts the one that can be captured
 CONTEXT = multiprocessing.get_context("fork")  # imports take longer than most families
 Step = tuple[float, dict[str, torch.Tensor]]  # loss and gradients by parameter
 Row = dict[str, Any]
@@ -172,20 +171,12 @@ def flops(model: torch.nn.Module, batch: dict) -> int:
 
 
 def attempt(model: torch.nn.Module, batches: list[dict], theirs: list[Step]) -> Row:
-    """in_daemon(), or what strict mode raised; where grouped experts are in the way, BATCHED."""
+    """in_daemon(), or what strict mode raised."""
     spare = copy.deepcopy(model)
     try:
         return in_daemon(model, batches, theirs)
     except Exception as error:
         row = outcome(error)
-    if "grouped_mm" in row["text"]:
-        batched = copy.deepcopy(spare)
-        batched.set_experts_implementation(BATCHED)
-        try:
-            return {**in_daemon(batched, batches, theirs), "experts": BATCHED}
-        except Exception as error:
-            row = {**outcome(error), "experts": BATCHED}
-            spare.set_experts_implementation(BATCHED)
     if row["status"] != "pytorch":
         return row
     try:

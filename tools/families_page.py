@@ -62,14 +62,6 @@ counted by hand from their source in `tests/python/helpers/counts`; `make test` 
 with that.
 
 """
-EXPERTS = """
-## Train in the daemon with one setting
-
-Mixture of experts: call `model.set_experts_implementation("batched_mm")` before wrapping the model.
-With the default, `grouped_mm`, the experts run in PyTorch. `batched_mm` copies the weights of the
-chosen experts for every token: expect much memory with long batches or large experts.
-
-"""
 PARTLY = """
 ## Train partly in the daemon
 
@@ -116,11 +108,7 @@ def page(rows: list[Row]) -> str:
         versions="; ".join(sorted({r["versions"] for r in rows})),
         kinds=kinds(rows),
     )
-    plain = [r for r in by_status["daemon"] if "experts" not in r]
-    experts = [r for r in by_status["daemon"] if "experts" in r]
-    text += DAEMON + table(plain)
-    if experts:
-        text += EXPERTS + table(experts)
+    text += DAEMON + table(by_status["daemon"])
     partly = by_status["partly"]
     text += PARTLY + "".join(map(part, partly)) + counted(partly) + "\nWhat was cut out first:\n\n"
     text += items(partly, lambda r: f"`{r['reason']}`, {reason(r)}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,16 @@ yes, on or 0, false, no, off; *text* is any. An option of the command line wins 
 
 ## The daemon and the command line
 
-`gradd COMMAND [options]`, where the command is one of
-{commands}.
+`gradd COMMAND [options]`; `gradd COMMAND --help` says what it reads.
+
+{commands}
 Each help text begins with the commands that read the option; the others refuse it.
 `gradd explain --help` and `gradd estimate --help` list their own options. A daemon that a trainer
 starts reads the trainer's environment, without `GRADD_FUSE`.
 
 """
-COMMAND = re.compile(r'^ +\{"(-?-?[a-z-]+)", +"\w', re.M)  # of the table in server/host/options.c
+# Of the table in server/host/options.c: name, help, operand.
+COMMAND = re.compile(r'^ +\{"(-?-?[a-z-]+)",\s+((?:"[^"]+"\s*)+),\s+(?:NULL|"([^"]+)")\s*\}', re.M)
 SURROUNDINGS = """
 Also read:
 
@@ -72,9 +73,13 @@ def default_of(root: Path, text: str) -> str:
 
 
 def commands(root: Path) -> str:
-    """The commands of the usage, for the page, in lines."""
-    names = COMMAND.findall((root / "server" / "host" / "options.c").read_text())
-    return textwrap.fill(", ".join(f"`{name}`" for name in names), 99, break_on_hyphens=False)
+    """The commands of the usage, as a list."""
+    rows = COMMAND.findall((root / "server" / "host" / "options.c").read_text())
+    texts = []
+    for name, told, operand in rows:
+        words = f"{name} {operand}" if operand else name
+        texts.append(f"`gradd {words}`: " + "".join(re.findall(r'"([^"]+)"', told)))
+    return page_text.items(texts)
 
 
 def option_rows(root: Path) -> Iterator[list[str]]:

@@ -10,8 +10,8 @@ set -eu
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
 stamp=$venv/gradd-setup.mk
-apt_packages="libzmq3-dev libmsgpack-dev libprotobuf-c-dev protobuf-c-compiler pkg-config g++ \
-python3-dev python3-venv"
+apt_packages="libzmq3-dev libmsgpack-dev libmicrohttpd-dev libprotobuf-c-dev protobuf-c-compiler \
+pkg-config g++ python3-dev python3-venv"
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -34,7 +34,7 @@ missing_system() {
         command -v "$tool" >/dev/null 2>&1 || printf '%s ' "$tool"
     done
     if command -v pkg-config >/dev/null 2>&1; then
-        for lib in libzmq libprotobuf-c; do
+        for lib in libzmq libprotobuf-c libmicrohttpd; do
             pkg-config --exists "$lib" || printf '%s ' "$lib"
         done
         pkg-config --exists msgpack-c || pkg-config --exists msgpack || printf 'msgpack '

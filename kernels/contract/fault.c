@@ -43,6 +43,11 @@ gradd_status_t gradd_fault_fail(const gradd_fault_t *f) {
         return GRADD_FAIL(INDEX, "row %lld is not in the other list of live rows", value);
     case GRADD_FAULT_LIVE_RANGE:
         return GRADD_FAIL(INDEX, "position %lld may look at [%lld, %lld)", at, value, limit);
+    case GRADD_FAULT_GROUP_END:
+        return GRADD_FAIL(INDEX,
+                          "group %lld ends at row %lld, expected one from the end of the group "
+                          "before it up to %lld",
+                          at, value, limit);
     }
     return GRADD_FAIL(INTERNAL, "a fault of kind %d", (int)f->kind);
 }

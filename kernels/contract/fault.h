@@ -27,6 +27,7 @@ typedef enum gradd_fault_kind_e {
     GRADD_FAULT_LIVE_TAIL,
     GRADD_FAULT_LIVE_OTHER, /* value */
     GRADD_FAULT_LIVE_RANGE, /* position, from in value, end in limit */
+    GRADD_FAULT_GROUP_END,  /* value, rows in limit, group */
 } gradd_fault_kind_t;
 
 typedef struct gradd_fault_s {

@@ -7,7 +7,8 @@
  * the graph is built.
  *
  * Threading: rows are constant; compute may open OpenMP regions and must give the same bits for the
- * same number of threads; the other functions run on the engine thread.
+ * same number of threads; the other functions run on the thread that makes the plan, or
+ * ends it.
  */
 #ifndef GRADD_KERNELS_CONTRACT_KERNEL_H
 #define GRADD_KERNELS_CONTRACT_KERNEL_H
@@ -25,11 +26,17 @@ typedef struct gradd_cost_s {
     double again;          /* bytes of these that are moved once more, while arithmetic waits */
 } gradd_cost_t;
 
-/* A kernel's preparation for launches with certain operands, one at a time. */
+/* A kernel's preparation for launches with certain operands, one at a time.
+ *
+ * Where a launch is to be made in parts (c->parts), a kernel may prepare for that: compute is then
+ * called once for each part, in order, with the same operands and workspace. Parts write rows of
+ * their own, and which is a matter of the types alone: so a launch has the same bits whatever runs
+ * between two parts. */
 typedef struct gradd_prepared_s {
     size_t workspace; /* scratch bytes of a launch */
     void *state;      /* Owned by the preparing kernel; given back with unprepare; NULL = none */
     size_t bytes;     /* that the state holds */
+    int parts;        /* 0 = compute does all at once */
 } gradd_prepared_t;
 
 typedef struct gradd_kernel_s {

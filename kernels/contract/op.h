@@ -94,6 +94,7 @@ typedef struct gradd_infer_s {
     const gradd_view_t *in;
     gradd_type_t *out;
     int threads; /* of the plan, for what kernels prepare; 0 = as many as the process may use */
+    int parts;   /* in so many, where the kernel can, a launch is to be made; 0 = as a whole */
 } gradd_infer_t;
 
 /* A launch: one execution of a kernel. Outputs never overlap inputs, except that out[0] may be
@@ -114,6 +115,7 @@ typedef struct gradd_launch_s {
     int launch;       /* what a device names if the launch fails later */
     int threads; /* those that workspace() was asked for. Parallel regions take the number that the
                     queue was entered with, which is the same */
+    int part, parts; /* of a kernel that has prepared for parts: this one, of all; else 0 */
 } gradd_launch_t;
 
 /* A value of the graph under construction. */

@@ -46,14 +46,17 @@ template <class T> struct step_memory {
     T *out, *gates, *dproduct;
 };
 
+enum { MOST = 4 }; /* gates; loops of a fixed length keep their arrays in registers */
+
 template <class T> __global__ void GPU_BLOCK(THREADS) rnn_forward(gradd_rnn_t v, step_memory<T> m) {
     typedef gpu_real<T> R;
     typedef cell_math<R> M;
     const int64_t n = v.cells, all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < v.batch * n; e += all) {
         const int64_t j = e % n, at = e / n * v.gates * n + j;
-        R x[4] = {0}, p[4] = {0}, s[4] = {0}, out;
-        for (int g = 0; g < v.gates; g++) {
+        R x[MOST] = {0}, p[MOST] = {0}, s[MOST] = {0}, out;
+        for (int g = 0; g < MOST; g++) {
+            if (g >= v.gates) break;
             x[g] = gpu_get(m.x[at + g * n]);
             p[g] = m.product[at + g * n] + (m.bias ? gpu_get(m.bias[g * n + j]) : (R)0);
         }
@@ -71,8 +74,8 @@ template <class T> __global__ void GPU_BLOCK(THREADS) rnn_forward(gradd_rnn_t v,
             s[0] = out = M::plain_cell(x[0] + p[0], v.kind == GRADD_RNN_RELU);
         }
         gpu_put(&m.out[e], out);
-        for (int g = 0; m.gates && g < v.gates; g++)
-            gpu_put(&m.gates[at + g * n], s[g]);
+        for (int g = 0; g < MOST; g++)
+            if (m.gates && g < v.gates) gpu_put(&m.gates[at + g * n], s[g]);
     }
 }
 
@@ -83,9 +86,9 @@ template <class T> __global__ void GPU_BLOCK(THREADS) rnn_back(gradd_rnn_t v, st
     for (int64_t e = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; e < v.batch * n; e += all) {
         const int64_t j = e % n, at = e / n * v.gates * n + j;
         const R dout = m.product[e] + (m.dy ? gpu_get(m.dy[e]) : (R)0);
-        R s[4] = {0}, d[4] = {0};
-        for (int g = 0; g < v.gates; g++)
-            s[g] = gpu_get(m.x[at + g * n]);
+        R s[MOST] = {0}, d[MOST] = {0};
+        for (int g = 0; g < MOST; g++)
+            if (g < v.gates) s[g] = gpu_get(m.x[at + g * n]);
         if (v.kind == GRADD_RNN_LSTM) {
             typename M::lstm c = {s[0], s[1], s[2], s[3], m.cell[e], 0};
             c = M::lstm_back(c, m.before[e], dout, m.dcell[e]);
@@ -103,7 +106,8 @@ template <class T> __global__ void GPU_BLOCK(THREADS) rnn_back(gradd_rnn_t v, st
         } else {
             d[0] = M::plain_back(s[0], dout, v.kind == GRADD_RNN_RELU);
         }
-        for (int g = 0; g < v.gates; g++) {
+        for (int g = 0; g < MOST; g++) {
+            if (g >= v.gates) break;
             gpu_put(&m.gates[at + g * n], d[g]);
             if (m.dproduct && v.kind != GRADD_RNN_GRU) gpu_put(&m.dproduct[at + g * n], d[g]);
         }

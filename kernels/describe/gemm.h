@@ -35,6 +35,7 @@ typedef struct gradd_gemm_s {
     bool accumulate; /* add to what C holds */
     bool has_bias;   /* one row of n elements, added to every row of C; needs alpha 1 */
     int threads;     /* 0 = as many as OpenMP would take now */
+    int parts;       /* the CPU's prepare makes about so many; 0 = one */
 } gradd_gemm_t;      /* C is contiguous, row-major */
 
 /* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; the

@@ -11,6 +11,7 @@
 #include "server/host/confine.h"
 #include "server/host/machine.h"
 #include "server/host/rundir.h"
+#include "server/wire/print.h"
 
 #define ANSWER_MS 5000
 
@@ -130,9 +131,9 @@ static gradd_status_t tell_daemon(const rundir_t *dir, void *context) {
     wire_doc_t doc = {0};
     zmq_msg_init(&reply);
     if (ask_ps(dir->cmd, &reply, &doc) == GRADD_OK) {
-        const int64_t pid = admin_number(&doc.root, "pid");
-        admin_text(&doc.root, "owner_confined", owner, sizeof owner);
-        admin_text(&doc.root, "confined", worker, sizeof worker);
+        const int64_t pid = reply_number(&doc.root, "pid");
+        reply_text(&doc.root, "owner_confined", owner, sizeof owner);
+        reply_text(&doc.root, "confined", worker, sizeof worker);
         if (r->json)
             fprintf(r->out, "%s{\"pid\": %lld", r->n++ ? ", " : "", (long long)pid);
         else

@@ -15,8 +15,11 @@
 #include "server/cli/doctor.h"
 #include "server/cli/explain_command.h"
 #include "server/cli/list_ops.h"
+#include "server/cli/logs.h"
 #include "server/cli/owner_command.h"
+#include "server/cli/show.h"
 #include "server/cli/trace.h"
+#include "server/cli/web_command.h"
 #include "server/daemon/daemon.h"
 #include "server/host/log.h"
 #include "server/host/machine.h"
@@ -92,6 +95,11 @@ static int handle_worker(const options_t *options) {
     return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
+static int no_daemon(const rundir_t *dir) {
+    fprintf(stderr, "gradd: no daemon runs in %s\n", dir->path);
+    return EXIT_NONE;
+}
+
 typedef struct admin_s {
     const options_t *options;
     gradd_status_t (*handle)(const rundir_t *, const options_t *);
@@ -110,9 +118,7 @@ static int handle_admin(admin_t admin) {
     gradd_status_t st = rundir_init(&dir, admin.options->dir);
     if (st == GRADD_OK) st = rundir_each_running(admin.options->dir, handle_one, &admin);
     if (st != GRADD_OK) return failed(st);
-    if (admin.n > 0) return EXIT_DONE;
-    fprintf(stderr, "gradd: no daemon runs in %s\n", dir.path);
-    return EXIT_NONE;
+    return admin.n > 0 ? EXIT_DONE : no_daemon(&dir);
 }
 
 static int handle_ps(const options_t *options) {
@@ -148,14 +154,12 @@ static int handle_trace(const options_t *options) {
     if (st == GRADD_OK) st = rundir_each_running(options->dir, trace_daemon, &trace);
     st = trace_close(&trace, st);
     if (st != GRADD_OK) return failed(st);
-    if (trace.n_daemons > 0) return EXIT_DONE;
-    fprintf(stderr, "gradd: no daemon runs in %s\n", dir.path);
-    return EXIT_NONE;
+    return trace.n_daemons > 0 ? EXIT_DONE : no_daemon(&dir);
 }
 
 static int handle_forget(const options_t *options) {
     if (!options->name) {
-        fprintf(stderr, "gradd: forget needs --name NAME\n");
+        fprintf(stderr, "gradd: forget needs the NAME of a session\n");
         return EXIT_USAGE;
     }
     return handle_admin((admin_t){options, kept_forget, "", 0});
@@ -163,6 +167,40 @@ static int handle_forget(const options_t *options) {
 
 static int handle_restart(const options_t *options) {
     return handle_admin((admin_t){options, owner_restart, "", 0});
+}
+
+static int handle_show(const options_t *options) {
+    rundir_t dir;
+    show_t show = {options, 0, 0};
+    if (!options->name) {
+        fprintf(stderr, "gradd: show needs a NAME: of a session, its number or its pid\n");
+        return EXIT_USAGE;
+    }
+    gradd_status_t st = rundir_init(&dir, options->dir);
+    if (st == GRADD_OK) st = rundir_each_running(options->dir, show_daemon, &show);
+    if (st != GRADD_OK) return failed(st);
+    if (show.n_daemons == 0) return no_daemon(&dir);
+    if (show.n_found > 0) return EXIT_DONE;
+    fprintf(stderr, "gradd: there is no session '%s' (gradd ps lists them)\n", options->name);
+    return EXIT_FAILED;
+}
+
+static int handle_drain(const options_t *options) {
+    return handle_admin((admin_t){options, drain, "", 0});
+}
+
+static int handle_logs(const options_t *options) {
+    rundir_t dir;
+    gradd_status_t st = rundir_init(&dir, options->dir);
+    if (st == GRADD_OK) st = logs_show(&dir, options);
+    return st == GRADD_OK ? EXIT_DONE : failed(st);
+}
+
+static int handle_web(const options_t *options) {
+    rundir_t dir;
+    gradd_status_t st = rundir_init(&dir, options->dir);
+    if (st == GRADD_OK) st = web_command(&dir, options);
+    return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
 static int handle_version(const options_t *options) {
@@ -204,6 +242,10 @@ int main(int argc, char **argv) {
     } commands[] = {
         {"ps",         handle_ps      },
         {"top",        handle_top     },
+        {"show",       handle_show    },
+        {"logs",       handle_logs    },
+        {"drain",      handle_drain   },
+        {"web",        handle_web     },
         {"stop",       handle_stop    },
         {"trace",      handle_trace   },
         {"forget",     handle_forget  },

@@ -10,6 +10,7 @@
 
 #include "server/cli/admin.h"
 #include "server/explain/explain_report.h"
+#include "server/wire/print.h"
 
 #define ANSWER_MS    5000
 #define CLIENT_BYTES 64
@@ -100,18 +101,18 @@ static track_t *find_track(trace_t *trace, tracks_t *tracks, uint64_t session) {
 
 static void put_request(trace_t *trace, tracks_t *tracks, const msgpack_object *request) {
     char verb[WIRE_MAX_VERB + 1];
-    track_t *track = find_track(trace, tracks, (uint64_t)admin_number(request, "session"));
+    track_t *track = find_track(trace, tracks, (uint64_t)reply_number(request, "session"));
     if (!track) return;
-    admin_text(request, "v", verb, sizeof verb);
-    const int64_t at = admin_number(request, "at"), queued = admin_number(request, "queued");
-    const int64_t began = at + queued, ran = admin_number(request, "ran");
+    reply_text(request, "v", verb, sizeof verb);
+    const int64_t at = reply_number(request, "at"), queued = reply_number(request, "queued");
+    const int64_t began = at + queued, ran = reply_number(request, "ran");
     if (track->ended_us && at > track->ended_us)
         put_slice(trace, track, TRAINER, "trainer",
                   (int64_t[]){track->ended_us, at - track->ended_us});
     put_slice(trace, track, QUEUE, verb, (int64_t[]){at, queued});
     put_slice(trace, track, lane_of(verb), verb, (int64_t[]){began, ran});
-    put_memory(trace, track, began, admin_number(request, "arena"));
-    put_memory(trace, track, began + ran, admin_number(request, "rest"));
+    put_memory(trace, track, began, reply_number(request, "arena"));
+    put_memory(trace, track, began + ran, reply_number(request, "rest"));
     track->ended_us = began + ran;
     trace->n_requests++;
 }
@@ -129,8 +130,8 @@ static gradd_status_t put_all(trace_t *trace, const rundir_t *dir, const wire_do
                           dir->path);
     for (int i = 0; i < wire_count(sessions); i++) {
         const msgpack_object *s = wire_at(sessions, i);
-        begin_track(trace, &tracks, (uint64_t)admin_number(s, "session"), admin_number(s, "pid"),
-                    admin_text(s, "client", client, sizeof client));
+        begin_track(trace, &tracks, (uint64_t)reply_number(s, "session"), reply_number(s, "pid"),
+                    reply_text(s, "client", client, sizeof client));
     }
     for (int i = 0; i < wire_count(done); i++)
         put_request(trace, &tracks, wire_at(done, i));

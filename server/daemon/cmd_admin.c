@@ -3,72 +3,22 @@
 #include <unistd.h>
 
 #include "server/daemon/daemon.h"
-
-static void put_text(wire_out_t *out, const char *key, const char *value) {
-    wire_put_text(out, key);
-    wire_put_text(out, value);
-}
-
-static void put_number(wire_out_t *out, const char *key, int64_t value) {
-    wire_put_text(out, key);
-    wire_put_i64(out, value);
-}
-
-/* Bytes in shared memory by purpose. */
-static void put_kinds(wire_out_t *out, gradd_handle_table_t *table) {
-    uint64_t bytes[GRADD_N_SEGMENT_PURPOSES];
-    gradd_handle_purpose_bytes(table, bytes);
-    wire_put_text(out, "segment_kinds");
-    wire_put_map(out, GRADD_N_SEGMENT_PURPOSES);
-    for (uint32_t i = 0; i < GRADD_N_SEGMENT_PURPOSES; i++)
-        put_number(out, gradd_segment_purpose_name(i), (int64_t)bytes[i]);
-}
-
-static void put_session(wire_out_t *out, session_t *session) {
-    uint32_t segments;
-    uint64_t bytes;
-    session_counts_t *counts = &session->counts;
-    gradd_handle_usage(gradd_lease_table(session->lease), &segments, &bytes);
-    wire_put_map(out, 21);
-    put_number(out, "session", session->number);
-    put_number(out, "pid", session->pid);
-    put_number(out, "uid", session->uid);
-    put_text(out, "client", session->client);
-    put_text(out, "state", session_state_name(session));
-    put_number(out, "graphs", atomic_load(&counts->graphs));
-    put_number(out, "plans", atomic_load(&counts->plans));
-    put_number(out, "bindings", atomic_load(&counts->bindings));
-    put_number(out, "tensors", atomic_load(&counts->tensors));
-    put_number(out, "runs", atomic_load(&counts->runs));
-    put_number(out, "segments", segments);
-    put_number(out, "segment_bytes", (int64_t)bytes);
-    put_kinds(out, gradd_lease_table(session->lease));
-    put_number(out, "arena_bytes", atomic_load(&counts->arena_bytes));
-    put_number(out, "requests", (int64_t)session->n_requests);
-    put_number(out, "waiting", session->lane.length);
-    put_number(out, "idle_ms", session_now_ms() - session->active_ms);
-    put_number(out, "engine_ms", session->pace.engine_us / 1000);
-    put_number(out, "steps", (int64_t)session->pace.n_steps);
-    wire_put_text(out, "busy");
-    wire_put_f64(out, session->pace.busy);
-    wire_put_text(out, "steps_per_second");
-    wire_put_f64(out, session->pace.steps_per_second);
-}
+#include "server/daemon/shown.h"
 
 static void put_counters(wire_out_t *out, const daemon_t *daemon) {
     const worker_t *worker = &daemon->worker;
     wire_key(out, "counters");
     wire_put_map(out, 10);
-    put_number(out, "requests", (int64_t)daemon->n_requests);
-    put_number(out, "refused", (int64_t)daemon->n_refused);
-    put_number(out, "failed", atomic_load(&worker->n_failed));
-    put_number(out, "forward", atomic_load(&worker->n_forward));
-    put_number(out, "backward", atomic_load(&worker->n_backward));
-    put_number(out, "compiled", atomic_load(&worker->n_compiled));
-    put_number(out, "plan_hits", atomic_load(&worker->n_plan_hits));
-    put_number(out, "sessions_seen", daemon->table.n_born);
-    put_number(out, "messages_dropped", (int64_t)daemon->router.n_dropped);
-    put_number(out, "peers_refused", (int64_t)daemon->router.n_refused);
+    shown_number(out, "requests", (int64_t)daemon->n_requests);
+    shown_number(out, "refused", (int64_t)daemon->n_refused);
+    shown_number(out, "failed", atomic_load(&worker->n_failed));
+    shown_number(out, "forward", atomic_load(&worker->n_forward));
+    shown_number(out, "backward", atomic_load(&worker->n_backward));
+    shown_number(out, "compiled", atomic_load(&worker->n_compiled));
+    shown_number(out, "plan_hits", atomic_load(&worker->n_plan_hits));
+    shown_number(out, "sessions_seen", daemon->table.n_born);
+    shown_number(out, "messages_dropped", (int64_t)daemon->router.n_dropped);
+    shown_number(out, "peers_refused", (int64_t)daemon->router.n_refused);
 }
 
 static gradd_status_t ps(daemon_t *daemon, request_t *request) {
@@ -94,11 +44,15 @@ static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     wire_put_i64(out, device->threads);
     wire_key(out, "memory_limit");
     wire_put_i64(out, device->memory_limit);
+    wire_key(out, "drained");
+    wire_put_text(out, daemon->drained);
     wire_key(out, "sessions");
     wire_put_list(out, (uint32_t)daemon->table.n);
     for (int i = 0; i < daemon->table.n; i++)
-        put_session(out, daemon->table.sessions[i]);
+        shown_session(out, daemon->table.sessions[i]);
     put_counters(out, daemon);
+    wire_key(out, "verbs");
+    recent_put_totals(&daemon->recent, out);
     return GRADD_OK;
 }
 
@@ -118,9 +72,9 @@ static gradd_status_t trace(daemon_t *daemon, request_t *request) {
     wire_put_list(out, (uint32_t)table->n);
     for (int i = 0; i < table->n; i++) {
         wire_put_map(out, 3);
-        put_number(out, "session", table->sessions[i]->number);
-        put_number(out, "pid", table->sessions[i]->pid);
-        put_text(out, "client", table->sessions[i]->client);
+        shown_number(out, "session", table->sessions[i]->number);
+        shown_number(out, "pid", table->sessions[i]->pid);
+        shown_text(out, "client", table->sessions[i]->client);
     }
     const uint64_t since = request->args[0] ? wire_u64(request->args[0]) : 0;
     wire_key(out, "done");

@@ -166,18 +166,23 @@ static gradd_status_t read_memory(const msgpack_object *given, gradd_memory_t *o
 /* What memory without a header is for; absent: it does not say. */
 static gradd_status_t read_purpose(const msgpack_object *given, uint32_t *out) {
     *out = GRADD_SEGMENT_OTHER;
-    while (given && *out < GRADD_N_SEGMENT_PURPOSES &&
-           !says(given, gradd_segment_purpose_name(*out)))
+    while (given && *out < GRADD_SEGMENT_base && !says(given, gradd_segment_purpose_name(*out)))
         ++*out;
-    if (*out < GRADD_N_SEGMENT_PURPOSES) return GRADD_OK;
+    if (*out < GRADD_SEGMENT_base) return GRADD_OK;
     return unknown(given, "purpose", "purpose", "'parameters', 'gradients', 'state', 'ring'");
 }
 
 static gradd_status_t take_memfd(const control_host_t *host, request_t *request) {
     const msgpack_object *const *args = request->args;
     const bool headed = args[SEGMENT_HEADER] && wire_flag(args[SEGMENT_HEADER]);
+    const bool base = args[SEGMENT_PURPOSE] && says(args[SEGMENT_PURPOSE], "base");
     const int fd = request->fds[0];
+    if (base && host->mapper)
+        return GRADD_FAIL(UNSUPPORTED, "segment: a base is for the CPU only so far");
     request->fds[0] = -1;
+    if (base)
+        return gradd_lease_add_base(request->session->lease, wire_u64(args[SEGMENT_ID]), fd,
+                                    wire_u64(args[SEGMENT_BYTES]));
     return (headed ? gradd_lease_add_headed
                    : gradd_lease_add)(request->session->lease, wire_u64(args[SEGMENT_ID]), fd,
                                       wire_u64(args[SEGMENT_BYTES]), host->mapper);

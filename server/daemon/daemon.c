@@ -18,6 +18,7 @@
 #include "server/host/log.h"
 #include "server/host/machine.h"
 #include "server/host/rundir.h"
+#include "server/verbs/maker.h"
 #include "server/wire/version.h"
 
 #define GREETING_MS      30000 /* from connecting to attach */
@@ -42,24 +43,31 @@ static void unwatch(daemon_t *daemon, int fd) {
 
 /* ---- sessions ---- */
 
-/* Takes back what the engine has not begun. */
-static void drop_lane(daemon_t *daemon, session_t *session, lane_t *lane) {
-    for (job_t *job = queue_drop(daemon->queue, lane), *next; job; job = next) {
+static void drop(session_t *session, job_t *list) {
+    for (job_t *job = list, *next; job; job = next) {
         next = job->next;
         session->n_pending--;
         request_destroy((request_t *)job);
     }
 }
 
+/* Takes back what the engine does not run just now. */
 static void drop_waiting(daemon_t *daemon, session_t *session) {
-    drop_lane(daemon, session, &session->lane);
-    drop_lane(daemon, session, &session->memory_lane);
+    drop(session, queue_drop(daemon->queue, &session->lane));
+    drop(session, queue_drop(daemon->queue, &session->memory_lane));
+}
+
+/* Takes back what the engine has not begun. */
+static void drop_new(daemon_t *daemon, session_t *session) {
+    drop(session, queue_drop_new(daemon->queue, &session->lane));
+    drop(session, queue_drop_new(daemon->queue, &session->memory_lane));
 }
 
 void daemon_destroy_session(daemon_t *daemon, session_t *session) {
-    log_event(LOG_INFO, "session_end", "session=%u pid=%d reason=\"%s\" requests=%llu",
-              session->number, (int)session->pid, session->end_reason,
-              (unsigned long long)session->n_requests);
+    /* One that only asked the owner something has no name. */
+    log_event(session->client[0] ? LOG_INFO : LOG_DEBUG, "session_end",
+              "session=%u pid=%d reason=\"%s\" requests=%llu", session->number, (int)session->pid,
+              session->end_reason, (unsigned long long)session->n_requests);
     session_destroy(&daemon->table, session);
 }
 
@@ -94,7 +102,7 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
 
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason) {
     if (session->state == SESSION_CLOSING) return;
-    drop_waiting(daemon, session);
+    drop_new(daemon, session);
     if (session->n_pending == 0) daemon_end_session(daemon, session, reason);
 }
 
@@ -102,6 +110,7 @@ void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     if (!daemon->stopping)
         log_event(LOG_INFO, "daemon_stop", "reason=%s sessions=%d", reason, daemon->table.n);
     daemon->stopping = true;
+    queue_hold(daemon->queue, false); /* nothing waits for the end of a drain */
     /* If there is no room, the owner has told us to stop, or will find us ended with status 0. */
     link_send(daemon->link, &(link_message_t){.kind = LINK_STOPPING}, NULL, 0);
     for (int i = daemon->table.n - 1; i >= 0; i--) { /* backwards: some are gone at once */
@@ -345,6 +354,10 @@ static gradd_status_t open_device(worker_t *worker, const gradd_device_options_t
     return worker_open_device(worker, &other);
 }
 
+static bool makes_way(void *queue) {
+    return queue_makes_way(queue);
+}
+
 /* Before there are threads, and a device: of this one no driver is known to need more. */
 static void confine_start(daemon_t *daemon) {
     const bool on_host = options_on_host(daemon->options);
@@ -371,6 +384,8 @@ static gradd_status_t start(daemon_t *daemon) {
         .compile_ms = daemon->options->compile_ms,
     };
     GRADD_TRY(open_device(&daemon->worker, &device, daemon->options->require_device));
+    device_set_way(daemon->worker.device, makes_way, daemon->queue);
+    GRADD_TRY(maker_start(&daemon->worker, &daemon->worker.maker));
     GRADD_TRY(begin(daemon));
     GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
     GRADD_TRY(watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0));
@@ -381,6 +396,7 @@ static gradd_status_t start(daemon_t *daemon) {
 }
 
 static void finish(daemon_t *daemon) {
+    maker_stop(daemon->worker.maker);
     cache_finish(&daemon->worker);
     gradd_device_close(daemon->worker.device);
     router_close(&daemon->router);

@@ -22,6 +22,8 @@
 #include "server/session/session.h"
 #include "server/verbs/worker.h"
 
+#define DRAIN_WHY_BYTES 200
+
 typedef struct daemon_s {
     const options_t *options; /* Borrowed */
     const rundir_t *dir;      /* Borrowed: of the sockets; the lock is the owner's */
@@ -45,6 +47,7 @@ typedef struct daemon_s {
     int64_t started_ms;             /* of the owner */
     int64_t paced_ms;               /* when sessions were looked at last */
     uint64_t n_requests, n_refused;
+    char drained[DRAIN_WHY_BYTES]; /* why nothing is begun; "": it is */
     recent_t recent;
 } daemon_t;
 

@@ -8,7 +8,7 @@
  *
  * The holder of `lock` owns everything that belongs to I/O: sockets, session table, router. ZeroMQ
  * allows a socket to move between threads across such a barrier. Only the engine thread runs
- * requests, hence only it opens OpenMP regions.
+ * requests, hence only it opens OpenMP regions; another one makes plans (server/verbs/maker.h).
  */
 #ifndef GRADD_SERVER_DAEMON_LOOP_H
 #define GRADD_SERVER_DAEMON_LOOP_H

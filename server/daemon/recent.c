@@ -1,7 +1,22 @@
 /* A ring of requests. See recent.h. */
 #include "server/daemon/recent.h"
 
+static verb_total_t *total_of(recent_t *recent, const char *verb) {
+    int i = 0;
+    while (i < recent->n_totals && recent->totals[i].verb != verb)
+        i++;
+    if (i == RECENT_VERBS) return NULL;
+    if (i == recent->n_totals) recent->totals[recent->n_totals++].verb = verb;
+    return &recent->totals[i];
+}
+
 void recent_add(recent_t *recent, const request_t *request) {
+    verb_total_t *total = total_of(recent, request->command->name);
+    if (total) {
+        total->n++;
+        total->waited_us += request->started_us - request->arrived_us;
+        total->ran_us += request->ended_us - request->started_us;
+    }
     const int64_t rest = atomic_load(&request->session->counts.arena_bytes);
     recent->requests[recent->n++ % RECENT_MOST] =
         (recent_request_t){.verb = request->command->name,
@@ -16,6 +31,19 @@ void recent_add(recent_t *recent, const request_t *request) {
 static void put_number(wire_out_t *out, const char *key, int64_t value) {
     wire_put_text(out, key);
     wire_put_i64(out, value);
+}
+
+void recent_put_totals(const recent_t *recent, wire_out_t *reply) {
+    wire_put_list(reply, (uint32_t)recent->n_totals);
+    for (int i = 0; i < recent->n_totals; i++) {
+        const verb_total_t *total = &recent->totals[i];
+        wire_put_map(reply, 4);
+        wire_put_text(reply, "v");
+        wire_put_text(reply, total->verb);
+        put_number(reply, "n", (int64_t)total->n);
+        put_number(reply, "waited_us", total->waited_us);
+        put_number(reply, "ran_us", total->ran_us);
+    }
 }
 
 static void put_request(wire_out_t *out, const recent_request_t *r) {

@@ -40,6 +40,9 @@ static void fail(daemon_t *daemon, request_t *request, gradd_status_t status) {
               request->session ? request->session->number : 0,
               request->command ? request->command->name : "?", gradd_status_name(status),
               gradd_error_message());
+    if (request->session)
+        record_error(&request->session->record, session_now_ms(),
+                     request->command ? request->command->name : "?", status);
     command_reply(request, status);
     reply_and_destroy(daemon, request, false);
 }
@@ -170,7 +173,7 @@ void requests_finish(daemon_t *daemon, request_t *request) {
     if (session) session->n_pending--;
     if (session) {
         recent_add(&daemon->recent, request);
-        session->pace.engine_us += request->ended_us - request->started_us;
+        session->pace.engine_us += request->ran_us;
         session->pace.n_steps += request->command->is_step && request->status == GRADD_OK;
     }
     reply_and_destroy(daemon, request, true);

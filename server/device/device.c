@@ -106,3 +106,9 @@ void device_set_hook(gradd_device_t *d, device_hook_t hook, void *context) {
     d->hook = hook;
     d->hook_context = context;
 }
+
+void device_set_way(gradd_device_t *d, bool (*makes_way)(void *context), void *context) {
+    if (!d->backend->host) return;
+    d->makes_way = makes_way;
+    d->way_context = context;
+}

@@ -41,11 +41,20 @@ struct device_s {
     spare_t spares[DEVICE_SPARES];
     device_hook_t hook;
     void *hook_context;
+    bool (*makes_way)(void *context); /* see device_set_way; NULL = never */
+    void *way_context;
     gradd_mapper_t mapper;
 };
 
 /* For tracing and tests; NULL = none. */
 void device_set_hook(gradd_device_t *device, device_hook_t hook, void *context);
+/* From now on programs and optimizer steps ask between two launches or chunks whether they make way
+ * for something else: see run_is_aside and step_continue. Of a device with a queue of its own,
+ * whose work goes on, nothing is put aside, and this does nothing. */
+void device_set_way(gradd_device_t *device, bool (*makes_way)(void *context), void *context);
+static inline bool device_makes_way(const gradd_device_t *device) {
+    return device->makes_way && device->makes_way(device->way_context);
+}
 /* A device of that backend, which need not be in the list. */
 gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_options_t *options,
                            gradd_device_t **out_device);

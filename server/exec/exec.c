@@ -171,12 +171,6 @@ static gradd_status_t check_output(const gradd_run_t *run, const plan_launch_t *
                       known ? launch_text(run, *first_inf, text, sizeof text) : "");
 }
 
-/* The launches that texts name. */
-typedef struct named_s {
-    const plan_launch_t *first_inf; /* of the program so far */
-    const plan_launch_t *culprit;   /* of a failure, if it is not the launch that has noticed it */
-} nan_names_t;
-
 static gradd_status_t check_finite(gradd_run_t *run, const plan_launch_t *launch,
                                    const exec_bases_t *b, nan_names_t *named) {
     for (int j = 0; j < launch->args.n_out; j++)
@@ -187,42 +181,60 @@ static gradd_status_t check_finite(gradd_run_t *run, const plan_launch_t *launch
     return GRADD_OK;
 }
 
-static gradd_status_t execute(gradd_run_t *run, plan_launch_t *launch, const exec_bases_t *b,
-                              nan_names_t *named) {
+/* All of the launch, or the next part of it. */
+static gradd_status_t launch_part(gradd_run_t *run, plan_launch_t *launch) {
+    underway_t *u = &run->underway;
+    const gradd_device_t *d = run->device;
     int n = launch->args.n_in + launch->args.n_out;
     for (int i = 0; i < n; i++)
-        launch->view[i].data = address(b, launch, i);
-    launch->args.workspace = launch->workspace < 0 ? NULL : b->arena + launch->workspace;
+        launch->view[i].data = address(&u->bases, launch, i);
+    launch->args.workspace = launch->workspace < 0 ? NULL : u->bases.arena + launch->workspace;
     launch->args.seed = run->seed;
     launch->args.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
-    const gradd_device_t *d = run->device;
+    launch->args.part = u->part;
     double start = d->hook ? seconds_now() : 0;
     gradd_status_t status = d->backend->launch(d->queue, launch->kernel, &launch->args);
-    if (!status && run->flags & (GRADD_RUN_FINITE_CHECK | GRADD_RUN_GRADIENT_CHECK))
-        status = check_finite(run, launch, b, named);
-    if (d->hook) d->hook(d->hook_context, run->plan, launch, seconds_now() - start);
+    if (d->hook) u->part_seconds += seconds_now() - start;
+    u->part++;
     return status;
 }
 
-static gradd_status_t execute_all(gradd_run_t *run, program_t *program, const exec_bases_t *b,
-                                  const volatile int *cancel) {
-    nan_names_t named = {0};
-    for (int k = 0; k < program->n; k++) {
-        if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
+/* The last part of the launch is done. */
+static gradd_status_t end_launch(gradd_run_t *run, const plan_launch_t *launch) {
+    underway_t *u = &run->underway;
+    const gradd_device_t *d = run->device;
+    gradd_status_t status = GRADD_OK;
+    if (run->flags & (GRADD_RUN_FINITE_CHECK | GRADD_RUN_GRADIENT_CHECK))
+        status = check_finite(run, launch, &u->bases, &u->names);
+    if (d->hook) d->hook(d->hook_context, run->plan, launch, u->part_seconds);
+    u->part = 0;
+    u->part_seconds = 0;
+    u->at++;
+    if (!status && u->bases.groups) status = groups_mark(run, u->bases.groups, u->at);
+    return status;
+}
+
+/* Until the end, or until something else is to run. */
+static gradd_status_t execute_all(gradd_run_t *run) {
+    underway_t *u = &run->underway;
+    program_t *program = u->program;
+    while (u->at < program->n) {
+        if (u->cancel && __atomic_load_n(u->cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
-        gradd_status_t status = execute(run, &program->launches[k], b, &named);
-        if (!status && b->groups) status = groups_mark(run, b->groups, k + 1);
-        if (status)
-            return at_launch(status, run, named.culprit ? named.culprit : &program->launches[k]);
+        plan_launch_t *launch = &program->launches[u->at];
+        gradd_status_t status = launch_part(run, launch);
+        if (!status && u->part >= launch->args.parts) status = end_launch(run, launch);
+        if (status) return at_launch(status, run, u->names.culprit ? u->names.culprit : launch);
+        if (u->at < program->n && device_makes_way(run->device)) return GRADD_OK;
     }
     return GRADD_OK;
 }
 
-gradd_status_t exec_program(gradd_run_t *run, program_t *program, const exec_bases_t *b,
-                            const volatile int *cancel) {
+gradd_status_t exec_program(gradd_run_t *run) {
     const gradd_device_t *d = run->device;
+    const program_t *program = run->underway.program;
     int failed = -1;
-    gradd_status_t status = execute_all(run, program, b, cancel);
+    gradd_status_t status = execute_all(run);
     gradd_failure_t noticed;
     if (status) noticed = *gradd_failure();
     /* also after a failure: a caller that is told of it may reuse the memory */

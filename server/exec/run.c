@@ -28,8 +28,25 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_t **out_run) {
     return GRADD_OK;
 }
 
+static void arrivals_finish(const gradd_run_t *run, arrivals_t *a) {
+    const gradd_plan_t *plan = run->plan;
+    for (int j = 0; a->zeros && j < plan->info.n_outputs; j++)
+        run->device->backend->free(run->device->queue, a->zeros[j],
+                                   (size_t)gradd_type_bytes(&plan->info.outputs[j]));
+    free(a->address);
+    free(a->zeros);
+}
+
+/* What was underway is done, or given up. */
+static void end_program(gradd_run_t *run) {
+    groups_finish(run, &run->underway.groups);
+    arrivals_finish(run, &run->underway.arrivals);
+    run->underway = (underway_t){0};
+}
+
 void gradd_run_destroy(gradd_run_t *run) {
     if (!run) return;
+    end_program(run);
     if (run->flags & GRADD_RUN_ONCE)
         pool_drop(run->device, run->arena, run->arena_bytes);
     else
@@ -76,21 +93,17 @@ gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags
                                  const void *const *inputs, void *const *outputs,
                                  const volatile int *cancel) {
     gradd_plan_t *plan = run->plan;
+    end_program(run); /* one that was put aside and is not wanted any more */
     memcpy(run->inputs, inputs, sizeof inputs[0] * n_inputs(plan));
     run->seed = seed;
     run->flags = flags;
     run->has_forward = false;
     run->first_nan = NULL;
-    exec_bases_t b = {.arena = run->arena,
-                      .constants = plan->constants.blocks,
-                      .inputs = run->inputs,
-                      .outputs = outputs,
-                      .early = run->early};
+    exec_bases_t b = {
+        .arena = run->arena, .inputs = run->inputs, .outputs = outputs, .early = run->early};
     GRADD_TRY(check_bases(plan, &plan->forward, &b));
-    GRADD_TRY(run->device->backend->queue_enter(run->device->queue, plan->info.threads));
-    GRADD_TRY(exec_program(run, &plan->forward, &b, cancel));
-    run->has_forward = plan->variants != NULL;
-    return GRADD_OK;
+    run->underway = (underway_t){.program = &plan->forward, .bases = b, .cancel = cancel};
+    return run_continue(run);
 }
 
 /* The memory of a variant beside the present arena: a wider one, because both live while the saved
@@ -107,12 +120,6 @@ static gradd_status_t admit_variant(const gradd_run_t *run, const variant_t *v,
     }
     return pool_admit(run->device, bytes);
 }
-
-/* Gradients of the outputs as a variant reads them: what arrives, and zeros in between. */
-typedef struct arrivals_s {
-    const void **address; /* Owned array: per output */
-    void **zeros;         /* Owned array, and the device's memory: per output */
-} arrivals_t;
 
 /* Zeros for the outputs whose gradient a variant reads although none arrives. */
 static gradd_status_t fill_zeros(const gradd_run_t *run, arrivals_t *a) {
@@ -140,42 +147,26 @@ static gradd_status_t arrivals_init(const gradd_run_t *run, const variant_t *v,
     return v->full ? fill_zeros(run, a) : GRADD_OK;
 }
 
-static void arrivals_finish(const gradd_run_t *run, arrivals_t *a) {
-    const gradd_plan_t *plan = run->plan;
-    for (int j = 0; a->zeros && j < plan->info.n_outputs; j++)
-        run->device->backend->free(run->device->queue, a->zeros[j],
-                                   (size_t)gradd_type_bytes(&plan->info.outputs[j]));
-    free(a->address);
-    free(a->zeros);
-}
-
-static gradd_status_t run_variant(gradd_run_t *run, const variant_t *v,
-                                  const void *const *grad_outputs, void *const *grads,
-                                  const volatile int *cancel) {
-    arrivals_t arrivals = {0};
-    exec_groups_t groups = {0};
-    gradd_status_t status = admit_variant(run, v, grad_outputs);
-    if (!status) status = arrivals_init(run, v, grad_outputs, &arrivals);
-    if (!status && run->groups.n) status = groups_init(run, v, grads, &groups);
-    if (!status) status = pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes);
-    if (!status) {
-        exec_bases_t b = {.arena = run->arena,
-                          .constants = run->plan->constants.blocks,
-                          .inputs = run->inputs,
-                          .grads = groups.grads ? groups.grads : grads,
-                          .early = run->early,
-                          .grad_outputs = arrivals.address,
-                          .groups = groups.grads ? &groups : NULL};
-        program_t *program = (program_t *)&v->program; /* its views are scratch of this call */
-        status = check_bases(run->plan, program, &b);
-        if (!status && b.groups) status = groups_begin(run, v, b.groups);
-        if (!status) run->has_forward = v->keep;
-        if (!status) status = exec_program(run, program, &b, cancel);
-        if (!status && b.groups) status = groups_end(run, b.groups);
-    }
-    groups_finish(run, &groups);
-    arrivals_finish(run, &arrivals);
-    return status;
+/* Sets up what is underway, which the caller ends if this fails. */
+static gradd_status_t begin_variant(gradd_run_t *run, const variant_t *v,
+                                    const void *const *grad_outputs, void *const *grads) {
+    underway_t *u = &run->underway;
+    GRADD_TRY(admit_variant(run, v, grad_outputs));
+    GRADD_TRY(arrivals_init(run, v, grad_outputs, &u->arrivals));
+    if (run->groups.n) GRADD_TRY(groups_init(run, v, grads, &u->groups));
+    GRADD_TRY(pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes));
+    u->variant = v;
+    u->program = (program_t *)&v->program; /* its views are scratch of each launch */
+    u->bases = (exec_bases_t){.arena = run->arena,
+                              .inputs = run->inputs,
+                              .grads = u->groups.grads ? u->groups.grads : grads,
+                              .early = run->early,
+                              .grad_outputs = u->arrivals.address,
+                              .groups = u->groups.grads ? &u->groups : NULL};
+    GRADD_TRY(check_bases(run->plan, u->program, &u->bases));
+    if (u->bases.groups) GRADD_TRY(groups_begin(run, v, u->bases.groups));
+    run->has_forward = v->keep;
+    return GRADD_OK;
 }
 
 /* Gradients that the forward has formed must not be overwritten while another backward may read
@@ -190,9 +181,8 @@ static gradd_status_t check_kept(const gradd_run_t *run, void *const *grads, boo
     return GRADD_OK;
 }
 
-static gradd_status_t backward(gradd_run_t *run, const void *const *grad_outputs,
-                               void *const *grads, bool keep, bool *out_written,
-                               const volatile int *cancel) {
+static gradd_status_t find_variant(gradd_run_t *run, const void *const *grad_outputs,
+                                   void *const *grads, bool keep, const variant_t **out) {
     gradd_plan_t *plan = run->plan;
     if (!plan->variants)
         return GRADD_FAIL(STALE, "the plan was made for inference: it has no backward");
@@ -204,21 +194,57 @@ static gradd_status_t backward(gradd_run_t *run, const void *const *grad_outputs
     if (!arrives) return GRADD_FAIL(NOMEM, "no memory for a backward");
     for (int j = 0; j < plan->info.n_outputs; j++)
         arrives[j] = grad_outputs[j] != NULL;
-    const variant_t *v;
-    gradd_status_t status = plan_variant(plan, arrives, keep, &v);
+    gradd_status_t status = plan_variant(plan, arrives, keep, out);
     free(arrives);
-    GRADD_TRY(status);
-    GRADD_TRY(run->device->backend->queue_enter(run->device->queue, plan->info.threads));
-    GRADD_TRY(run_variant(run, v, grad_outputs, grads, cancel));
-    for (int i = 0; i < plan->n_grads; i++)
+    return status;
+}
+
+static gradd_status_t begin_backward(gradd_run_t *run, const void *const *grad_outputs,
+                                     void *const *grads, bool keep, bool *out_written) {
+    const variant_t *v;
+    GRADD_TRY(find_variant(run, grad_outputs, grads, keep, &v));
+    GRADD_TRY(run->device->backend->queue_enter(run->device->queue, run->plan->info.threads));
+    end_program(run);
+    gradd_status_t status = begin_variant(run, v, grad_outputs, grads);
+    if (status) end_program(run);
+    for (int i = 0; i < run->plan->n_grads && !status; i++)
         out_written[i] = v->grads[i] != GRADD_NONE;
-    return GRADD_OK;
+    return status;
 }
 
 gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outputs,
                                   void *const *grads, bool keep, bool *out_written,
                                   const volatile int *cancel) {
-    const gradd_status_t status = backward(run, grad_outputs, grads, keep, out_written, cancel);
-    run->groups = (gradd_groups_t){0};
+    gradd_status_t status = begin_backward(run, grad_outputs, grads, keep, out_written);
+    if (status) {
+        run->groups = (gradd_groups_t){0};
+        return status;
+    }
+    run->underway.cancel = cancel;
+    return run_continue(run);
+}
+
+/* ---- what is underway ------------------------------------------------------------------------ */
+
+bool run_is_aside(const gradd_run_t *run) {
+    return run->underway.program;
+}
+
+static gradd_status_t finish_program(gradd_run_t *run) {
+    const underway_t *u = &run->underway;
+    if (!u->variant) run->has_forward = run->plan->variants != NULL;
+    return u->bases.groups ? groups_end(run, u->bases.groups) : GRADD_OK;
+}
+
+gradd_status_t run_continue(gradd_run_t *run) {
+    underway_t *u = &run->underway;
+    u->bases.constants = run->plan->constants.blocks; /* a variant made since may have moved them */
+    gradd_status_t status =
+        run->device->backend->queue_enter(run->device->queue, run->plan->info.threads);
+    if (!status) status = exec_program(run);
+    if (!status && u->at < u->program->n) return GRADD_OK;
+    if (!status) status = finish_program(run);
+    if (u->variant) run->groups = (gradd_groups_t){0};
+    end_program(run);
     return status;
 }

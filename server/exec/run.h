@@ -2,25 +2,14 @@
  *
  * The executor sets the base addresses of every launch's operands and hands the launch to the
  * device table; it calls nothing else. When a program returns, the device is done with it.
+ *
+ * A program may be put aside between two launches (device_set_way): its arena stays, and it goes on
+ * where it was. All that the rest of it needs is kept in the run (underway_t).
  */
 #ifndef GRADD_SERVER_EXEC_RUN_H
 #define GRADD_SERVER_EXEC_RUN_H
 
 #include "server/plan/plan.h"
-
-struct run_s {
-    gradd_plan_t *plan; /* Borrowed; not touched when the run is destroyed */
-    gradd_device_t *device;
-    void *arena; /* Owned */
-    int64_t arena_bytes;
-    uint64_t seed;
-    uint32_t flags;
-    const void **inputs;            /* Owned array of borrowed pointers, set by forward */
-    void **early;                   /* the same, per gradient, set by gradd_run_set_early */
-    bool has_forward;               /* the saved values are valid */
-    gradd_groups_t groups;          /* of the next backward */
-    const plan_launch_t *first_nan; /* Borrowed: of the forward; only the check of gradients asks */
-};
 
 /* When a program raises the word of its groups. */
 typedef struct exec_marks_s {
@@ -57,6 +46,54 @@ typedef struct exec_groups_s {
     int32_t *first;      /* Owned */
 } exec_groups_t;
 
+/* Gradients of the outputs as a variant reads them: what arrives, and zeros in between. */
+typedef struct arrivals_s {
+    const void **address; /* Owned array: per output */
+    void **zeros;         /* Owned array, and the device's memory: per output */
+} arrivals_t;
+
+/* The launches that texts about NaN and infinity name. Borrowed. */
+typedef struct nan_names_s {
+    const plan_launch_t *first_inf; /* of the program so far */
+    const plan_launch_t *culprit;   /* of a failure, if it is not the launch that has noticed it */
+} nan_names_t;
+
+/* A program that has begun. */
+typedef struct underway_s {
+    program_t *program; /* Borrowed: of the plan; NULL = there is none */
+    exec_bases_t bases;
+    const volatile int *cancel; /* Borrowed */
+    int at;                     /* so many launches are done, */
+    int part;                   /* and so many parts of the next one, */
+    double part_seconds;        /* in that time, for the hook */
+    nan_names_t names;
+    /* Of a backward: */
+    const variant_t *variant; /* Borrowed: of the plan; NULL = it is the forward */
+    arrivals_t arrivals;
+    exec_groups_t groups;
+} underway_t;
+
+struct run_s {
+    gradd_plan_t *plan; /* Borrowed; not touched when the run is destroyed, unless it is aside */
+    gradd_device_t *device;
+    void *arena; /* Owned */
+    int64_t arena_bytes;
+    uint64_t seed;
+    uint32_t flags;
+    const void **inputs;            /* Owned array of borrowed pointers, set by forward */
+    void **early;                   /* the same, per gradient, set by gradd_run_set_early */
+    bool has_forward;               /* the saved values are valid */
+    gradd_groups_t groups;          /* of the next backward */
+    const plan_launch_t *first_nan; /* Borrowed: of the forward; only the check of gradients asks */
+    underway_t underway;
+};
+
+/* Whether the last forward or backward has returned GRADD_OK without being done: it was put aside.
+ * What it was given stays valid until it is done, fails, or the run is destroyed. */
+bool run_is_aside(const gradd_run_t *run);
+/* Goes on with it. Fails as it does. */
+gradd_status_t run_continue(gradd_run_t *run);
+
 gradd_status_t groups_init(const gradd_run_t *run, const variant_t *variant, void *const *grads,
                            exec_groups_t *out);
 /* Nothing is given to the queue yet, and all memory is there. */
@@ -69,8 +106,8 @@ gradd_status_t groups_end(const gradd_run_t *run, exec_groups_t *groups);
 /* Accepts one that is half built, or zeroed. */
 void groups_finish(const gradd_run_t *run, exec_groups_t *groups);
 
-/* The device's queue has been entered. Waits, also if it fails. */
-gradd_status_t exec_program(gradd_run_t *run, program_t *program, const exec_bases_t *bases,
-                            const volatile int *cancel);
+/* What is underway, until it is done or put aside. The device's queue has been entered. Waits, also
+ * if it fails. */
+gradd_status_t exec_program(gradd_run_t *run);
 
 #endif

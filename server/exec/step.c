@@ -6,15 +6,11 @@
 #include <string.h>
 
 #include "server/device/device.h"
-#include "shm/hash.h"
+#include "server/exec/step_request.h"
 
-#define CHUNK_BITS 24
-/* The number of a step shares a word with the number of a chunk. */
-#define STEP_MAX ((UINT64_C(1) << (64 - CHUNK_BITS)) - 1)
-
-/* A step on its way. */
-typedef struct stepping_s {
+struct stepping_s {
     const step_request_t *r;
+    gradd_device_t *device;
     const gradd_backend_t *b;
     gradd_queue_t *queue;
     step_journal_t *journal; /* the device's */
@@ -22,7 +18,9 @@ typedef struct stepping_s {
     int64_t chunk;           /* elements, as its magic said when it was read */
     uint64_t *touched;       /* Owned: bit per row of `scanned`; or NULL */
     const step_tensor_t *scanned;
-} stepping_t;
+    bool begun; /* the journal is open, and the norm is known: */
+    double norm;
+};
 
 /* A word of the journal, in turn with all else. */
 static gradd_status_t put(stepping_t *s, uint64_t *head_word, uint64_t value) {
@@ -35,35 +33,6 @@ static float *buffer(const stepping_t *s, int which) {
     return (float *)(s->journal + 1) + which * s->chunk;
 }
 
-/* Shapes, groups, hyper-parameters and the client's mark; not addresses, which differ after a
- * restart. */
-static uint64_t fingerprint(const step_request_t *r) {
-    uint64_t hash = gradd_hash_bytes(GRADD_HASH_START, &r->max_norm, sizeof r->max_norm);
-    for (int i = 0; i < r->n_groups; i++) {
-        const gradd_adam_t *g = &r->groups[i];
-        double numbers[] = {g->lr,
-                            g->beta1,
-                            g->beta2,
-                            g->eps,
-                            g->weight_decay,
-                            (double)g->mode,
-                            (double)g->bias_correction,
-                            (double)g->step};
-        hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
-    }
-    for (int i = 0; i < r->n_tensors; i++) {
-        const step_tensor_t *t = &r->tensors[i];
-        int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL};
-        hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
-        /* not in steps of all rows, which another version may have begun */
-        if (t->width) hash = gradd_hash_bytes(hash, &t->width, sizeof t->width);
-    }
-    if (r->grad_scale) hash = gradd_hash_bytes(hash, &r->grad_scale, sizeof r->grad_scale);
-    if (r->finite) hash = gradd_hash_bytes(hash, "finite", 6);
-    if (r->once) hash = gradd_hash_bytes(hash, &r->once, sizeof r->once);
-    return hash;
-}
-
 static bool clips(const step_request_t *r) {
     return r->max_norm > 0 && isfinite(r->max_norm);
 }
@@ -74,7 +43,7 @@ static double grad_scale(const step_request_t *r) {
 
 /* The value of `sealed` for a step that was skipped. */
 static uint64_t skip_mark(const step_request_t *r) {
-    return r->step << CHUNK_BITS | ((UINT64_C(1) << CHUNK_BITS) - 1);
+    return r->step << STEP_CHUNK_BITS | ((UINT64_C(1) << STEP_CHUNK_BITS) - 1);
 }
 
 /* Of the gradients as they lie there. It is finite where all of them are: squares of f32 are far
@@ -142,12 +111,6 @@ static gradd_status_t commit_piece(const stepping_t *s, const piece_t *p) {
 }
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
-
-static int64_t chunk_elements(const stepping_t *s, const step_tensor_t *t) {
-    if (!t->width) return s->chunk;
-    const int64_t rows = s->chunk / t->width;
-    return (rows < STEP_ROW_WORDS * 64 ? rows : STEP_ROW_WORDS * 64) * t->width;
-}
 
 static int row_words(const piece_t *chunk) {
     return (int)((chunk->n / chunk->t->width + 63) / 64);
@@ -232,59 +195,27 @@ static gradd_status_t update_chunk(stepping_t *s, const piece_t *chunk, float sc
     return put(s, &s->head.progress, now + 1);
 }
 
-static gradd_status_t update_chunks(stepping_t *s, float scale) {
+/* Those that are left; *out_done is false if something else is to run before. */
+static gradd_status_t update_chunks(stepping_t *s, float scale, bool *out_done) {
     const step_request_t *r = s->r;
-    uint64_t done = s->head.progress & ((1u << CHUNK_BITS) - 1), at = 0;
+    uint64_t done = s->head.progress & ((1u << STEP_CHUNK_BITS) - 1), at = 0;
+    *out_done = false;
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
-        const int64_t most = chunk_elements(s, t);
+        const int64_t most = step_chunk_elements(t, s->chunk);
         for (int64_t from = 0; t->g && from < t->n; from += most) {
             const int64_t left = t->n - from;
             const piece_t chunk = {t, from, left < most ? left : most, 0};
             if (at++ < done) continue;
             GRADD_TRY(update_chunk(s, &chunk, scale));
+            if (device_makes_way(s->device)) return GRADD_OK;
         }
     }
+    *out_done = true;
     return GRADD_OK;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
-
-static gradd_status_t check_width(const stepping_t *s, const step_tensor_t *t, int i) {
-    if (t->width < 0 || (t->width && t->n % t->width))
-        return GRADD_FAIL(TENSOR, "parameter %d: %lld elements in rows of %lld", i, (long long)t->n,
-                          (long long)t->width);
-    if (t->width > s->chunk)
-        return GRADD_FAIL(LIMIT, "parameter %d: rows of %lld elements, expected at most %lld", i,
-                          (long long)t->width, (long long)s->chunk);
-    return GRADD_OK;
-}
-
-static gradd_status_t check_request(const stepping_t *s) {
-    const step_request_t *r = s->r;
-    int64_t chunks = 0;
-    for (int i = 0; i < r->n_tensors; i++) {
-        const step_tensor_t *t = &r->tensors[i];
-        if (t->group < 0 || t->group >= r->n_groups)
-            return GRADD_FAIL(TENSOR, "parameter %d: group %d of %d", i, t->group, r->n_groups);
-        if (t->n < 0) return GRADD_FAIL(TENSOR, "parameter %d: negative size", i);
-        if (t->dtype != GRADD_DT_F32 && !gradd_dtype_is_half(t->dtype))
-            return GRADD_FAIL(TENSOR, "parameter %d: neither f32 nor bf16 nor f16", i);
-        if (t->master && t->dtype == GRADD_DT_F32)
-            return GRADD_FAIL(TENSOR, "parameter %d: f32 has no master weights", i);
-        GRADD_TRY(check_width(s, t, i));
-        chunks += (t->n + chunk_elements(s, t) - 1) / chunk_elements(s, t);
-    }
-    if (chunks >= 1 << CHUNK_BITS) return GRADD_FAIL(LIMIT, "too many parameters for one step");
-    if (r->step >= STEP_MAX)
-        return GRADD_FAIL(LIMIT, "step %llu, expected below %llu", (unsigned long long)r->step,
-                          (unsigned long long)STEP_MAX);
-    for (int i = 0; i < r->n_groups; i++)
-        if (r->groups[i].mode > GRADD_ADAMW_TORCH || r->groups[i].step < 1)
-            return GRADD_FAIL(TENSOR, "group %d: mode %d, step %lld", i, r->groups[i].mode,
-                              (long long)r->groups[i].step);
-    return GRADD_OK;
-}
 
 /* The client may write into the journal at any time: its length counts as it was read here. */
 static gradd_status_t check_chunk(stepping_t *s) {
@@ -323,9 +254,10 @@ static gradd_status_t begin_journal(stepping_t *s) {
 static gradd_status_t open_journal(stepping_t *s, bool *out_done) {
     const step_request_t *r = s->r;
     GRADD_TRY(begin_journal(s));
-    const uint64_t mark = fingerprint(r), progress = s->head.progress;
-    const uint64_t chunk = progress & ((1u << CHUNK_BITS) - 1);
-    uint64_t current = progress >> CHUNK_BITS; /* step in progress, or the next one if chunk is 0 */
+    const uint64_t mark = step_fingerprint(r), progress = s->head.progress;
+    const uint64_t chunk = progress & ((1u << STEP_CHUNK_BITS) - 1);
+    uint64_t current =
+        progress >> STEP_CHUNK_BITS; /* step in progress, or the next one if chunk is 0 */
     *out_done = r->step + 1 == current && !chunk;
     if (*out_done && s->head.fingerprint != mark)
         return GRADD_FAIL(STALE,
@@ -343,34 +275,75 @@ static gradd_status_t open_journal(stepping_t *s, bool *out_done) {
     return put(s, &s->head.fingerprint, mark);
 }
 
-static gradd_status_t update(stepping_t *s) {
-    bool done;
-    double norm = 0;
+/* Opens the journal and looks at the gradients; *out_done if the step is finished already, or
+ * skipped. */
+static gradd_status_t begin(stepping_t *s, bool *out_done) {
     uint64_t bits;
-    GRADD_TRY(s->b->queue_enter(s->queue, 0));
     GRADD_TRY(read_journal(s));
-    GRADD_TRY(check_request(s));
-    GRADD_TRY(open_journal(s, &done));
-    if (done) return GRADD_OK;
-    if (clips(s->r) || s->r->finite) GRADD_TRY(global_norm(s, &norm));
-    norm *= grad_scale(s->r);
-    memcpy(&bits, &norm, sizeof bits);
+    GRADD_TRY(step_check(s->r, s->chunk));
+    GRADD_TRY(open_journal(s, out_done));
+    if (*out_done) return GRADD_OK;
+    if (clips(s->r) || s->r->finite) GRADD_TRY(global_norm(s, &s->norm));
+    s->norm *= grad_scale(s->r);
+    memcpy(&bits, &s->norm, sizeof bits);
     GRADD_TRY(put(s, &s->head.norm, bits));
-    if (s->r->finite && !isfinite(norm))
-        GRADD_TRY(put(s, &s->head.sealed, skip_mark(s->r)));
-    else
-        GRADD_TRY(update_chunks(s, scale_of(s->r, norm)));
-    return put(s, &s->head.progress, (s->r->step + 1) << CHUNK_BITS);
+    s->begun = true;
+    if (!s->r->finite || isfinite(s->norm)) return GRADD_OK;
+    *out_done = true;
+    GRADD_TRY(put(s, &s->head.sealed, skip_mark(s->r)));
+    return put(s, &s->head.progress, (s->r->step + 1) << STEP_CHUNK_BITS);
+}
+
+static gradd_status_t update(stepping_t *s, bool *out_done) {
+    *out_done = false;
+    GRADD_TRY(s->b->queue_enter(s->queue, 0));
+    if (!s->begun) GRADD_TRY(begin(s, out_done));
+    if (*out_done) return GRADD_OK;
+    GRADD_TRY(update_chunks(s, scale_of(s->r, s->norm), out_done));
+    if (!*out_done) return GRADD_OK;
+    return put(s, &s->head.progress, (s->r->step + 1) << STEP_CHUNK_BITS);
+}
+
+gradd_status_t step_create(gradd_device_t *device, const step_request_t *r, stepping_t **out_step) {
+    stepping_t *s = malloc(sizeof *s);
+    if (!s) return GRADD_FAIL(NOMEM, "no memory for a step");
+    *s = (stepping_t){.r = r,
+                      .device = device,
+                      .b = device->backend,
+                      .queue = device->queue,
+                      .journal = r->journal};
+    *out_step = s;
+    return GRADD_OK;
+}
+
+gradd_status_t step_continue(stepping_t *s, bool *out_done) {
+    gradd_status_t status = update(s, out_done);
+    gradd_status_t waited = s->b->wait(s->queue, NULL);
+    return status ? status : waited;
+}
+
+void step_destroy(stepping_t *s) {
+    if (!s) return;
+    free(s->touched);
+    free(s);
+}
+
+double step_norm(const stepping_t *s, bool *out_skipped) {
+    double norm;
+    memcpy(&norm, &s->head.norm, sizeof norm);
+    *out_skipped = s->head.sealed == skip_mark(s->r);
+    return norm;
 }
 
 gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, double *out_norm,
                           bool *out_skipped) {
-    stepping_t s = {.r = r, .b = device->backend, .queue = device->queue, .journal = r->journal};
-    gradd_status_t status = update(&s);
-    gradd_status_t waited = s.b->wait(s.queue, NULL);
-    if (!status) status = waited;
-    if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);
-    if (!status) *out_skipped = s.head.sealed == skip_mark(r);
-    free(s.touched);
+    stepping_t *s;
+    bool done = false;
+    GRADD_TRY(step_create(device, r, &s));
+    gradd_status_t status = GRADD_OK;
+    while (!status && !done)
+        status = step_continue(s, &done);
+    if (!status) *out_norm = step_norm(s, out_skipped);
+    step_destroy(s);
     return status;
 }

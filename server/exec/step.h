@@ -83,13 +83,26 @@ typedef struct step_request_s {
     bool finite;       /* skip the step where an element of a gradient is no finite number */
 } step_request_t;
 
-/* Waits. out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
- * out_skipped: nothing has changed but the journal, whose number is the next one all the same.
- * Repeating the last finished step does nothing and returns its norm; another request of the same
- * number is refused, because its gradients would be lost silently.
+/* A step on its way. */
+typedef struct stepping_s stepping_t;
+
+/* Does nothing yet. The request and what it names stay valid until step_destroy. */
+gradd_status_t step_create(gradd_device_t *device, const step_request_t *request,
+                           stepping_t **out_step);
+/* Goes on with the step until its end, or until something else is to run between two chunks
+ * (device_set_way): then *out_done is false. Waits. May be called from any state of the journal:
+ * repeating the last finished step does nothing; another request of the same number is refused,
+ * because its gradients would be lost silently.
  * Errors: STALE (journal is at another step or holds another request), SHM (not a journal, or one
  * with chunks of a length that is not allowed), TENSOR (journal too small for its chunks), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
+gradd_status_t step_continue(stepping_t *step, bool *out_done);
+void step_destroy(stepping_t *step); /* accepts NULL */
+/* Of one that is done: the global L2 norm of the gradients before clipping, 0 if nothing asked for
+ * it. *out_skipped: nothing has changed but the journal, whose number is the next one all the same.
+ */
+double step_norm(const stepping_t *step, bool *out_skipped);
+/* All of these at once, never put aside. */
 gradd_status_t step_apply(gradd_device_t *device, const step_request_t *request, double *out_norm,
                           bool *out_skipped);
 

@@ -230,7 +230,7 @@ gradd_infer_t graph_describe(const graph_t *g, const graph_node_t *n, graph_oper
     view_inputs(g, n->in, n->n_in, o->in);
     for (int j = 0; j < n->n_out; j++)
         o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
-    return (gradd_infer_t){n->op, n->attrs, n->opset, n->n_in, n->n_out, o->in, o->out, 0};
+    return (gradd_infer_t){n->op, n->attrs, n->opset, n->n_in, n->n_out, o->in, o->out, 0, 0};
 }
 
 /* A shape that depends on data reads all of it. */
@@ -281,7 +281,7 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
                           e->n_out);
     view_inputs(g, e->in, e->n_in, in);
     GRADD_TRY(compile_time_spend(1 + known_bytes(in, e->n_in) / 1024));
-    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
+    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0, 0};
     if (graph_must_expand(g, &infer)) return graph_emit_expanded(g, e, &infer, out);
     if (graph_must_widen(g, &infer)) return graph_emit_widened(g, e, out);
     bool done;
@@ -315,7 +315,7 @@ gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *o
     gradd_type_t types[GRADD_OP_MAX_OUT];
     view_inputs(g, n->in, n->n_in, in);
     int n_out = j + 1 > n->n_out ? j + 1 : n->n_out;
-    gradd_infer_t infer = {n->op, n->attrs, n->opset, n->n_in, n_out, in, types, 0};
+    gradd_infer_t infer = {n->op, n->attrs, n->opset, n->n_in, n_out, in, types, 0, 0};
     GRADD_TRY(gradd_op_infer(&infer));
     graph_value_t value = {.type = types[j], .kind = VALUE_NODE, .node = node, .index = j};
     GRADD_TRY(graph_new_value(g, &value, out));

@@ -81,7 +81,7 @@ static void ask_row(const graph_t *g, const graph_emit_t *e, gradd_dtype_t *out_
         in[i].data = half ? NULL : (void *)(uintptr_t)v->data;
         if (half && !first) first = v->type.dtype;
     }
-    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
+    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0, 0};
     bool sure = !e->op->infer(&infer);
     for (int j = 0; j < e->n_out; j++) {
         const gradd_dtype_t dtype = sure ? types[j].dtype : first;

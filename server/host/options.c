@@ -24,6 +24,31 @@ static const option_row_t rows[] = {
 #undef OPTION
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
+_Static_assert(N_ROWS <= 64, "options_t has a bit for each");
+
+static const struct {
+    const char *name, *help;
+    const char *operand; /* that may follow it, into the option --name; NULL: none */
+} verbs[] = {
+    {"serve",      "run the daemon (exit code 4: one runs already)",                       NULL    },
+    {"ps",         "the daemon and its sessions",                                          NULL    },
+    {"top",        "the same, again and again",                                            NULL    },
+    {"show",       "one session in full: its number, its process, or its name",            "NAME"  },
+    {"logs",       "what the daemon has logged, of all or of one session",                 "[NAME]"},
+    {"drain",      "begin no request, until --end: sessions and their memory stay",        NULL    },
+    {"web",        "metrics for Prometheus and a page in the browser, until Ctrl-C",       NULL    },
+    {"stop",       "end the daemon after the request in progress",                         NULL    },
+    {"restart",    "put a new version under running trainers",                             NULL    },
+    {"forget",     "end a session that has outlived its process",                          "NAME"  },
+    {"trace",      "the last requests of the daemon, as a file for Perfetto",              NULL    },
+    {"explain",    "the operators of a plan, of the daemon or of a file (explain --help)", NULL    },
+    {"estimate",   "planned memory of training a model (estimate --help)",                 NULL    },
+    {"version",    "version of binary and protocol",                                       NULL    },
+    {"doctor",     "the devices, and why others are not available",                        NULL    },
+    {"cache",      "the translated graphs that trainers keep on disk",                     NULL    },
+    {"--list-ops", "operators of the engine",                                              NULL    },
+};
+#define N_VERBS (sizeof verbs / sizeof *verbs)
 
 static gradd_status_t set_bool(const char *name, const char *text, bool *out) {
     static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
@@ -75,6 +100,28 @@ static bool asks_for_help(int argc, char **argv, options_t *options) {
     return true;
 }
 
+static int find_verb(const char *name) {
+    for (size_t i = 0; i < N_VERBS; i++)
+        if (strcmp(verbs[i].name, name) == 0) return (int)i;
+    return -1;
+}
+
+static gradd_status_t take_word(const char *word, options_t *options) {
+    if (!options->command[0]) {
+        options->command = word;
+        return GRADD_OK;
+    }
+    const int verb = find_verb(options->command);
+    if (verb < 0 || !verbs[verb].operand)
+        return GRADD_FAIL(UNSUPPORTED, "'%s' after '%s': one command at a time", word,
+                          options->command);
+    if (options->name)
+        return GRADD_FAIL(UNSUPPORTED, "%s: '%s' and '%s': one name at a time", options->command,
+                          options->name, word);
+    options->name = word;
+    return GRADD_OK;
+}
+
 gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
     options_t options = {
         .command = "",
@@ -95,10 +142,7 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
         if (word[0] != '-' || strcmp(word, "--list-ops") == 0 || strcmp(word, "--version") == 0) {
-            if (options.command[0])
-                return GRADD_FAIL(UNSUPPORTED, "'%s' after '%s': one command at a time", word,
-                                  options.command);
-            options.command = word;
+            GRADD_TRY(take_word(word, &options));
             continue;
         }
         const char *equals = strchr(word, '=');
@@ -106,7 +150,7 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
         const option_row_t *row = find_row(word, n);
         if (!row)
             return GRADD_FAIL(UNSUPPORTED, "unknown option '%s' (gradd --help lists them)", word);
-        options.given |= 1u << (row - rows);
+        options.given |= UINT64_C(1) << (row - rows);
         if (row->type == FLAG) {
             *((bool *)((char *)&options + row->offset)) = true;
             continue;
@@ -134,7 +178,7 @@ static bool is_read_by(const option_row_t *row, const char *command) {
 
 gradd_status_t options_check(const options_t *options) {
     for (size_t i = 0; i < N_ROWS; i++)
-        if (options->given & 1u << i && !is_read_by(&rows[i], options->command))
+        if (options->given & UINT64_C(1) << i && !is_read_by(&rows[i], options->command))
             return GRADD_FAIL(UNSUPPORTED, "%s is for %s; it has no effect on %s", rows[i].flag,
                               rows[i].commands, options->command);
     return GRADD_OK;
@@ -143,25 +187,6 @@ gradd_status_t options_check(const options_t *options) {
 bool options_on_host(const options_t *options) {
     return !options->device || !options->device[0] || !strcmp(options->device, "cpu");
 }
-
-static const struct {
-    const char *name, *help;
-} verbs[] = {
-    {"serve",      "run the daemon (exit code 4: one runs already)"                      },
-    {"ps",         "the daemon and its sessions"                                         },
-    {"top",        "the same, again and again"                                           },
-    {"stop",       "end the daemon after the request in progress"                        },
-    {"restart",    "put a new version under running trainers"                            },
-    {"forget",     "end a session that has outlived its process"                         },
-    {"trace",      "the last requests of the daemon, as a file for Perfetto"             },
-    {"explain",    "the operators of a plan, of the daemon or of a file (explain --help)"},
-    {"estimate",   "planned memory of training a model (estimate --help)"                },
-    {"version",    "version of binary and protocol"                                      },
-    {"doctor",     "the devices, and why others are not available"                       },
-    {"cache",      "the translated graphs that trainers keep on disk"                    },
-    {"--list-ops", "operators of the engine"                                             },
-};
-#define N_VERBS (sizeof verbs / sizeof *verbs)
 
 static void print_option(FILE *out, const option_row_t *row, bool of_all) {
     fprintf(out, "  %-14s ", row->flag);
@@ -181,13 +206,13 @@ static void usage_of_all(FILE *out) {
 }
 
 gradd_status_t options_usage(FILE *out, const char *about) {
-    size_t i = 0, n_options = 0;
+    size_t n_options = 0;
     if (!about) return usage_of_all(out), GRADD_OK;
-    while (i < N_VERBS && strcmp(verbs[i].name, about) != 0)
-        i++;
-    if (i == N_VERBS)
+    const int i = find_verb(about);
+    if (i < 0)
         return GRADD_FAIL(UNSUPPORTED, "unknown command '%s' (gradd --help lists them)", about);
-    fprintf(out, "usage: gradd %s [options]\n\n  %s\n", about, verbs[i].help);
+    fprintf(out, "usage: gradd %s%s%s [options]\n\n  %s\n", about, verbs[i].operand ? " " : "",
+            verbs[i].operand ? verbs[i].operand : "", verbs[i].help);
     for (size_t k = 0; k < N_ROWS; k++) {
         if (!is_read_by(&rows[k], about)) continue;
         if (n_options++ == 0) fputs("\noptions\n", out);

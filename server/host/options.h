@@ -1,6 +1,6 @@
 /* Command line and environment of the `gradd` binary, derived from the rows of options.inc.
  *
- *     gradd serve|ps|stop|trace|cache|version|help [options]      gradd --list-ops [--json]
+ *     gradd COMMAND [NAME] [options]      gradd --list-ops [--json]
  */
 #ifndef GRADD_SERVER_HOST_OPTIONS_H
 #define GRADD_SERVER_HOST_OPTIONS_H
@@ -19,7 +19,7 @@
 typedef struct options_s {
     const char *command; /* Borrowed from argv; "" when none was given */
     const char *about;   /* Borrowed: of "--help", the command that it is about; NULL: all */
-    unsigned given;      /* Which rows the command line gives, a bit for each */
+    uint64_t given;      /* Which rows the command line gives, a bit for each */
 #define OPTION(field, type, ...) OPTION_TYPE_##type field;
 #include "server/host/options.inc"
 #undef OPTION

@@ -163,15 +163,14 @@ static gradd_status_t visit_folder(const rundir_t *dir, const char *name, rundir
     rundir_t inner;
     snprintf(path, sizeof path, "%s/%s", dir->path, name);
     if (rundir_init(&inner, path)) return GRADD_OK; /* too long: no daemon can be there */
-    return rundir_is_locked(&inner) ? visit(&inner, context) : GRADD_OK;
+    return visit(&inner, context);
 }
 
-gradd_status_t rundir_each_running(const char *given, rundir_visit_t visit, void *context) {
+gradd_status_t rundir_each(const char *given, rundir_visit_t visit, void *context) {
     rundir_t dir;
     struct dirent **folders;
-    gradd_status_t failure = GRADD_OK;
     GRADD_TRY(rundir_init(&dir, given));
-    if (rundir_is_locked(&dir)) failure = visit(&dir, context);
+    gradd_status_t failure = visit(&dir, context);
     const int n_folders = scandir(dir.path, &folders, is_folder, alphasort);
     for (int i = 0; i < n_folders; i++) {
         const gradd_status_t status = visit_folder(&dir, folders[i]->d_name, visit, context);
@@ -180,6 +179,20 @@ gradd_status_t rundir_each_running(const char *given, rundir_visit_t visit, void
     }
     if (n_folders >= 0) free(folders);
     return failure;
+}
+
+typedef struct running_s {
+    rundir_visit_t visit;
+    void *context;
+} running_t;
+
+static gradd_status_t visit_running(const rundir_t *dir, void *context) {
+    const running_t *running = context;
+    return rundir_is_locked(dir) ? running->visit(dir, running->context) : GRADD_OK;
+}
+
+gradd_status_t rundir_each_running(const char *given, rundir_visit_t visit, void *context) {
+    return rundir_each(given, visit_running, &(running_t){visit, context});
 }
 
 static const char *socket_path(const rundir_t *dir, rundir_socket_t which) {

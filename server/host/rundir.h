@@ -55,10 +55,12 @@ gradd_status_t rundir_prepare(rundir_t *dir);
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner);
 /* True if some process holds the lock. Holds it itself for a moment. */
 bool rundir_is_locked(const rundir_t *dir);
-/* Calls `visit` for each directory in which a daemon runs: the one of rundir_init(given), then its
+/* Calls `visit` for each directory that a daemon may have: the one of rundir_init(given), then its
  * folders by name. Goes on after a failure; returns the last one, with its message. Errors: those
  * of rundir_init, and of `visit`. */
 typedef gradd_status_t (*rundir_visit_t)(const rundir_t *dir, void *context);
+gradd_status_t rundir_each(const char *given, rundir_visit_t visit, void *context);
+/* The same for those in which a daemon runs. */
 gradd_status_t rundir_each_running(const char *given, rundir_visit_t visit, void *context);
 /* The pid of the daemon that holds the lock: 0 = none does, -1 = not readable. */
 pid_t rundir_owner(const rundir_t *dir);

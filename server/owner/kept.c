@@ -17,8 +17,7 @@
 typedef struct ask_s {
     kept_table_t *table;
     relay_client_t *client;
-    kept_find_t find;
-    void *context; /* of `find` */
+    const kept_clients_t *clients; /* Borrowed */
     const msgpack_object *const *args;
     wire_out_t reply;
     int fd; /* Borrowed: goes along with the reply; -1: none */
@@ -118,11 +117,19 @@ void kept_leave(kept_table_t *table, const relay_client_t *client) {
     }
 }
 
-void kept_expire(kept_table_t *table, int64_t now_ms) {
+static int users_of(const kept_session_t *kept, const kept_clients_t *clients) {
+    return kept->base ? clients->users(clients->context, kept->segments[0].fd) : 0;
+}
+
+void kept_expire(kept_table_t *table, int64_t now_ms, const kept_clients_t *clients) {
     for (int i = table->n - 1; i >= 0; i--) {
         kept_session_t *kept = table->sessions[i];
+        if (kept->base && users_of(kept, clients)) {
+            kept->expires_ms = expiry(kept);
+            continue;
+        }
         if (kept->client || now_ms < kept->expires_ms) continue;
-        if (is_alive(kept)) { /* it has closed its client, or will come back */
+        if (!kept->base && is_alive(kept)) { /* it has closed its client, or will come back */
             kept->expires_ms = expiry(kept);
             continue;
         }
@@ -157,6 +164,7 @@ static gradd_status_t read_name(const msgpack_object *given, char name[KEPT_NAME
 
 /* Another process has it, or is about to let go of it. */
 static gradd_status_t check_free(const ask_t *ask, const kept_session_t *kept) {
+    if (kept->base) return GRADD_OK; /* those that have it mapped keep it */
     if (kept->client == ask->client->number || is_same_process(kept, ask->client)) return GRADD_OK;
     if (is_alive(kept))
         return GRADD_FAIL(SESSION, "session '%s' is in use by process %d", kept->name,
@@ -181,6 +189,7 @@ static gradd_status_t check_keep(const ask_t *ask, const kept_session_t *kept) {
                    ? GRADD_OK
                    : GRADD_FAIL(LIMIT, "there are %d kept sessions, the limit", KEPT_MOST);
     GRADD_TRY(check_free(ask, kept));
+    if (kept->base) return GRADD_FAIL(SESSION, "'%s' is the name of a base", kept->name);
     if (kept->client || is_same_process(kept, client)) return GRADD_OK;
     return GRADD_FAIL(SESSION,
                       "session '%s' of process %d, which has ended, is kept: take it over by "
@@ -229,7 +238,52 @@ static gradd_status_t keep(ask_t *ask) {
     return GRADD_OK;
 }
 
-/* ---- reattach, forget, kept ---- */
+/* ---- share ---- */
+
+static gradd_status_t check_share(const ask_t *ask, const char *name, uint64_t *out_bytes) {
+    const kept_session_t *other = find_name(ask->table, name, NULL);
+    if (other && other->base)
+        return GRADD_FAIL(SESSION, "there is a base '%s' already: take it by gradd.load()", name);
+    if (other) return GRADD_FAIL(SESSION, "'%s' is the name of a kept session", name);
+    if (ask->table->n >= KEPT_MOST)
+        return GRADD_FAIL(LIMIT, "there are %d kept sessions and bases, the limit", KEPT_MOST);
+    if (ask->client->n_fds != 2)
+        return GRADD_FAIL(SHM, "%d descriptors came along, expected 2", ask->client->n_fds);
+    return gradd_segment_check_base(ask->client->fds[0], out_bytes);
+}
+
+static gradd_status_t share(ask_t *ask) {
+    char name[KEPT_NAME_BYTES + 1];
+    relay_client_t *client = ask->client;
+    uint64_t bytes;
+    GRADD_TRY(read_name(ask->args[KEEP_NAME], name));
+    GRADD_TRY(check_share(ask, name, &bytes));
+    kept_session_t *base = calloc(1, sizeof *base);
+    held_segment_t *segment = calloc(1, sizeof *segment);
+    if (!base || !segment) {
+        free(base);
+        free(segment);
+        return GRADD_FAIL(NOMEM, "no memory for a name");
+    }
+    *segment = (held_segment_t){.id = 1, .fd = client->fds[0]};
+    memcpy(base->name, name, sizeof name);
+    base->base = true;
+    base->pidfd = -1;
+    base->pid = client->peer.pid;
+    base->start_ticks = client->peer.start_ticks;
+    base->seconds = wire_f64(ask->args[KEEP_SECONDS]);
+    base->segments = segment;
+    base->n_segments = 1;
+    base->manifest = client->fds[1];
+    base->expires_ms = expiry(base);
+    client->fds[0] = client->fds[1] = -1;
+    ask->table->sessions[ask->table->n++] = base;
+    log_event(LOG_INFO, "base", "name=%s pid=%d bytes=%llu", name, (int)base->pid,
+              (unsigned long long)bytes);
+    return GRADD_OK;
+}
+
+/* ---- reattach, peek, forget, kept ---- */
 
 static gradd_status_t unknown(const kept_table_t *table, const char *name) {
     char names[400] = "none is kept";
@@ -240,28 +294,53 @@ static gradd_status_t unknown(const kept_table_t *table, const char *name) {
     return GRADD_FAIL(SESSION, "there is no session '%s': %s", name, names);
 }
 
+/* Puts the `at`-th segment of a session into the reply, or the manifest (0). client: that has the
+ * segments; NULL: they are held. */
+static gradd_status_t put_part(ask_t *ask, const kept_session_t *kept,
+                               const relay_client_t *client) {
+    const uint32_t n = client ? kept->n_ids : kept->n_segments;
+    const uint64_t at = wire_u64(ask->args[1]);
+    if (at > n)
+        return GRADD_FAIL(LIMIT, "field 'at': expected 0 to %u, got %llu", n,
+                          (unsigned long long)at);
+    uint64_t id = 0;
+    ask->fd = kept->manifest;
+    if (at) {
+        id = client ? kept->ids[at - 1] : kept->segments[at - 1].id;
+        ask->fd = client ? relay_find(client, id) : kept->segments[at - 1].fd;
+    }
+    wire_key(&ask->reply, "segments");
+    wire_put_u64(&ask->reply, n);
+    wire_key(&ask->reply, "id"); /* as its client calls it, or has called it; 0: the manifest */
+    wire_put_u64(&ask->reply, id);
+    wire_key(&ask->reply, "pid");
+    wire_put_i64(&ask->reply, kept->pid);
+    wire_key(&ask->reply, "seconds");
+    wire_put_f64(&ask->reply, kept->seconds);
+    return GRADD_OK;
+}
+
 static gradd_status_t reattach(ask_t *ask) {
     char name[KEPT_NAME_BYTES + 1];
     GRADD_TRY(read_name(ask->args[0], name));
     kept_session_t *kept = find_name(ask->table, name, NULL);
     if (!kept) return unknown(ask->table, name);
+    if (kept->base) return GRADD_FAIL(SESSION, "'%s' is a base: take it by gradd.load()", name);
     GRADD_TRY(check_free(ask, kept));
     if (kept->said) return GRADD_FAIL(SESSION, "session '%s' is this process's own", name);
-    const uint64_t at = wire_u64(ask->args[1]);
-    if (at > kept->n_segments)
-        return GRADD_FAIL(LIMIT, "field 'at': expected 0 to %u, got %llu", kept->n_segments,
-                          (unsigned long long)at);
-    wire_key(&ask->reply, "segments");
-    wire_put_u64(&ask->reply, kept->n_segments);
-    wire_key(&ask->reply, "id"); /* as its former client has called it; 0: the manifest */
-    wire_put_u64(&ask->reply, at ? kept->segments[at - 1].id : 0);
-    wire_key(&ask->reply, "pid");
-    wire_put_i64(&ask->reply, kept->pid);
-    wire_key(&ask->reply, "seconds");
-    wire_put_f64(&ask->reply, kept->seconds);
-    ask->fd = at ? kept->segments[at - 1].fd : kept->manifest;
+    GRADD_TRY(put_part(ask, kept, NULL));
     assign(kept, ask->client);
     return GRADD_OK;
+}
+
+/* For a look: the session stays whose it is. */
+static gradd_status_t peek(ask_t *ask) {
+    char name[KEPT_NAME_BYTES + 1];
+    GRADD_TRY(read_name(ask->args[0], name));
+    const kept_session_t *kept = find_name(ask->table, name, NULL);
+    if (!kept) return unknown(ask->table, name);
+    return put_part(ask, kept,
+                    kept->said ? ask->clients->find(ask->clients->context, kept->client) : NULL);
 }
 
 static gradd_status_t forget(ask_t *ask) {
@@ -296,13 +375,17 @@ static gradd_status_t list(ask_t *ask) {
     wire_put_list(out, (uint32_t)ask->table->n);
     for (int i = 0; i < ask->table->n; i++) {
         const kept_session_t *kept = ask->table->sessions[i];
-        const bool expires = !kept->client && kept->expires_ms != INT64_MAX;
-        const relay_client_t *client = kept->client ? ask->find(ask->context, kept->client) : NULL;
-        wire_put_map(out, 6);
+        const bool used = kept->client || (kept->base && users_of(kept, ask->clients));
+        const bool expires = !used && kept->expires_ms != INT64_MAX;
+        const relay_client_t *client =
+            kept->client ? ask->clients->find(ask->clients->context, kept->client) : NULL;
+        wire_put_map(out, 8);
         wire_put_text(out, "name");
         wire_put_text(out, kept->name);
         put_number(out, "pid", kept->pid);
-        put_number(out, "in_use", kept->client != 0);
+        put_number(out, "in_use", used);
+        put_number(out, "base", kept->base);
+        put_number(out, "users", users_of(kept, ask->clients));
         put_number(out, "bytes", bytes_of(kept, kept->said ? client : NULL));
         wire_put_text(out, "seconds");
         wire_put_f64(out, kept->seconds);
@@ -325,9 +408,15 @@ static const verb_row_t rows[] = {
       [KEEP_SECONDS] = {.name = "seconds", .kind = WIRE_F64},
       [KEEP_SEGMENTS] =
           {.name = "segments", .kind = WIRE_LIST, .item = WIRE_U64, .max = SESSION_MAX_SEGMENTS}}},
+    {"share",
+     share,              {[KEEP_NAME] = {.name = "name", .kind = WIRE_TEXT, .max = KEPT_NAME_BYTES},
+      [KEEP_SECONDS] = {.name = "seconds", .kind = WIRE_F64}}                                   },
     {"reattach",
      reattach,           {{.name = "name", .kind = WIRE_TEXT, .max = KEPT_NAME_BYTES},
       {.name = "at", .kind = WIRE_U64}}                                                      },
+    {"peek",
+     peek,               {{.name = "name", .kind = WIRE_TEXT, .max = KEPT_NAME_BYTES},
+      {.name = "at", .kind = WIRE_U64}}                                                          },
     {"forget",   forget, {{.name = "name", .kind = WIRE_TEXT, .max = KEPT_NAME_BYTES}}                     },
     {"kept",     list,   {{0}}                                                                             },
 };
@@ -355,10 +444,10 @@ static gradd_status_t answer(const verb_row_t *row, ask_t *ask, const wire_doc_t
 }
 
 bool kept_answer(kept_table_t *table, relay_client_t *client, const wire_doc_t *doc,
-                 kept_find_t find, void *context, bool *out_sent) {
+                 const kept_clients_t *clients, bool *out_sent) {
     const verb_row_t *row = find_row(doc);
     if (!row) return false;
-    ask_t ask = {.table = table, .client = client, .find = find, .context = context, .fd = -1};
+    ask_t ask = {.table = table, .client = client, .clients = clients, .fd = -1};
     const msgpack_object *q = wire_get(doc, "q");
     const uint64_t number = q && q->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? q->via.u64 : 0;
     wire_reply_begin(&ask.reply, number);

@@ -15,6 +15,10 @@
 #define KEPT_NAME_BYTES 64
 #define KEPT_MOST       64 /* names */
 
+/* A base is a name for frozen weights, which one process has given and others map. It has one
+ * segment, which is held from the beginning, and no client: it stays as long as a client has its
+ * memory, and for its time after that.
+ */
 typedef struct kept_session_s {
     char name[KEPT_NAME_BYTES + 1];
     double seconds;       /* that it stays without a client; below 0: for ever */
@@ -24,7 +28,8 @@ typedef struct kept_session_s {
     int pidfd;            /* Owned: of it */
     uint32_t client;      /* the number of the one that has it; 0: it is gone */
     bool said;            /* `keep`, and not only `reattach` */
-    uint64_t *ids;        /* Owned: segments of that client, to be held when it is gone */
+    bool base;
+    uint64_t *ids; /* Owned: segments of that client, to be held when it is gone */
     uint32_t n_ids;
     int manifest;             /* Owned */
     held_segment_t *segments; /* Owned: of a client that is gone */
@@ -38,18 +43,26 @@ typedef struct kept_table_s {
 
 /* Finds the client of that number, for a session that is in use. */
 typedef const relay_client_t *(*kept_find_t)(void *context, uint32_t number);
+/* How many clients have lent the memory of that descriptor. */
+typedef int (*kept_users_t)(void *context, int fd);
 
-/* Answers the verb of a packet that is the owner's: keep, reattach, forget, kept. False if it is
- * none of them. *out_sent tells whether the answer could be sent. */
+typedef struct kept_clients_s {
+    kept_find_t find;
+    kept_users_t users;
+    void *context;
+} kept_clients_t;
+
+/* Answers the verb of a packet that is the owner's: keep, share, reattach, peek, forget, kept.
+ * False if it is none of them. *out_sent tells whether the answer could be sent. */
 bool kept_answer(kept_table_t *table, relay_client_t *client, const wire_doc_t *doc,
-                 kept_find_t find, void *context, bool *out_sent);
+                 const kept_clients_t *clients, bool *out_sent);
 /* Whether the client has a name: then its end waits for the worker's. */
 bool kept_has(const kept_table_t *table, const relay_client_t *client);
 /* The client is gone, and nothing writes to its segments any more: takes over descriptors of those
  * that stay. */
 void kept_leave(kept_table_t *table, const relay_client_t *client);
 /* Ends those whose time is over. */
-void kept_expire(kept_table_t *table, int64_t now_ms);
+void kept_expire(kept_table_t *table, int64_t now_ms, const kept_clients_t *clients);
 void kept_finish(kept_table_t *table);
 
 #endif

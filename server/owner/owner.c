@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "server/host/accept_budget.h"
@@ -249,11 +250,33 @@ static const relay_client_t *find_for_kept(void *context, uint32_t number) {
     return find_client(context, number);
 }
 
+static int count_users(void *context, int fd) {
+    const owner_t *owner = context;
+    struct stat memory, other;
+    int n = 0;
+    if (fstat(fd, &memory) != 0) return 0;
+    for (int i = 0; i < owner->n_clients; i++)
+        for (uint32_t k = 0; k < owner->clients[i]->n_segments; k++) {
+            const int held = owner->clients[i]->segments[k].fd;
+            if (held < 0 || fstat(held, &other) != 0 || other.st_ino != memory.st_ino ||
+                other.st_dev != memory.st_dev)
+                continue;
+            n++;
+            break;
+        }
+    return n;
+}
+
+static kept_clients_t for_kept(owner_t *owner) {
+    return (kept_clients_t){find_for_kept, count_users, owner};
+}
+
 static bool answer_own(void *context, relay_client_t *client, const wire_doc_t *packet,
                        bool *out_sent) {
     owner_t *owner = context;
+    const kept_clients_t clients = for_kept(owner);
     return restart_answer(owner, client, packet, out_sent) ||
-           kept_answer(&owner->kept, client, packet, find_for_kept, owner, out_sent);
+           kept_answer(&owner->kept, client, packet, &clients, out_sent);
 }
 
 static void read_client(owner_t *owner, uint32_t number, uint32_t events) {
@@ -285,7 +308,7 @@ static gradd_status_t start_worker(owner_t *owner) {
                             .pid = getpid(),
                             .n_workers = owner->n_workers,
                             .started_ms = owner->started_ms};
-    _Static_assert(sizeof begin.confined == CONFINE_TEXT_BYTES, "a text of confine.h");
+    _Static_assert(sizeof begin.confined >= CONFINE_TEXT_BYTES, "the text fits");
     confine_text(&owner->confined, begin.confined);
     owner->ready = owner->listen_due = owner->lock_due = false;
     GRADD_TRY(process_start(owner->words.argv, owner->dir.lock, &owner->worker));
@@ -470,7 +493,8 @@ static void tick(owner_t *owner) {
     send_due(owner);
     end_lost_clients(owner, now);
     stay_reachable(owner);
-    kept_expire(&owner->kept, now);
+    const kept_clients_t clients = for_kept(owner);
+    kept_expire(&owner->kept, now, &clients);
     if (owner->n_clients > 0 || owner->kept.n > 0) owner->idle_since_ms = now;
     if (idle_exit > 0 && now - owner->idle_since_ms >= idle_exit && !owner->stopping)
         stop(owner, "idle", false);

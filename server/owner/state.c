@@ -55,7 +55,7 @@ static void put_client(wire_out_t *out, const relay_client_t *client) {
 }
 
 static void put_kept(wire_out_t *out, const kept_session_t *kept) {
-    wire_put_list(out, 11);
+    wire_put_list(out, 12);
     wire_put_text(out, kept->name);
     wire_put_f64(out, kept->seconds);
     wire_put_i64(out, kept->expires_ms);
@@ -64,6 +64,7 @@ static void put_kept(wire_out_t *out, const kept_session_t *kept) {
     put_fd(out, kept->pidfd);
     wire_put_u64(out, kept->client);
     wire_put_u64(out, kept->said);
+    wire_put_u64(out, kept->base);
     wire_put_list(out, kept->n_ids);
     for (uint32_t i = 0; i < kept->n_ids; i++)
         wire_put_u64(out, kept->ids[i]);
@@ -301,9 +302,11 @@ static void read_kept(const msgpack_object *o, owner_t *owner, bool *failed) {
     kept->pidfd = read_fd(&reader);
     kept->client = (uint32_t)read_u64(&reader, UINT32_MAX);
     kept->said = read_u64(&reader, 1);
+    kept->base = read_u64(&reader, 1);
     read_ids(&reader, kept);
     kept->manifest = read_fd(&reader);
     kept->segments = read_segments(&reader, &kept->n_segments);
+    if (kept->base && kept->n_segments != 1) *failed = true;
 }
 
 static void read_place(const msgpack_object *o, owner_t *owner, bool *failed) {

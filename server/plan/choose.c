@@ -4,6 +4,7 @@
  * A state (a primitive with its generated code) costs time and memory, and the layers of a model
  * call for the same ones. So the plan keeps prepared states in a table, by everything that a kernel
  * sees when it prepares: attributes, types, and operands that are known. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,13 +110,6 @@ static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, choic
     return GRADD_OK;
 }
 
-static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, choice_t *out) {
-    graph_operands_t operands;
-    const gradd_infer_t c = describe(p, n, &operands);
-    if (out->kernel->prepare) return prepare_shared(p, &c, out);
-    return gradd_kernel_prepare(out->kernel, &c, &out->prepared);
-}
-
 /* Products of bf16 pairs go at twice the rate of those of f32, where the processor has them. */
 static bool is_fast_product(const gradd_plan_t *p, const graph_node_t *n) {
     return p->device->info.native_bf16 && n->op->flags & GRADD_OP_COSTLY && n->n_in &&
@@ -133,6 +127,22 @@ double plan_node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t
                                .again = cost.again,
                                .launches = 1};
     return plan_cost_us(&total, p->info.threads);
+}
+
+#define MOST_PARTS 10000
+
+static int parts_of(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
+    const double parts = plan_node_us(p, n, choice) / PLAN_PART_US;
+    if (!p->device->backend->host || parts <= 1) return 0;
+    return parts < MOST_PARTS ? (int)ceil(parts) : MOST_PARTS;
+}
+
+static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, choice_t *out) {
+    graph_operands_t operands;
+    gradd_infer_t c = describe(p, n, &operands);
+    c.parts = parts_of(p, n, out);
+    if (out->kernel->prepare) return prepare_shared(p, &c, out);
+    return gradd_kernel_prepare(out->kernel, &c, &out->prepared);
 }
 
 gradd_status_t plan_choose_node(gradd_plan_t *p, const graph_node_t *n, choice_t *out) {

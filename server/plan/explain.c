@@ -49,8 +49,8 @@ static void measure(const plan_launch_t *launch, gradd_explain_row_t *row) {
     gradd_cost_t cost;
     for (int j = 0; j < args->n_out; j++)
         out[j] = args->out[j].type;
-    gradd_infer_t c = {args->op,    args->attrs, args->opset, args->n_in,
-                       args->n_out, args->in,    out,         args->threads};
+    gradd_infer_t c = {args->op, args->attrs, args->opset,   args->n_in, args->n_out,
+                       args->in, out,         args->threads, 0};
     gradd_kernel_cost(launch->kernel, &c, &cost);
     row->kernel = launch->kernel->name;
     row->flops = cost.flops;

@@ -276,7 +276,7 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
     if (!p) return no_memory();
     p->device = options->device;
     compile_time_start(p->device->compile_ms);
-    gradd_cpu_enter(p->device->info.threads); /* to fold */
+    gradd_cpu_enter(1); /* to fold: other threads have more to do */
     gradd_status_t status = build(p, model, options);
     compile_time_end();
     if (status) {
@@ -317,7 +317,7 @@ gradd_status_t gradd_plan_curve(const gradd_plan_t *plan, gradd_curve_t *out_cur
     if (!p) return no_memory();
     p->device = plan->device;
     compile_time_start(p->device->compile_ms);
-    gradd_cpu_enter(p->device->info.threads); /* to fold */
+    gradd_cpu_enter(1); /* to fold: other threads have more to do */
     gradd_status_t status = begin(p, plan->graph->model, &plan->options, &ends);
     if (!status) status = recompute_curve(p, &ends, out_curve);
     compile_time_end();

@@ -8,7 +8,8 @@
  * for other arriving gradients, or one that must keep the activations (retain_graph), is a variant:
  * laid out around the saved values when it first happens, then cached.
  *
- * Engine thread; a plan is used by one run at a time.
+ * One thread at a time makes, runs or ends a plan; several plans may be made at once. It is used by
+ * one launch at a time, so runs may take turns between two.
  */
 #ifndef GRADD_SERVER_PLAN_PLAN_H
 #define GRADD_SERVER_PLAN_PLAN_H
@@ -192,6 +193,9 @@ gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
 /* The same for one node, once the plan's threads are known; it may be a copy of one of the graph.
  */
 gradd_status_t plan_choose_node(gradd_plan_t *plan, const graph_node_t *node, choice_t *out);
+/* Launches that take longer by the model, on a device that is the calling thread, are made in parts
+ * of about that time, if their kernel can. Between two parts a request may be put aside. */
+#define PLAN_PART_US 20000
 /* The same model for a node of the plan, once its threads are known. */
 double plan_node_us(const gradd_plan_t *plan, const graph_node_t *node, const choice_t *choice);
 /* Gives back what the kernels have prepared. */

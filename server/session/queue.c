@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 struct queue_s {
@@ -20,9 +21,20 @@ struct queue_s {
     atomic_int n_ready, n_done; /* lanes in the ring, jobs in done */
     atomic_int n_words;         /* jobs in lanes that have a word */
     atomic_int n_out;           /* jobs pushed and not reaped */
+    atomic_int n_first;         /* lanes in the ring that go before others */
     atomic_bool io_sleeps;
     int event; /* Owned */
+    fair_t fair;
+    int64_t (*now_us)(void);
+    int64_t taken_us; /* the engine thread's: when it took the last job */
+    atomic_bool held; /* see queue_hold */
 };
+
+static int64_t monotonic_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
 
 gradd_status_t queue_create(queue_t **out_queue) {
     queue_t *queue = calloc(1, sizeof *queue);
@@ -33,8 +45,13 @@ gradd_status_t queue_create(queue_t **out_queue) {
         return GRADD_FAIL(IO, "eventfd: %s", strerror(errno));
     }
     pthread_mutex_init(&queue->lock, NULL);
+    queue->now_us = monotonic_us;
     *out_queue = queue;
     return GRADD_OK;
+}
+
+void queue_set_clock(queue_t *queue, int64_t (*now_us)(void)) {
+    queue->now_us = now_us;
 }
 
 void queue_destroy(queue_t *queue) {
@@ -46,15 +63,25 @@ void queue_destroy(queue_t *queue) {
 
 /* ---- ring of lanes; the lock is held ---- */
 
-static bool may_run(const job_t *job) {
+static bool may_run(const queue_t *queue, const job_t *job) {
+    if (atomic_load(&queue->held) && !job->urgent && !job->begun) return false;
     return !job->word || __atomic_load_n(job->word, __ATOMIC_ACQUIRE) >= job->value;
 }
 
-static lane_t *first_to_run(const queue_t *queue) {
-    lane_t *lane = queue->ring;
-    while (lane && !may_run(lane->head))
-        lane = lane->next;
-    return lane;
+static bool before(const lane_t *a, const lane_t *b) {
+    return a->urgent != b->urgent ? a->urgent : fair_before(&a->account, &b->account);
+}
+
+/* The next lane that may run; of equal ones that which waits longer. */
+static lane_t *next_to_run(const queue_t *queue) {
+    lane_t *found = NULL;
+    for (lane_t *lane = queue->ring; lane; lane = lane->next)
+        if (may_run(queue, lane->head) && (!found || before(lane, found))) found = lane;
+    return found;
+}
+
+static bool goes_first(const lane_t *lane) {
+    return lane->urgent || lane->account.first;
 }
 
 static void ring_append(queue_t *queue, lane_t *lane) {
@@ -66,38 +93,35 @@ static void ring_append(queue_t *queue, lane_t *lane) {
     else
         queue->ring = lane;
     queue->ring_tail = lane;
+    atomic_fetch_add(&queue->n_first, goes_first(lane));
     atomic_fetch_add(&queue->n_ready, 1);
 }
 
 static void ring_remove(queue_t *queue, lane_t *lane) {
-    lane_t **link = &queue->ring, *before = NULL;
+    lane_t **link = &queue->ring, *before_it = NULL;
     if (!lane->in_ring) return;
     while (*link != lane) {
-        before = *link;
-        link = &before->next;
+        before_it = *link;
+        link = &before_it->next;
     }
     *link = lane->next;
-    if (queue->ring_tail == lane) queue->ring_tail = before;
+    if (queue->ring_tail == lane) queue->ring_tail = before_it;
     lane->in_ring = false;
     lane->next = NULL;
+    atomic_fetch_sub(&queue->n_first, goes_first(lane));
     atomic_fetch_sub(&queue->n_ready, 1);
-}
-
-static void ring_prepend(queue_t *queue, lane_t *lane) {
-    ring_remove(queue, lane);
-    if (lane->busy) return;
-    lane->in_ring = true;
-    lane->next = queue->ring;
-    queue->ring = lane;
-    if (!queue->ring_tail) queue->ring_tail = lane;
-    atomic_fetch_add(&queue->n_ready, 1);
 }
 
 /* ---- I/O thread ---- */
 
 static void push(queue_t *queue, lane_t *lane, job_t *job, bool first) {
     pthread_mutex_lock(&queue->lock);
+    if (first) ring_remove(queue, lane); /* it counts as another there */
+    if (!lane->head && !lane->busy) fair_join(&queue->fair, &lane->account, queue->now_us());
+    lane->urgent |= first;
     job->lane = lane;
+    job->begun = false;
+    job->urgent = first;
     job->next = first ? lane->head : NULL;
     if (!lane->head) lane->tail = job;
     if (first)
@@ -109,10 +133,7 @@ static void push(queue_t *queue, lane_t *lane, job_t *job, bool first) {
     lane->length++;
     atomic_fetch_add(&queue->n_words, job->word != NULL);
     atomic_fetch_add(&queue->n_out, 1);
-    if (first)
-        ring_prepend(queue, lane);
-    else
-        ring_append(queue, lane);
+    ring_append(queue, lane);
     pthread_mutex_unlock(&queue->lock);
 }
 
@@ -124,17 +145,37 @@ void queue_push_first(queue_t *queue, lane_t *lane, job_t *job) {
     push(queue, lane, job, true);
 }
 
-job_t *queue_drop(queue_t *queue, lane_t *lane) {
+void queue_hold(queue_t *queue, bool held) {
+    atomic_store(&queue->held, held);
+}
+
+static job_t *drop(queue_t *queue, lane_t *lane, bool keep_begun) {
     pthread_mutex_lock(&queue->lock);
-    job_t *list = lane->head;
-    ring_remove(queue, lane);
+    job_t *kept = keep_begun && lane->head && lane->head->begun ? lane->head : NULL;
+    job_t *list = kept ? kept->next : lane->head;
+    if (!kept) ring_remove(queue, lane);
     for (const job_t *job = list; job; job = job->next)
         atomic_fetch_sub(&queue->n_words, job->word != NULL);
-    lane->head = lane->tail = NULL;
-    atomic_fetch_sub(&queue->n_out, lane->length);
-    lane->length = 0;
+    if (kept) kept->next = NULL;
+    lane->head = lane->tail = kept;
+    atomic_fetch_sub(&queue->n_out, lane->length - (kept != NULL));
+    lane->length = kept != NULL;
     pthread_mutex_unlock(&queue->lock);
     return list;
+}
+
+job_t *queue_drop(queue_t *queue, lane_t *lane) {
+    return drop(queue, lane, false);
+}
+
+job_t *queue_drop_new(queue_t *queue, lane_t *lane) {
+    return drop(queue, lane, true);
+}
+
+void queue_set_share(queue_t *queue, lane_t *lane, uint32_t share) {
+    pthread_mutex_lock(&queue->lock);
+    lane->account.share = share;
+    pthread_mutex_unlock(&queue->lock);
 }
 
 job_t *queue_reap(queue_t *queue) {
@@ -171,15 +212,16 @@ int queue_depth(queue_t *queue) {
 
 bool queue_ready(queue_t *queue) {
     if (atomic_load(&queue->n_ready) == 0) return false;
-    if (atomic_load(&queue->n_words) == 0) return true;
+    if (atomic_load(&queue->n_words) == 0 && !atomic_load(&queue->held)) return true;
     pthread_mutex_lock(&queue->lock);
-    const bool found = first_to_run(queue);
+    const bool found = next_to_run(queue);
     pthread_mutex_unlock(&queue->lock);
     return found;
 }
 
 bool queue_waits(queue_t *queue) {
-    return atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
+    const bool held = atomic_load(&queue->held); /* no other event ends that */
+    return !held && atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
 }
 
 /* ---- engine thread ---- */
@@ -187,7 +229,7 @@ bool queue_waits(queue_t *queue) {
 job_t *queue_take(queue_t *queue) {
     if (!queue_ready(queue)) return NULL;
     pthread_mutex_lock(&queue->lock);
-    lane_t *lane = first_to_run(queue);
+    lane_t *lane = next_to_run(queue);
     if (!lane) {
         pthread_mutex_unlock(&queue->lock);
         return NULL;
@@ -199,9 +241,31 @@ job_t *queue_take(queue_t *queue) {
     lane->length--;
     atomic_fetch_sub(&queue->n_words, job->word != NULL);
     lane->busy = true;
+    lane->urgent = false;
+    fair_begin(&queue->fair, &lane->account);
     job->next = NULL;
+    job->begun = true;
+    queue->taken_us = queue->now_us();
     pthread_mutex_unlock(&queue->lock);
     return job;
+}
+
+bool queue_makes_way(queue_t *queue) {
+    if (atomic_load_explicit(&queue->n_ready, memory_order_relaxed) == 0) return false;
+    const int64_t ran_us = queue->now_us() - queue->taken_us;
+    if (ran_us < FAIR_SLICE_US && atomic_load(&queue->n_first) == 0) return false;
+    pthread_mutex_lock(&queue->lock);
+    const lane_t *lane = next_to_run(queue);
+    const bool way = lane && (lane->urgent || fair_makes_way(&lane->account, ran_us));
+    pthread_mutex_unlock(&queue->lock);
+    return way;
+}
+
+/* The engine leaves the lane; the lock is held. */
+static void leave(queue_t *queue, lane_t *lane) {
+    const int64_t now = queue->now_us();
+    lane->busy = false;
+    fair_end(&lane->account, now, now - queue->taken_us);
 }
 
 void queue_finish(queue_t *queue, job_t *job) {
@@ -213,7 +277,7 @@ void queue_finish(queue_t *queue, job_t *job) {
     else
         queue->done = job;
     queue->done_tail = job;
-    lane->busy = false;
+    leave(queue, lane);
     ring_append(queue, lane);
     atomic_fetch_add(&queue->n_done, 1);
     pthread_mutex_unlock(&queue->lock);
@@ -226,11 +290,12 @@ void queue_finish(queue_t *queue, job_t *job) {
 void queue_again(queue_t *queue, job_t *job) {
     pthread_mutex_lock(&queue->lock);
     lane_t *lane = job->lane;
+    job->urgent = true; /* it has begun */
     job->next = lane->head;
     if (!lane->head) lane->tail = job;
     lane->head = job;
     lane->length++;
-    lane->busy = false;
+    leave(queue, lane);
     atomic_fetch_add(&queue->n_words, job->word != NULL);
     ring_append(queue, lane);
     pthread_mutex_unlock(&queue->lock);

@@ -56,6 +56,7 @@ gradd_status_t session_create(session_table_t *table, uint32_t number,
         goto fail;
     }
     if ((st = gradd_lease_create(peer, limits, &session->lease)) != GRADD_OK) goto fail;
+    record_init(&session->record);
     session->pid = pid;
     session->uid = uid;
     session->number = number;
@@ -89,6 +90,7 @@ void session_destroy(session_table_t *table, session_t *session) {
     gradd_segment_finish(&session->words);
     link_say_end(session->control);
     close(session->control); /* last: it may free what it has lent */
+    record_finish(&session->record);
     free(session->last_reply);
     explicit_bzero(session->token, sizeof session->token);
     free(session);

@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "server/session/queue.h"
+#include "server/session/record.h"
 #include "shm/lease.h"
 #include "shm/status.h"
 
@@ -90,6 +91,7 @@ typedef struct session_s {
     gradd_segment_t marks;  /* Owned: the same memory in the device; unmapped = that reads ours */
     uint64_t failed_chain;  /* the engine thread's: of requests of which one has failed; 0 = none */
     session_counts_t counts; /* written by the engine thread */
+    session_record_t record; /* the same; read for `show` */
     void *objects;           /* the engine thread's, see worker.h */
 } session_t;
 

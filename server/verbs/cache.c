@@ -27,16 +27,14 @@ model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_
     return NULL;
 }
 
-gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
-                                const void *onnx, size_t bytes, model_entry_t **out_model) {
-    GRADD_TRY(worker_admit_model(worker, 2 * (int64_t)bytes)); /* unpacked, and the constants */
+gradd_status_t cache_add_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                               gradd_model_t *model, model_entry_t **out_model) {
     model_entry_t *entry = calloc(1, sizeof *entry);
-    if (!entry) return GRADD_FAIL(NOMEM, "no memory for a model");
-    gradd_status_t st = gradd_model_load(onnx, bytes, &entry->model);
-    if (st != GRADD_OK) {
-        free(entry);
-        return st;
+    if (!entry) {
+        gradd_model_destroy(model);
+        return GRADD_FAIL(NOMEM, "no memory for a model");
     }
+    entry->model = model;
     memcpy(entry->id, id, GRADD_SHA256_BYTES);
     entry->refs = 1;
     entry->used = ++worker->clock;
@@ -44,6 +42,14 @@ gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_
     worker->models = entry;
     *out_model = entry;
     return GRADD_OK;
+}
+
+gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                                const void *onnx, size_t bytes, model_entry_t **out_model) {
+    gradd_model_t *model;
+    GRADD_TRY(worker_admit_model(worker, 2 * (int64_t)bytes)); /* unpacked, and the constants */
+    GRADD_TRY(gradd_model_load(onnx, bytes, &model));
+    return cache_add_model(worker, id, model, out_model);
 }
 
 static bool is_large(const model_entry_t *entry) {
@@ -112,9 +118,8 @@ static void hash_list(gradd_sha256_t *hash, const int32_t *list, int n) {
     if (n) gradd_sha256_update(hash, list, (size_t)n * sizeof *list);
 }
 
-/* The same in the next daemon of the device (lost.h). */
-static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
-                     uint8_t out_key[GRADD_SHA256_BYTES]) {
+void cache_plan_key(const model_entry_t *model, const gradd_plan_options_t *o,
+                    uint8_t out_key[GRADD_SHA256_BYTES]) {
     const char *device = o->device ? gradd_device_info(o->device)->name : "";
     gradd_sha256_t hash;
     gradd_sha256_init(&hash);
@@ -140,35 +145,35 @@ static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
     gradd_sha256_final(&hash, out_key);
 }
 
-gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
-                             const gradd_plan_options_t *options, compiled_t **out_compiled,
-                             bool *out_hit) {
-    uint8_t key[GRADD_SHA256_BYTES];
-    make_key(model, options, key);
+gradd_status_t cache_find_compiled(worker_t *worker, const uint8_t key[GRADD_SHA256_BYTES],
+                                   const gradd_device_t *device, compiled_t **out_compiled) {
+    *out_compiled = NULL;
     GRADD_TRY(lost_check(&worker->lost, key));
     for (compiled_t *c = worker->compiled; c; c = c->next) {
-        if (memcmp(c->key, key, sizeof key) != 0) continue;
-        if (gradd_plan_device(c->plan) != options->device) continue;
+        if (memcmp(c->key, key, sizeof c->key) != 0) continue;
+        if (gradd_plan_device(c->plan) != device) continue;
         c->refs++;
         c->used = ++worker->clock;
         atomic_fetch_add(&worker->n_plan_hits, 1);
         *out_compiled = c;
-        *out_hit = true;
-        return GRADD_OK;
+        break;
     }
+    return GRADD_OK;
+}
+
+gradd_status_t cache_add_compiled(worker_t *worker, const uint8_t key[GRADD_SHA256_BYTES],
+                                  model_entry_t *model, gradd_plan_t *plan,
+                                  compiled_t **out_compiled) {
     compiled_t *entry = calloc(1, sizeof *entry);
-    if (!entry) return GRADD_FAIL(NOMEM, "no memory for a plan");
-    crash_blame(key, false);
-    gradd_status_t st = gradd_plan_create(model->model, options, &entry->plan);
-    crash_blame(NULL, false);
-    if (st == GRADD_OK)
-        st = worker_admit_plan(worker, gradd_plan_info(entry->plan)->constant_bytes);
+    gradd_status_t st = worker_admit_plan(worker, gradd_plan_info(plan)->constant_bytes);
+    if (st == GRADD_OK && !entry) st = GRADD_FAIL(NOMEM, "no memory for a plan");
     if (st != GRADD_OK) {
-        gradd_plan_destroy(entry->plan);
+        gradd_plan_destroy(plan);
         free(entry);
         return st;
     }
-    memcpy(entry->key, key, sizeof key);
+    memcpy(entry->key, key, sizeof entry->key);
+    entry->plan = plan;
     entry->model = model;
     model->refs++;
     entry->refs = 1;
@@ -177,8 +182,23 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
     worker->compiled = entry;
     atomic_fetch_add(&worker->n_compiled, 1);
     *out_compiled = entry;
-    *out_hit = false;
     return GRADD_OK;
+}
+
+gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
+                             const gradd_plan_options_t *options, compiled_t **out_compiled,
+                             bool *out_hit) {
+    uint8_t key[GRADD_SHA256_BYTES];
+    gradd_plan_t *plan;
+    cache_plan_key(model, options, key);
+    GRADD_TRY(cache_find_compiled(worker, key, options->device, out_compiled));
+    *out_hit = *out_compiled;
+    if (*out_hit) return GRADD_OK;
+    crash_blame(key, false);
+    gradd_status_t st = gradd_plan_create(model->model, options, &plan);
+    crash_blame(NULL, false);
+    GRADD_TRY(st);
+    return cache_add_compiled(worker, key, model, plan, out_compiled);
 }
 
 void cache_release_compiled(worker_t *worker, compiled_t *compiled) {

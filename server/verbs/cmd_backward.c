@@ -1,14 +1,15 @@
 /* Verb backward: gradients of a run, into the client's memory.
  *
  * As in forward, all that is read and written is checked before the engine starts. A backward whose
- * gradients are averaged over processes goes on when its communicator has ended: what it writes
- * stays valid until then (averaging_t). Engine thread.
+ * gradients are averaged over processes goes on when its communicator has ended, and one that was
+ * put aside when its session is next: what it writes stays valid until then (backward_t). Engine
+ * thread.
  */
 #include <stdlib.h>
 
 #include "server/device/device.h"
+#include "server/exec/run.h"
 #include "server/session/turns.h"
-#include "server/verbs/crash.h"
 #include "server/verbs/run_tensors.h"
 
 enum {
@@ -243,17 +244,17 @@ static void count_growth(session_objects_t *objects, session_run_t *run) {
     atomic_fetch_add(&objects->session->counts.arena_bytes, more);
 }
 
-/* ---- averages ---- */
+/* ---- what is not finished ---- */
 
-/* What a backward writes that waits for its communicator. */
-typedef struct averaging_s {
+/* What a backward writes that was put aside, or waits for its communicator. */
+typedef struct backward_s {
     pass_t pass;
-} averaging_t;
+} backward_t;
 
-void averaging_end(session_objects_t *objects) {
-    if (objects->averaging) pass_finish(&objects->averaging->pass);
-    free(objects->averaging);
-    objects->averaging = NULL;
+void backward_end(session_objects_t *objects) {
+    if (objects->backward) pass_finish(&objects->backward->pass);
+    free(objects->backward);
+    objects->backward = NULL;
 }
 
 /* The communicator is of no use any more. */
@@ -264,45 +265,75 @@ static gradd_status_t fail_round(worker_t *worker, communicator_t *reduce, gradd
 
 static gradd_status_t finish_averages(worker_t *worker, request_t *request) {
     session_objects_t *objects = request->session->objects;
-    communicator_t *reduce = objects->averaging->pass.reduce;
+    communicator_t *reduce = objects->backward->pass.reduce;
     const gradd_status_t status = worker->device->backend->comm_status(reduce->comm);
-    averaging_end(objects);
+    backward_end(objects);
     if (status) return fail_round(worker, reduce, status);
     command_put_times(request);
     return GRADD_OK;
 }
 
-/* All is computed: the request goes on when all is averaged. Takes the pass over. */
-static void await_averages(worker_t *worker, request_t *request, averaging_t *averaging) {
-    const pass_t *pass = &averaging->pass;
-    session_objects_t *objects = request->session->objects;
-    objects->averaging = averaging;
+/* All is computed: the request goes on when all is averaged. */
+static void await_averages(worker_t *worker, request_t *request, const pass_t *pass) {
     request_go_on(request, worker->device->backend->comm_ended(pass->reduce->comm),
                   pass->reduce_round, finish_averages);
 }
 
 /* ---- the verb ---- */
 
-/* Computes, and ends with the run if nothing needs it any more. */
-static gradd_status_t compute(worker_t *worker, request_t *request, session_run_t *run,
-                              pass_t *pass) {
+static gradd_status_t end_backward(worker_t *worker, request_t *request, session_run_t *run,
+                                   gradd_status_t status);
+
+/* It was put aside, and is next. */
+static gradd_status_t continue_backward(worker_t *worker, request_t *request) {
     session_objects_t *objects = request->session->objects;
-    const bool keep = wire_flag(request->args[BACKWARD_KEEP]);
-    atomic_fetch_add(&worker->n_backward, 1);
-    gradd_status_t st = gradd_run_backward(run->handle, pass->grad_outputs, pass->grads, keep,
-                                           pass->written, &request->session->cancel);
-    if (st && pass->reduce_round)
-        fail_round(worker, pass->reduce, st);
-    else if (st == GRADD_E_NOMEM)
-        gradd_wrap(st, "backward");
-    count_growth(objects, run);
-    if (st) return st;
+    session_run_t *run = id_list_get(&objects->runs, wire_u64(request->args[BACKWARD_RUN]));
+    if (!run) return GRADD_FAIL(INTERNAL, "backward: the run is gone");
+    objects_run_plan(objects, run->plan, true);
+    return end_backward(worker, request, run, run_continue(run->handle));
+}
+
+/* All is computed. Ends with the run if nothing needs it any more. */
+static void put_computed(request_t *request, session_run_t *run, const pass_t *pass) {
+    session_objects_t *objects = request->session->objects;
     put_untouched(request, pass, run->plan->n_grads);
     /* The activations are used up: their memory goes back now, not at `release`. */
-    if (!keep) objects_release_run(objects, run->id);
+    if (!wire_flag(request->args[BACKWARD_KEEP])) objects_release_run(objects, run->id);
     wire_key(&request->reply, "rest");
     wire_put_i64(&request->reply, atomic_load(&objects->session->counts.arena_bytes));
-    return GRADD_OK;
+}
+
+/* What has become of the computation. */
+static gradd_status_t end_backward(worker_t *worker, request_t *request, session_run_t *run,
+                                   gradd_status_t status) {
+    session_objects_t *objects = request->session->objects;
+    pass_t *pass = &objects->backward->pass;
+    if (status && pass->reduce_round)
+        fail_round(worker, pass->reduce, status);
+    else if (status == GRADD_E_NOMEM)
+        gradd_wrap(status, "backward");
+    count_growth(objects, run);
+    if (!status && run_is_aside(run->handle)) {
+        request_go_on(request, NULL, 0, continue_backward);
+        return GRADD_OK;
+    }
+    if (!status) put_computed(request, run, pass);
+    if (!status && pass->reduce) {
+        await_averages(worker, request, pass);
+        return GRADD_OK;
+    }
+    if (!status) command_put_times(request);
+    backward_end(objects);
+    return status;
+}
+
+static gradd_status_t compute(worker_t *worker, request_t *request, session_run_t *run) {
+    const pass_t *pass = &((session_objects_t *)request->session->objects)->backward->pass;
+    atomic_fetch_add(&worker->n_backward, 1);
+    return end_backward(worker, request, run,
+                        gradd_run_backward(run->handle, pass->grad_outputs, pass->grads,
+                                           wire_flag(request->args[BACKWARD_KEEP]), pass->written,
+                                           &request->session->cancel));
 }
 
 static gradd_status_t backward(worker_t *worker, request_t *request) {
@@ -314,22 +345,14 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                           "backward: run %llu is not known: it was released, or a backward "
                           "without 'keep' has used it up",
                           (unsigned long long)id);
-    objects->subject = run->plan->compiled->model;
-    objects->running = run->plan->compiled;
-    objects->running_backward = true;
-    crash_blame(objects->running->key, true);
-    averaging_t *made = calloc(1, sizeof *made);
-    if (!made) return GRADD_FAIL(NOMEM, "no memory for a backward");
-    gradd_status_t st = fill_pass(objects, request, run, &made->pass);
-    if (st == GRADD_OK) st = fill_groups(request, run, &made->pass);
-    if (st == GRADD_OK) st = compute(worker, request, run, &made->pass);
-    if (st == GRADD_OK && made->pass.reduce) {
-        await_averages(worker, request, made);
-        return GRADD_OK;
-    }
-    if (st == GRADD_OK) command_put_times(request);
-    pass_finish(&made->pass);
-    free(made);
+    objects_run_plan(objects, run->plan, true);
+    objects->backward = calloc(1, sizeof *objects->backward);
+    if (!objects->backward) return GRADD_FAIL(NOMEM, "no memory for a backward");
+    pass_t *pass = &objects->backward->pass;
+    gradd_status_t st = fill_pass(objects, request, run, pass);
+    if (st == GRADD_OK) st = fill_groups(request, run, pass);
+    if (st == GRADD_OK) return compute(worker, request, run);
+    backward_end(objects);
     return st;
 }
 

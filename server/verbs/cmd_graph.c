@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "server/device/device.h"
-#include "server/verbs/worker.h"
+#include "server/verbs/maker.h"
 
 #define MAX_ALIAS_GROUPS 4096
 #define MAX_SOURCE_BYTES (4u << 20)
@@ -202,40 +202,98 @@ static struct session_graph_s *free_entry(worker_t *worker, session_objects_t *o
     return oldest;
 }
 
-static gradd_status_t add_graph(worker_t *worker, session_objects_t *objects, const uint8_t *id,
-                                const void *onnx, size_t bytes,
-                                struct session_graph_s **out_graph) {
+/* The bytes of a graph that a request brings. */
+typedef struct put_s {
+    const void *onnx;
+    size_t bytes;
+    void *copy; /* Owned: what `onnx` points to, or NULL */
+    uint8_t id[GRADD_SHA256_BYTES];
+} put_t;
+
+/* Adds the model, which is taken over, to the session's graphs unless it is there. */
+static gradd_status_t end_put(worker_t *worker, request_t *request, const uint8_t *id,
+                              model_entry_t *model) {
+    session_objects_t *objects = request->session->objects;
     struct session_graph_s *graph = objects_find_graph(objects, id);
-    if (!graph) {
-        model_entry_t *model = cache_find_model(worker, id);
-        if (!model) {
-            gradd_status_t st = cache_load_model(worker, id, onnx, bytes, &model);
-            if (st != GRADD_OK) return gradd_wrap(st, "graph.put");
-        }
+    if (graph) {
+        cache_release_model(worker, model);
+    } else {
         graph = free_entry(worker, objects);
         *graph = (struct session_graph_s){.model = model};
         zmq_msg_init(&graph->source_frame);
     }
     graph->used = ++worker->clock;
     objects->subject = graph->model;
-    *out_graph = graph;
-    return GRADD_OK;
-}
-
-static gradd_status_t graph_put(worker_t *worker, request_t *request) {
-    const void *onnx = NULL;
-    size_t bytes = 0;
-    void *copy = NULL;
-    uint8_t id[GRADD_SHA256_BYTES];
-    struct session_graph_s *graph = NULL;
-    GRADD_TRY(onnx_bytes(worker, request, &onnx, &bytes, &copy));
-    gradd_status_t st = graph_id(onnx, bytes, request->args[PUT_ALIAS], id);
-    if (st == GRADD_OK) st = add_graph(worker, request->session->objects, id, onnx, bytes, &graph);
-    free(copy);
-    GRADD_TRY(st);
     GRADD_TRY(take_source(request, graph));
     put_model(&request->reply, graph->model);
     return GRADD_OK;
+}
+
+static gradd_status_t graph_put(worker_t *worker, request_t *request);
+
+/* It is loaded. Others may have waited for it, too. */
+static gradd_status_t finish_put(worker_t *worker, request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    making_t *making = objects->making;
+    model_entry_t *model = cache_find_model(worker, making->key);
+    gradd_model_t *loaded = making->loaded;
+    gradd_status_t st = model ? GRADD_OK : making_status(making);
+    if (st == GRADD_OK && !model && !loaded)
+        return graph_put(worker, request); /* another has had it, and it is gone */
+    if (st == GRADD_OK && !model) {
+        making->loaded = NULL;
+        st = cache_add_model(worker, making->key, loaded, &model);
+    }
+    if (st == GRADD_OK)
+        st = end_put(worker, request, making->key, model);
+    else
+        gradd_wrap(st, "graph.put");
+    gradd_failure_t failure = *gradd_failure();
+    objects->making = NULL;
+    maker_release(worker->maker, making);
+    gradd_failure_restore(&failure);
+    return st;
+}
+
+/* Where there is a thread for it, the request waits until that has loaded the model. */
+static gradd_status_t begin_load(worker_t *worker, request_t *request, put_t *put) {
+    session_objects_t *objects = request->session->objects;
+    void *onnx = put->copy;
+    put->copy = NULL;
+    objects->making = maker_find(worker->maker, put->id);
+    if (objects->making) {
+        free(onnx);
+    } else {
+        if (!onnx && (onnx = malloc(put->bytes + 1))) memcpy(onnx, put->onnx, put->bytes);
+        if (!onnx) return GRADD_FAIL(NOMEM, "graph.put: no memory for %zu bytes", put->bytes);
+        GRADD_TRY(maker_load(worker->maker, put->id, onnx, put->bytes, &objects->making));
+    }
+    request_go_on(request, &objects->making->done, 1, finish_put);
+    return GRADD_OK;
+}
+
+static gradd_status_t find_or_load(worker_t *worker, request_t *request, put_t *put) {
+    model_entry_t *model = cache_find_model(worker, put->id);
+    if (!model) {
+        gradd_status_t st = worker->maker
+                                ? worker_admit_model(worker, 2 * (int64_t)put->bytes)
+                                : cache_load_model(worker, put->id, put->onnx, put->bytes, &model);
+        if (st == GRADD_OK && worker->maker) return begin_load(worker, request, put);
+        if (st != GRADD_OK) return gradd_wrap(st, "graph.put");
+    }
+    return end_put(worker, request, put->id, model);
+}
+
+static gradd_status_t graph_put(worker_t *worker, request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    put_t put = {0};
+    maker_release(worker->maker, objects->making);
+    objects->making = NULL;
+    GRADD_TRY(onnx_bytes(worker, request, &put.onnx, &put.bytes, &put.copy));
+    gradd_status_t st = graph_id(put.onnx, put.bytes, request->args[PUT_ALIAS], put.id);
+    if (st == GRADD_OK) st = find_or_load(worker, request, &put);
+    free(put.copy);
+    return st;
 }
 
 GRADD_COMMANDS(graph, {

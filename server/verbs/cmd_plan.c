@@ -2,6 +2,7 @@
 #include <malloc.h>
 #include <stdlib.h>
 
+#include "server/verbs/maker.h"
 #include "server/verbs/plan_ask.h"
 
 /* Room for one more plan: the one without runs that was used least recently goes. */
@@ -65,8 +66,17 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
     plan->gmask = ask->gmask;
     ask->in = NULL;
     ask->bound = ask->rest = ask->grads = ask->out = ask->gmask = NULL;
-    st = split_grads(plan, gradd_plan_info(compiled->plan));
-    if (st == GRADD_OK) return GRADD_OK;
+    const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
+    st = split_grads(plan, info);
+    if (st == GRADD_OK) {
+        record_plan(&objects->session->record,
+                    &(plan_record_t){.id = id,
+                                     .arena_bytes = info->arena_bytes,
+                                     .saved_bytes = info->saved_bytes,
+                                     .constant_bytes = info->constant_bytes,
+                                     .compile_ms = info->compile_ms});
+        return GRADD_OK;
+    }
     plan->compiled = NULL; /* the caller gives it back */
     objects_drop_plan(worker, objects, plan);
     return st;
@@ -142,32 +152,107 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_u64(out, hit ? 1 : 0);
 }
 
-/* Finds or compiles the plan that was asked for. */
-static gradd_status_t compile(worker_t *worker, request_t *request, const plan_ask_t *ask,
-                              model_entry_t *model, compiled_t **out, bool *out_hit) {
+/* What is asked for; the lists are those of `ask`. */
+static gradd_status_t read_options(worker_t *worker, const request_t *request,
+                                   const plan_ask_t *ask, gradd_plan_options_t *out) {
     const msgpack_object *name = request->args[PLAN_DEVICE];
-    gradd_plan_options_t options = {.inputs = ask->in,
-                                    .n_inputs = ask->n_in,
-                                    .grads = ask->grads,
-                                    .n_grads = ask->n_grads,
-                                    .outputs = ask->out,
-                                    .n_outputs = ask->n_out,
-                                    .grad_outputs = ask->gmask,
-                                    .n_grad_outputs = ask->n_gmask,
-                                    .parameters = ask->parameters,
-                                    .n_parameters = ask->n_parameters,
-                                    .label_rows = ask->label_rows,
-                                    .real_rows = ask->real_rows,
-                                    .source_rows = ask->source_rows};
-    GRADD_TRY(plan_ask_memory(request->args, &options));
-    if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
-    if (wire_flag(request->args[PLAN_EARLY])) options.flags |= GRADD_PLAN_EARLY;
+    *out = (gradd_plan_options_t){.inputs = ask->in,
+                                  .n_inputs = ask->n_in,
+                                  .grads = ask->grads,
+                                  .n_grads = ask->n_grads,
+                                  .outputs = ask->out,
+                                  .n_outputs = ask->n_out,
+                                  .grad_outputs = ask->gmask,
+                                  .n_grad_outputs = ask->n_gmask,
+                                  .parameters = ask->parameters,
+                                  .n_parameters = ask->n_parameters,
+                                  .label_rows = ask->label_rows,
+                                  .real_rows = ask->real_rows,
+                                  .source_rows = ask->source_rows};
+    GRADD_TRY(plan_ask_memory(request->args, out));
+    if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) out->flags |= GRADD_PLAN_PLAIN;
+    if (wire_flag(request->args[PLAN_EARLY])) out->flags |= GRADD_PLAN_EARLY;
     if (worker->dense_loss || wire_flag(request->args[PLAN_DENSE]))
-        options.flags |= GRADD_PLAN_DENSE_LOSS;
+        out->flags |= GRADD_PLAN_DENSE_LOSS;
     gradd_status_t st = worker_find_device(worker, name ? name->via.str.ptr : NULL,
-                                           name ? name->via.str.size : 0, &options.device);
-    if (st != GRADD_OK) return gradd_wrap(st, "graph.plan: field 'device'");
-    return cache_compile(worker, model, &options, out, out_hit);
+                                           name ? name->via.str.size : 0, &out->device);
+    return gradd_wrap(st, "graph.plan: field 'device'");
+}
+
+/* Finds the plan, or begins to make it: then *out is NULL. */
+static gradd_status_t find_or_begin(worker_t *worker, request_t *request, plan_ask_t *ask,
+                                    compiled_t **out, bool *out_hit) {
+    session_objects_t *objects = request->session->objects;
+    model_entry_t *model =
+        objects_find_graph(objects, request->args[PLAN_GRAPH]->via.bin.ptr)->model;
+    gradd_plan_options_t options;
+    uint8_t key[GRADD_SHA256_BYTES];
+    GRADD_TRY(read_options(worker, request, ask, &options));
+    if (!worker->maker) return cache_compile(worker, model, &options, out, out_hit);
+    cache_plan_key(model, &options, key);
+    GRADD_TRY(cache_find_compiled(worker, key, options.device, out));
+    *out_hit = *out;
+    if (*out_hit) return GRADD_OK;
+    objects->making = maker_find(worker->maker, key);
+    if (objects->making) return GRADD_OK;
+    return maker_begin(worker->maker, model, &options, ask, &objects->making);
+}
+
+/* The plan that was on its way; NULL if another that has waited for it has had it, and it is gone.
+ */
+static gradd_status_t take_made(worker_t *worker, making_t *making, compiled_t **out,
+                                bool *out_hit) {
+    GRADD_TRY(making_status(making));
+    GRADD_TRY(cache_find_compiled(worker, making->key, making->options.device, out));
+    *out_hit = *out;
+    if (*out_hit) return GRADD_OK;
+    gradd_plan_t *plan = making->plan;
+    making->plan = NULL;
+    if (!plan) return GRADD_OK;
+    return cache_add_compiled(worker, making->key, making->model, plan, out);
+}
+
+static gradd_status_t end_plan(worker_t *worker, request_t *request, plan_ask_t *ask,
+                               compiled_t *compiled, bool hit) {
+    session_objects_t *objects = request->session->objects;
+    const gradd_status_t st =
+        add_plan(worker, objects, wire_u64(request->args[PLAN_ID]), ask, compiled);
+    if (st == GRADD_OK)
+        put_plan(&request->reply, compiled, hit);
+    else
+        cache_release_compiled(worker, compiled);
+    return st;
+}
+
+static gradd_status_t graph_plan(worker_t *worker, request_t *request);
+
+/* It is there. */
+static gradd_status_t finish_plan(worker_t *worker, request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    making_t *making = objects->making;
+    compiled_t *compiled = NULL;
+    bool hit = false;
+    plan_ask_t ask;
+    objects->making = NULL;
+    objects->subject = making->model;
+    gradd_status_t st = take_made(worker, making, &compiled, &hit);
+    if (st == GRADD_OK && !compiled) {
+        maker_release(worker->maker, making);
+        return graph_plan(worker, request);
+    }
+    if (st == GRADD_OK) {
+        st = plan_ask_init(&ask, making->model->model, request->args);
+        if (st == GRADD_OK)
+            st = end_plan(worker, request, &ask, compiled, hit);
+        else
+            cache_release_compiled(worker, compiled);
+        plan_ask_finish(&ask);
+    }
+    gradd_failure_t failure = *gradd_failure();
+    maker_release(worker->maker, making);
+    gradd_failure_restore(&failure);
+    malloc_trim(0); /* what the compilation has freed lies between what it has kept */
+    return st;
 }
 
 static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
@@ -189,12 +274,11 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
     compiled_t *compiled = NULL;
     bool hit = false;
     gradd_status_t st = plan_ask_init(&ask, graph->model->model, request->args);
-    if (st == GRADD_OK) st = compile(worker, request, &ask, graph->model, &compiled, &hit);
-    if (st == GRADD_OK && (st = add_plan(worker, objects, plan_id, &ask, compiled)) != GRADD_OK)
-        cache_release_compiled(worker, compiled);
-    if (st == GRADD_OK) put_plan(&request->reply, compiled, hit);
+    if (st == GRADD_OK) st = find_or_begin(worker, request, &ask, &compiled, &hit);
+    if (st == GRADD_OK && compiled) st = end_plan(worker, request, &ask, compiled, hit);
+    if (st == GRADD_OK && !compiled) request_go_on(request, &objects->making->done, 1, finish_plan);
     plan_ask_finish(&ask);
-    if (!hit) malloc_trim(0); /* what the compilation has freed lies between what it has kept */
+    if (compiled && !hit) malloc_trim(0);
     return st;
 }
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "server/device/device.h"
-#include "server/verbs/crash.h"
+#include "server/exec/run.h"
 #include "server/verbs/run_tensors.h"
 
 #define MAX_FLAGS                                                                                  \
@@ -139,7 +139,9 @@ static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, req
     run->early = early;
     if (binding) binding->refs++;
     if (early) early->refs++;
-    atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
+    const int64_t before =
+        atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
+    record_arena(&objects->session->record, before + run->arena_bytes);
     return GRADD_OK;
 }
 
@@ -193,14 +195,37 @@ static gradd_status_t look(request_t *request, session_run_t *run, bool *out_cha
     return GRADD_OK;
 }
 
+static gradd_status_t end_forward(request_t *request, session_run_t *run, gradd_status_t status);
+
+/* It was put aside, and is next. */
+static gradd_status_t continue_forward(worker_t *worker, request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    session_run_t *run = id_list_get(&objects->runs, wire_u64(request->args[FORWARD_RUN]));
+    (void)worker;
+    if (!run) return GRADD_FAIL(INTERNAL, "forward: the run is gone");
+    objects_run_plan(objects, run->plan, false);
+    return end_forward(request, run, run_continue(run->handle));
+}
+
+/* What has become of the computation. */
+static gradd_status_t end_forward(request_t *request, session_run_t *run, gradd_status_t status) {
+    if (status) {
+        objects_release_run(request->session->objects, run->id);
+        return status;
+    }
+    if (run_is_aside(run->handle))
+        request_go_on(request, NULL, 0, continue_forward);
+    else
+        command_put_times(request);
+    return GRADD_OK;
+}
+
 static gradd_status_t forward(worker_t *worker, request_t *request) {
     session_objects_t *objects = request->session->objects;
     uint64_t flags = wire_u64(request->args[FORWARD_FLAGS]);
     session_plan_t *plan;
     GRADD_TRY(find_plan(objects, wire_u64(request->args[FORWARD_PLAN]), &plan));
-    objects->subject = plan->compiled->model;
-    objects->running = plan->compiled;
-    crash_blame(plan->compiled->key, false);
+    objects_run_plan(objects, plan, false);
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
                           (unsigned long long)flags);
@@ -224,12 +249,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     atomic_fetch_add(&worker->n_forward, 1);
     st = gradd_run_forward(run->handle, wire_u64(request->args[FORWARD_SEED]), (uint32_t)flags,
                            run->inputs, run->out.address, &request->session->cancel);
-    if (st != GRADD_OK) {
-        objects_release_run(objects, run->id);
-        return st;
-    }
-    command_put_times(request);
-    return GRADD_OK;
+    return end_forward(request, run, st);
 }
 
 static gradd_status_t release(worker_t *worker, request_t *request) {

@@ -61,13 +61,27 @@ typedef struct update_s {
     step_tensor_t *tensors; /* Owned */
     gradd_adam_t *groups;   /* Owned */
     step_request_t request;
+    stepping_t *step; /* Owned; NULL = not begun */
 } update_t;
 
-static void update_finish(update_t *u) {
+static void update_end(session_objects_t *objects) {
+    update_t *u = objects->update;
+    if (!u) return;
+    step_destroy(u->step);
     tensors_finish(&u->g);
     tensors_finish(&u->journal);
     free(u->tensors);
     free(u->groups);
+    free(u);
+    objects->update = NULL;
+}
+
+bool update_finish(session_objects_t *objects) {
+    bool done = true;
+    if (objects->update && step_continue(objects->update->step, &done) == GRADD_OK && !done)
+        return false;
+    update_end(objects);
+    return true;
 }
 
 static gradd_status_t find(session_objects_t *objects, const msgpack_object *id, const char *field,
@@ -278,13 +292,18 @@ static gradd_status_t fill(session_objects_t *objects, request_t *request, updat
     return check_memory(u);
 }
 
-static gradd_status_t step(worker_t *worker, request_t *request) {
-    update_t u = {0};
-    double norm = 0;
-    bool skipped = false;
-    gradd_status_t st = fill(request->session->objects, request, &u);
-    if (st == GRADD_OK) st = step_apply(worker->device, &u.request, &norm, &skipped);
-    update_finish(&u);
+/* Until the step is done, or put aside. */
+static gradd_status_t continue_step(worker_t *worker, request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    bool done, skipped = false;
+    (void)worker;
+    gradd_status_t st = step_continue(objects->update->step, &done);
+    if (st == GRADD_OK && !done) {
+        request_go_on(request, NULL, 0, continue_step);
+        return GRADD_OK;
+    }
+    const double norm = step_norm(objects->update->step, &skipped);
+    update_end(objects);
     GRADD_TRY(st);
     wire_key(&request->reply, "norm");
     wire_put_f64(&request->reply, norm);
@@ -292,6 +311,17 @@ static gradd_status_t step(worker_t *worker, request_t *request) {
     wire_put_u64(&request->reply, skipped);
     command_put_times(request);
     return GRADD_OK;
+}
+
+static gradd_status_t step(worker_t *worker, request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    update_t *u = objects->update = calloc(1, sizeof *u);
+    if (!u) return GRADD_FAIL(NOMEM, "no memory for a step");
+    gradd_status_t st = fill(objects, request, u);
+    if (st == GRADD_OK) st = step_create(worker->device, &u->request, &u->step);
+    if (st == GRADD_OK) return continue_step(worker, request);
+    update_end(objects);
+    return st;
 }
 
 GRADD_COMMANDS(

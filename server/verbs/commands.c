@@ -114,6 +114,7 @@ int64_t command_now_us(void) {
 
 void command_put_times(request_t *request) {
     wire_out_t *reply = &request->reply;
+    const int64_t now = command_now_us(), ran = request->ran_us + now - request->entered_us;
     request->arena_bytes = atomic_load(&request->session->counts.arena_bytes);
     wire_key(reply, "arena");
     wire_put_i64(reply, request->arena_bytes);
@@ -122,7 +123,7 @@ void command_put_times(request_t *request) {
     wire_put_text(reply, "at");
     wire_put_i64(reply, request->arrived_us);
     wire_put_text(reply, "queued");
-    wire_put_i64(reply, request->started_us - request->arrived_us);
+    wire_put_i64(reply, now - request->arrived_us - ran);
     wire_put_text(reply, "ran");
-    wire_put_i64(reply, command_now_us() - request->started_us);
+    wire_put_i64(reply, ran);
 }

@@ -76,8 +76,10 @@ typedef struct request_s {
     gradd_status_t (*rest)(struct worker_s *worker, struct request_s *request);
     gradd_status_t status; /* result; `reply` is complete either way */
     wire_out_t reply;
-    int64_t arrived_us, started_us, ended_us; /* the last two are the engine thread's */
-    int64_t arena_bytes;                      /* the same: of the session's runs, meanwhile */
+    int64_t arrived_us; /* the rest is the engine thread's: */
+    int64_t started_us, ended_us;
+    int64_t entered_us, ran_us; /* since when it runs this time; before, where it was put aside */
+    int64_t arena_bytes;        /* of the session's runs, meanwhile */
 } request_t;
 
 request_t *request_create(void); /* NULL without memory */
@@ -91,12 +93,13 @@ gradd_status_t command_match(request_t *request);
 void command_reply(request_t *request, gradd_status_t status);
 
 /* For a handler that returns GRADD_OK before the request is done: `rest` goes on once *word is at
- * least `value`. Until then the session's other requests wait, and nothing else. */
+ * least `value`. Until then the session's other requests wait, and nothing else. Without a word the
+ * request is put aside: it goes on when its session is next. */
 void request_go_on(request_t *request, const uint64_t *word, uint64_t value,
                    gradd_status_t (*rest)(struct worker_s *worker, struct request_s *request));
 
 int64_t command_now_us(void);
-/* Puts when the request came, the microseconds that it waited and ran, and the bytes of the
+/* Puts when the request came, the microseconds that it waited and ran so far, and the bytes of the
  * session's runs into its reply. */
 void command_put_times(request_t *request);
 

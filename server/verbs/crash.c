@@ -9,13 +9,14 @@
 #define STACK_BYTES (64 << 10)
 
 static lost_plans_t *noted;
-static _Atomic(const uint8_t *) blamed;
+static _Atomic(const uint8_t *) blamed, blamed_making;
 static atomic_bool in_backward;
+static _Thread_local bool makes; /* this thread makes plans */
 
 /* Any thread's fault. A second one, here or elsewhere, finds nothing to blame. */
 static void handle(int number) {
-    const uint8_t *key = atomic_exchange(&blamed, NULL);
-    if (key) lost_note(noted, key, atomic_load(&in_backward));
+    const uint8_t *key = atomic_exchange(makes ? &blamed_making : &blamed, NULL);
+    if (key) lost_note(noted, key, !makes && atomic_load(&in_backward));
     signal(number, SIG_DFL);
     raise(number); /* comes when the handler has returned, if the fault does not */
 }
@@ -25,7 +26,18 @@ void crash_guard(lost_plans_t *lost) {
     noted = lost;
     (void)handle;
 }
+
+void crash_guard_making(void) {
+    makes = true;
+}
 #else
+void crash_guard_making(void) {
+    static char stack[STACK_BYTES];
+    const stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
+    makes = true;
+    sigaltstack(&other, NULL);
+}
+
 void crash_guard(lost_plans_t *lost) {
     static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
     static char stack[STACK_BYTES];
@@ -42,4 +54,8 @@ void crash_guard(lost_plans_t *lost) {
 void crash_blame(const uint8_t *key, bool backward) {
     atomic_store(&in_backward, backward);
     atomic_store(&blamed, key);
+}
+
+void crash_blame_making(const uint8_t *key) {
+    atomic_store(&blamed_making, key);
 }

@@ -11,8 +11,11 @@
 
 /* Installs the handler. Engine thread: it gets a stack of its own for an overflow of its stack. */
 void crash_guard(lost_plans_t *lost);
+/* The same for the thread that makes plans (maker.h), once the engine thread has begun. */
+void crash_guard_making(void);
 /* From here on it is this plan's fault; NULL: no plan's. The key must stay valid until the next
  * call. Engine thread. */
 void crash_blame(const uint8_t *key, bool backward);
+void crash_blame_making(const uint8_t *key); /* faults of the thread that makes plans */
 
 #endif

@@ -6,6 +6,7 @@
 #include "server/host/log.h"
 #include "server/session/turns.h"
 #include "server/verbs/crash.h"
+#include "server/verbs/maker.h"
 #include "server/verbs/worker.h"
 
 void *id_list_get(const id_list_t *list, uint64_t id) {
@@ -73,6 +74,14 @@ void objects_release_run(session_objects_t *objects, uint64_t id) {
     free(run);
 }
 
+void objects_run_plan(session_objects_t *objects, const session_plan_t *plan, bool backward) {
+    objects->subject = plan->compiled->model;
+    objects->running = plan->compiled;
+    objects->running_plan = plan->id;
+    objects->running_backward = backward;
+    crash_blame(plan->compiled->key, backward);
+}
+
 static void split_finish(split_t *split) {
     free(split->at);
     free(split->inputs);
@@ -80,6 +89,7 @@ static void split_finish(split_t *split) {
 
 void objects_drop_plan(worker_t *worker, session_objects_t *objects, session_plan_t *plan) {
     id_list_take(&objects->plans, plan->id);
+    record_drop_plan(&objects->session->record, plan->id);
     cache_release_compiled(worker, plan->compiled);
     free(plan->in);
     free(plan->bound);
@@ -126,7 +136,8 @@ void objects_end(worker_t *worker, session_t *session) {
     session_objects_t *objects = session->objects;
     if (!objects) return;
     communicators_end(worker, objects); /* first: they write to the memory of the others */
-    averaging_end(objects);
+    backward_end(objects);
+    maker_release(worker->maker, objects->making);
     while (objects->runs.n > 0)
         objects_release_run(objects, objects->runs.items[0].id);
     while (objects->bindings.n > 0)
@@ -215,7 +226,7 @@ static void end_turn(request_t *request, gradd_status_t status) {
 
 static gradd_status_t begin_request(worker_t *worker, request_t *request,
                                     session_objects_t *objects) {
-    request->started_us = command_now_us();
+    request->started_us = request->entered_us;
     for (int i = 0; i < wire_count(request->rel); i++)
         objects_release_run(objects, wire_u64(wire_at(request->rel, i)));
     wire_reply_begin(&request->reply, request->q);
@@ -231,12 +242,14 @@ static gradd_status_t continue_request(worker_t *worker, request_t *request) {
 
 static bool handle_request(worker_t *worker, request_t *request) {
     session_objects_t *objects = NULL;
+    request->entered_us = command_now_us();
     gradd_status_t st = find_objects(worker, request->session, &objects);
     atomic_store(&request->session->counts.running, true);
     if (objects) {
         objects->subject = NULL;
         objects->running = NULL;
         objects->running_backward = false;
+        objects->running_plan = 0;
     }
     crash_blame(NULL, false);
     if (st == GRADD_OK)
@@ -245,7 +258,9 @@ static bool handle_request(worker_t *worker, request_t *request) {
     else
         wire_reply_begin(&request->reply, request->q);
     if (st == GRADD_OK && request->rest) {
+        if (!request->job.word) crash_blame(NULL, false); /* another runs before it goes on */
         count(objects);
+        request->ran_us += command_now_us() - request->entered_us;
         atomic_store(&request->session->counts.running, false);
         return false;
     }
@@ -255,6 +270,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);
         if (objects) add_source(objects, gradd_failure());
+        record_error(&request->session->record, session_now_ms(), request->command->name, st);
         /* The client gets the sentence; the log shows it only when the fault is ours. */
         log_event(st == GRADD_E_INTERNAL ? LOG_ERROR : LOG_DEBUG, "request_failed",
                   "session=%u verb=%s code=%s what=\"%s\" where=%s", request->session->number,
@@ -265,6 +281,10 @@ static bool handle_request(worker_t *worker, request_t *request) {
     end_turn(request, request->status);
     if (request->session->objects) count(request->session->objects);
     request->ended_us = command_now_us();
+    request->ran_us += request->ended_us - request->entered_us;
+    if (objects && objects->running_plan && !request->status)
+        record_ran(&request->session->record, objects->running_plan, objects->running_backward,
+                   request->ran_us);
     atomic_store(&request->session->counts.running, false);
     return true;
 }
@@ -275,17 +295,17 @@ static void handle_guest(worker_t *worker, request_t *request) {
     command_reply(request, request->command->handle(worker, request));
 }
 
-/* Its memory last: runs use it. */
-static void end_session(worker_t *worker, session_t *session) {
+/* Its memory last: runs use it. False: a step of it is not finished. */
+static bool end_session(worker_t *worker, session_t *session) {
+    if (session->objects && !update_finish(session->objects)) return false;
     objects_end(worker, session);
     gradd_lease_end(session->lease);
+    return true;
 }
 
 bool worker_handle(worker_t *worker, request_t *request) {
     if (request->command && request->session) return handle_request(worker, request);
-    if (request->command)
-        handle_guest(worker, request);
-    else
-        end_session(worker, request->session);
+    if (!request->command) return end_session(worker, request->session);
+    handle_guest(worker, request);
     return true;
 }

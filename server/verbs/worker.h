@@ -3,7 +3,8 @@
  * The worker owns the models and the compiled plans, shared by every session that uses the same
  * graph (reference counts; a second client finds both ready). A session's own objects hang on
  * session->objects: the graphs it has named, plans by id, bindings, runs. Only the engine thread
- * touches any of this, and only it opens OpenMP regions, so there are no locks.
+ * touches any of this, so there are no locks; what another thread loads or makes for it comes as a
+ * whole (maker.h).
  */
 #ifndef GRADD_SERVER_VERBS_WORKER_H
 #define GRADD_SERVER_VERBS_WORKER_H
@@ -54,6 +55,7 @@ typedef struct worker_s {
     bool dense_loss;        /* logits of a loss are made as a whole, for any client */
     int64_t unread_bytes;   /* admitted since the machine's memory was looked at */
     const char *root;       /* of the machine's files: "", but for tests */
+    struct maker_s *maker;  /* Owned: maker.h; NULL = the engine thread makes plans */
     model_entry_t *models;
     compiled_t *compiled;
     lost_plans_t lost;
@@ -65,10 +67,23 @@ typedef struct worker_s {
 
 /* Finds a model by its id, retained, or NULL. */
 model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES]);
+/* Adds one that is loaded, retained; it is destroyed if that fails. Fails with NOMEM. */
+gradd_status_t cache_add_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                               gradd_model_t *model, model_entry_t **out_model);
 /* Loads and retains. */
 gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
                                 const void *onnx, size_t bytes, model_entry_t **out_model);
 void cache_release_model(worker_t *worker, model_entry_t *model);
+/* What a plan is known by: the same in the next daemon of the device (lost.h). */
+void cache_plan_key(const model_entry_t *model, const gradd_plan_options_t *options,
+                    uint8_t out_key[GRADD_SHA256_BYTES]);
+/* The plan of that key and device, retained, or NULL. Fails with UNSUPPORTED if it is refused. */
+gradd_status_t cache_find_compiled(worker_t *worker, const uint8_t key[GRADD_SHA256_BYTES],
+                                   const gradd_device_t *device, compiled_t **out_compiled);
+/* Adds a plan of that model, retained; it is destroyed if that fails. Fails with NOMEM. */
+gradd_status_t cache_add_compiled(worker_t *worker, const uint8_t key[GRADD_SHA256_BYTES],
+                                  model_entry_t *model, gradd_plan_t *plan,
+                                  compiled_t **out_compiled);
 /* Finds or compiles, retained; *out_hit tells which. */
 gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
                              const gradd_plan_options_t *options, compiled_t **out_compiled,
@@ -170,7 +185,8 @@ typedef struct communicator_s {
     char why[400];
 } communicator_t;
 
-struct averaging_s; /* see cmd_backward.c */
+struct backward_s; /* see cmd_backward.c */
+struct update_s;   /* see cmd_step.c */
 
 typedef struct session_objects_s {
     struct session_objects_s *next; /* in worker->objects */
@@ -185,11 +201,17 @@ typedef struct session_objects_s {
     const model_entry_t *subject; /* Borrowed: the model that the present request is about */
     const compiled_t *running;    /* Borrowed: of a plan whose forward or backward it is; or NULL */
     bool running_backward;
+    uint64_t running_plan; /* its id in the session; 0: none */
     id_list_t plans, bindings, runs, communicators;
-    struct averaging_s *averaging; /* Owned: by the request that is not finished; or NULL */
-    int n_held;                    /* tensors of the bindings and runs that exist */
+    /* Of the request that is not finished, because it was put aside or waits; or NULL: */
+    struct backward_s *backward; /* Owned */
+    struct update_s *update;     /* Owned */
+    struct making_s *making;     /* Shared: the plan that it waits for */
+    int n_held;                  /* tensors of the bindings and runs that exist */
 } session_objects_t;
 
+/* The present request runs this plan: texts name the model's nodes, and a crash is the plan's. */
+void objects_run_plan(session_objects_t *objects, const session_plan_t *plan, bool backward);
 /* Ends one run (of this id); unknown ids are ignored. */
 void objects_release_run(session_objects_t *objects, uint64_t id);
 void objects_drop_plan(worker_t *worker, session_objects_t *objects,
@@ -210,8 +232,14 @@ gradd_status_t communicator_find(session_objects_t *objects, uint64_t id, const 
 void communicator_fail(worker_t *worker, communicator_t *communicator);
 /* Of all of a session: nothing is written for it any more. */
 void communicators_end(worker_t *worker, session_objects_t *objects);
-/* Forgets the tensors that are averaged; the communicator has let go of them. */
-void averaging_end(session_objects_t *objects);
+/* Forgets the tensors of a backward that is not finished; a communicator has let go of them. */
+void backward_end(session_objects_t *objects);
+
+/* ---- a step that was put aside (cmd_step.c) ---- */
+
+/* A step that has begun is finished though its client is gone: parameters that are kept for another
+ * process would be torn. False: it was put aside once more. */
+bool update_finish(session_objects_t *objects);
 
 /* ---- lists of tensors (tensors.c) ---- */
 

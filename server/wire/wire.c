@@ -52,7 +52,7 @@ gradd_status_t wire_decode(const void *data, size_t bytes, wire_doc_t *out_doc) 
 gradd_status_t wire_decode_any(const void *data, size_t bytes, uint32_t max_items,
                                wire_doc_t *out_doc) {
     *out_doc = (wire_doc_t){0};
-    GRADD_TRY(wire_scan(data, bytes, WIRE_MAX_DEPTH, max_items));
+    GRADD_TRY(wire_scan(data, bytes, WIRE_ANY_DEPTH, max_items));
     return unpack(data, bytes, out_doc);
 }
 

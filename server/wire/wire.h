@@ -17,7 +17,8 @@
 #include "shm/tensor.h"
 
 #define WIRE_MAX_BYTES    (1u << 20) /* of an envelope */
-#define WIRE_MAX_DEPTH    8
+#define WIRE_MAX_DEPTH    8          /* of a request */
+#define WIRE_ANY_DEPTH    16         /* of other texts: payload frames, manifests, notes */
 #define WIRE_MAX_ITEMS    (1u << 18) /* objects of all kinds in one message */
 #define WIRE_MAX_FIELDS   24         /* of the outermost map */
 #define WIRE_MAX_VERB     32         /* bytes */

@@ -78,8 +78,9 @@ gradd_status_t eager_launch(gradd_launch_t *launch) {
     gradd_type_t out[GRADD_OP_MAX_OUT];
     for (int j = 0; j < launch->n_out; j++)
         out[j] = launch->out[j].type;
-    const gradd_infer_t c = {launch->op,    launch->attrs, launch->opset, launch->n_in,
-                             launch->n_out, launch->in,    out,           0};
+    const gradd_infer_t c = {
+        launch->op, launch->attrs, launch->opset, launch->n_in, launch->n_out, launch->in, out, 0,
+        0};
     return gradd_cpu_call(&c, launch);
 }
 
@@ -311,6 +312,17 @@ void eager_begin(eager_t *e) {
 
 void eager_end(eager_t *e) {
     gradd_case_free(&e->heap);
+}
+
+void *eager_enter(eager_t *e) {
+    void *before = e->heap.blocks;
+    e->heap.blocks = NULL;
+    return before;
+}
+
+void eager_leave(eager_t *e, void *entered) {
+    gradd_case_free(&e->heap);
+    e->heap.blocks = entered;
 }
 
 /* ---- gradients ---- */

@@ -1,7 +1,7 @@
 /* Runs operators one at a time, for the operator tests: a builder whose emit infers and computes at
  * once, so that a gradient rule yields numbers without the engine's graph, planner and executor.
  * Outputs are filled with a pattern before a run and fenced behind, which exposes elements that a
- * kernel forgets and writes past the end. Everything lives until eager_end.
+ * kernel forgets and writes past the end. Everything lives until eager_end, or eager_leave.
  *
  * Composites run as their expansion, and with `expand_all` whatever has one does. With `record` the
  * operators that run are kept in a tape, over which eager_backward differentiates. */
@@ -45,6 +45,9 @@ gradd_status_t eager_launch(gradd_launch_t *launch);
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype);
 void eager_begin(eager_t *e);
 void eager_end(eager_t *e);
+/* What is allocated in between is freed again. eager_enter returns what eager_leave takes. */
+void *eager_enter(eager_t *e);
+void eager_leave(eager_t *e, void *entered);
 /* Runs and fills out[0..n_out). */
 gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *out);
 gradd_val_t eager_add(eager_t *e, gradd_view_t view, bool known);

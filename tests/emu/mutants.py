@@ -466,7 +466,7 @@ def main() -> int:
     chosen = [m for m in MUTANTS if any(word in m.name for word in words)]
     with tempfile.TemporaryDirectory(prefix="gradd-mutants-") as folder:
         tree = Path(folder) / "gradd"
-        ignore = shutil.ignore_patterns(".git", "asan", "gpu", "cuda-*", ".venv")
+        ignore = shutil.ignore_patterns(".git", "asan", "gpu", "cuda-*", ".venv", "pytest-*.xml")
         shutil.copytree(ROOT, tree, ignore=ignore, symlinks=True)
         (tree / ".venv").symlink_to((ROOT / ".venv").resolve())
         programs = tuple(sorted({test for m in chosen for test in m.tests}))

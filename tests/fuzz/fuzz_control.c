@@ -125,10 +125,16 @@ static const relay_client_t *find_client(void *context, uint32_t number) {
     return number == 1 ? scene->client : NULL;
 }
 
+static int count_users(void *context, int fd) {
+    (void)context, (void)fd;
+    return 0;
+}
+
 static bool answer_own(void *context, relay_client_t *client, const wire_doc_t *doc,
                        bool *out_sent) {
     scene_t *scene = context;
-    return kept_answer(&scene->kept, client, doc, find_client, scene, out_sent);
+    const kept_clients_t clients = {find_client, count_users, scene};
+    return kept_answer(&scene->kept, client, doc, &clients, out_sent);
 }
 
 static void hang_up(scene_t *scene) {

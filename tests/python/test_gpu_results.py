@@ -100,7 +100,7 @@ def test_a_bundle_is_held_and_a_wrong_gradient_is_not(tmp_path: Path) -> None:
     status, (line,) = _compare(tmp_path, "cpu")
     assert status == 0 and line["held"] and 0 < line["of_limit"] <= 1, line
     file = tmp_path / "mlp/expected/inner.weight.bin"
-    gradient = np.fromfile(file)
+    gradient = np.fromfile(file, np.float32)
     gradient[7] += 3e-4 * np.abs(gradient).max()
     gradient.tofile(file)
     status, (line,) = _compare(tmp_path, "cpu")

@@ -4,7 +4,8 @@
     bundles.py compare FOLDER BENCH DEVICE           run each in the engine, without a client
 
 A bundle is a folder: model.onnx, case.json, data/NAME.bin for each input and, of each parameter,
-expected/NAME.bin, the gradient in f64. BENCH is the program bench_engine. Gradients in f32 agree if
+expected/NAME.bin, the gradient in f64, rounded to f32. BENCH is the program bench_engine.
+Gradients in f32 agree if
 
     |difference| <= 1e-4 * max(largest entry of its own, 1e-4 * largest entry of all)
 
@@ -71,6 +72,8 @@ def _captured(model: Any, batch: dict[str, Any], folder: Path) -> list[str]:
     ORTModule(copy.deepcopy(model), options, strict=True)(**batch)
     (made,) = folder.glob("made_torch_exported_*.onnx")
     made.rename(folder / "model.onnx")
+    for plan in folder.glob("made_execution_model_*.onnx"):
+        plan.unlink()
     return [value.name for value in onnx.load(folder / "model.onnx").graph.input]
 
 
@@ -95,7 +98,9 @@ def make(name: str, dtype_name: str, folder: Path) -> None:
         (folder / "data" / f"{input_name}.bin").write_bytes(values)
     given = {k: list(v.shape) for k, v in batch.items() if k in names}
     for parameter, gradient in exact.items():
-        (folder / "expected" / f"{parameter}.bin").write_bytes(gradient.tobytes())
+        (folder / "expected" / f"{parameter}.bin").write_bytes(
+            gradient.astype(np.float32).tobytes()
+        )
     case = {
         "name": name,
         "dtype": dtype_name,
@@ -136,7 +141,7 @@ def _times_of_limit(case: dict[str, Any], got: np.ndarray, want: np.ndarray, own
 def _judge(folder: Path, found: Path) -> dict[str, Any]:
     case = json.loads((folder / "case.json").read_text())
     dtype = case["dtype"]
-    expected = {n: np.fromfile(folder / "expected" / f"{n}.bin") for n in case["gradients"]}
+    expected = {n: _floats(folder / "expected" / f"{n}.bin", "float32") for n in case["gradients"]}
     case["largest"] = max(float(np.abs(g).max()) for g in expected.values())
     case["longest"] = max(float(np.linalg.norm(g)) for g in expected.values())
     files = sorted(found.glob("*.bin"))

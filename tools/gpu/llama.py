@@ -57,6 +57,8 @@ def capture(shape: str, to: Path) -> None:
     model(input_ids=ids, labels=ids.clone())
     (made,) = to.parent.glob(f"{to.stem}_torch_exported_*.onnx")
     made.rename(to)
+    for plan in to.parent.glob(f"{to.stem}_execution_model_*.onnx"):
+        plan.unlink()
 
 
 def graph(name: str, size: str, to: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gradd.estimating import estimate
     from gradd.keeping import forget, keep, reattach
     from gradd.module import ORTModule
+    from gradd.shared import load, share
     from gradd.tracing import trace
 
 __version__ = "0.1.0"
@@ -30,8 +31,10 @@ __all__ = [
     "estimate",
     "forget",
     "keep",
+    "load",
     "optim",
     "reattach",
+    "share",
     "trace",
 ]
 
@@ -42,7 +45,9 @@ _HOMES = {
     "estimate": "gradd.estimating",
     "forget": "gradd.keeping",
     "keep": "gradd.keeping",
+    "load": "gradd.shared",
     "reattach": "gradd.keeping",
+    "share": "gradd.shared",
     "trace": "gradd.tracing",
 }
 
@@ -55,3 +60,10 @@ def __getattr__(name: str) -> Any:
     if name in ("errors", "optim"):
         return importlib.import_module(f"gradd.{name}")
     raise AttributeError(f"module 'gradd' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext gradd`: the magic `%gradd` (notebook.py)."""
+    from gradd import notebook
+
+    notebook.load(shell)

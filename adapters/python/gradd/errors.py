@@ -242,29 +242,7 @@ class InternalError(GraddError):
     code = "INTERNAL"
 
 
-BY_CODE: dict[str, type[GraddError]] = {
-    cls.code: cls
-    for cls in (
-        SessionError,
-        ModelError,
-        GraphError,
-        IndexOutOfRangeError,
-        SharedMemoryError,
-        TensorError,
-        StaleError,
-        VersionError,
-        LimitError,
-        OutOfMemoryError,
-        NoSpaceError,
-        NonFiniteError,
-        DeviceLostError,
-        PeerError,
-        IoError,
-        ExternalDataError,
-        UnsupportedError,
-        InternalError,
-    )
-}
+BY_CODE: dict[str, type[GraddError]] = {cls.code: cls for cls in GraddError.__subclasses__()}
 
 
 def from_code(code: str, what: str, session: str = "alive") -> GraddError:

@@ -276,11 +276,9 @@ class _Planner:
         self.begin: Callable[[str], None] = lambda part: None  # is called before a size is planned
 
     def close(self) -> None:
-        """Gives up all that the daemon holds."""
         self.front.close()
 
     def of(self, size: int) -> Estimate:
-        """The estimate for one batch size."""
         self.begin(f"batch {size}")
         args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
         with locks.both(self.client):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from gradd import errors, options, reasons
+from gradd import about, errors, options, reasons
 from gradd.reasons import DEFAULT_POLICY, FallbackPolicy
 
 logger = logging.getLogger("gradd")
@@ -77,6 +77,7 @@ class Fallback:
         if (reason, detail) in self._said:
             return False
         self._said.add((reason, detail))
+        about.note_fallback()
         return True
 
     def warn(

@@ -23,6 +23,7 @@ import msgpack
 import torch
 
 from gradd import errors, interrupts, module_tables
+from gradd.html_tables import table
 from gradd.memory.holders import others
 from gradd.memory.shm import DTYPE_CODES, DTYPES, nbytes
 from gradd.memory.watch import data_ptr
@@ -104,6 +105,17 @@ class Kept:
 
     def __repr__(self) -> str:
         return f"Kept({self.name!r}, steps={self.steps}, notes={self.notes})"
+
+    def _repr_html_(self) -> str:
+        model = self._model()
+        rows = [
+            ("kept session", self.name),
+            ("model", "gone" if model is None else type(_inner(model)).__name__),
+            ("steps", str(self.steps)),
+            *((f"note {name}", str(value)[:200]) for name, value in self.notes.items()),
+            ("kept for", "ever" if self._seconds < 0 else f"{self._seconds:g} s"),
+        ]
+        return table(rows, heads=False)
 
     @property
     def steps(self) -> int:
@@ -353,7 +365,7 @@ class Kept:
             tensor = taken.tensor(row["at"])
             old = _named(model, row["name"])
             if old.is_meta or not isinstance(old, torch.nn.Parameter):
-                _exchange(model, row["name"], tensor)
+                exchange(model, row["name"], tensor)
             else:
                 old.data = tensor
 
@@ -366,7 +378,7 @@ class Kept:
             made = made.reshape(row["dims"])
             old = _named(model, row["name"])
             if old.is_meta:
-                _exchange(model, row["name"], made.clone())
+                exchange(model, row["name"], made.clone())
             else:
                 old.copy_(made)
 
@@ -482,18 +494,23 @@ def _named(model: torch.nn.Module, name: str) -> torch.Tensor:
     return module_tables.holding(model.get_submodule(path), key)[key]
 
 
-def _exchange(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+def exchange(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Another tensor takes the place of one, under all its names."""
     old = _named(model, name)
-    new = (
-        torch.nn.Parameter(tensor, requires_grad=old.requires_grad)
-        if isinstance(old, torch.nn.Parameter)
-        else tensor
-    )
+    new = tensor
+    if isinstance(old, torch.nn.Parameter) and not isinstance(tensor, torch.nn.Parameter):
+        new = torch.nn.Parameter(tensor, requires_grad=old.requires_grad)
     for module in model.modules():
-        for table in (vars(module)[kind] for kind in module_tables.NAMES):
-            for key in [k for k, t in table.items() if t is old]:
-                table[key] = new
+        for held in (vars(module)[kind] for kind in module_tables.NAMES):
+            for key in [k for k, t in held.items() if t is old]:
+                held[key] = new
+
+
+def _inner(model: torch.nn.Module) -> torch.nn.Module:
+    """The module that an ORTModule wraps."""
+    from gradd.module import ORTModule
+
+    return model.module if isinstance(model, ORTModule) else model
 
 
 def _plain_module(model: torch.nn.Module) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import forwarding, module_tables, options
+from gradd import about, forwarding, module_tables, options
 from gradd.debug import DebugOptions
 from gradd.dynamo.frontend import Compiled
 from gradd.session import reduction as reductions
@@ -111,6 +111,7 @@ class ORTModule(torch.nn.Module):
         reduction: reductions.Reduction | None = None,
     ) -> None:
         self._share(module)
+        about.note_model(module)
         debug.apply()
         self.__dict__["_gradd_options"] = debug
         self.__dict__["_gradd_strict"] = strict
@@ -400,16 +401,13 @@ class _List(_Part):
     """A ModuleList or Sequential, whose items are parts as well; it takes in modules themselves."""
 
     def append(self, module: torch.nn.Module) -> _List:
-        """As that of torch.nn.ModuleList."""
         self._gradd_module.append(_own(module))  # type: ignore[operator]
         return self
 
     def insert(self, index: int, module: torch.nn.Module) -> None:
-        """As that of torch.nn.ModuleList."""
         self._gradd_module.insert(index, _own(module))  # type: ignore[operator]
 
     def extend(self, modules: Iterable[torch.nn.Module]) -> _List:
-        """As that of torch.nn.ModuleList."""
         self._gradd_module.extend([_own(module) for module in modules])  # type: ignore[operator]
         return self
 
@@ -423,16 +421,13 @@ class _Dict(_Part):
     """A ModuleDict, whose values are parts as well; it takes in modules themselves."""
 
     def update(self, modules: Any) -> None:
-        """As that of torch.nn.ModuleDict."""
         pairs = modules.items() if hasattr(modules, "items") else modules
         self._gradd_module.update([(k, _own(m)) for k, m in pairs])  # type: ignore[operator]
 
     def values(self) -> Iterator[torch.nn.Module]:
-        """As that of torch.nn.ModuleDict."""
         return (self._part(m) for m in self._gradd_module.values())  # type: ignore[operator]
 
     def items(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """As that of torch.nn.ModuleDict."""
         return ((k, self._part(m)) for k, m in self._gradd_module.items())  # type: ignore[operator]
 
 

@@ -25,8 +25,8 @@ from gradd.memory.holders import others
 from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import DTYPE_CODES, nbytes, round_up
 from gradd.memory.watch import data_ptr
+from gradd.session import bases, protocol
 from gradd.session import client as clients
-from gradd.session import protocol
 from gradd.session.client import Client
 from gradd.session.replay import Send
 from gradd.session.ring import Block
@@ -458,7 +458,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     @staticmethod
     def _is_shared(client: Client, tensor: torch.Tensor) -> bool:
-        return tensor.is_contiguous() and client.locate(tensor) is not None
+        shared = tensor.is_contiguous() and client.locate(tensor) is not None
+        return shared and (not bases.any_mapped() or bases.holds(tensor) is None)
 
     def _shared(self, client: Client, tensor: torch.Tensor, pool: Any) -> torch.Tensor:
         """The tensor itself if it lies in shared memory, else a copy there."""
@@ -731,7 +732,6 @@ class FusedAdam(torch.optim.Optimizer):
         self._count(sent)
 
     def _count(self, sent: _Sent) -> None:
-        """The step is done."""
         if sent.client is self._client:  # otherwise the journal is a new one
             self._journal_step += 1
         self.skipped = "finite" in sent.fields and sent.is_skipped()

@@ -22,135 +22,106 @@ _FALSE = {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True)
 class Option:
-    """One variable: name, type ("bool", "text", "int"), default, help, and whether it works."""
+    """One variable: name, default (None is that of a text), help, and whether it works."""
 
     name: str
-    kind: str
     default: bool | str | int | None
     help: str
     effective: bool = True
 
+    @property
+    def kind(self) -> str:
+        """Its type: "bool", "text" or "int"."""
+        return {bool: "bool", int: "int"}.get(type(self.default), "text")
+
 
 OPTIONS: tuple[Option, ...] = (
-    Option("GRADD_DIR", "text", None, "directory of the daemon's sockets"),
-    Option("GRADD_BIN", "text", None, "the daemon's binary for auto-start"),
-    Option("GRADD_BUILD", "text", None, "build folder: auto-start runs its bin/gradd"),
-    Option("XDG_RUNTIME_DIR", "text", None, "parent of gradd's directory if GRADD_DIR is not set"),
-    Option("TMPDIR", "text", None, "the same without XDG_RUNTIME_DIR; default /tmp"),
-    Option("GRADD_AUTOSTART", "bool", True, "start a daemon when none listens"),
+    Option("GRADD_DIR", None, "directory of the daemon's sockets"),
+    Option("GRADD_BIN", None, "the daemon's binary for auto-start"),
+    Option("GRADD_BUILD", None, "build folder: auto-start runs its bin/gradd"),
+    Option("XDG_RUNTIME_DIR", None, "parent of gradd's directory if GRADD_DIR is not set"),
+    Option("TMPDIR", None, "the same without XDG_RUNTIME_DIR; default /tmp"),
+    Option("GRADD_AUTOSTART", True, "start a daemon when none listens"),
     Option(
         "GRADD_DEVICE",
-        "text",
         None,
         "device for a daemon that is started; a warning names a running one's other device",
     ),
-    Option("GRADD_WAIT", "bool", False, "wait for each reply of a GPU's daemon: errors at once"),
-    Option(
-        "GRADD_QUIET", "bool", False, "say nothing of compiling, and nothing at the end of a run"
-    ),
-    Option("GRADD_METRICS", "bool", True, "add the daemon's numbers to what ORTTrainer logs"),
-    Option("GRADD_CACHE", "bool", True, "keep translated graphs on disk, for the next process"),
+    Option("GRADD_WAIT", False, "wait for each reply of a GPU's daemon: errors at once"),
+    Option("GRADD_QUIET", False, "say nothing of compiling, and nothing at the end of a run"),
+    Option("GRADD_METRICS", True, "add the daemon's numbers to what ORTTrainer logs"),
+    Option("GRADD_CACHE", True, "keep translated graphs on disk, for the next process"),
     Option(
         "GRADD_GPU_MEMORY",
-        "text",
         None,
         "share a GPU's memory in this way alone: vmm, handles or pinned; default the first that "
         "its driver takes",
     ),
-    Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
-    Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
-    Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs each operator by itself"),
-    Option("GRADD_CHUNKED_LOSS", "bool", True, "logits of a loss in chunks; 0 makes them whole"),
-    Option("GRADD_LIVE_ROWS", "bool", True, "leave out padding and rows without a label"),
+    Option("GRADD_DISABLE", False, "run everything in PyTorch"),
+    Option("GRADD_STRICT", False, "raise where a module would fall back to PyTorch"),
+    Option("GRADD_FUSE", True, "recognise patterns; 0 runs each operator by itself"),
+    Option("GRADD_CHUNKED_LOSS", True, "logits of a loss in chunks; 0 makes them whole"),
+    Option("GRADD_LIVE_ROWS", True, "leave out padding and rows without a label"),
     Option(
         "GRADD_SELF_CHECK",
-        "text",
         "decades",
         "compare with PyTorch: 0 never, first at first calls, decades at calls 2, 10, 100, ... too",
     ),
-    Option("GRADD_LAZY", "bool", True, "compute outputs beside the loss only if they are read"),
-    Option("GRADD_MEMORY_BUDGET", "text", None, "limit of a run's activations and workspace: 2GiB"),
+    Option("GRADD_LAZY", True, "compute outputs beside the loss only if they are read"),
+    Option("GRADD_MEMORY_BUDGET", None, "limit of a run's activations and workspace: 2GiB"),
     Option(
         "GRADD_GROUP_BYTES",
-        "text",
         None,
-        "gradients leave a backward in groups of this size; 0: together; default: 25MiB if several "
-        "processes train",
+        "gradients leave a backward in groups of this size; 0: together; default: 25MiB if "
+        "several processes train",
     ),
     Option(
         "GRADD_NCCL",
-        "text",
         None,
         "file that a GPU's daemon opens as NCCL; default that of torch's wheel, else libnccl.so.2",
     ),
     Option(
         "GRADD_REDUCE_SECONDS",
-        "int",
         600,
         "how long a process of ORTModule(model, process_group=) waits for the others, each time",
     ),
-    Option("GRADD_NO_ALIASES", "bool", False, "1 serves no names of ONNX Runtime Training"),
-    Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
-    Option("ORTMODULE_SAVE_ONNX_PATH", "text", None, "folder for DebugOptions(save_onnx=True)"),
+    Option("GRADD_NO_ALIASES", False, "1 serves no names of ONNX Runtime Training"),
+    Option("ORTMODULE_LOG_LEVEL", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
+    Option("ORTMODULE_SAVE_ONNX_PATH", None, "folder for DebugOptions(save_onnx=True)"),
+    Option("ORTMODULE_FALLBACK_POLICY", None, "FALLBACK_... names joined by |: see messages.md"),
+    Option("ORTMODULE_FALLBACK_RETRY", False, "try the daemon again in every step"),
     Option(
-        "ORTMODULE_FALLBACK_POLICY", "text", None, "FALLBACK_... names joined by |: see messages.md"
+        "ORTMODULE_MEMORY_OPT_LEVEL", None, "recompute: 0 nothing, 1 layers, 2 for the least memory"
     ),
-    Option("ORTMODULE_FALLBACK_RETRY", "bool", False, "try the daemon again in every step"),
+    Option("ORTMODULE_MEMORY_OPT_CONFIG", None, "refused: set a budget or a level"),
+    Option("ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL", None, "a level probes by itself", False),
+    Option("ORTMODULE_ONNX_OPSET_VERSION", None, "graphs have opset 23", False),
+    Option("ORTMODULE_CONV_ALGO_SEARCH", None, "no cuDNN here", False),
+    Option("ORTMODULE_SKIPCHECK_POLICY", None, "checks are always on", False),
+    Option("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", None, "autograd.Function runs in PyTorch", False),
+    Option("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", None, "checkpoints recompute by level 1", False),
+    Option("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", True, "0 acts as GRADD_LIVE_ROWS=0"),
+    Option("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", True, "leave out rows without a label"),
+    Option("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", True, "leave out padding"),
+    Option("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", True, "0 acts as 0 for both of these"),
+    Option("ORTMODULE_PRINT_INPUT_DENSITY", False, "print the rows that a batch needs"),
+    Option("ORTMODULE_PRINT_MEMORY_STATS", False, "print memory after every forward"),
     Option(
-        "ORTMODULE_MEMORY_OPT_LEVEL",
-        "text",
-        None,
-        "recompute: 0 nothing, 1 layers, 2 for the least memory",
+        "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", None, "gradients are always in place", False
     ),
-    Option("ORTMODULE_MEMORY_OPT_CONFIG", "text", None, "refused: set a budget or a level"),
-    Option(
-        "ORTMODULE_MEMORY_OPT_PROBE_RECOMPUTE_LEVEL",
-        "text",
-        None,
-        "a level probes by itself",
-        False,
-    ),
-    Option("ORTMODULE_ONNX_OPSET_VERSION", "text", None, "graphs have opset 23", False),
-    Option("ORTMODULE_CONV_ALGO_SEARCH", "text", None, "no cuDNN here", False),
-    Option("ORTMODULE_SKIPCHECK_POLICY", "text", None, "checks are always on", False),
-    Option(
-        "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "text", None, "autograd.Function runs in PyTorch", False
-    ),
-    Option(
-        "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT",
-        "text",
-        None,
-        "checkpoints recompute by level 1",
-        False,
-    ),
-    Option("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", "bool", True, "0 acts as GRADD_LIVE_ROWS=0"),
-    Option(
-        "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", "bool", True, "leave out rows without a label"
-    ),
-    Option("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "bool", True, "leave out padding"),
-    Option("ORTMODULE_ENABLE_SPARSE_OPTIMIZER", "bool", True, "0 acts as 0 for both of these"),
-    Option("ORTMODULE_PRINT_INPUT_DENSITY", "bool", False, "print the rows that a batch needs"),
-    Option("ORTMODULE_PRINT_MEMORY_STATS", "bool", False, "print memory after every forward"),
-    Option(
-        "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT",
-        "text",
-        None,
-        "gradients are always in place",
-        False,
-    ),
-    Option("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", "text", None, "never needed", False),
-    Option("ORTMODULE_CACHE_DIR", "text", None, "folder of translated graphs"),
-    Option("ORTMODULE_ENABLE_ZERO_STAGE3", "text", None, "not yet", False),
-    Option("ORTMODULE_USE_TRITON", "text", None, "no Triton here", False),
-    Option("ORTMODULE_TRITON_CONFIG_FILE", "text", None, "no Triton here", False),
-    Option("ORTMODULE_TRITON_DEBUG", "text", None, "no Triton here", False),
-    Option("ORTMODULE_ENABLE_TUNING", "text", None, "no tuning", False),
-    Option("ORTMODULE_MAX_TUNING_DURATION_MS", "text", None, "no tuning", False),
-    Option("ORTMODULE_TUNING_RESULTS_PATH", "text", None, "no tuning", False),
-    Option("ORTMODULE_USE_FLASH_ATTENTION", "text", None, "the engine chooses", False),
-    Option("ORTMODULE_USE_EFFICIENT_ATTENTION", "text", None, "the engine chooses", False),
-    Option("ORTMODULE_ATEN_SDPA_FALLBACK", "text", None, "the engine chooses", False),
-    Option("ORTMODULE_JSON_CONFIG_PATH", "text", None, "arguments and variables say it", False),
+    Option("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", None, "never needed", False),
+    Option("ORTMODULE_CACHE_DIR", None, "folder of translated graphs"),
+    Option("ORTMODULE_ENABLE_ZERO_STAGE3", None, "not yet", False),
+    Option("ORTMODULE_USE_TRITON", None, "no Triton here", False),
+    Option("ORTMODULE_TRITON_CONFIG_FILE", None, "no Triton here", False),
+    Option("ORTMODULE_TRITON_DEBUG", None, "no Triton here", False),
+    Option("ORTMODULE_ENABLE_TUNING", None, "no tuning", False),
+    Option("ORTMODULE_MAX_TUNING_DURATION_MS", None, "no tuning", False),
+    Option("ORTMODULE_TUNING_RESULTS_PATH", None, "no tuning", False),
+    Option("ORTMODULE_USE_FLASH_ATTENTION", None, "the engine chooses", False),
+    Option("ORTMODULE_USE_EFFICIENT_ATTENTION", None, "the engine chooses", False),
+    Option("ORTMODULE_ATEN_SDPA_FALLBACK", None, "the engine chooses", False),
+    Option("ORTMODULE_JSON_CONFIG_PATH", None, "arguments and variables say it", False),
 )
 _BY_NAME = {o.name: o for o in OPTIONS}
 _warned = False

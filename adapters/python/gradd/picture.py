@@ -48,11 +48,9 @@ class _Axes:
         self.unit = 1024.0 ** min(int(math.log(self.high, 1024)), len(UNITS) - 1)
 
     def x(self, time: float) -> float:
-        """Of a time in percent."""
         return _LEFT + time / self.right * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, peak: float) -> float:
-        """Of bytes."""
         part = (peak - self.low) / (self.high - self.low)
         return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
 

@@ -52,8 +52,8 @@ NAMES: dict[str, Name] = {
     ),
     "tracer": Name(
         "torch._dynamo.symbolic_convert.InstructionTranslator",
-        "what a function does beside its graph",
-        "self-checks do not run the user's own forward",
+        "what a function does beside its graph; how it traces `in`",
+        "self-checks do not run the user's own forward; `in` is not compared with changed numbers",
         lambda: None,
     ),
     "compile_lock": Name(

@@ -33,11 +33,10 @@ class CaptureError(Exception):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A graph input that comes from the call: its name, its leaf number, its element type."""
+    """A graph input that comes from the call: its name and its leaf number."""
 
     name: str
     leaf: int
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class OutputSpec:
     kind: str
     fqn: str | None
     leaf: int | None
-    dtype: str
     padding: int = -1
 
 
@@ -70,7 +68,6 @@ class Capture:
         loss_leaf: Result leaf that is the loss (see outputs.find_loss), or None.
         depends: Result leaves on which a result leaf depends, for those that do.
         sources: (node name, "module.path @ file:line"), for messages; not part of the bytes.
-        seconds: Time spent per phase.
         checkpoints: forward() has called activation checkpoints, which are not in the graph.
     """
 
@@ -82,25 +79,9 @@ class Capture:
     loss_leaf: int | None
     depends: Mapping[int, frozenset[int]]
     sources: tuple[tuple[str, str], ...]
-    seconds: dict[str, float]
     checkpoints: bool = False
 
     @property
     def loss_ancestors(self) -> frozenset[int]:
         """Result leaves on which the loss depends."""
         return self.depends.get(self.loss_leaf, frozenset())  # type: ignore[arg-type]
-
-
-# ONNX TensorProto.DataType code -> our name; one list for the whole adapter side of capture.
-ONNX_DTYPES = {
-    1: "f32",
-    2: "u8",
-    3: "i8",
-    5: "i16",
-    6: "i32",
-    7: "i64",
-    9: "bool",
-    10: "f16",
-    11: "f64",
-    16: "bf16",
-}

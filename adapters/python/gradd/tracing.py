@@ -110,7 +110,6 @@ class trace:  # used like a function
                 self._flush()
 
     def _done(self, verb: str, us: dict[str, int], reply: dict[str, Any]) -> None:
-        """A request that the engine has done."""
         arrived = us["at"] * 1000 - self._start
         began = arrived + us["queued"] * 1000
         self._slice(verb, _QUEUE, arrived, us["queued"] * 1000)

@@ -70,11 +70,17 @@ typedef enum way_e {
     SINGLY /* one per matrix: oneDNN has none for the whole batch */
 } way_t;
 
-typedef struct gemm_ready_s {
+typedef struct product_s {
     gradd_gemm_t g; /* simplified */
     way_t way;
     gradd_primitive_t *primitive; /* Owned */
     gradd_split_t *split;         /* Owned */
+} product_t;
+
+typedef struct gemm_ready_s {
+    int parts;            /* 1 = the whole, as `each` */
+    int64_t a, b, c;      /* bytes from the operands of a part to those of the next one */
+    product_t each, last; /* `last` only where it has fewer rows */
 } gemm_ready_t;
 
 static bool is_fast(gradd_dtype_t dtype) {
@@ -82,94 +88,153 @@ static bool is_fast(gradd_dtype_t dtype) {
     return dtype == GRADD_DT_F32 && !strncmp(gradd_gemm_library(), "oneDNN", 6);
 }
 
-static gradd_status_t find_way(gemm_ready_t *r) {
-    r->way = NOTHING;
-    if (!gradd_gemm_batches(&r->g) || !r->g.m || !r->g.n) return GRADD_OK;
-    r->way = PLAIN;
-    if (!r->g.k || !gradd_dtype_is_float(r->g.dtype)) return GRADD_OK;
-    r->way = BLOCKED;
-    if (!is_fast(r->g.dtype)) return GRADD_OK;
-    if (gradd_split_pays(&r->g)) GRADD_TRY(gradd_split_create(&r->g, &r->split));
-    if (r->split) r->way = SPLIT;
-    if (r->split) return GRADD_OK;
-    GRADD_TRY(gradd_primitive_create(&r->g, &r->primitive));
-    if (r->primitive) {
-        r->way = WHOLE;
-    } else if (r->g.batch_rank) {
-        gradd_gemm_t single = r->g;
+static gradd_status_t find_way(product_t *p) {
+    p->way = NOTHING;
+    if (!gradd_gemm_batches(&p->g) || !p->g.m || !p->g.n) return GRADD_OK;
+    p->way = PLAIN;
+    if (!p->g.k || !gradd_dtype_is_float(p->g.dtype)) return GRADD_OK;
+    p->way = BLOCKED;
+    if (!is_fast(p->g.dtype)) return GRADD_OK;
+    if (gradd_split_pays(&p->g)) GRADD_TRY(gradd_split_create(&p->g, &p->split));
+    if (p->split) p->way = SPLIT;
+    if (p->split) return GRADD_OK;
+    GRADD_TRY(gradd_primitive_create(&p->g, &p->primitive));
+    if (p->primitive) {
+        p->way = WHOLE;
+    } else if (p->g.batch_rank) {
+        gradd_gemm_t single = p->g;
         single.batch_rank = 0;
         gradd_gemm_simplify(&single);
-        GRADD_TRY(gradd_primitive_create(&single, &r->primitive));
-        if (r->primitive) r->way = SINGLY;
+        GRADD_TRY(gradd_primitive_create(&single, &p->primitive));
+        if (p->primitive) p->way = SINGLY;
     }
     return GRADD_OK;
 }
 
-gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) {
-    if (g->has_bias && g->alpha != 1) return GRADD_FAIL(INTERNAL, "bias with alpha %g", g->alpha);
+static gradd_status_t product_init(product_t *p, const gradd_gemm_t *g) {
+    p->g = *g;
+    gradd_gemm_simplify(&p->g);
+    return find_way(p);
+}
+
+/* Adds what it holds; the workspace serves one at a time. */
+static void count_bytes(const product_t *p, gradd_prepared_t *out) {
+    size_t workspace = 0;
+    if (p->way == BLOCKED) workspace = gradd_gemm_blocked_workspace(&p->g);
+    if (p->split) workspace = gradd_split_workspace(p->split, &p->g);
+    if (p->split) out->bytes += gradd_split_bytes(p->split);
+    if (p->primitive) workspace = gradd_primitive_workspace(p->primitive);
+    if (p->primitive) out->bytes += GRADD_PRIMITIVE_BYTES;
+    if (workspace > out->workspace) out->workspace = workspace;
+}
+
+static void product_finish(product_t *p) {
+    gradd_primitive_destroy(p->primitive);
+    gradd_split_destroy(p->split);
+}
+
+/* Parts have this many rows, or a multiple: then the implementations have full tiles. */
+#define PART_ROWS 64
+
+/* g has more than one part: cuts it along its outermost batch dimension, or its rows. */
+static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
+    const bool by_batch = g->batch_rank;
+    const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
+    const int64_t n = by_batch ? g->batch[0] : g->m;
+    int64_t each = (n + g->parts - 1) / g->parts;
+    if (!by_batch) each = (each + PART_ROWS - 1) / PART_ROWS * PART_ROWS;
+    r->parts = (int)((n + each - 1) / each);
+    gradd_gemm_t part = *g;
+    *(by_batch ? &part.batch[0] : &part.m) = each < n ? each : n;
+    r->a = size * each * (by_batch ? g->a_batch[0] : g->a_m);
+    r->b = size * each * (by_batch ? g->b_batch[0] : 0);
+    r->c = (int64_t)gradd_dtype_bytes(gradd_gemm_result(g)) * g->n *
+           (by_batch ? g->m * gradd_gemm_batches(&part) : each);
+    GRADD_TRY(product_init(&r->each, &part));
+    const int64_t rest = n - each * (r->parts - 1);
+    if (rest == each || r->parts == 1) return GRADD_OK;
+    *(by_batch ? &part.batch[0] : &part.m) = rest;
+    return product_init(&r->last, &part);
+}
+
+static void finish(gemm_ready_t *r) {
+    product_finish(&r->each);
+    product_finish(&r->last);
+    free(r);
+}
+
+gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *description, gradd_prepared_t *out) {
+    gradd_gemm_t g = *description;
+    if (g.has_bias && g.alpha != 1) return GRADD_FAIL(INTERNAL, "bias with alpha %g", g.alpha);
     gemm_ready_t *r = calloc(1, sizeof *r);
     if (!r) return GRADD_FAIL(NOMEM, "matrix product");
-    r->g = *g;
-    gradd_gemm_simplify(&r->g);
-    if (!r->g.threads) r->g.threads = omp_get_max_threads();
-    gradd_status_t status = find_way(r);
+    gradd_gemm_simplify(&g);
+    if (!g.threads) g.threads = omp_get_max_threads();
+    r->parts = 1;
+    const bool cuts = g.parts > 1 && gradd_gemm_batches(&g) && g.m;
+    gradd_status_t status = cuts ? cut(r, &g) : product_init(&r->each, &g);
     if (status) {
-        free(r);
+        finish(r);
         return status;
     }
-    *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r};
-    if (r->way == BLOCKED) out->workspace = gradd_gemm_blocked_workspace(&r->g);
-    if (r->split) {
-        out->workspace = gradd_split_workspace(r->split, &r->g);
-        out->bytes += gradd_split_bytes(r->split);
-    }
-    if (r->primitive) {
-        out->workspace = gradd_primitive_workspace(r->primitive);
-        out->bytes += GRADD_PRIMITIVE_BYTES;
-    }
+    *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r, .parts = r->parts};
+    count_bytes(&r->each, out);
+    count_bytes(&r->last, out);
     return GRADD_OK;
 }
 
 void gradd_gemm_unprepare(gradd_prepared_t *prepared) {
-    gemm_ready_t *r = prepared->state;
-    gradd_primitive_destroy(r->primitive);
-    gradd_split_destroy(r->split);
-    free(r);
+    finish(prepared->state);
 }
 
-static gradd_status_t one_by_one(const gemm_ready_t *r, const char *a, const char *b,
-                                 const void *bias, char *c, void *workspace) {
-    const gradd_gemm_t *g = &r->g;
+static gradd_status_t one_by_one(const product_t *p, const gradd_gemm_operands_t *o) {
+    const gradd_gemm_t *g = &p->g;
     const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
     const int64_t step = g->m * g->n * (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
     for (int64_t i = 0, n = gradd_gemm_batches(g); i < n; i++) {
         int64_t a_at, b_at;
         gradd_gemm_offsets(g, i, &a_at, &b_at);
-        GRADD_TRY(gradd_primitive_compute(r->primitive, a + a_at * size, b + b_at * size, bias,
-                                          c + i * step, workspace));
+        GRADD_TRY(gradd_primitive_compute(p->primitive, (const char *)o->a + a_at * size,
+                                          (const char *)o->b + b_at * size, o->bias,
+                                          (char *)o->c + i * step, o->workspace));
     }
     return GRADD_OK;
+}
+
+static gradd_status_t compute(const product_t *p, const gradd_gemm_operands_t *o) {
+    switch (p->way) {
+    case NOTHING:
+        return GRADD_OK;
+    case PLAIN:
+        return gradd_gemm_ref(&p->g, o->a, o->b, o->bias, o->c);
+    case BLOCKED:
+        return gradd_gemm_blocked(&p->g, o->a, o->b, o->bias, o->c, o->workspace);
+    case WHOLE:
+        return gradd_primitive_compute(p->primitive, o->a, o->b, o->bias, o->c, o->workspace);
+    case SPLIT:
+        return gradd_split_compute(p->split, &p->g, o);
+    case SINGLY:
+        return one_by_one(p, o);
+    }
+    return GRADD_FAIL(INTERNAL, "matrix product");
+}
+
+gradd_status_t gradd_gemm_part(const void *state, int part, const gradd_gemm_operands_t *o) {
+    const gemm_ready_t *r = state;
+    const gradd_gemm_operands_t at = {(const char *)o->a + part * r->a,
+                                      (const char *)o->b + part * r->b, o->bias,
+                                      (char *)o->c + part * r->c, o->workspace};
+    const bool is_last = part == r->parts - 1 && r->last.g.n;
+    return compute(is_last ? &r->last : &r->each, &at);
 }
 
 gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
                           void *c, void *workspace) {
     const gemm_ready_t *r = state;
-    switch (r->way) {
-    case NOTHING:
-        return GRADD_OK;
-    case PLAIN:
-        return gradd_gemm_ref(&r->g, a, b, bias, c);
-    case BLOCKED:
-        return gradd_gemm_blocked(&r->g, a, b, bias, c, workspace);
-    case WHOLE:
-        return gradd_primitive_compute(r->primitive, a, b, bias, c, workspace);
-    case SPLIT:
-        return gradd_split_compute(r->split, &r->g,
-                                   &(gradd_split_operands_t){a, b, bias, c, workspace});
-    case SINGLY:
-        return one_by_one(r, a, b, bias, c, workspace);
-    }
-    return GRADD_FAIL(INTERNAL, "matrix product");
+    const gradd_gemm_operands_t o = {a, b, bias, c, workspace};
+    for (int part = 0; part < r->parts; part++)
+        GRADD_TRY(gradd_gemm_part(state, part, &o));
+    return GRADD_OK;
 }
 
 bool gradd_gemm_accepts(const gradd_infer_t *c) {

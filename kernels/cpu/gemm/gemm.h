@@ -23,9 +23,17 @@
 
 gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out);
 void gradd_gemm_unprepare(gradd_prepared_t *prepared);
-/* `state` and `workspace` are those of prepare; the number of threads is the same as there. */
+/* All parts. `state` and `workspace` are those of prepare; the number of threads is the same as
+ * there. */
 gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
                           void *c, void *workspace);
+typedef struct gradd_gemm_operands_s {
+    const void *a, *b, *bias; /* bias: NULL = none */
+    void *c, *workspace;
+} gradd_gemm_operands_t;
+
+/* One part, of which prepare has set the number: some rows of C, or some matrices of the batch. */
+gradd_status_t gradd_gemm_part(const void *state, int part, const gradd_gemm_operands_t *o);
 /* The definition: plain loops, sums in double (integers: int64). */
 gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
                               void *c);

@@ -21,11 +21,6 @@ gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a
 /* A product of oneDNN whose k is cut into pieces, one after the other. */
 typedef struct gradd_split_s gradd_split_t;
 
-typedef struct gradd_split_operands_s {
-    const void *a, *b, *bias;
-    void *c, *workspace;
-} gradd_split_operands_t;
-
 /* Whether that is faster. g is simplified. */
 bool gradd_split_pays(const gradd_gemm_t *g);
 /* *out = NULL as of gradd_primitive_create. */
@@ -34,7 +29,7 @@ void gradd_split_destroy(gradd_split_t *s);
 size_t gradd_split_workspace(const gradd_split_t *s, const gradd_gemm_t *g);
 size_t gradd_split_bytes(const gradd_split_t *s); /* that it holds */
 gradd_status_t gradd_split_compute(const gradd_split_t *s, const gradd_gemm_t *g,
-                                   const gradd_split_operands_t *o);
+                                   const gradd_gemm_operands_t *o);
 
 /* Element type of C. */
 

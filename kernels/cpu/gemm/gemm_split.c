@@ -75,7 +75,7 @@ size_t gradd_split_bytes(const gradd_split_t *s) {
 }
 
 gradd_status_t gradd_split_compute(const gradd_split_t *s, const gradd_gemm_t *g,
-                                   const gradd_split_operands_t *o) {
+                                   const gradd_gemm_operands_t *o) {
     const size_t size = gradd_dtype_bytes(g->dtype);
     float *sum = s->narrows ? (float *)((char *)o->workspace + s->workspace) : o->c;
     for (int64_t at = 0; at < g->k; at += PIECE) {

@@ -162,7 +162,8 @@ static gradd_status_t make_ready(const gradd_infer_t *c, bool back, gradd_prepar
     gradd_status_t status = back ? gradd_rnn_of_grad(c->in, c->n_in, c->attrs, &k->v)
                                  : gradd_rnn_of(c->in, c->n_in, c->attrs, &k->v);
     if (!status) status = prepare(k, back, c->threads);
-    gradd_prepared_t made = {k->at[SLOTS], k, sizeof *k + k->product.bytes + k->projection.bytes};
+    gradd_prepared_t made = {k->at[SLOTS], k, sizeof *k + k->product.bytes + k->projection.bytes,
+                             0};
     if (status)
         gradd_rnn_unprepare(&made);
     else

@@ -50,12 +50,14 @@ static int64_t rows_in(const gradd_type_t *x) {
 static gradd_status_t prepare_linear(const gradd_infer_t *c, gradd_prepared_t *out) {
     gradd_gemm_t g = gradd_gemm_of_linear(c->in, &c->out[0], c->attrs);
     g.threads = c->threads;
+    g.parts = c->parts;
     return gradd_gemm_prepare(&g, out);
 }
 
 static gradd_status_t compute_linear(const gradd_launch_t *r) {
-    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data,
-                      r->workspace);
+    return gradd_gemm_part(r->state, r->part,
+                           &(gradd_gemm_operands_t){r->in[0].data, r->in[1].data, r->in[2].data,
+                                                    r->out[0].data, r->workspace});
 }
 
 static gradd_status_t ref_linear(const gradd_launch_t *r) {

@@ -19,10 +19,13 @@
 static gradd_status_t prepare_matmul(const gradd_infer_t *c, gradd_prepared_t *out) {
     gradd_gemm_t g = gradd_gemm_of_matmul(c->in, &c->out[0], c->attrs);
     g.threads = c->threads;
+    g.parts = c->parts;
     return gradd_gemm_prepare(&g, out);
 }
 static gradd_status_t compute_matmul(const gradd_launch_t *r) {
-    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->workspace);
+    return gradd_gemm_part(
+        r->state, r->part,
+        &(gradd_gemm_operands_t){r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->workspace});
 }
 static gradd_status_t ref_matmul(const gradd_launch_t *r) {
     gradd_gemm_t g = gradd_gemm_of_matmul(r->in, &r->out[0].type, r->attrs);
@@ -61,13 +64,16 @@ static gradd_status_t spread(const gradd_launch_t *r, double beta) {
 static gradd_status_t prepare_gemm(const gradd_infer_t *c, gradd_prepared_t *out) {
     gradd_gemm_t g = gradd_gemm_of_gemm(c->in, c->n_in, &c->out[0], c->attrs);
     g.threads = c->threads;
+    g.parts = c->parts;
     return gradd_gemm_prepare(&g, out);
 }
 static gradd_status_t compute_gemm(const gradd_launch_t *r) {
     gradd_gemm_t g = gradd_gemm_of_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
-    if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
-    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
-                      r->out[0].data, r->workspace);
+    if (g.accumulate && !r->part) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
+    return gradd_gemm_part(r->state, r->part,
+                           &(gradd_gemm_operands_t){r->in[0].data, r->in[1].data,
+                                                    g.has_bias ? r->in[2].data : NULL,
+                                                    r->out[0].data, r->workspace});
 }
 static gradd_status_t ref_gemm(const gradd_launch_t *r) {
     gradd_gemm_t g = gradd_gemm_of_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);

@@ -3,6 +3,8 @@
  * Math: z_i = sum of x_j for j <= i (exclusive: j < i; reverse: from the end). Shapes:
  * [outer, n, inner]. Floats accumulate in double. Nothing is saved: the gradient is the running sum
  * of dz in the opposite direction. */
+#include <string.h>
+
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/describe/dispatch.h"
@@ -23,31 +25,118 @@ gradd_status_t gradd_lanes_of_cumsum(const gradd_launch_t *r, gradd_lanes_t *out
     return GRADD_OK;
 }
 
+/* Neighbouring lanes that are walked together, row by row: so an axis that is not the last takes
+ * the time of memory, too. */
+enum { BLOCK = 256 };
+
+typedef union sum_u {
+    GRADD_ACC(double) real;
+    GRADD_ACC(int64_t) whole;
+} sum_t;
+
+/* Some steps of the sums of a block of lanes. */
+typedef struct stretch_s {
+    int64_t base, lanes;    /* element of the first lane; neighbours */
+    int64_t from, to, step; /* steps along the axis, of so many elements */
+    int64_t n;              /* of the whole axis */
+    bool exclusive, reverse;
+} stretch_t;
+
+#define STRETCH(T, name, WRAPS)                                                                    \
+    static void name(const stretch_t *s, const T *x, T *z, GRADD_ACC(T) * sums) {                  \
+        for (int64_t i = s->from; i < s->to; i++) {                                                \
+            const int64_t at = s->base + (s->reverse ? s->n - 1 - i : i) * s->step;                \
+            for (int64_t k = 0; k < s->lanes; k++) {                                               \
+                const GRADD_ACC(T) before = sums[k];                                               \
+                sums[k] = WRAPS(GRADD_ACC(T), before, x[at + k]);                                  \
+                z[at + k] = (T)(s->exclusive ? before : sums[k]);                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+#define ADD(ACC, a, b)  ((a) + (b))
+#define WRAP(ACC, a, b) ((ACC)((uint64_t)(a) + (uint64_t)(b)))
+STRETCH(float, stretch_f32, ADD)
+STRETCH(double, stretch_f64, ADD)
+STRETCH(int32_t, stretch_i32, WRAP)
+STRETCH(int64_t, stretch_i64, WRAP)
+
+static void add_up(gradd_dtype_t dtype, const stretch_t *s, const void *x, void *z, void *sums) {
+    switch (dtype) {
+    case GRADD_DT_F32:
+        stretch_f32(s, x, z, sums);
+        break;
+    case GRADD_DT_F64:
+        stretch_f64(s, x, z, sums);
+        break;
+    case GRADD_DT_I32:
+        stretch_i32(s, x, z, sums);
+        break;
+    default:
+        stretch_i64(s, x, z, sums);
+    }
+}
+
+static int64_t blocks_of(const gradd_lanes_t *l) {
+    return l->outer * ((l->inner + BLOCK - 1) / BLOCK);
+}
+
+/* Parts are blocks of lanes, where there are enough; else steps of all of them, whose sums wait in
+ * the workspace for the next part. */
+static bool parts_are_blocks(const gradd_lanes_t *l, int parts) {
+    return blocks_of(l) >= parts;
+}
+
 static gradd_status_t compute_cumsum(const gradd_launch_t *r) {
     const gradd_type_t *t = &r->in[0].type;
     const bool exclusive = gradd_attr_int(r->attrs, "exclusive", 0);
     const bool reverse = gradd_attr_int(r->attrs, "reverse", 0);
     gradd_lanes_t l;
     GRADD_TRY(gradd_lanes_of_cumsum(r, &l));
-    const int64_t n = l.n, inner = l.inner;
-    GRADD_SWITCH_NUM(t->dtype, T, {
-        for (int64_t lane = 0; lane < l.outer * inner; lane++) {
-            const int64_t base = lane / inner * n * inner + lane % inner;
-            const T *x = (const T *)r->in[0].data + base;
-            T *z = (T *)r->out[0].data + base;
-            GRADD_ACC(T) sum = 0;
-            for (int64_t i = 0; i < n; i++) {
-                const int64_t at = (reverse ? n - 1 - i : i) * inner;
-                const GRADD_ACC(T) before = sum;
-                if (gradd_dtype_is_float(t->dtype))
-                    sum += x[at];
-                else
-                    sum = (GRADD_ACC(T))((uint64_t)sum + (uint64_t)x[at]); /* wraps around */
-                z[at] = (T)(exclusive ? before : sum);
-            }
-        }
-    });
+    const int64_t parts = r->parts > 1 ? r->parts : 1, across = (l.inner + BLOCK - 1) / BLOCK;
+    const bool by_blocks = parts_are_blocks(&l, (int)parts);
+    const int64_t blocks = blocks_of(&l), first = by_blocks ? blocks * r->part / parts : 0;
+    const int64_t last = by_blocks ? blocks * (r->part + 1) / parts : blocks;
+#pragma omp parallel for schedule(static) if (gradd_type_count(t) >= GRADD_PARALLEL_MIN)
+    for (int64_t block = first; block < last; block++) {
+        sum_t own[BLOCK], *sums = by_blocks ? own : (sum_t *)r->workspace + block * BLOCK;
+        const int64_t lane = block % across * BLOCK;
+        const stretch_t s = {block / across * l.n * l.inner + lane,
+                             l.inner - lane < BLOCK ? l.inner - lane : BLOCK,
+                             by_blocks ? 0 : l.n * r->part / parts,
+                             by_blocks ? l.n : l.n * (r->part + 1) / parts,
+                             l.inner,
+                             l.n,
+                             exclusive,
+                             reverse};
+        if (by_blocks || !r->part) memset(sums, 0, sizeof own);
+        add_up(t->dtype, &s, r->in[0].data, r->out[0].data, sums);
+    }
     return GRADD_OK;
+}
+
+/* Where the axis is known. */
+static gradd_status_t prepare_cumsum(const gradd_infer_t *c, gradd_prepared_t *out) {
+    int axis;
+    *out = (gradd_prepared_t){0};
+    if (c->parts < 2 || !c->in[1].data) return GRADD_OK;
+    GRADD_TRY(axis_of(&c->in[1], c->in[0].type.rank, &axis));
+    const gradd_lanes_t l = gradd_lanes_of(&c->in[0].type, axis);
+    out->parts = c->parts;
+    if (!parts_are_blocks(&l, c->parts))
+        out->workspace = sizeof(sum_t) * BLOCK * (size_t)blocks_of(&l);
+    return GRADD_OK;
+}
+
+/* A sum along the last axis waits for each addition, as long as 30 bytes take to move; a thread has
+ * one such sum at a time, and without as many of them as threads some threads have none. */
+static void cost_cumsum(const gradd_infer_t *c, gradd_cost_t *cost) {
+    int axis;
+    if (!c->in[1].data || axis_of(&c->in[1], c->in[0].type.rank, &axis)) return;
+    const gradd_lanes_t l = gradd_lanes_of(&c->in[0].type, axis);
+    const int64_t threads = c->threads > 1 ? c->threads : 1;
+    const int64_t working = l.outer < threads ? l.outer : threads;
+    if (l.inner > 1 || !working) return;
+    cost->again = 30 * (double)(l.outer * l.n) * (double)threads / (double)working;
 }
 
 /* ---- shape rule ----------------------------------------------------------------------------- */
@@ -97,4 +186,5 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, cumsum,
               GRADD_KERNEL("CumSum", "loop",
                            .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX}, .inplace = 1,
-                           .compute = compute_cumsum));
+                           .prepare = prepare_cumsum, .compute = compute_cumsum,
+                           .cost = cost_cumsum));

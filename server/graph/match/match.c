@@ -154,7 +154,7 @@ static bool fits(const graph_t *g, const graph_node_t *n, const gradd_op_t *op,
             in[i] = (gradd_view_t){*graph_type(g, f->in[i]), (void *)g->values[f->in[i]]->data};
     gradd_infer_t infer = {
         op, {f->attrs, f->n_attrs},
-         g->model->opset, f->n_in, 1, in, out, 0
+         g->model->opset, f->n_in, 1, in, out, 0, 0
     };
     if (graph_must_expand(g, &infer)) return false; /* the device has no kernel */
     if (graph_must_widen(g, &infer)) return false;  /* casts would cost more than is won */

@@ -1,7 +1,8 @@
 /* MatMul(Transpose(a), b) -> FusedMatMul(a, b; transA): the matrix library reads either layout, so
  * a transposition of the last two axes need not be carried out. Models write every linear layer as
  * MatMul(x, Transpose(W)); after this rewrite the gradient of W comes out in W's own layout, too.
- * The Transpose stays for its other readers and is dropped if it has none. */
+ * GroupedMatMul takes its matrices either way as well. The Transpose stays for its other readers
+ * and is dropped if it has none. */
 #include <string.h>
 
 #include "kernels/contract/registry.h"
@@ -68,11 +69,25 @@ static gradd_status_t rewrite(graph_t *g, graph_node_t *n, const gradd_op_t *fus
     return GRADD_OK;
 }
 
+/* The matrices of GroupedMatMul. */
+static gradd_status_t rewrite_grouped(graph_t *g, graph_node_t *n) {
+    const gradd_val_t source = untransposed(g, n->in[1]), in[2] = {n->in[0], source};
+    if (source == GRADD_NONE) return GRADD_OK;
+    gradd_attr_t *attr = arena_alloc(g->arena, sizeof *attr);
+    if (!attr) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    *attr = gradd_make_int("transB", !gradd_attr_int(n->attrs, "transB", 0));
+    GRADD_TRY(record_parts(g, n, in));
+    n->attrs = (gradd_attrs_t){attr, 1};
+    n->in[1] = source;
+    return GRADD_OK;
+}
+
 static gradd_status_t absorb_transpose(graph_t *g) {
     const gradd_op_t *fused = gradd_op_by_name("FusedMatMul");
     if (!fused) return GRADD_FAIL(INTERNAL, "operator FusedMatMul is missing");
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
+        if (!strcmp(n->op->name, "GroupedMatMul")) GRADD_TRY(rewrite_grouped(g, n));
         if (n->op != fused && strcmp(n->op->name, "MatMul")) continue;
         if (graph_type(g, n->in[0])->rank < 2 || graph_type(g, n->in[1])->rank < 2) continue;
         GRADD_TRY(rewrite(g, n, fused));

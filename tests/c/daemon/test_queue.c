@@ -8,11 +8,19 @@
 
 #include "tests/test.h"
 
+static int64_t clock_us;
+
+/* Each look at the clock takes a millisecond. */
+static int64_t tick(void) {
+    return clock_us += 1000;
+}
+
 TEST(lanes_take_turns) {
     queue_t *queue;
     lane_t lanes[2] = {0};
     job_t jobs[2][3] = {0};
     CHECK_OK(queue_create(&queue));
+    queue_set_clock(queue, tick);
     for (int lane = 0; lane < 2; lane++)
         for (int i = 0; i < 3; i++)
             queue_push(queue, &lanes[lane], &jobs[lane][i]);
@@ -142,6 +150,53 @@ TEST(push_first_overtakes_all_lanes) {
     queue_destroy(queue);
 }
 
+/* What was put aside is dropped with its lane, or stays for the engine to end it. */
+TEST(drop_new_leaves_what_was_begun) {
+    queue_t *queue;
+    lane_t a = {0};
+    job_t jobs[3] = {0};
+    CHECK_OK(queue_create(&queue));
+    for (int i = 0; i < 3; i++)
+        queue_push(queue, &a, &jobs[i]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_again(queue, &jobs[0]);
+    job_t *dropped = queue_drop_new(queue, &a);
+    CHECK(dropped == &jobs[1] && dropped->next == &jobs[2] && !dropped->next->next);
+    CHECK_EQ_INT(queue_depth(queue), 1);
+    CHECK(!queue_drop_new(queue, &a));
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_again(queue, &jobs[0]);
+    CHECK(queue_drop(queue, &a) == &jobs[0] && !queue_ready(queue));
+    CHECK_EQ_INT(queue_depth(queue), 0);
+    queue_destroy(queue);
+}
+
+TEST(a_long_job_makes_way) {
+    queue_t *queue;
+    lane_t a = {0}, b = {0};
+    job_t jobs[3] = {0};
+    CHECK_OK(queue_create(&queue));
+    queue_set_clock(queue, tick);
+    queue_push(queue, &a, &jobs[0]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    clock_us += 1000000;
+    CHECK(!queue_makes_way(queue)); /* for nothing */
+    queue_push(queue, &b, &jobs[1]);
+    CHECK(queue_makes_way(queue));
+    queue_again(queue, &jobs[0]);
+    CHECK(queue_take(queue) == &jobs[1]);
+    CHECK(!queue_makes_way(queue));
+    clock_us += FAIR_SLICE_US;
+    CHECK(queue_makes_way(queue));
+    queue_again(queue, &jobs[1]); /* it has had less than the other */
+    CHECK(queue_take(queue) == &jobs[1]);
+    queue_push_first(queue, &a, &jobs[2]); /* memory comes back at once */
+    CHECK(queue_makes_way(queue));
+    queue_again(queue, &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[2]);
+    queue_destroy(queue);
+}
+
 enum { N_ROUNDS = 20000 };
 
 static void *echo(void *queue) {
@@ -173,5 +228,30 @@ TEST_LIMIT(no_wakeup_is_lost, 60) {
         CHECK(done == &job);
     }
     pthread_join(thread, NULL);
+    queue_destroy(queue);
+}
+
+TEST(a_held_queue_lets_only_ends_and_begun_jobs_through) {
+    queue_t *queue;
+    lane_t a = {0}, b = {0};
+    job_t jobs[4] = {0};
+    CHECK_OK(queue_create(&queue));
+    queue_push(queue, &a, &jobs[0]);
+    queue_push(queue, &a, &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_hold(queue, true);
+    queue_again(queue, &jobs[0]); /* has begun */
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_finish(queue, &jobs[0]);
+    queue_push(queue, &b, &jobs[2]);
+    CHECK(!queue_ready(queue) && !queue_waits(queue) && !queue_take(queue));
+    queue_push_first(queue, &b, &jobs[3]); /* an end of a session */
+    CHECK(queue_ready(queue));
+    CHECK(queue_take(queue) == &jobs[3]);
+    queue_finish(queue, &jobs[3]);
+    CHECK(!queue_take(queue));
+    queue_hold(queue, false);
+    CHECK(queue_take(queue) == &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[2]);
     queue_destroy(queue);
 }

@@ -120,7 +120,7 @@ static gradd_status_t run_there(const emu_job_t *job, const eager_call_t *call, 
         if (!call->known || !call->known[i]) seen[i].data = NULL;
     }
     gradd_infer_t c = {
-        call->op, call->attrs, eager_opset(call->op), call->n_in, call->n_out, seen, types, 1};
+        call->op, call->attrs, eager_opset(call->op), call->n_in, call->n_out, seen, types, 1, 0};
     GRADD_TRY(gradd_op_infer(&c));
     const gradd_backend_t *gpu = real ? real : &gradd_backend_emu;
     const gradd_kernel_t *kernel = *out_kernel = gradd_backend_kernel(gpu, &c);

@@ -105,7 +105,7 @@ static void with_case(const char *name, const char *text,
     const gradd_op_t *op = gradd_op_by_name(name);
     CHECK_OK(gradd_case_parse(text, GRADD_DT_F32, 1, &data));
     const gradd_attrs_t attrs = {data.attrs, data.n_attrs};
-    gradd_infer_t c = {op, attrs, 1, data.n_in, data.n_out, data.in, types, 1};
+    gradd_infer_t c = {op, attrs, 1, data.n_in, data.n_out, data.in, types, 1, 0};
     CHECK_OK(gradd_op_infer(&c));
     for (int k = 0; k < data.n_in; k++) {
         narrow[k] = data.in[k];

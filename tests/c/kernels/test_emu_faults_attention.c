@@ -42,7 +42,7 @@ static gradd_status_t open_call(const char *const *row, attempt_t *call) {
     GRADD_TRY(gradd_case_parse(row[1], GRADD_DT_F32, 1, data));
     const int n_out = data->n_out ? data->n_out : op->min_out;
     const gradd_attrs_t attrs = {data->attrs, data->n_attrs};
-    call->c = (gradd_infer_t){op, attrs, 1, data->n_in, n_out, data->in, call->types, 1};
+    call->c = (gradd_infer_t){op, attrs, 1, data->n_in, n_out, data->in, call->types, 1, 0};
     GRADD_TRY(gradd_op_infer(&call->c));
     for (int j = 0; j < n_out; j++) {
         call->out[j].type = call->types[j];

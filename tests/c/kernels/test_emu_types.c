@@ -31,7 +31,7 @@ static gradd_status_t open_run(run_t *run, const gradd_op_t *op, const char *tex
     run->n_out = d->n_out ? d->n_out : op->min_out;
     gradd_infer_t c = {
         op, {d->attrs, d->n_attrs},
-         eager_opset(op), d->n_in, run->n_out, d->in, run->types, 1
+         eager_opset(op), d->n_in, run->n_out, d->in, run->types, 1, 0
     };
     GRADD_TRY(gradd_op_infer(&c));
     run->kernel = gradd_backend_kernel(&gradd_backend_emu, &c);
@@ -69,7 +69,8 @@ static gradd_status_t compute(run_t *run, const gradd_view_t *in, bool narrows, 
     }
     gradd_infer_t c = {
         run->op, {d->attrs, d->n_attrs},
-         eager_opset(run->op), d->n_in, run->n_out, in, types, 1
+         eager_opset(run->op), d->n_in, run->n_out, in, types, 1,
+        0
     };
     GRADD_TRY(gradd_kernel_prepare(run->kernel, &c, &prepared));
     gradd_launch_t r = {.op = run->op,

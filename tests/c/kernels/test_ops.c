@@ -98,10 +98,12 @@ static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double
 static gradd_status_t vary(ops_job_t *job, const eager_call_t *call, const gradd_view_t *want,
                            double tol, const char *what) {
     gradd_view_t got[GRADD_OP_MAX_OUT];
-    GRADD_TRY(eager_call(&job->e, call, got));
-    for (int j = 0; j < call->n_out; j++)
-        if (got[j].data && want[j].data) GRADD_TRY(agree(&got[j], &want[j], tol, what));
-    return GRADD_OK;
+    void *entered = eager_enter(&job->e);
+    gradd_status_t status = eager_call(&job->e, call, got);
+    for (int j = 0; j < call->n_out && !status; j++)
+        if (got[j].data && want[j].data) status = agree(&got[j], &want[j], tol, what);
+    eager_leave(&job->e, entered);
+    return status;
 }
 
 static gradd_status_t check_overwriting(ops_job_t *job, const gradd_view_t *out) {
@@ -154,13 +156,15 @@ static gradd_status_t check_forward(ops_job_t *job) {
 static gradd_status_t objective(ops_job_t *job, const gradd_view_t *weights,
                                 const gradd_view_t *base, double *value) {
     gradd_view_t out[GRADD_OP_MAX_OUT];
-    GRADD_TRY(eager_call(&job->e, &job->call, out));
+    void *entered = eager_enter(&job->e);
+    const gradd_status_t status = eager_call(&job->e, &job->call, out);
     *value = 0;
-    for (int j = 0; j < job->call.n_out; j++)
+    for (int j = 0; j < job->call.n_out && !status; j++)
         for (int64_t i = 0; weights[j].data && i < gradd_type_count(&out[j].type); i++)
             *value += eager_element(&weights[j], i) *
                       (eager_element(&out[j], i) - eager_element(&base[j], i));
-    return GRADD_OK;
+    eager_leave(&job->e, entered);
+    return status;
 }
 
 static gradd_view_t weights_like(ops_job_t *job, const gradd_type_t *type, uint64_t seed) {

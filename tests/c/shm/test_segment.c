@@ -236,3 +236,37 @@ TEST(contents_outlive_their_creator) {
     CHECK_EQ_STR(mine.base, "from the child");
     gradd_segment_finish(&mine);
 }
+
+TEST(a_base_can_be_written_by_none) {
+    gradd_segment_t one = GRADD_SEGMENT_INIT, other = GRADD_SEGMENT_INIT;
+    const int fd = make_memfd(SIZE, SIZE, 0, 0);
+    CHECK_EQ_INT(pwrite(fd, "base", 5, 100), 5);
+    CHECK_EQ_INT(fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE), 0);
+    check_refused(fd, GRADD_E_SHM, "sealed against writing"); /* as a segment */
+    CHECK_OK(gradd_segment_open_base(dup(fd), SIZE, &one));
+    CHECK_OK(gradd_segment_open_base(dup(fd), SIZE, &other));
+    strcpy((char *)one.base + 100, "mine");
+    CHECK_EQ_STR((char *)other.base + 100, "base");
+    CHECK(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+    CHECK_EQ_INT(pwrite(fd, "x", 1, 0), -1);
+    gradd_segment_finish(&one);
+    gradd_segment_finish(&other);
+    close(fd);
+}
+
+TEST(no_base_that_another_could_change) {
+    uint64_t bytes;
+    const int seals[] = {0, SEALS, SEALS | F_SEAL_FUTURE_WRITE, F_SEAL_WRITE};
+    for (int i = 0; i < 4; i++) {
+        const int fd = make_memfd(SIZE, SIZE, seals[i], 0);
+        CHECK_STATUS(GRADD_E_SHM, gradd_segment_check_base(fd, &bytes));
+        CHECK_ERROR_HAS("sealed against");
+        close(fd);
+    }
+    gradd_segment_t base = GRADD_SEGMENT_INIT;
+    const int fd = make_memfd(SIZE, SIZE, SEALS | F_SEAL_WRITE, 0);
+    CHECK_STATUS(GRADD_E_SHM, gradd_segment_open_base(fd, 2 * SIZE, &base));
+    CHECK_ERROR_HAS("the message said");
+    CHECK_EQ_INT(base.fd, -1);
+    close(fd);
+}

@@ -129,6 +129,18 @@ def test_copies_before_every_forward_are_said_with_their_reason(
     assert kept.data_ptr() == net[1].bias.data_ptr()
 
 
+def test_an_owner_that_goes_before_the_first_forward_is_not_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As the memory of a pickle does, in which a wrapped module is made."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    model = pickle.loads(pickle.dumps(ORTModule(net)))
+    with caplog.at_level(logging.WARNING, "gradd"):
+        assert torch.equal(model(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    assert caplog.messages == []
+    assert model.gradd_stats()["mirrored"] == 0 and all(_shared(model))
+
+
 def test_vector_to_parameters() -> None:
     ours, theirs = pair()
     _step_agrees(ours, theirs)

@@ -9,13 +9,15 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 import gradd
 from gradd import ORTModule, errors, optim
-from gradd.session import client, control
+from gradd.session import client, control, replay
 from helpers import sessions
 from helpers.nets import Net, batch, loss_of
 
@@ -258,3 +260,18 @@ def test_lazy_output_can_be_read_after_a_restart(daemon: object) -> None:
     _, second = model(*batch())
     daemon.kill()
     assert torch.equal(second.clone(), value)
+
+
+def test_a_run_whose_graph_is_gone_is_given_up() -> None:
+    """As an exception of a signal handler leaves it, which no object holds any more."""
+    ledger = replay.Ledger()
+    ledger.plans[7] = {"plan": 7, "graph": b"gone"}
+    ledger.runs[3] = {"run": 3, "plan": 7}, None
+    sent: list[str] = []
+
+    def send(verb: str, fields: dict, frames: Sequence[bytes]) -> Any:
+        sent.append(verb)
+        raise errors.StaleError("unknown plan")
+
+    assert ledger.resend(send) == (0, 1)
+    assert not sent and 3 in ledger.lost and not ledger.runs

@@ -89,6 +89,30 @@ def test_each_switch_runs_every_parity_test(
     assert run_all.run_nightly(BUILD, kept, ["GRADD_LIVE_ROWS=2"]) == 2
 
 
+def test_what_runs_on_the_emulated_gpu_is_kept_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pattern chooses; files of a device's own run as a whole, others with tensors there."""
+    runs = []
+
+    def run_python(build: Path, marked: str, files: list[str]) -> outcome.Outcome:
+        on = tuple(os.environ.get(f"GRADD_TEST_{name}") for name in ("DEVICE", "TENSORS"))
+        runs.append((*files, marked, *on))
+        return outcome.Outcome(2)
+
+    monkeypatch.setattr(run_all, "run_python", run_python)
+    monkeypatch.setattr(run_all, "nightly_files", lambda: [])
+    monkeypatch.setenv("GRADD_NIGHTLY", "1")
+    kept = tmp_path / "kept"
+    assert run_all.run_nightly(BUILD, kept, ["emu:*/test_emu_ddp.py", "emu:*/test_r*"]) == 0
+    alone, *others = runs
+    assert alone == ("tests/python/device/test_emu_ddp.py", "emu", "emu", None)
+    assert ("tests/python/values/test_reduce.py", "not nightly", "emu", "emu") in others
+    lines = [f"emu:{run[0]}: 2 passed, 0 failed, 0 s\n" for run in runs]
+    assert all(line in kept.read_text() for line in lines)
+    assert "GRADD_TEST_TENSORS" not in os.environ
+
+
 @pytest.mark.slow
 def test_files_with_long_tests_are_found() -> None:
     found = run_all.nightly_files("tests/python/training")

@@ -194,8 +194,16 @@ def test_a_wrong_option_is_one_line(directory: Path, args: tuple[str, ...], said
         ("ps", "--fuse=0", "serve"),
         ("ps", "--now", "stop"),
         ("stop", "--device=cpu", "serve, doctor"),
-        ("serve", "--json", "ps, stop, version, doctor, cache, --list-ops"),
-        ("version", "--dir=/", "serve, ps, top, stop, trace, forget"),
+        (
+            "serve",
+            "--json",
+            "ps, show, logs, drain, stop, restart, version, doctor, cache, --list-ops",
+        ),
+        (
+            "version",
+            "--dir=/",
+            "serve, ps, top, show, logs, drain, web, stop, trace, restart, forget",
+        ),
         ("--list-ops", "--threads=1", "serve"),
     ],
 )

@@ -7,81 +7,25 @@ that makes the client wait for its successor.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import PYTHONPATH
 
 from gradd import ORTModule
 from gradd.session import client
 from gradd.session import daemon as daemons
 from helpers.nets import Net, batch, loss_of
+from helpers.slow_trainer import Slow
 from helpers.waiting import until
 
 pytestmark = pytest.mark.one_in(4)
-
-SLOW = """
-import json, os, sys, torch
-from gradd import ORTModule
-from gradd.session import client
-
-class Slow(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 1200 * 1200).reshape(1200, 1200))
-
-    def forward(self, x):
-        for _ in range(40):
-            x = torch.tanh(x @ self.weight)
-        return x
-
-torch.set_num_threads(1)
-model = ORTModule(Slow(), strict=True)
-x = torch.linspace(1, -1, 1200 * 1200).reshape(1200, 1200)
-for line in sys.stdin:
-    with torch.no_grad():
-        total = model(x).double().sum().item()
-    stats = model.gradd_stats()
-    print(json.dumps({"total": total, "recoveries": stats["recoveries"]}), flush=True)
-client.close_all()
-"""
-
-
-class Slow:
-    """A trainer in a process of its own whose forward takes seconds."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SLOW],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # The daemon of this test must be one that the test knows and can end.
-            env={
-                **os.environ,
-                "PYTHONPATH": PYTHONPATH,
-                "GRADD_AUTOSTART": "0",
-                "GRADD_SELF_CHECK": "0",
-            },
-        )
-
-    def begin(self) -> None:
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def result(self) -> dict[str, Any]:
-        line = self.process.stdout.readline()
-        assert line, f"the slow trainer ended with status {self.process.wait(60)}"
-        return json.loads(line)
 
 
 @pytest.fixture
@@ -90,10 +34,7 @@ def slow(daemon: Any) -> Iterator[Slow]:
     try:
         yield trainer
     finally:
-        trainer.process.kill()
-        trainer.process.wait(60)
-        trainer.process.stdin.close()
-        trainer.process.stdout.close()
+        trainer.end()
 
 
 def _train_one(model: ORTModule, seed: int) -> float:

@@ -140,7 +140,7 @@ def test_a_killed_daemon_is_an_error_in_all_ranks(found: list[dict[str, Any]]) -
     """And no gradient is one of a rank alone: what was not averaged is NaN."""
     waits, killed = (rank["killed"] for rank in found)
     assert killed["pids"] and not waits["pids"]
-    assert "has waited 3000 ms for the other ranks" in waits["errors"]["backward"]
+    assert "has waited 20000 ms for the other ranks" in waits["errors"]["backward"]
     assert "is not known: it ends with the daemon" in killed["errors"]["backward"]
     for rank in (waits, killed):
         assert rank["errors"]["again"]

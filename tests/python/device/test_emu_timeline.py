@@ -2,88 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-import random
-import re
+import signal
 import struct
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import conftest
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
-from gradd import ORTModule, errors, optim
+from gradd import errors, optim
 from gradd.memory import devices
 from gradd.session import client as clients
 from gradd.session import control, timeline
 from helpers import ROOT, emu_torch
-from helpers.waiting import until
+from helpers.emu_steps import DEVICE, Squares, Trainer, Words
 
 pytestmark = [
     pytest.mark.emu,
     pytest.mark.skipif(bool(emu_torch.why_not()), reason=emu_torch.why_not()),
     pytest.mark.usefixtures("daemon"),
 ]
-
-DEVICE = "emu:0"  # no device yet where this file is only collected
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "fused": lambda p: optim.FusedAdam(p, lr=1e-2, max_grad_norm=1.0),
-}
-
-
-class Words(nn.Module):
-    """A loss of classes of words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(20, 16), nn.Linear(16, 7)
-
-    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Both of shape [N]."""
-        return F.cross_entropy(self.head(torch.tanh(self.words(ids))), labels)
-
-
-class Trainer:
-    """A module, its optimizer, and batches by number."""
-
-    def __init__(self, optimizer: str) -> None:
-        torch.manual_seed(3)
-        self.model = ORTModule(Words().to(DEVICE), strict=True)
-        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
-        self.client = clients.get_client(device=torch.device(DEVICE))
-        self.ones = torch.ones((), device=DEVICE)
-        self.batches = [self.batch(i) for i in range(4)]
-
-    @staticmethod
-    def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and labels."""
-        generator = torch.Generator().manual_seed(number)
-        ids, labels = (torch.randint(n, (24,), generator=generator) for n in (20, 7))
-        return ids.to(DEVICE), labels.to(DEVICE)
-
-    def step(self, number: int) -> torch.Tensor:
-        """The loss, without a wait for it."""
-        loss = self.model(*self.batches[number % 4])
-        loss.backward(self.ones)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.detach()
-
-    def values(self) -> list[torch.Tensor]:
-        """The parameters on the CPU."""
-        return [p.detach().cpu() for p in self.model.parameters()]
 
 
 @pytest.fixture
@@ -106,14 +49,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-class Squares(Words):
-    """A loss without labels: no value decides about a call."""
-
-    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Both of shape [N]."""
-        return (self.head(torch.tanh(self.words(ids))) - labels[:, None]).square().mean()
-
-
 @pytest.mark.parametrize(
     ("model", "most", "way"), [(Squares, 0, "vmm"), (Words, 1, "vmm"), (Squares, 1, "pinned")]
 )
@@ -121,8 +56,7 @@ def test_a_step_waits_for_labels_alone(
     model: type[Words], most: int, way: str, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADD_GPU_MEMORY", way)
-    monkeypatch.setitem(globals(), "Words", model)
-    trainer = Trainer("fused")
+    trainer = Trainer("fused", model)
     for i in range(4):
         trainer.step(i).item()
     assert isinstance(trainer.optimizer, optim.FusedAdam) and trainer.optimizer.grad_norm > 0
@@ -140,10 +74,10 @@ import sys
 from pathlib import Path
 from helpers import emu_torch
 emu_torch.load()
+from helpers import emu_steps
 sys.path.insert(0, str(Path(sys.argv[1]).parent))
 import test_emu_timeline as timeline
-timeline.Words = getattr(timeline, sys.argv[2])
-steps = timeline.Trainer("fused")
+steps = emu_steps.Trainer("fused", getattr(emu_steps, sys.argv[2]))
 for i in range(8):
     steps.step(i).item()
 for _ in range(3):
@@ -195,71 +129,6 @@ def test_steps_cost_the_same_and_the_trainer_waits_for_labels_alone(
 
 def _difference(before: tuple[int, ...], after: tuple[int, ...]) -> list[int]:
     return [b - a for a, b in zip(before, after, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "n_kills", "way"),
-    [
-        *((optimizer, 6, "vmm") for optimizer in OPTIMIZERS),
-        ("fused", 6, "pinned"),
-        *(
-            pytest.param(*case, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])
-            for case in (("fused", 1000, "vmm"), ("sgd", 200, "pinned"), ("fused", 200, "handles"))
-        ),
-    ],
-)
-def test_kills_at_any_moment_cost_no_bit(
-    daemon: Any, optimizer: str, n_kills: int, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GRADD_GPU_MEMORY", way)
-    steps, chance = 16 if n_kills == 6 else 3 * n_kills, random.Random(optimizer)
-    reference = Trainer(optimizer)
-    expected = [reference.step(i).item() for i in range(steps)]
-    values = reference.values()
-    del reference
-    before = _left()
-    trainer = Trainer(optimizer)
-    for i in range(3):
-        assert trainer.step(i).item() == expected[i]
-    kills = {i: chance.random() * 4e-3 for i in chance.sample(range(3, steps), n_kills)}
-    losses = []
-    for i in range(3, steps):
-        if i in kills:
-            pid = trainer.client.daemon_pid
-            killer = threading.Timer(kills[i], daemon.kill, (pid,))
-            killer.start()
-        losses.append(trainer.step(i))
-        if i in kills:
-            killer.join()
-    assert [loss.item() for loss in losses] == expected[3:]
-    assert all(map(torch.equal, trainer.values(), values))
-    assert trainer.client.recoveries > 0
-    del trainer, losses
-    left: list[Counter[str]] = []
-
-    def is_gone() -> bool:
-        left[:] = [_left() - before]
-        return not left[0]
-
-    try:
-        until(is_gone, "something is left")
-    finally:
-        print(left)
-
-
-def _left() -> Counter[str]:
-    """What this process has open, mapped and in /dev/shm, when no client is there."""
-    gc.collect()
-    clients.close_all()
-    devices.of(torch.device(DEVICE)).driver.wait_for_ends()
-    own = re.compile(rf"gradd|\b{os.getpid()}\b")
-    found = Counter(filter(own.search, os.listdir("/dev/shm")))
-    for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the scan
-            found[re.sub(r"\d+", "", os.readlink(entry.path))] += 1
-    maps = Path("/proc/self/maps").read_text()
-    found.update(f"mapped {name}" for name in re.findall(r"memfd:\S+", maps))
-    return found
 
 
 def test_a_trainer_that_waits_for_its_stream_is_helped(daemon: Any) -> None:
@@ -361,24 +230,50 @@ def test_a_step_without_gradients_has_no_norm_of_another() -> None:
     assert trainer.optimizer.grad_norm == 0
 
 
-@pytest.mark.parametrize("side", ["write_in_turn", "wait_in_turn"])
-def test_without_one_of_the_waits_it_is_wrong(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other tests prove: each side's wait is needed."""
-    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
-    trainer = Trainer("sgd")
+def _unchanged(model: type[Words] = Words) -> tuple[Trainer, list[float]]:
+    """A trainer whose steps change no parameter, and its losses by batch."""
+    trainer = Trainer("sgd", model)
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.0)
     for i in range(4):
         trainer.step(i)
-    right = [trainer.step(i).item() for i in range(4)]
-    if side == "write_in_turn":
-        monkeypatch.setattr(devices.Words, side, devices.Words.write)
-    else:
-        monkeypatch.setattr(devices.Words, side, lambda *unused: None)
-    monkeypatch.setenv("GRADD_SIM_DELAY_US", "20000")
-    late = []
-    for i in range(8):
-        late.append(trainer.model(*trainer.batches[i % 4]))
-    copies = [loss.detach().clone() for loss in late]
+    return trainer, [trainer.step(i).item() for i in range(4)]
+
+
+def test_inputs_that_are_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged(Squares)
+    monkeypatch.setenv("GRADD_SIM_DELAY_US", "200000")
+    late = [trainer.model(*trainer.batches[i]) for i in range(2)]
     monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
-    time.sleep(0.2)
-    assert any(c.item() != right[i % 4] for i, c in enumerate(copies))
+    assert [loss.item() for loss in late] == right[:2]
+
+
+def test_without_the_wait_for_inputs_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other tests prove: each side's wait is needed."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged()
+    monkeypatch.setattr(devices.Words, "write_in_turn", devices.Words.write)
+    for delay in ("20000", "400000"):  # a busy machine's daemon may be late itself
+        monkeypatch.setenv("GRADD_SIM_DELAY_US", delay)
+        late = [trainer.model(*trainer.batches[i % 4]) for i in range(8)]
+        copies = [loss.detach().clone() for loss in late]
+        monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
+        torch.accelerator.synchronize(DEVICE)
+        if any(c.item() != right[i % 4] for i, c in enumerate(copies)):
+            return
+    pytest.fail("each forward read the batch that was still under way")
+
+
+def test_without_the_wait_for_results_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged(Squares)  # without labels a call waits for no reply
+    monkeypatch.setattr(devices.Words, "wait_in_turn", lambda *unused: None)
+    owner = trainer.client.daemon_pid
+    (worker,) = Path(f"/proc/{owner}/task/{owner}/children").read_text().split()
+    os.kill(int(worker), signal.SIGSTOP)  # nothing is computed
+    try:
+        late = [trainer.model(*trainer.batches[i]) for i in range(2)]
+        copies = [loss.detach().cpu() for loss in late]
+    finally:
+        os.kill(int(worker), signal.SIGCONT)
+    assert any(c.item() != right[i] for i, c in enumerate(copies))

@@ -39,7 +39,7 @@ _OF_THE_DAEMON = {
     "vmm": (
         *("cudaGetDeviceCount", "cudaGetDeviceProperties", "cudaSetDevice", "cudaMemGetInfo"),
         *("cudaGetDriverEntryPointByVersion", "cudaStreamCreateWithFlags", "cudaMalloc"),
-        *("cudaMallocAsync", "cudaMemset", "cudaMemsetAsync", "cudaMemcpyAsync"),
+        *("cudaMallocAsync", "cudaMemset", "cudaMemcpyAsync"),
         *("cudaStreamSynchronize", "cuMemImportFromShareableHandle", "cuMemAddressReserve"),
         *("cuMemMap", "cuMemSetAccess", "cudaHostRegister", "cudaHostGetDevicePointer", "kernel"),
     ),
@@ -70,6 +70,7 @@ _ELSEWHERE = {
     "cudaEventQuery": "test_comm.c",
     "cudaEventRecord": "test_comm.c",
     "cudaStreamWaitEvent": "test_comm.c",
+    "cudaMemsetAsync": "test_fake.c: zeros for a gradient that does not arrive",
     "cudaGetDevice": "its result is what the process has set",
     "cudaIpcGetEventHandle": "events of other processes are not used",
     "cudaIpcOpenEventHandle": "events of other processes are not used",

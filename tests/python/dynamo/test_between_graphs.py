@@ -78,7 +78,11 @@ def locked(net: Net, h: Tensor) -> Tensor:
         return h * 2
 
 
-WORKING = (hooked, masked, chosen, distinct, aligned, skipped, locked)
+def drawn(net: Net, h: Tensor) -> Tensor:
+    return h + torch.randn(h.shape, generator=torch.Generator().manual_seed(4))
+
+
+WORKING = (hooked, masked, chosen, distinct, aligned, skipped, locked, drawn)
 
 
 def printed(net: Net, h: Tensor) -> Tensor:
@@ -258,6 +262,18 @@ def test_an_operator_of_an_unknown_cost_gives_no_share(caplog: Any) -> None:
     train(model, twin, 1)
     (text,) = warnings_in(caplog)
     assert "_linalg_svd" in text and "is not known" in text and "%" not in text
+
+
+def test_a_break_within_a_statement_has_its_cause(caplog: Any) -> None:
+    class Sampled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            h = super().forward(x).exp()
+            return h + torch.distributions.Beta(h, h * 2).rsample()
+
+    ORTModule(Sampled(8, 8))(X)
+    (text,) = warnings_in(caplog)
+    assert "(graph_break)" in text and "Beta" in text
+    assert "step_unsupported" not in text
 
 
 def test_what_runs_in_torch_without_gradd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ class Middle(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).mode(-1).values.tanh()
+        return torch.linalg.svdvals(self.layer(x)).tanh()
 
 
 def test_what_has_no_translation_is_tried_once(
@@ -140,7 +140,7 @@ def test_what_has_no_translation_is_tried_once(
         caplog.clear()
         model = ORTModule(Middle())
         model(torch.ones(2, 4)).sum().backward()
-        said = [r.getMessage() for r in caplog.records if "aten.mode" in r.getMessage()]
+        said = [r.getMessage() for r in caplog.records if "svd" in r.getMessage()]
         return model.gradd_stats()["in_torch"], said
 
     made = _translations(monkeypatch)

@@ -19,6 +19,7 @@ from torch import nn
 
 from gradd import ORTModule
 from gradd.dynamo.guards import Supplement
+from gradd.memory import watch
 from helpers import sessions
 
 X = torch.ones(2, 3)
@@ -154,6 +155,15 @@ def _state() -> tuple[Counted, Supplement, type]:
     return found, Supplement([Scaled(lambda: found.give() + torch.ones(1).gradd_late)]), kind
 
 
+@pytest.fixture
+def watched() -> Iterator[None]:
+    """Attributes of torch.Tensor stay watched: the last model of other tests may go at any time."""
+    watch.add(1, 1)
+    yield
+    watch.remove(1)
+
+
+@pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("times", [1, 3])
 def test_data_and_strangers_are_no_change(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     _, state, kind = _state()
@@ -173,6 +183,7 @@ def test_a_function_or_a_name_that_is_read_is_a_change(name: str) -> None:
     assert not state.holds()
 
 
+@pytest.mark.usefixtures("watched")
 def test_other_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name, value in (
         (torch.Tensor, "gradd_late", 3.0),

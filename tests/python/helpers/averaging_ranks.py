@@ -193,7 +193,7 @@ def other_parameters() -> dict[str, Any]:
 def killed() -> dict[str, Any]:
     """The daemon of one rank dies between two groups."""
     os.environ["GRADD_GROUP_BYTES"] = GROUP
-    os.environ["GRADD_REDUCE_SECONDS"] = "3"
+    os.environ["GRADD_REDUCE_SECONDS"] = "20"  # on a busy machine the other rank may be late
     module, client = _wrapped(_stack()), _client()
     x = batch(1, _rank()).to(_device())
     for _ in range(2):

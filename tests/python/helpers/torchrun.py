@@ -70,7 +70,8 @@ def launch(
         timeout=240,
         env={**os.environ, **_ENVIRONMENT},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    of_ranks = [line for line in done.stderr.splitlines() if line.startswith("[rank")]
+    assert done.returncode == 0, "\n".join([*of_ranks[-60:], done.stderr[-1000:]])
     return [torch.load(folder / f"{rank}.pt") for rank in range(_RANKS)]
 
 

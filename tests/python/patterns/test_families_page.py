@@ -77,15 +77,6 @@ def test_page_counts_kinds_of_input_and_causes() -> None:
     assert "`DFT` 2, `autograd_function` 1." in section(page, "Train partly in the daemon")
 
 
-def test_page_names_the_setting_of_experts() -> None:
-    experts = {**TRAINS, "family": "ff", "experts": "batched_mm", "leftovers": {}}
-    page = families_page.page([TRAINS, experts])
-    told = section(page, "Train in the daemon with one setting")
-    assert 'set_experts_implementation("batched_mm")' in told
-    assert "| ff | `AaModel` | 8.1e-07 |  |" in told and "| aa |" not in told
-    assert "| ff |" not in section(page, "Train in the daemon")
-
-
 def test_page_names_errors_and_differences() -> None:
     wrong = row("dd", "differs", gradient=0.5, loss=0.25, where="a.weight")
     died = row("ee", "error", reason="process", text="its process died")

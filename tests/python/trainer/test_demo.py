@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,15 @@ def test_model_has_the_promised_size_and_the_same_weights() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
     )
+
+
+def test_the_worker_is_asked_for_while_another_thread_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from optimum.gradd import memory
+
+    monkeypatch.setitem(sys.modules, "gradd.session.client", types.ModuleType("client"))
+    assert memory.worker_pid() is None
 
 
 @pytest.mark.usefixtures("daemon")

@@ -14,6 +14,7 @@ from transformers import Trainer, TrainingArguments
 from gradd import progress
 from gradd.spec import CaptureError
 from optimum.gradd import accelerate
+from optimum.gradd.parts import Parts
 
 pytestmark = pytest.mark.usefixtures("daemon")
 
@@ -50,7 +51,7 @@ class ByParts(Trainer):
         return (loss, {"given": given}) if return_outputs else loss
 
 
-class Sorting(nn.Module):
+class Spectral(nn.Module):
     """A part that the daemon does not run."""
 
     def __init__(self) -> None:
@@ -59,9 +60,9 @@ class Sorting(nn.Module):
         self.last = nn.Linear(16, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The most frequent value of a row's code, beside it."""
+        """The singular values of all codes, beside each."""
         code = self.encoder(x)
-        return self.last(code) + code.mode(-1, keepdim=True).values
+        return self.last(code) + torch.linalg.svdvals(code).sum()
 
 
 class Nested(nn.Module):
@@ -70,7 +71,7 @@ class Nested(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.inner = Sorting()
+        self.inner = Spectral()
         self.decoder = nn.Linear(6, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,6 +87,20 @@ class Inner(Trainer):
     ) -> Any:
         """Of the part's result."""
         loss = nn.functional.mse_loss(model.inner(inputs["x"]), inputs["x"])
+        return (loss, {}) if return_outputs else loss
+
+
+class Deep(Trainer):
+    """Asks parts of a part, one of them late."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
+        """Of a code and what is made of it."""
+        code = model.inner.encoder(inputs["x"])
+        if self.state.global_step >= 2:
+            code = model.inner.last(code)
+        loss = code.square().mean()
         return (loss, {}) if return_outputs else loss
 
 
@@ -132,9 +147,31 @@ def test_what_of_a_part_runs_in_pytorch_is_counted(
     trainer = accelerate(_trainer(tmp_path, Nested(), Inner))
     torch.testing.assert_close(_losses(trainer), expected, rtol=1e-4, atol=1e-5)
     assert trainer.gradd_stats()["in_torch"] == {"unsupported_operator": 4}
-    assert any("Nested's Sorting" in record.getMessage() for record in caplog.records)
-    with pytest.raises(CaptureError, match="mode"):
+    assert any("Nested's Spectral" in record.getMessage() for record in caplog.records)
+    with pytest.raises(CaptureError, match="svd"):
         accelerate(_trainer(tmp_path, Nested(), Inner), strict=True).train()
+
+
+def test_parts_of_parts_run_in_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is called in the losses 3 and 4, and found by the fourth."""
+    expected = _losses(_trainer(tmp_path, Nested(), Deep))
+    model = Nested()
+    attached: list[int] = []
+    plain = Parts._attach
+
+    def attach(self: Parts, modules: list[nn.Module]) -> None:
+        attached.append(len(modules))
+        plain(self, modules)
+
+    monkeypatch.setattr(Parts, "_attach", attach)
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")  # checks count as forwards
+    trainer = accelerate(_trainer(tmp_path, model, Deep), strict=True)
+    torch.testing.assert_close(_losses(trainer), expected, rtol=1e-4, atol=1e-5)
+    assert trainer.gradd_stats()["in_torch"] == {}
+    assert trainer.gradd_stats()["forwards"] == 4 + 1
+    inner, encoder = 2, 1  # children, and the part of one of them that was called
+    assert [*dict.fromkeys(attached)] == [len([*model.modules()]) - 1, inner + encoder]
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_parts_are_themselves_outside_of_the_loss(tmp_path: Path) -> None:

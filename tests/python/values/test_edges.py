@@ -55,7 +55,7 @@ def _check_or_refused(name: str, refused: dict[str, str], **options) -> None:
 def test_the_notes_name_rows():
     assert len(TABLE) == sum(len(theme.ROWS) for theme in THEMES), "two rows of one name"
     notes = {*row_notes.FOUND_WRONG, *row_notes.SKIP, *row_notes.NOISE, *row_notes.REFUSED}
-    notes |= {*row_notes.NOT_IN_F16, *row_notes.REFUSED_DECOMPOSED, *row_notes.REFUSED_IN_EVAL}
+    notes |= {*row_notes.NOT_IN_F16, *row_notes.REFUSED_IN_EVAL}
     assert {*row_notes.NOT_IN_BF16} <= {*row_notes.NOT_IN_F16}
     notes |= {*row_notes.REFUSED_WITHOUT_ROWS, *row_notes.NOT_IN_DOUBLES}
     assert not notes - set(TABLE)
@@ -110,7 +110,7 @@ def test_whole_table_in_doubles(name, shared_daemon):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_whole_table_decomposed(name, shared_daemon):
-    _check_or_refused(name, row_notes.REFUSED_DECOMPOSED, decomposed=True)
+    _check(name, decomposed=True)
 
 
 @pytest.mark.nightly

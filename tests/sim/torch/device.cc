@@ -21,6 +21,7 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <deque>
 #include <map>
@@ -32,6 +33,9 @@
 namespace {
 
 using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+using at::DimnameList; // for macros of torch/autocast_mode.h
+#endif
 constexpr auto TYPE = c10::DeviceType::PrivateUse1;
 
 void check(int error, const char *what) {

@@ -129,7 +129,6 @@ class DaemonTraining(Trainer):
             super()._load_rng_state(checkpoint)
 
     def gradd_before_optimizer_step(self) -> None:
-        """Called by GraddCallback."""
         if self._gradd_session is not None:
             self._gradd_session.note()
 

@@ -37,7 +37,6 @@ class PeakSampler:
         self.sample()
 
     def sample(self) -> None:
-        """Takes one sample now."""
         now = {name: pss_bytes(pid) for name, pid in self._pids().items()}
         for name, value in now.items():
             self.peaks[name] = max(self.peaks.get(name, 0), value)
@@ -50,9 +49,9 @@ class PeakSampler:
 
 def worker_pid() -> int | None:
     """The process that computes for this one, of the daemon that it is connected to, or None."""
-    module = sys.modules.get("gradd.session.client")  # not imported: nothing can be connected
-    pids = [client.worker_pid for client in module.clients()] if module is not None else []
-    return next((pid for pid in pids if pid), None)
+    # Not imported, or another thread is about to: nothing can be connected.
+    clients = getattr(sys.modules.get("gradd.session.client"), "clients", tuple)
+    return next((client.worker_pid for client in clients() if client.worker_pid), None)
 
 
 def in_mib(values: Iterable[int]) -> list[float]:

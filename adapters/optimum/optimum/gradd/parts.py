@@ -3,6 +3,10 @@
 Within compute_loss() a child of the model has a forward that runs in the daemon, compiled at its
 first call. It has its own one in a call of the model, of which it is a part, and everywhere else: a
 backward that computes a checkpoint again must not come here.
+
+What lies deeper, as `model.base.encoder`, has one as well in the losses 1, 2, 4, 8, ..., and from
+its first such call on in all of them: to replace the forwards of hundreds of modules in each loss
+takes milliseconds, and makes Dynamo compare its guards one by one.
 """
 
 from __future__ import annotations
@@ -26,13 +30,16 @@ class Parts:
         """
         self._model, self._compiled = model, compiled
         self._made: dict[nn.Module, Any] = {}
+        self._losses = 0
         self._on: list[nn.Module] = []  # those with our forward
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Around what may call children by themselves."""
-        found = list(_callable(self._model))
-        self._attach(found)
+        self._losses += 1
+        deep = self._losses & (self._losses - 1) == 0
+        found = dict.fromkeys(_callable(self._model, deep))
+        self._attach(list(found | dict.fromkeys(self._made)))
         try:
             yield
         finally:
@@ -83,18 +90,21 @@ class Parts:
         self._made.clear()
 
 
-def _callable(model: nn.Module) -> Iterator[nn.Module]:
-    """Children that a script can call, with those in lists, and of what has but one (PEFT's)."""
+def _callable(model: nn.Module, deep: bool) -> Iterator[nn.Module]:
+    """Children that a script can call, with those in lists; deep: and what they are made of.
+
+    What has one child alone, as PEFT's wrappers, is looked through in any case.
+    """
     children = list(model.children())
     for child in children:
         if type(child).forward is nn.Module.forward:  # a list, or a dict
-            yield from _callable(child)
+            yield from _callable(child, deep)
             continue
         if _runs_in_daemon(child):
             continue
         yield child
-        if len(children) == 1:
-            yield from _callable(child)
+        if deep or len(children) == 1:
+            yield from _callable(child, deep)
 
 
 def _runs_in_daemon(child: nn.Module) -> bool:

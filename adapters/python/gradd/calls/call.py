@@ -126,7 +126,6 @@ class Call:
         return cls(client, slots, graph, plan, binding, in_types, selection=selection)
 
     def for_plan(self, plan: Plan) -> Call:
-        """The same call by another plan."""
         return self.with_lists(plan, ())
 
     def with_lists(self, plan: Plan, lists: Sequence[int]) -> Call:

@@ -165,7 +165,6 @@ _apply_later = super(torch.autograd.Function, LaterGroup).apply
 
 
 def apply_in_groups(run: Run, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """apply() for a call with groups."""
     token = None
     members = run.call.groups.members  # type: ignore[union-attr]
     for group in range(len(members) - 1, 0, -1):

@@ -24,7 +24,7 @@ from gradd.calls.slots import Layout
 from gradd.memory.budget import Memory
 from gradd.memory.shm import DTYPE_CODES, DTYPES
 from gradd.memory.watch import data_ptr
-from gradd.session import protocol
+from gradd.session import bases, protocol
 from gradd.spec import Capture
 
 logger = logging.getLogger("gradd")
@@ -81,7 +81,6 @@ class Passes(NamedTuple):
 
     @classmethod
     def read(cls) -> Passes:
-        """Reads the current environment."""
         return cls(not options.get("GRADD_FUSE"), not options.get("GRADD_CHUNKED_LOSS"))
 
 
@@ -184,6 +183,8 @@ class Graph:
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
         """Compares addresses, re-homes moved tensors; returns the binding and the bound tensors."""
         tensors = [p.table[p.key] for p in self.entries]
+        if bases.any_mapped():
+            bases.settle(state.client, tensors)
         pointers = [_where(t) for t in tensors]
         if state.generation != self.generation or pointers != self.pointers:
             self._settle(state)
@@ -193,21 +194,23 @@ class Graph:
                 (t, h) for t, h in zip(tensors, self.homes, strict=True) if h.mirror is not None
             ]
             if pairs:
-                self._say_copied(tensors)
                 state.refresh_mirrors(pairs)
                 if state.generation != self.generation:
                     self._settle(state)
+                self._say_copied(tensors)  # not of those that were alone by now
         return self.binding, tensors  # type: ignore[return-value]
 
     def _say_copied(self, tensors: Sequence[torch.Tensor]) -> None:
-        if not (self.owner.client.memory.moves and self.owner.is_new("copied")):
+        copied = any(home.mirror is not None for home in self.homes)
+        if not (copied and self.owner.client.memory.moves and self.owner.is_new("copied")):
             return
         for held, why in (
             (False, "they are not contiguous (a model in channels_last, say)"),
             (
                 True,
-                "their memory has another owner (a view or array of it, load_state_dict() with "
-                "assign=True, a hook that computes the weight again, FSDP, DeepSpeed)",
+                "their memory has another owner (a view or array of it, share_memory() before "
+                "ORTModule, load_state_dict() with assign=True, a hook that computes the weight "
+                "again, FSDP, DeepSpeed)",
             ),
         ):
             names = [
@@ -342,7 +345,6 @@ class Graph:
         return {i for i, spec in enumerate(self.user) if spec.leaf in cap.loss_ancestors}
 
     def output_dtype(self, name: str) -> torch.dtype:
-        """Declared dtype of an output."""
         return DTYPES[self.info.types[name][0]]
 
     def drop(self) -> None:
@@ -362,5 +364,4 @@ def _tensor_type(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def type_of(tensor: torch.Tensor) -> protocol.Type:
-    """Type descriptor of a tensor."""
     return (DTYPE_CODES[tensor.dtype], tuple(tensor.shape))

@@ -42,43 +42,15 @@ _CONVERSIONS = {
 }
 _CPU = torch.device("cpu")
 _METADATA = {
-    torch.Tensor.dim,
-    torch.Tensor.get_device,
-    torch.Tensor.size,
-    torch.Tensor.numel,
-    torch.Tensor.nelement,
-    torch.Tensor.element_size,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.is_complex,
-    torch.Tensor.__len__,
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.numel,
+    *(torch.Tensor.dim, torch.Tensor.get_device, torch.Tensor.size, torch.Tensor.numel),
+    *(torch.Tensor.nelement, torch.Tensor.element_size, torch.Tensor.is_floating_point),
+    *(torch.Tensor.is_complex, torch.Tensor.__len__, torch.is_floating_point, torch.is_complex),
+    *(torch.numel,),
 }
 _PROPERTIES = (
-    "shape",
-    "dtype",
-    "device",
-    "layout",
-    "ndim",
-    "requires_grad",
-    "grad_fn",
-    "is_leaf",
-    "output_nr",
-    "_version",
-    "is_cpu",
-    "is_cuda",
-    "is_sparse",
-    "is_quantized",
-    "is_meta",
-    "is_nested",
-    "is_mkldnn",
-    "is_xla",
-    "is_mps",
-    "is_xpu",
-    "names",
-    "itemsize",
-    "nbytes",
+    *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad_fn", "is_leaf"),
+    *("output_nr", "_version", "is_cpu", "is_cuda", "is_sparse", "is_quantized", "is_meta"),
+    *("is_nested", "is_mkldnn", "is_xla", "is_mps", "is_xpu", "names", "itemsize", "nbytes"),
 )
 for _name in _PROPERTIES:
     _getter = getattr(getattr(torch.Tensor, _name, None), "__get__", None)
@@ -104,7 +76,6 @@ class LazyTensor(torch.Tensor):
 
     @staticmethod
     def make(run: Run, spec: OutputSpec) -> LazyTensor:
-        """A lazy output of a run."""
         dtype, shape = run.type_of_output(spec.name)
         device = run.client.memory.device
         self = LazyTensor._new(shape, dtype, device, run, spec.name, None)
@@ -221,10 +192,8 @@ class LazyTensor(torch.Tensor):
 _FROM_ROOTS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _AUTOGRAD = {
     *_FROM_ROOTS,
-    torch.Tensor.register_hook,
-    torch.Tensor.retain_grad,
-    torch.Tensor.grad.__get__,
-    torch.Tensor.retains_grad.__get__,
+    *(torch.Tensor.register_hook, torch.Tensor.retain_grad, torch.Tensor.grad.__get__),
+    *(torch.Tensor.retains_grad.__get__,),
 }
 
 

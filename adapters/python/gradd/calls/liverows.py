@@ -74,7 +74,6 @@ class Switches:
 
     @classmethod
     def read(cls) -> Switches:
-        """Reads the current environment."""
         all_of_them = ("GRADD_LIVE_ROWS", "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER")
         on = all(map(options.get, (*all_of_them, "ORTMODULE_ENABLE_SPARSE_OPTIMIZER")))
         return cls(

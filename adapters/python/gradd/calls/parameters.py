@@ -17,7 +17,6 @@ of a GPU whose memory cannot be shared (gpu_segments.py).
 from __future__ import annotations
 
 import itertools
-import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parameter import is_lazy
 
-from gradd import errors, module_tables
+from gradd import errors
 from gradd.memory.holders import others
 from gradd.memory.shm import DTYPE_CODES, nbytes
 from gradd.memory.tensor_classes import is_dense, is_plain
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from gradd.session.client import Client
     from gradd.session.protocol import Tensor
 
-logger = logging.getLogger("gradd")
 _SMALL = 4096  # bytes
 _PIECE = 8 << 20  # bytes that are moved until their old memory is given back
 _generations = itertools.count(1)
@@ -95,18 +93,14 @@ def _unbind(client: Client, bind: int, blocks: Sequence[Block]) -> None:
 
 
 class Entry:
-    """A name in the module, and the table that holds the tensor now."""
+    """Where a name is to be found: in a list of the arguments of the present call."""
 
     __slots__ = ("key", "name", "table")
 
-    def __init__(self, module: torch.nn.Module, name: str) -> None:
-        path, _, self.key = name.rpartition(".")
-        owner = module.get_submodule(path)
-        self.name = name
-        self.table = module_tables.holding(owner, self.key)
+    def __init__(self, table: list[torch.Tensor], key: int, name: str) -> None:
+        self.table, self.key, self.name = table, key, name
 
     def get(self) -> torch.Tensor:
-        """The tensor that currently has the name."""
         return self.table[self.key]
 
 

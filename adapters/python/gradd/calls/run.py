@@ -62,7 +62,6 @@ class _Held:
                 self.early = None
 
     def end(self) -> None:
-        """Releases everything."""
         if not self.done:
             self.release()
         if self.inputs is not None:
@@ -364,7 +363,6 @@ class Run:
         return found + [(b.segment.address + b.offset, b.size) for b in blocks]
 
     def _slot(self, slots: list[Slot], layout: Layout) -> Slot:
-        """A slot for the time of a request."""
         slot = self.call.slots.acquire(layout)
         slots.append(slot)
         return slot
@@ -408,7 +406,6 @@ class Run:
 
     @property
     def bound(self) -> Sequence[torch.Tensor]:
-        """The bound inputs."""
         return self._read.tensors
 
     def sent(self) -> list[torch.Tensor]:
@@ -517,7 +514,6 @@ class Run:
         self._held.release()
 
     def end(self) -> None:
-        """Releases everything."""
         self._held.end()
         self._sources = None
 

@@ -36,7 +36,6 @@ class Selection:
 
     @property
     def grad(self) -> bool:
-        """Whether gradients are on."""
         return self.asked[2]
 
     def of_plan(self) -> tuple[tuple, tuple, tuple, tuple]:

@@ -67,7 +67,6 @@ def _join(length: float, more: torch.Tensor, half: int, real: bool) -> float:
 
 
 def is_real(*tensors: torch.Tensor) -> bool:
-    """Whether all hold floats."""
     return all(t.is_floating_point() for t in tensors)
 
 

@@ -104,7 +104,6 @@ class Checks(Times):
         logger.info("self-check of call %d passed in %.2f s", kind.calls, seconds)
 
     def stats(self) -> dict[str, Any]:
-        """The statistics of checks."""
         return {
             "self_checks": self.counts["passed"],
             "self_check_failures": self.counts["failures"],
@@ -259,6 +258,8 @@ class _Check:
         before = set(graph.plans)
         call = piece.call(graph, binding, inputs, selection)
         call, inputs = call.live(inputs, quiet=True)
+        if data.parts:
+            piece.client.later("about", {"check": call.plan.info.id})
         run = Run(call, bound, inputs, piece.counts, protocol.DROPOUT_OFF | protocol.ONCE)
         values: dict[Key, torch.Tensor | None] = {(BUFFER, n): b for n, b in piece.buffers()}
         self.counts["forwards"] += 1

@@ -64,7 +64,6 @@ def gradd(
 
 
 def _owner(options: dict[str, Any], device: torch.device) -> Owner:
-    """The owner of graphs on a device, with these options."""
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise ValueError(
@@ -211,7 +210,6 @@ def _tell(owner: Owner, made: CompiledGraph) -> None:
 
 
 def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> _Run:
-    """A graph that runs in PyTorch as a whole."""
     owner.refused = error
     try:
         reason = owner.fallback.decide(error)

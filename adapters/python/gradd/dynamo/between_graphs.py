@@ -66,8 +66,6 @@ class Reached(NamedTuple):
 
 
 class _Gap:
-    """The operators between two graphs."""
-
     def __init__(self) -> None:
         self.place = ""
         self.names: Counter[str] = Counter()
@@ -119,7 +117,7 @@ class Watch(TorchDispatchMode):
         """Runs an operator, and notes it."""
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if not self._paused and _computes(function, args, kwargs):
+        if not self._paused and (_computes(function, args, kwargs) or _draws(function, result)):
             gap = self.gaps.setdefault(len(self._path), _Gap())
             gap.add(function, args, kwargs, result)
         return result
@@ -309,6 +307,14 @@ def _computes(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
         return False
     leaves = private.pytree.tree_leaves((args, kwargs))
     return any(isinstance(x, torch.Tensor) and (x.requires_grad or x.dim() > 0) for x in leaves)
+
+
+def _draws(function: Any, result: Any) -> bool:
+    """Whether an operator draws random numbers, beyond a single one."""
+    tags = getattr(function, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags and any(
+        isinstance(x, torch.Tensor) and x.numel() > 1 for x in private.pytree.tree_leaves(result)
+    )
 
 
 def _operations(function: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> int:

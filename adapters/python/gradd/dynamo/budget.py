@@ -41,7 +41,6 @@ class Curve:
 
     @property
     def least(self) -> int:
-        """Bytes that are needed."""
         return self.points[-1][0] + self.pinned
 
     def price(self, at: int) -> float:
@@ -53,7 +52,6 @@ class Curve:
 
 
 def curve_of(client: Client, planned: Planned) -> Curve:
-    """Asks the daemon."""
     reply = client.request("plan.estimate", {"plan": planned.used.info.id, "curve": 1})
     points = tuple((p["bytes"], p["us"]) for p in reply["curve"])
     return Curve(points, reply["model_us"], planned.pinned)
@@ -116,7 +114,6 @@ class Budget(threading.local):
         self._taken = 0
 
     def begin(self) -> None:
-        """A call begins."""
         self._call, self._taken = (), 0
 
     @property

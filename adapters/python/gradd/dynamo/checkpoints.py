@@ -33,22 +33,14 @@ def _is_checkpoint(node: torch.fx.Node) -> bool:
 
 def _inline_one(module: torch.fx.GraphModule, node: torch.fx.Node, number: int) -> None:
     body = getattr(module, node.args[0].target)  # type: ignore[union-attr]
-    operands = iter(node.args[1:])
-    known: dict[torch.fx.Node, Any] = {}
-    result: Any = None
+    known = dict(zip(body.graph.find_nodes(op="placeholder"), node.args[1:], strict=True))
     with module.graph.inserting_before(node):
-        for inner in body.graph.nodes:
-            if inner.op == "placeholder":
-                known[inner] = next(operands)
-            elif inner.op == "output":
-                result = torch.fx.map_arg(inner.args[0], lambda n: known[n])
-            elif inner.op == "get_attr":
-                name = f"checkpoint_{number}_{inner.target}".replace(".", "_")
-                setattr(module, name, getattr(body, str(inner.target)))
-                known[inner] = module.graph.get_attr(name)
-                known[inner].meta = dict(inner.meta)
-            else:
-                known[inner] = module.graph.node_copy(inner, lambda n: known[n])
+        for inner in body.graph.find_nodes(op="get_attr"):
+            name = f"checkpoint_{number}_{inner.target}".replace(".", "_")
+            setattr(module, name, getattr(body, str(inner.target)))
+            known[inner] = module.graph.get_attr(name)
+            known[inner].meta = dict(inner.meta)
+        result: Any = module.graph.graph_copy(body.graph, known)
     if isinstance(result, (tuple, list)):
         for user in list(node.users):
             assert user.target is operator.getitem

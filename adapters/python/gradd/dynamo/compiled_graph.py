@@ -20,6 +20,7 @@ from gradd.dynamo import (
     checkpoints,
     complex_pairs,
     generator_state,
+    known_functions,
     lower,
     modes,
     own_forward,
@@ -119,6 +120,8 @@ class CompiledGraph:
             module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)
+        if known_functions.inline(module):
+            module.recompile()
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
         self.sizes = Sizes(self.placeholders, module.graph.nodes)
@@ -338,6 +341,8 @@ class CompiledGraph:
                 raise refused.read(odd)
             raise CaptureError("export_failed", f"{location_of(odd)}: a list of tensors goes in")
         done = lower.lower(nodes, given, part.outputs, self.module)
+        twins = _twins(given)
+        given = [n for n in given if n not in twins]
         if not trial:  # of a node alone even what a graph makes is an argument
             self._check_written(done, given)
         inputs = self._inputs(done, given)
@@ -375,6 +380,7 @@ class CompiledGraph:
         def run(args: Sequence[Any]) -> Sequence[Any]:
             args = numbered(args)
             known: Values = dict(zip(given, args, strict=True))
+            known.update({node: known[other] for node, other in twins.items()})
             values = sizes.values(args)
 
             def numbers(value: Any) -> Any:
@@ -685,10 +691,17 @@ def _fresh(name: str, taken: set[str]) -> str:
     return name
 
 
+def _twins(given: Iterable[Node]) -> dict[Node, Node]:
+    """Nodes with the tensor of an earlier one, which stands for them: one gradient goes back."""
+    first: dict[int, Node] = {}
+    known = {node: first.setdefault(id(lower.value_of(node)), node) for node in given}
+    return {node: other for node, other in known.items() if node is not other}
+
+
 def _cut_name(node: Node, error: Exception) -> str:
     """The name of a node that runs in PyTorch, for a message: torch's transforms have one each."""
     names = {"func_transform": "vmap", "autograd_function": "autograd.Function"}
-    return names.get(classify(error)[1]) or lower.name_of(node)
+    return names.get(classify(error)[1]) or lower.readable_name(node)
 
 
 def _kind(node: Node) -> Any:

@@ -127,12 +127,10 @@ class _Walk(Rewriter):
 
 
 def _of_pair(walk: _Walk, node: Node) -> Node:
-    """view_as_complex()"""
     return node.args[0]  # type: ignore[return-value]
 
 
 def _as_pair(walk: _Walk, node: Node) -> Node:
-    """view_as_real()"""
     return walk.pair(node.args[0])
 
 
@@ -206,7 +204,6 @@ def _indexed(walk: _Walk, node: Node) -> Node:
 
 
 def _moved(walk: _Walk, node: Node) -> Node | None:
-    """to(device)"""
     z, *rest = node.args
     if not all(isinstance(part, (torch.device, str)) for part in rest):
         return None
@@ -248,7 +245,6 @@ def _permuted(walk: _Walk, node: Node) -> Node:
 
 
 def _collected(walk: _Walk, node: Node) -> Node | None:
-    """cat() and stack()"""
     parts, *rest = node.args
     dim = rest[0] if rest else node.kwargs.get("dim", 0)
     if not all(map(_is_complex, parts)):

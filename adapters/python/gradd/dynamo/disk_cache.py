@@ -31,7 +31,7 @@ from gradd.spec import Capture, CaptureError, InputSpec, OutputSpec
 
 logger = logging.getLogger("gradd")
 
-_FORM = 3
+_FORM = 4
 _TRANSLATORS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _MOST_BYTES, _MOST_FILES = 512 << 20, 4096
 # Names, which `gradd cache` knows as well (server/cli/cache.c); the latter is being written.
@@ -155,10 +155,10 @@ def _as_plain(capture: Capture | CaptureError) -> dict[str, Any]:
         return {"refused": [capture.reason, capture.message]}
     return {
         "onnx": capture.onnx,
-        "inputs": [(x.name, x.leaf, x.dtype) for x in capture.inputs],
+        "inputs": [(x.name, x.leaf) for x in capture.inputs],
         "params": list(capture.params),
         "buffers": list(capture.buffers),
-        "outputs": [(x.name, x.kind, x.fqn, x.leaf, x.dtype, x.padding) for x in capture.outputs],
+        "outputs": [(x.name, x.kind, x.fqn, x.leaf, x.padding) for x in capture.outputs],
         "loss_leaf": capture.loss_leaf,
         "depends": {leaf: sorted(leaves) for leaf, leaves in capture.depends.items()},
         "sources": [list(pair) for pair in capture.sources],
@@ -178,6 +178,5 @@ def _from_plain(plain: dict[str, Any]) -> Capture | CaptureError:
         loss_leaf=plain["loss_leaf"],
         depends={leaf: frozenset(leaves) for leaf, leaves in plain["depends"].items()},
         sources=tuple((name, place) for name, place in plain["sources"]),
-        seconds={},
         checkpoints=plain["checkpoints"],
     )

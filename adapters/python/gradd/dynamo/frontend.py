@@ -185,22 +185,18 @@ class Compiled:
 
     @property
     def _roots(self) -> tuple[Any, ...]:
-        """The entry points of a call."""
         return self.module, self.given_forward
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """The meaning of a call."""
         return self.given_forward if self.given_forward is not None else self.module.forward
 
     @property
     def client(self) -> Client:
-        """The session."""
         return self.owner.client
 
     @property
     def counts(self) -> Counter[str]:
-        """Of captures and forwards."""
         return self.owner.counts
 
     # ---- the call ----

@@ -39,7 +39,6 @@ class GeneratorState(threading.local):
             self._state = _now(device)
 
     def forget(self) -> None:
-        """The call is over."""
         self._state = None
 
     def is_moved(self, device: torch.device) -> bool:

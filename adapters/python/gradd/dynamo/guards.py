@@ -94,7 +94,6 @@ class Supplement:
         self._rest = self._rest_now()
 
     def holds(self) -> bool:
-        """Whether everything is as it was."""
         versions = self._versions_now()
         if versions != self._versions:
             pairs = zip(versions, self._versions, strict=True)

@@ -17,7 +17,6 @@ from gradd.session.client import Client
 
 @contextlib.contextmanager
 def both(client: Client) -> Iterator[None]:
-    """Both locks, in their order."""
     with private.compile_lock, client.lock:
         yield
 

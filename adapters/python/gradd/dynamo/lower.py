@@ -52,7 +52,7 @@ _POWERS = ("Pow", "PowByNatural")
 _HIGHEST = 4  # power of a size that is still a number of 64 bits
 _UNKNOWN = object()
 # They change a fake tensor itself: Dynamo's record of it is not its state before the call.
-_CUSTOM = "autograd_function_apply"  # of autograd.Function
+CUSTOM = "autograd_function_apply"  # of autograd.Function
 _RESHAPING = frozenset(
     {
         *("resize_", "resize_as_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_"),
@@ -150,7 +150,6 @@ class Lowered:
 
 
 def attribute(owner: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    """The value of a get_attr node."""
     value: Any = owner
     for part in str(node.target).split("."):
         value = getattr(value, part)
@@ -165,8 +164,10 @@ def name_of(node: torch.fx.Node) -> str:
 
 def readable_name(node: torch.fx.Node) -> str:
     """The same for messages: names that torch uses for itself say nothing to users."""
+    if node.target is getattr:  # x.real
+        return f".{node.args[1]}"
     name = name_of(node)
-    return "a custom autograd.Function" if name == _CUSTOM else name
+    return "a custom autograd.Function" if name == CUSTOM else name
 
 
 def value_of(node: torch.fx.Node) -> Any:
@@ -184,7 +185,7 @@ def lower(
 
     Args:
         nodes: In the order of the graph.
-        inputs: Nodes whose tensors come from elsewhere.
+        inputs: Nodes whose tensors come from elsewhere; one placeholder for those of one tensor.
         outputs: Nodes whose tensors are wanted.
         owner: The module of the graph.
 
@@ -211,7 +212,6 @@ def _recorded(
     owner: torch.fx.GraphModule,
     planned: set[sympy.Symbol],
 ) -> _Recorder:
-    """The operators of some nodes."""
     values = [value_of(n) for n in (*inputs, *nodes)]
     mode = fake_mode(values)
     recorder = _Recorder(Lowered(), inputs, owner, mode, planned, _device_of(values))
@@ -276,7 +276,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     def _add_input(self, node: torch.fx.Node) -> None:
         value = value_of(node)
         self.known[node] = value
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or id(value) in self.nodes:
             return
         placeholder = self._placeholder(node.name, node, value)
         for axis, size in enumerate(value.shape):
@@ -490,7 +490,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     def _check(self, node: torch.fx.Node) -> None:
         target = node.target
         if takes_graphs(target):
-            custom = target.name() == _CUSTOM
+            custom = target.name() == CUSTOM
             reason = "autograd_function" if custom else "unsupported_operator"
             raise self._refusal(reason, f"calls {readable_name(node)}")
         name = target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -150,7 +150,6 @@ class _Walk(Rewriter):
         return self._call(torch.where, self._over(mask.flat, rank), flat, row), mask
 
     def _source(self, node: Node) -> tuple[Node, Node]:
-        """The tensor and its mask."""
         name = name_of(node)
         x = node.args[0] if node.args else None
         mask = node.args[1] if len(node.args) > 1 else None

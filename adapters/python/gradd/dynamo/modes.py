@@ -40,7 +40,6 @@ class Modes(NamedTuple):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """These modes for real."""
         with (
             torch.inference_mode(self.inference),
             torch.set_grad_enabled(self.grad),

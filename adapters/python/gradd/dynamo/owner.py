@@ -146,7 +146,6 @@ class Owner:
             self.failed = error
 
     def _client_of(self, device: torch.device) -> Client:
-        """The client whose memory is on a device."""
         try:
             return get_client(device=device)
         except errors.GraddError as error:
@@ -192,7 +191,6 @@ class Owner:
         return [g for g in (ref() for ref in self._graphs) if g is not None]
 
     def module(self) -> torch.nn.Module | None:
-        """The user's module, if there is one."""
         return self._module() if self._module is not None else None
 
     def name_of(self, tensor: torch.Tensor, node: torch.fx.Node) -> str:

@@ -157,7 +157,6 @@ def _writes(part: Part) -> bool:
 
 
 def is_write(node: Node) -> bool:
-    """Whether a node may write in place."""
     name = name_of(node)
     if type(node.target).__module__.startswith(
         "torch._dynamo."
@@ -210,7 +209,6 @@ class _Memory:
                     self._same[own] = source
 
     def of(self, node: Node) -> set[int]:
-        """The memory of a node's tensors."""
         found = set()
         for tensor in _tensors(node):
             storage = _storage(tensor)

@@ -23,7 +23,7 @@ from gradd import errors
 from gradd.calls import run as runs
 from gradd.calls.call import Call
 from gradd.calls.graph import Graph, check_supported
-from gradd.calls.parameters import Binding
+from gradd.calls.parameters import Binding, Entry
 from gradd.calls.planned import Planned
 from gradd.calls.selection import Selection, selection_of
 from gradd.check.cut import Data
@@ -32,6 +32,7 @@ from gradd.memory import watch
 from gradd.memory.devices import DeviceError
 from gradd.memory.tensor_classes import is_plain, refusal
 from gradd.memory.watch import data_ptr
+from gradd.session import bases
 from gradd.spec import Capture, CaptureError
 
 if TYPE_CHECKING:
@@ -45,19 +46,6 @@ _FAILURES = 4  # of different forms, and no success: no other is tried
 _KEPT = 64  # calls of a piece that are known
 _facts = operator.attrgetter("shape", "requires_grad")
 _requires_grad = operator.attrgetter("requires_grad")
-
-
-class _Argument:
-    """Where a name is to be found: in the arguments of the present call."""
-
-    __slots__ = ("key", "name", "table")
-
-    def __init__(self, table: list[Any], key: int, name: str) -> None:
-        self.table, self.key, self.name = table, key, name
-
-    def get(self) -> torch.Tensor:
-        """The tensor of the present call."""
-        return self.table[self.key]
 
 
 class _Known:
@@ -127,7 +115,7 @@ class Piece:
             cap,
             info,
             owner.memory,
-            entry=lambda name: _Argument(self._tensors, at[name], name),  # type: ignore[arg-type]
+            entry=lambda name: Entry(self._tensors, at[name], name),
             passes=owner.passes,
         )
         owner.alive.add(self.graph)
@@ -237,6 +225,8 @@ class Piece:
         if list(map(watch.on_class, watch.NAMES)) != watch.found:
             return None
         bound = [args[i] for i in self._bound_at]
+        if bases.any_mapped():
+            bases.settle(client, bound)
         if list(map(data_ptr, bound)) != known.pointers:
             return None
         if list(map(_requires_grad, bound)) != known.requires:
@@ -408,7 +398,6 @@ class Piece:
         return args
 
     def buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Those that a call may change."""
         return [(p.name, p.get()) for p in self.graph.changed_entries]
 
     def fits(self, data: Data) -> bool:
@@ -434,7 +423,6 @@ class Piece:
         self.graph.in_torch = repeat
 
     def close(self) -> None:
-        """Gives up all that the daemon holds."""
         self.graph.drop()
         self._known.clear()
 

@@ -46,7 +46,12 @@ def given(number: float, planned: bool) -> torch.Tensor:
     Args:
         number: A float (f64 without axes), or an int.
         planned: The int comes as a size; otherwise as an int64 without axes.
+
+    Raises:
+        OverflowError: The int needs more than 64 bits, which PyTorch's operators refuse likewise.
     """
+    if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
+        raise OverflowError(f"int too big to convert: {number} needs more than 64 bits")
     if planned:
         return as_tensor(number)  # type: ignore[arg-type]
     dtype = torch.float64 if isinstance(number, float) else torch.int64
@@ -54,5 +59,4 @@ def given(number: float, planned: bool) -> torch.Tensor:
 
 
 def value(tensor: torch.Tensor) -> Any:
-    """The number that `given` was called with."""
     return tensor.shape[0] - tensor.shape[1] if tensor.dim() else tensor.item()

@@ -45,7 +45,6 @@ class Planning(threading.local):
 
     @contextlib.contextmanager
     def begun(self, values: bool) -> Iterator[None]:
-        """Calls of this thread are planned."""
         self.on, self.values = True, values
         self.pieces: list[Planned] = []
         self.in_torch: dict[str, Exception] = {}
@@ -83,7 +82,6 @@ class Imagined:
         self._device = tensors[0].device if tensors else torch.device("cpu")
 
     def get(self, node: Node) -> Any:
-        """The value of a node."""
         if node not in self._known:
             self._known[node] = private.pytree.tree_map(self._one, value_of(node))
         return self._known[node]
@@ -100,7 +98,6 @@ class Imagined:
 
 
 def plan(made: CompiledGraph, found: Imagined, values: bool) -> list[Planned]:
-    """Plans the pieces of a graph."""
     planned = []
     by_torch = {n for s in made.steps if s.piece is None for n in s.part.nodes}
     for step in made.steps:
@@ -112,7 +109,6 @@ def plan(made: CompiledGraph, found: Imagined, values: bool) -> list[Planned]:
 
 
 def plan_step(step: Step, found: Imagined, values: bool) -> Planned:
-    """Plans one piece."""
     given = step.part.inputs
     real = values and all(n.op == "placeholder" for n in given)
     with torch.set_grad_enabled(step.grad):

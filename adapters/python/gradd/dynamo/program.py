@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from gradd.graph.locations import location_of
 from gradd.graph.silence import silence
 from gradd.graph.translation import decompositions, model_bytes, translate
 from gradd.memory.shm import DTYPE_CODES
-from gradd.spec import ONNX_DTYPES, Capture, CaptureError, InputSpec, OutputSpec
+from gradd.spec import Capture, CaptureError, InputSpec, OutputSpec
 
 
 class Program:
@@ -81,11 +80,9 @@ class Program:
 
     @property
     def graph(self) -> torch.fx.Graph:
-        """The graph."""
         return self.graph_module.graph
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Parameters by name."""
         names = self.graph_signature.parameters
         return [(name, self.states[name]) for name in names]
 
@@ -144,7 +141,8 @@ def _call_graph(signature: Any) -> list[Any]:
 
     kind = signatures.InputKind.USER_INPUT
     taken = [s.arg for s in signature.input_specs if s.kind is kind]
-    given = [s.arg for s in signature.output_specs]
+    # Without names: torch does not follow those of a result among several when it decomposes.
+    given = [signatures.TensorArgument("") for _ in signature.output_specs]
     in_spec = private.pytree.tree_flatten((tuple(taken), {}))[1]
     out_spec = private.pytree.tree_flatten(tuple(given))[1]
     return [ModuleCallEntry("", ModuleCallSignature(taken, given, in_spec, out_spec))]
@@ -164,19 +162,15 @@ def capture(
     Raises:
         CaptureError: It cannot be translated.
     """
-    start = time.perf_counter()
     program = Program(done, inputs)
     _check_states(done, inputs)
     # Dynamo has a mode of its own for back ends, which is not that of the graph's tensors.
     with private.tracing(None), _numbers_of_tensors(done), silence(), decompositions.sound():
         fx.prepare(program)
-        prepared = time.perf_counter()
         model, used = translate.to_onnx(program)
-        translated = time.perf_counter()
         cleaned = model_bytes.clean(model, used)
-    optimized = time.perf_counter()
     named = _Named(program, used, cleaned, names)
-    found = outputs.find_loss([(n,) for n in names], cleaned.user_outputs)
+    found = outputs.find_loss(names, cleaned.user_outputs)
     below = outputs.dependencies(cleaned.model.graph, cleaned.user_outputs)
     model_bytes.rename(cleaned.model.graph, named.fixed)
     lines = sources.sources_of(cleaned.model.graph)
@@ -190,12 +184,6 @@ def capture(
         loss_leaf=found,
         depends={i: leaves for i, leaves in enumerate(below) if leaves},
         sources=lines,
-        seconds={
-            "prepare": prepared - start,
-            "translate": translated - prepared,
-            "optimize": optimized - translated,
-            "serialize": time.perf_counter() - optimized,
-        },
         checkpoints=checkpoints,
     )
 
@@ -267,7 +255,7 @@ class _Named:
         for one, value in values:
             if value is not None and value in read:
                 self.fixed[value] = one.name
-                self.inputs.append(InputSpec(one.name, one.position, _dtype(value)))
+                self.inputs.append(InputSpec(one.name, one.position))
         states = {name: value for name, value in cleaned.states.items() if value in read}
         self.fixed.update({value: name for name, value in states.items()})
         own = set(program.graph_signature.parameters)
@@ -286,20 +274,13 @@ class _Named:
     ) -> Iterable[OutputSpec]:
         for leaf, (name, value) in enumerate(zip(names, cleaned.user_outputs, strict=True)):
             name = self.fixed[value] = self._names.fresh(name, "_out")
-            yield OutputSpec(name, "user", None, leaf, _dtype(value))
+            yield OutputSpec(name, "user", None, leaf)
         for state, value in cleaned.buffer_outputs.items():
             name = self.fixed[value] = self._names.fresh(f"{state}:new")
-            yield OutputSpec(name, "buffer", state, None, _dtype(value))
+            yield OutputSpec(name, "buffer", state, None)
         for state, value, padding in cleaned.lookups:
             if state in cleaned.read_densely or state not in states:
                 cleaned.model.graph.outputs.remove(value)
                 continue
             name = self.fixed[value] = self._names.fresh(f"{state}:rows")
-            yield OutputSpec(name, "rows", state, None, _dtype(value), padding)
-
-
-def _dtype(value: ir.Value) -> str:
-    code = int(value.dtype)
-    if code not in ONNX_DTYPES:
-        raise CaptureError("unsupported_operator", f"{value.name} has the type {value.dtype}")
-    return ONNX_DTYPES[code]
+            yield OutputSpec(name, "rows", state, None, padding)

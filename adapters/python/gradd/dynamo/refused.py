@@ -68,8 +68,8 @@ def _elsewhere(node: Node, device: torch.device | None) -> CaptureError | None:
         return None
     return CaptureError(
         "device",
-        f"{location_of(node)}: {lower.name_of(node)} has tensors on {found[0]}, and the daemon "
-        f"computes on {device}",
+        f"{location_of(node)}: {lower.readable_name(node)} has tensors on {found[0]}, and the "
+        f"daemon computes on {device}",
     )
 
 
@@ -81,8 +81,8 @@ def _complex(node: Node) -> CaptureError | None:
         return None
     return CaptureError(
         "unsupported_operator",
-        f"{location_of(node)}: {lower.name_of(node)} computes with {found[0]}, which the daemon "
-        "does not have",
+        f"{location_of(node)}: {lower.readable_name(node)} computes with {found[0]}, which the "
+        "daemon does not have",
     )
 
 

@@ -45,7 +45,8 @@ class Rewriter:
             node = make(target, args, kwargs)
         node.meta = {k: v for k, v in self.at.meta.items() if k not in ("val", "example_value")}
         given, named = torch.fx.map_arg((args, kwargs), value_of)
-        mode = fake_mode(value_of(n) for n in node.all_input_nodes)
+        sources = (*node.all_input_nodes, *self.at.all_input_nodes)
+        mode = fake_mode(value_of(n) for n in sources)
         if mode is None:
             raise RewriteError(self.at)
         try:

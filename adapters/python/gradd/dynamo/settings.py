@@ -17,7 +17,8 @@ from torch._dynamo import config
 from torch.backends import mha
 
 from gradd import private
-from gradd.graph import recurrent, scans
+from gradd.dynamo import membership
+from gradd.graph import missing_rules, recurrent, scans
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
@@ -79,11 +80,15 @@ _VARIABLES = {name: _variable(name) for name in (*_DISTRIBUTED, _IGNORED, _OPEN_
 _FAST = all(_VARIABLES.values())
 
 
+_RAISES = "when making fake tensor call"  # in the words of torch
+
+
 class _Short(logging.Filter):
     """Dynamo's message about code that it fails at, in one line.
 
     Its own lines are a traceback, whose frames handlers of logs may keep alive, and the model with
-    them. What PyTorch does not allow either is raised when it runs.
+    them. There is none about an operator that raises, as for sizes that do not fit: PyTorch raises
+    the same when it runs, and the lines before would be about functions that no user knows.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -95,6 +100,8 @@ class _Short(logging.Filter):
         if not record.name.startswith("torch._dynamo"):
             return False
         (what, *_), (why, *_) = record.getMessage().splitlines(), f"{error}\n".splitlines()
+        if _RAISES in why:
+            return False
         record.msg, record.args = "%s: %s", (what.strip(), why)
         record.exc_info = record.exc_text = None
         return True
@@ -117,6 +124,8 @@ def _is_applied() -> bool:
 
 recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
+membership.compare(_is_applied)
+missing_rules.give()
 # Names of modules of torch, whose loggers these are: with other names their lines come as they are.
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())

@@ -79,7 +79,6 @@ class Sizes:
         return {s.name for s in free} <= known
 
     def values(self, args: Sequence[Any]) -> dict[str, Any]:
-        """The values of the symbols in a call."""
         found: dict[str, Any] = {name: args[at].shape[axis] for name, at, axis in self._axes}
         found.update({name: args[at] for name, at in self._numbers})
         found.update({name: args[at].item() for name, at in self._items})

@@ -16,6 +16,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SENTENCE = re.compile(r"\.(?= [A-Z]|$)")  # its end, which that of "e.g." is not
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _FAILURES, _BREAKS = "unimplemented", "graph_break"  # tables of causes
+_STEP = "step_unsupported"  # all that Dynamo says of a break where it goes on behind the statement
 _known: dict[str, Counter[str]] = {_FAILURES: Counter(), _BREAKS: Counter()}  # asked for
 
 
@@ -38,16 +39,22 @@ class Frames(NamedTuple):
 
 def cause() -> str:
     """Why Dynamo could not trace something since the last query, and where; "" = unknown."""
-    found: list[str] = []
+    found = _new()
     for table, known in _known.items():
-        now = private.counters[table]
-        found += reversed(Counter(now) - known)
         known.clear()
-        known.update(now)
+        known.update(private.counters[table])
     if not found:
         return ""
     places = [f"{file}:{line}" for file, line in _LINE.findall(found[0]) if is_users(file)]
     return words(found[0]) + (f" at {places[-1]}" if places else "")
+
+
+def _new() -> list[str]:
+    """Causes since the last query, the last one of each table first."""
+    found: list[str] = []
+    for table, known in _known.items():
+        found += reversed(Counter(private.counters[table]) - known)
+    return found
 
 
 def words(text: str) -> str:
@@ -70,4 +77,5 @@ def end_of(module: torch.fx.GraphModule) -> End | None:
     if not end.graph_break:
         return None
     frames = [f for f in end.user_stack if is_users(f.filename)]
-    return End(f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?", words(end.reason))
+    why = next(iter(_new()), end.reason) if end.reason == _STEP else end.reason
+    return End(f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?", words(why))

@@ -56,7 +56,6 @@ class Amounts(NamedTuple):
     unknown: str = ""
 
     def plus(self, other: Amounts) -> Amounts:
-        """The sums."""
         return Amounts(
             self.daemon + other.daemon, self.torch + other.torch, self.unknown or other.unknown
         )
@@ -71,7 +70,6 @@ class Amounts(NamedTuple):
 
 
 def amounts(nodes: Iterable[torch.fx.Node], daemon: bool) -> Amounts:
-    """The work of nodes that run in the same place."""
     nodes = list(nodes)
     count = sum(map(work, nodes))
     if daemon:
@@ -99,7 +97,6 @@ def _size(tensor: Any) -> int:
 
 
 def _number(size: Any) -> int:
-    """A size in the first call."""
     if isinstance(size, int):
         return size
     hint = size.node.hint

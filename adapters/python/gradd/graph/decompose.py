@@ -135,14 +135,11 @@ def _is_same(results: Any, expected: Any) -> bool:
 
 
 def _inline(graph: torch.fx.Graph, node: torch.fx.Node, body: torch.fx.Graph, sig: Any) -> None:
-    known: dict[torch.fx.Node, Any] = {}
-    operands = iter(node.all_input_nodes)
+    steps = body.find_nodes(op="placeholder")
+    known: dict[torch.fx.Node, Any] = dict(zip(steps, node.all_input_nodes, strict=True))
     with graph.inserting_before(node):
-        for step in body.nodes:
-            if step.op == "placeholder":
-                known[step] = next(operands)
-            elif step.op != "output":
-                known[step] = graph.node_copy(step, lambda n: known[n])
-                known[step].meta = {**node.meta, "val": step.meta.get("val")}
-    result = torch.fx.map_arg(body.output_node().args[0], lambda n: known[n])
+        result = graph.graph_copy(body, known)
+    for step in body.nodes:
+        if step.op not in ("placeholder", "output"):
+            known[step].meta = {**node.meta, "val": step.meta.get("val")}
     replace_call(graph, node, result, sig)

@@ -31,12 +31,8 @@ _BACK = {
 }
 # Views of all elements in their order: the sizes are those of the whole again.
 _RESHAPED = frozenset({
-    _aten.reshape.default,
-    _aten.view.default,
-    _aten.flatten.using_ints,
-    _aten.unflatten.int,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
+    *(_aten.reshape.default, _aten.view.default, _aten.flatten.using_ints, _aten.unflatten.int),
+    *(_aten.squeeze.default, _aten.squeeze.dim),
 })  # fmt: skip
 _VIEWS = {_aten.alias.default, *_SCATTER, *_BACK, *_RESHAPED, _aten.permute.default}
 

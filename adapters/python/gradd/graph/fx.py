@@ -19,6 +19,7 @@ from gradd.graph.nodes import (
     DETACH,
     OFF,
     Operator,
+    drop_assertions,
     is_float,
     is_mutable,
     rename_outputs,
@@ -27,34 +28,22 @@ from gradd.graph.nodes import (
 )
 from gradd.graph.translation import indices
 
-_ASSERTIONS = {
-    "aten::_assert_tensor_metadata",
-    "aten::_assert_async",
-    "aten::_assert_async.msg",
-    "aten::_assert_scalar",
-    "aten::_assert_tensor",
-    "aten::sym_constrain_range",
-    "aten::sym_constrain_range_for_size",
-}
-
 
 def prepare(program: Any) -> None:
     """Rewrites a program in place: StopGradient explicit, assertions removed."""
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            _drop_assertions(module.graph)
-            decompose.decompose(module.graph, program.graph_signature)
-            _copy_attention(module.graph)
-            _copy_dropout(module.graph)
-            writes.make_explicit(module.graph, program.graph_signature)
-            functional.make_functional(module.graph, program.graph_signature)
-            types.make_explicit(module.graph, program.graph_signature)
-            _stop_detached(module.graph, program.graph_signature)
-            _stop_regions(module.graph, program.graph_signature)
-            indices.check(module.graph)
-            module.graph.eliminate_dead_code(is_impure_node=_is_impure)
-            module.delete_all_unused_submodules()
-            module.recompile()
+    graph, signature = program.graph_module.graph, program.graph_signature
+    drop_assertions(graph)
+    decompose.decompose(graph, signature)
+    _copy_attention(graph)
+    _copy_dropout(graph)
+    writes.make_explicit(graph, signature)
+    functional.make_functional(graph, signature)
+    types.make_explicit(graph, signature)
+    _stop_detached(graph, signature)
+    _stop_regions(graph, signature)
+    indices.check(graph)
+    graph.eliminate_dead_code(is_impure_node=_is_impure)
+    program.graph_module.recompile()
 
 
 def _copy_attention(graph: torch.fx.Graph) -> None:
@@ -91,13 +80,6 @@ def _is_impure(node: torch.fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     return node.op == "call_function" and is_mutable(node.target)
-
-
-def _drop_assertions(graph: torch.fx.Graph) -> None:
-    for node in list(graph.nodes):
-        if node.op == "call_function" and isinstance(node.target, Operator):
-            if node.target.name() in _ASSERTIONS and not node.users:
-                graph.erase_node(node)
 
 
 def _stop_detached(graph: torch.fx.Graph, signature: Any) -> None:

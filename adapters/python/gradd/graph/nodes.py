@@ -31,6 +31,10 @@ _library.impl("check_index", lambda x, limit: x.clone(), "CompositeExplicitAutog
 
 # They give a view where the layout of their operand allows it, else a copy.
 MAY_COPY = frozenset({"contiguous", "flatten", "ravel", "reshape", "reshape_as"})
+_ASSERTIONS = frozenset({
+    *("_assert_async", "_assert_scalar", "_assert_tensor", "_assert_tensor_metadata"),
+    *("sym_constrain_range", "sym_constrain_range_for_size"),
+})  # fmt: skip
 DETACH = frozenset({"aten::detach", "aten::detach_"})
 OFF = "gradd_no_grad"  # mark of nodes that ran without gradients
 DATA = "gradd_data"  # mark of detach() that stands for Tensor.data
@@ -74,8 +78,18 @@ def targets(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def is_detach(node: torch.fx.Node) -> bool:
-    """True for detach() and detach_()."""
     return isinstance(node.target, Operator) and node.target.name() in DETACH
+
+
+def is_assertion(target: Any) -> bool:
+    """True if the operator does nothing but raise errors."""
+    return isinstance(target, Operator) and target.overloadpacket.__name__ in _ASSERTIONS
+
+
+def drop_assertions(graph: torch.fx.Graph) -> None:
+    """Removes them where nothing reads what they return."""
+    for node in [n for n in graph.nodes if is_assertion(n.target) and not n.users]:
+        graph.erase_node(node)
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
@@ -125,7 +139,6 @@ def replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:
 
 
 def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signature: Any) -> None:
-    """Replaces a call by the result, or results, of its parts."""
     if isinstance(results, torch.fx.Node):
         replace(node, results, signature)
     else:
@@ -136,7 +149,6 @@ def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signa
 
 
 def rename_outputs(signature: Any, old: str, new: str) -> None:
-    """Renames an output in the program's signature."""
     for spec in signature.output_specs:
         if getattr(spec.arg, "name", None) == old:
             spec.arg.name = new

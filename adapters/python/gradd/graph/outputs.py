@@ -7,33 +7,21 @@ ancestors: the adapter may leave those uncomputed until they are read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-_FLOATS = {
-    ir.DataType.FLOAT,
-    ir.DataType.FLOAT16,
-    ir.DataType.BFLOAT16,
-    ir.DataType.DOUBLE,
-}
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
-def output_name(path: tuple[str, ...]) -> str:
-    """Readable base name of a result leaf: "loss", "output_0", "past_key_values_0_keys"."""
-    if not path:
-        return "output"
-    text = "_".join(path)
-    text = "".join(c if c.isalnum() or c in "_." else "_" for c in text)
-    return f"output_{text}" if text[0].isdigit() else text
-
-
-def find_loss(paths: list[tuple[str, ...]], values: list[ir.Value]) -> int | None:
+def find_loss(names: Sequence[str], values: list[ir.Value]) -> int | None:
     """Position of the loss among these results, or None (see the top of this file)."""
     scalars = [
         i
         for i, value in enumerate(values)
         if value.dtype in _FLOATS and value.shape is not None and len(value.shape) == 0
     ]
-    named = [i for i in scalars if paths[i] and paths[i][-1] == "loss"]
+    named = [i for i in scalars if names[i] == "loss"]
     return (named or scalars or [None])[0]
 
 

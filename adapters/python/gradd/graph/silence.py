@@ -14,14 +14,8 @@ def silence() -> Any:
 
 class _Silence:
     LOGGERS = (
-        "onnxscript",
-        "onnx_ir",
-        "torch.onnx",
-        "torch.fx",
-        "torch.export",
-        "torch._export",
-        "torch._dynamo",
-        "torch._subclasses",
+        *("onnxscript", "onnx_ir", "torch.onnx", "torch.fx", "torch.export", "torch._export"),
+        *("torch._dynamo", "torch._subclasses"),
     )
 
     def __enter__(self) -> None:

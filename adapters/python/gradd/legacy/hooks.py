@@ -124,7 +124,6 @@ class SubscriberManager:
         self._handles.append(root.register_forward_hook(self._end_step))
 
     def remove(self) -> None:
-        """Takes all hooks away."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._subscribers = [], []

@@ -30,7 +30,6 @@ class LossScaler:
         self._loss_scale = float(loss_scale)
 
     def reset(self) -> None:
-        """Back to the state of the beginning."""
         raise NotImplementedError
 
     def update(self, train_step_info: TrainStepInfo) -> float:
@@ -73,12 +72,10 @@ class DynamicLossScaler(LossScaler):
         self._steps = 0
 
     def reset(self) -> None:
-        """Back to the first scale."""
         self.loss_scale = self._first
         self._steps = 0
 
     def update(self, train_step_info: TrainStepInfo) -> float:
-        """See LossScaler."""
         self._steps = self._steps + 1 if train_step_info.all_finite else 0
         if not train_step_info.all_finite:
             self.loss_scale = max(self.min_loss_scale, self.loss_scale / 2)

@@ -33,7 +33,6 @@ class LRScheduler:
         raise NotImplementedError
 
     def get_last_lr(self) -> list[float]:
-        """What the last step used."""
         return self._last_lr
 
 
@@ -51,7 +50,6 @@ class _Warmup(LRScheduler):
         self.warmup_steps = warmup * total_steps
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:
-        """See LRScheduler."""
         step, base = train_step_info.optimization_step, train_step_info.optimizer_config.lr
         if step < self.warmup_steps:
             return [base * step / max(1.0, self.warmup_steps)]
@@ -75,7 +73,6 @@ class ConstantWarmupLRScheduler(_Warmup):
     """
 
     def decay(self, step: int, base: float) -> float:
-        """See _Warmup."""
         return base
 
 
@@ -95,7 +92,6 @@ class CosineWarmupLRScheduler(_Warmup):
         self.cycles = cycles
 
     def decay(self, step: int, base: float) -> float:
-        """See _Warmup."""
         wave = math.cos(2 * math.pi * self.cycles * self._done(step))
         return base * max(0.0, (1 + wave) / 2)
 
@@ -109,7 +105,6 @@ class LinearWarmupLRScheduler(_Warmup):
     """
 
     def decay(self, step: int, base: float) -> float:
-        """See _Warmup."""
         left = (self.total_steps - step) / max(1.0, self.total_steps - self.warmup_steps)
         return base * max(0.0, left)
 
@@ -134,7 +129,6 @@ class PolyWarmupLRScheduler(_Warmup):
         self.power = power
 
     def decay(self, step: int, base: float) -> float:
-        """See _Warmup."""
         if not base > self.lr_end:
             raise ValueError(f"lr_end ({self.lr_end}) must be below the optimizer's lr ({base})")
         if step > self.total_steps:

@@ -79,7 +79,6 @@ class Host:
         return error
 
     def words(self) -> HostWords:
-        """Those of a timeline."""
         return HostWords()
 
     def fill_with_nan(self, places: Sequence[tuple[int, int]]) -> None:
@@ -107,11 +106,9 @@ class HostWords:
         self._numbers = self.segment.view.cast("Q")
 
     def read(self, word: int) -> int:
-        """Its value now."""
         return self._numbers[word]
 
     def write(self, word: int, value: int) -> None:
-        """Writes it at once."""
         self._numbers[word] = value
 
     def write_in_turn(self, word: int, value: int) -> None:
@@ -252,7 +249,7 @@ class Gpu:
         return errors.OutOfMemoryError(what, error.session)
 
     def words(self) -> Words:
-        """Those of a timeline. Raises: NoSpaceError, DeviceLostError."""
+        """Raises: NoSpaceError, DeviceLostError."""
         return Words(self)
 
     def settle(self) -> None:

@@ -52,7 +52,6 @@ class _Memory:
         self._driver, self._kept = driver, kept
 
     def end(self) -> None:
-        """Ends it, soon."""
         if self.ends:
             self._driver.end(self.address, self.ends, self._kept)
             self.ends = []
@@ -61,8 +60,6 @@ class _Memory:
 
 
 class _Bytes:
-    """Some bytes of it."""
-
     __slots__ = ("__weakref__", "address", "memory", "size")
 
     def __init__(self, memory: _Memory, start: int, size: int) -> None:

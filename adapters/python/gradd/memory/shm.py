@@ -34,6 +34,8 @@ _CHECKED_BYTES = 16 << 20  # smaller segments are not worth reading /proc for
 _AHEAD = 4 << 20  # bytes that are reserved beyond the requested ones
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
+_SEAL_WRITE = 0x8
+BASE_SEALS = _SEALS | _SEAL_WRITE | 0x10  # and FUTURE_WRITE
 _HEADER = struct.Struct("<QIIQQQI4x")  # gradd_header_t of shm/header.h
 _MAGIC = int.from_bytes(b"GRADDSEG", "little")
 HEADER_VERSION = 1
@@ -261,3 +263,38 @@ class Segment:
             self.fd = -1
         self.view = memoryview(b"")
         self.map = None
+
+
+class Base(Segment):
+    """A segment that no process can write, mapped privately: see session/bases.py.
+
+    Attributes:
+        name: By which it was loaded.
+        said: Something in it was written, and the user knows.
+    """
+
+    def __init__(self, fd: int, segment_id: int, name: str) -> None:
+        """Takes the descriptor over, also if it fails.
+
+        Raises:
+            SharedMemoryError: It is no such memory.
+        """
+        self.id, self.fd, self.name, self.said = segment_id, fd, name, False
+        self.header, self.start = None, 0
+        try:
+            self.size = self.room = self.reserved = os.fstat(fd).st_size
+            if not self.size or not is_base(fd):
+                raise errors.SharedMemoryError(f"{self.size} bytes that are no base")
+            self.map = mmap.mmap(fd, self.size, mmap.MAP_PRIVATE)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._mapped()
+
+
+def is_base(fd: int) -> bool:
+    """Whether memory is sealed against writing."""
+    try:
+        return fcntl.fcntl(fd, _F_GET_SEALS) & (_SEALS | _SEAL_WRITE) == _SEALS | _SEAL_WRITE
+    except OSError:
+        return False

@@ -48,6 +48,7 @@ class Accesses:
     Attributes:
         count: Another number after every noted access.
         given: Addresses of the storages that were accessed and of which an alias may still live.
+        noted: The same, until session/bases.py has looked at one.
         quiet: There were none for a while, so that none are expected.
     """
 
@@ -55,6 +56,7 @@ class Accesses:
         self._numbers = itertools.count()
         self.count = next(self._numbers)
         self.given: set[int] = set()
+        self.noted: set[int] = set()
         self.quiet = False
         self._seen = 0
         self._patience = _PATIENCE
@@ -78,7 +80,9 @@ class Accesses:
             return
         for begin, end in _spans:
             if begin <= address < end:
-                self.given.add(untyped_storage(tensor).data_ptr())
+                place = untyped_storage(tensor).data_ptr()
+                self.given.add(place)
+                self.noted.add(place)
                 self.touch()
                 return
 
@@ -191,6 +195,7 @@ def remove(begin: int) -> None:
         if known:
             gone = {address for address in accesses.given.copy() if begin <= address < end}
             accesses.given -= gone
+            accesses.noted = {address for address in accesses.noted if not begin <= address < end}
         _span()
         for name in NAMES if known and not _ranges else ():
             if not isinstance(torch.Tensor.__dict__.get(name), _Watched):

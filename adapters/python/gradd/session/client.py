@@ -617,7 +617,6 @@ class Client:
         return len(self._segments)
 
     def segment_bytes(self) -> int:
-        """Bytes of all shared segments of this client."""
         return sum(s.size for s in self._segments.values())
 
     # ---- what finalizers may do ----
@@ -761,7 +760,6 @@ def get_client(path: Path | str | None = None, device: torch.device = HOST.devic
 
 
 def clients() -> list[Client]:
-    """Clients of this process."""
     return [c for c in _clients.values() if c.pid == os.getpid() and not c.closed]
 
 
@@ -775,7 +773,6 @@ def find(tensor: torch.Tensor) -> tuple[Client, int, int] | None:
 
 
 def close_all() -> None:
-    """Detaches all clients of this process."""
     for client in clients():
         client.close()
 

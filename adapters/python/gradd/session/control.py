@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import socket
-import sys
 import threading
 import time
 from array import array
@@ -26,15 +25,16 @@ from typing import Any
 import msgpack
 import zmq
 
-from gradd import __version__, errors, interrupts
+from gradd import __version__, about, errors, interrupts
 from gradd.memory.devices import HOST, Gpu, Host
 from gradd.memory.gpu_segments import GpuSegment
-from gradd.memory.shm import HEADER_VERSION, Segment
+from gradd.memory.shm import HEADER_VERSION, Base, Segment
 from gradd.session import daemon, protocol, versions
 
 logger = logging.getLogger("gradd")
 
 _CONTROL_SECONDS = 30.0
+_WHY_MS = 200
 _VERSION_MS = 2000  # nothing more than the version is lost if it takes longer
 _HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
 # The client polls for a reply that comes within a millisecond: a sleeping core takes a tenth of
@@ -46,6 +46,8 @@ _GLANCE_SECONDS = 30e-6
 _OTHERS_SECONDS = 200e-6  # a yield that takes as long has let another thread run
 _SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
+_ASK_AFTER = 4  # polls without a reply: then the daemon says whether it is drained
+_ASK_AGAIN = 20
 _LAST_REPLY_MS = 20
 _END_SECONDS = 1
 # Every request bypasses zmq.Socket, whose Python code makes enumerations of numbers.
@@ -77,8 +79,6 @@ def warm_up() -> None:
 
 
 class Connection:
-    """One connection to one daemon."""
-
     def __init__(self, path: Path, memory: Host | Gpu = HOST) -> None:
         self.path = path
         self.memory = memory  # of the device that a daemon started here computes on
@@ -86,6 +86,7 @@ class Connection:
         self._token = b""
         self._q = 0
         self._pack = protocol.packer()
+        self._drained = ""  # why, as was said last
         self._are_quick = False  # the replies, as the last one was
         self._slept_for = 0  # of the next replies
         self._later: dict[int, dict[str, Any] | None] = {}  # replies that are collected later
@@ -119,7 +120,7 @@ class Connection:
         hello = {
             "v": "hello",
             "proto": list(protocol.PROTOCOL),
-            "client": _name(),
+            "client": about.name(),
             "version": __version__,
             "replaced": 1,
         }
@@ -170,14 +171,17 @@ class Connection:
         return reply
 
     def _ask(
-        self, fields: dict[str, Any], fd: int | None = None, patient: bool = False
+        self,
+        fields: dict[str, Any],
+        fd: int | tuple[int, ...] | None = None,
+        patient: bool = False,
     ) -> dict[str, Any]:
         return protocol.checked(protocol.unpack(self._exchange(fields, fd, patient)))
 
     def _exchange(
         self,
         fields: dict[str, Any],
-        fd: int | None = None,
+        fd: int | tuple[int, ...] | None = None,
         patient: bool = False,
         fds: list[int] | None = None,
     ) -> bytes:
@@ -188,7 +192,13 @@ class Connection:
         """
         ancillary = []
         if fd is not None:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+            ancillary = [
+                (
+                    socket.SOL_SOCKET,
+                    socket.SCM_RIGHTS,
+                    array("i", fd if isinstance(fd, tuple) else [fd]),
+                )
+            ]
         try:
             self._control.sendmsg([protocol.pack(fields)], ancillary)
             self._control.settimeout(_CONTROL_SECONDS)
@@ -229,6 +239,8 @@ class Connection:
                 "device": segment.uuid,
                 "purpose": segment.header.purpose,
             }
+        elif isinstance(segment, Base):
+            fields["purpose"] = "base"
         elif segment.header is not None and self._checks_headers:
             fields["header"] = True
         if segment.lent is not None:
@@ -246,16 +258,21 @@ class Connection:
         """Names the session, which outlives this process then (session/kept.py)."""
         self._ask({"v": "keep", **fields}, manifest)
 
-    def reattach(self, name: str, at: int) -> tuple[dict[str, Any], int]:
+    def share(self, fields: dict[str, Any], fds: tuple[int, int]) -> None:
+        """Names a base: its memory and its manifest (session/bases.py)."""
+        self._ask({"v": "share", **fields}, fds)
+
+    def reattach(self, name: str, at: int, verb: str = "reattach") -> tuple[dict[str, Any], int]:
         """Part of a kept session, which is this client's from now on: the reply and a descriptor.
 
         Args:
             name: Of the session.
             at: 0: the manifest; from 1 on: a segment.
+            verb: "peek": it stays whose it is.
         """
         fds: list[int] = []
         try:
-            packet = self._exchange({"v": "reattach", "name": name, "at": at}, fds=fds)
+            packet = self._exchange({"v": verb, "name": name, "at": at}, fds=fds)
             reply = protocol.checked(protocol.unpack(packet))
             if len(fds) != 1:
                 raise _no_daemon(self.path, f"{len(fds)} descriptors came with a kept session")
@@ -266,7 +283,6 @@ class Connection:
         return reply, fds[0]
 
     def forget(self, name: str) -> None:
-        """Ends a kept session."""
         self._ask({"v": "forget", "name": name})
 
     def timeline(self, segment: Segment) -> None:
@@ -455,9 +471,13 @@ class Connection:
                 self._slept_for = _SLEPT_FOR
                 break
         fd = self._control.fileno()
+        polls = 0
         while True:
             if self._notice is not None:
                 raise ConnectionLost("the daemon's worker has died")
+            polls += 1
+            if polls == _ASK_AFTER or polls % _ASK_AGAIN == 0:
+                self._say_why()
             if interrupts.noted and not patient:
                 interrupts.deliver_if_due()
             ready = dict(zmq.zmq_poll([*mine, (fd, _READABLE)], _POLL_MS))
@@ -470,6 +490,23 @@ class Connection:
                 raise ConnectionLost("the control socket hung up")
             if deadline is not None and time.monotonic() > deadline:
                 raise ConnectionLost("no answer in time")
+
+    def _say_why(self) -> None:
+        """A warning, once, if the daemon begins no requests for the time being."""
+        try:
+            why = str(ask_daemon(self.path, "ps", _WHY_MS).get("drained") or "")
+        except errors.GraddError:
+            return
+        if why and why != self._drained:
+            logger.warning(
+                "daemon %d is drained (%s): training waits, and nothing is lost; "
+                "`gradd drain --end` lets it go on",
+                self.daemon_pid,
+                why,
+            )
+        elif self._drained and not why:
+            logger.warning("daemon %d is drained no more", self.daemon_pid)
+        self._drained = why
 
     def alive(self, wait_ms: int = 0) -> bool:
         """False once the daemon has hung up, or told of its next worker."""
@@ -521,12 +558,6 @@ def _read(frame: bytes) -> dict[str, Any]:
     except (ValueError, msgpack.UnpackException):
         reply = protocol.unpack(frame)  # which says what is wrong
     return reply
-
-
-def _name() -> str:
-    """How this process introduces itself to `gradd ps`."""
-    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    return script[:64]
 
 
 def _version_at(path: Path) -> str:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from gradd import errors
-from gradd.memory.shm import DTYPES, Segment, nbytes
+from gradd.memory.shm import DTYPES, Base, Segment, is_base, nbytes
+from gradd.session import bases
 from gradd.session.ring import Block
 
 if TYPE_CHECKING:
@@ -153,14 +154,19 @@ class Taken:
             block.drop()
 
 
-def take(client: Client, name: str) -> Taken:
+def take(client: Client, name: str, verb: str = "reattach") -> Taken:
     """Takes a kept session over: its memory becomes the client's.
+
+    Args:
+        client: Of this process.
+        name: Of the session, or of a base.
+        verb: "peek": for a base, which many clients have.
 
     Raises:
         SessionError: There is none of that name, or another process has it.
         SharedMemoryError: What comes is no kept session.
     """
-    files = _fetch(client, name)
+    files = _fetch(client, name, verb)
     try:
         content, seconds = _read(files[0][1]), files[0][2]
         sizes: dict[int, dict[int, int]] = {number: {} for number, _, _ in files[1:]}
@@ -169,7 +175,7 @@ def take(client: Client, name: str) -> Taken:
         blocks: dict[tuple[int, int], Block] = {}
         with client.lock:
             for number, fd, _ in files[1:]:
-                found = _adopt(client, os.dup(fd), sizes[number])
+                found = _adopt(client, name, os.dup(fd), sizes[number])
                 blocks.update({(number, block.offset): block for block in found})
         return Taken(content, seconds, blocks)
     finally:
@@ -200,8 +206,13 @@ def peek(
             os.close(fd)
 
 
-def _adopt(client: Client, fd: int, sizes: dict[int, int]) -> list[Block]:
+def _adopt(client: Client, name: str, fd: int, sizes: dict[int, int]) -> list[Block]:
     """The client has the memory from now on; blocks in it, by their offsets."""
+    if is_base(fd):
+        base = Base(fd, client.next_id(), name)
+        client.pass_segment(base)
+        bases.note(base)
+        return client.parameters.adopt(base, sizes, ends=True)
     segment = Segment.adopted(fd, client.next_id(), client.owner)
     pools = {pool.purpose: pool for pool in (client.parameters, client.state)}
     pool = pools.get(segment.header.purpose)
@@ -217,7 +228,7 @@ def _adopt(client: Client, fd: int, sizes: dict[int, int]) -> list[Block]:
     return blocks
 
 
-def _fetch(client: Client, name: str) -> list[tuple[int, int, float]]:
+def _fetch(client: Client, name: str, verb: str = "reattach") -> list[tuple[int, int, float]]:
     """(former id, descriptor, seconds) of the manifest and the segments."""
     found: list[tuple[int, int, float]] = []
     try:
@@ -226,7 +237,7 @@ def _fetch(client: Client, name: str) -> list[tuple[int, int, float]]:
             at = len(found)
             reply, fd = client.connected(
                 "take over a session",
-                lambda connection, at=at: _patiently(lambda: connection.reattach(name, at)),
+                lambda connection, at=at: _patiently(lambda: connection.reattach(name, at, verb)),
             )
             found.append((int(reply["id"]), fd, float(reply["seconds"])))
             count = int(reply["segments"])

@@ -103,30 +103,20 @@ class PlanInfo:
     Attributes:
         id: Chosen by the client.
         outputs: Types of the wanted outputs.
-        has: Per wanted gradient: is there a path at all.
         peak: Planned bytes of one run.
-        ms: Compile time.
-        cached: The daemon had it already.
         saved: Of the peak, bytes alive between forward and backward.
-        constant: Bytes of folded constants, held once per plan.
         early: Per wanted gradient: does the forward form it.
         recomputed: Bytes that are not kept for the backward, but computed again.
-        recompute_share: Time of that by a model, as a part of forward and backward.
         live: The rows that it could leave out.
         final: Per wanted gradient, after so many launches of the expected backward it is final.
     """
 
     id: int
     outputs: tuple[Type, ...]
-    has: tuple[bool, ...]
     peak: int
-    ms: float
-    cached: bool
     saved: int = 0
-    constant: int = 0
     early: tuple[bool, ...] = ()
     recomputed: int = 0
-    recompute_share: float = 0.0
     live: Live | None = None
     final: tuple[int, ...] = ()
 
@@ -160,7 +150,6 @@ def packer() -> Callable[[dict[str, Any]], bytes]:
 
 
 def pack(fields: dict[str, Any]) -> bytes:
-    """One envelope."""
     return packer()(fields)
 
 
@@ -258,22 +247,16 @@ def _named(names: Sequence[str], bits: bytes) -> frozenset[str]:
 
 @_reading("graph.plan")
 def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
-    """Decodes the reply of graph.plan."""
     return PlanInfo(
         id=plan_id,
         outputs=tuple(
             (d, tuple(dims))
             for d, dims in zip(reply["out"]["dtypes"], reply["out"]["dims"], strict=True)
         ),
-        has=tuple(bool(h) for h in reply["has"]),
         peak=int(reply.get("peak", 0)),
-        ms=float(reply.get("ms", 0.0)),
-        cached=bool(reply.get("cached", False)),
         saved=int(reply.get("saved", 0)),
-        constant=int(reply.get("constant", 0)),
         early=tuple(bool(e) for e in reply.get("early", ())),
         recomputed=int(reply.get("recomputed", 0)),
-        recompute_share=float(reply.get("recompute_share", 0.0)),
         live=_live(reply.get("live")),
         final=tuple(reply.get("final", ())),
     )

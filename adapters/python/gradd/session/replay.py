@@ -10,11 +10,12 @@ Entries are removed by single dict operations, which finalizers of any thread ma
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from gradd import errors
+from gradd import about, errors
 from gradd.memory.parameter_changes import Snapshot
 from gradd.session.protocol import GraphInfo
 
@@ -55,11 +56,13 @@ class Ledger:
         A forward of the ledger succeeded once with the same inputs, so its failure now (memory is
         short) is an error of the caller's next request and stops the replay.
         """
+        with contextlib.suppress(errors.UnsupportedError):  # of a daemon that does not know it
+            send("about", about.fields(), ())
         for info in list(self.graphs.values()):
             send("graph.put", *info.put)
         self.refused.clear()
         for plan, fields in list(self.plans.items()):
-            if fields["graph"] in self.graphs:  # else it is being dropped
+            if self._has_graph(plan):  # else it is being dropped
                 self._resend_plan(send, plan, fields)
         for fields in list(self.binds.values()):
             send("bind", fields, ())
@@ -70,6 +73,10 @@ class Ledger:
         for run, (fields, read) in runs:
             if fields["plan"] in self.refused:
                 self._lose(run, self.refused[fields["plan"]])
+                lost += 1
+                continue
+            if not self._has_graph(fields["plan"]):
+                self._lose(run)
                 lost += 1
                 continue
             if read is None:
@@ -83,6 +90,10 @@ class Ledger:
                 self._lose(run)
                 lost += 1
         return len(runs) - lost, lost
+
+    def _has_graph(self, plan: int) -> bool:
+        """Not if an exception of a signal handler has cut a call short: then no one holds it."""
+        return self.plans.get(plan, {}).get("graph") in self.graphs
 
     def _resend_plan(self, send: Send, plan: int, fields: dict[str, Any]) -> None:
         """A plan that is refused is an error where it is used: other plans go on."""

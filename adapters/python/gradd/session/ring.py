@@ -236,12 +236,13 @@ class Pool:
         if self.watched:
             watch.add(segment.address, segment.size)
 
-    def adopt(self, segment: Segment, sizes: dict[int, int]) -> list[Block]:
+    def adopt(self, segment: Segment, sizes: dict[int, int], ends: bool = False) -> list[Block]:
         """Takes a segment whose contents were made elsewhere.
 
         Args:
             segment: It.
             sizes: Bytes of the blocks in it, by their offsets; the rest is free.
+            ends: It gets no more blocks, and goes when these are gone.
 
         Returns:
             These blocks, each held once.
@@ -264,6 +265,8 @@ class Pool:
             free[end] = segment.size - end
         self._add(segment)
         self._free[segment.id] = (segment, starts, free)
+        if ends:
+            self._ending.add(segment.id)
         blocks = [Block(self, segment, at, round_up(max(n, 1))) for at, n in sorted(sizes.items())]
         for block in blocks:
             self.busy[segment.id, block.offset] = block
@@ -346,7 +349,6 @@ class Pool:
                     self._drop(segment)
 
     def bytes(self) -> int:
-        """Bytes of all segments."""
         return sum(segment.size for segment, _, _ in self._free.values())
 
     def _take(self, size: int) -> tuple[Segment, int] | None:

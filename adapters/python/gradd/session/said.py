@@ -51,5 +51,4 @@ class Said:
             self.listeners += (listener,)
 
     def end(self, listener: Listener) -> None:
-        """It gets no more."""
         self.listeners = tuple(known for known in self.listeners if known != listener)

@@ -152,7 +152,6 @@ class Timeline:
         return few and not self._waiting and kind in self.known
 
     def forget(self, plan: int) -> None:
-        """The plan is dropped."""
         for kind in [kind for kind in self.known if kind[0] == plan]:
             del self.known[kind]
 
@@ -198,7 +197,6 @@ class Timeline:
         return max(pending.given, done) if turn == pending.turn else pending.given
 
     def envelope(self, pending: Pending) -> dict[str, Any]:
-        """The request as it is sent."""
         order = {"turn": pending.turn, "chain": self._chain}
         if pending.given and "reduce" not in pending.fields:  # that fails: its ranks are gone
             order["skip"] = pending.given

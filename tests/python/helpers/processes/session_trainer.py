@@ -1,11 +1,12 @@
-"""One of several trainers of test_sessions.py: trains when it is told to and reports the bits.
+"""One of several trainers that share a daemon: trains when it is told to and reports the bits.
 
     python -m helpers.processes.session_trainer FAMILY SEED
 
 FAMILY:bf16 has its parameters in bf16. Reads commands from standard input, one per line, and
 answers each with one JSON line: "ready" builds and captures the model, "train N" trains N steps
 from the same start and gives the digest of all losses, gradients and final weights, with the times
-at which it began and ended.
+at which it began and ended. GRADD_TEST_TENSORS=emu: on the emulated GPU. session_children.py starts
+it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ import time
 
 import torch
 
+from helpers import emu_torch, gpu_tensors
+
+if gpu_tensors.is_on():
+    emu_torch.load()  # autograd's first backward counts the devices of the process
+    torch.set_default_device("emu")
 from gradd import ORTModule
 from gradd.session import client
 from helpers.models import families
@@ -71,7 +77,7 @@ class Trainer:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def main() -> None:

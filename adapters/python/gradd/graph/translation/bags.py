@@ -129,7 +129,6 @@ def _one_row(shape: Any) -> Any:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.embedding_bag.default: embedding_bag,
         _aten.embedding_bag.padding_idx: embedding_bag,

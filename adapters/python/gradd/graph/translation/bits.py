@@ -44,7 +44,6 @@ def _alike(name: str, a: Any, b: Any) -> tuple[Any, Any, ir.DataType]:
 
 def _bitwise(name: str) -> Callable:
     def translate(a: Any, b: Any) -> Any:
-        """`a & b` and its kind."""
         a, b, kind = _alike(f"bitwise_{name.lower()}", a, b)
         return typed(getattr(op, name if kind == _BOOL else f"Bitwise{name}")(a, b), kind)
 
@@ -52,7 +51,6 @@ def _bitwise(name: str) -> Callable:
 
 
 def bitwise_not(x: Any) -> Any:
-    """`~x`."""
     if x.dtype == _BOOL:
         return op.Not(x)
     if x.dtype not in _INTS:
@@ -62,7 +60,6 @@ def bitwise_not(x: Any) -> Any:
 
 def _shift(direction: str) -> Callable:
     def translate(a: Any, b: Any) -> Any:
-        """`a << b` and `a >> b`."""
         a, b, kind = _alike(f"shift {direction.lower()}", a, b)
         if kind == _BOOL:
             raise CaptureError("unsupported_operator", "shifts of booleans; cast to int32")
@@ -72,7 +69,6 @@ def _shift(direction: str) -> Callable:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     rows: dict[Any, Callable] = {_aten.bitwise_not.default: bitwise_not}
     for name in ("And", "Or", "Xor"):
         packets = (f"bitwise_{name.lower()}", f"__{name.lower()}__")

@@ -36,7 +36,6 @@ def _is_constant(bound: Any) -> bool:
 
 
 def clamp_tensor(x: Any, min: Any = None, max: Any = None) -> Any:
-    """clamp() to tensors."""
     low, high = min, max
     if all(b is None or _is_constant(b) for b in (low, high)):
         return _to_numbers(x, low, high)
@@ -82,7 +81,6 @@ def _halved(y: Any, x: Any, low: Any, high: Any) -> Any:
 
 
 def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    """clamp() to numbers."""
     return _to_numbers(x, *(None if b is None else scalar(b, x.dtype) for b in (min, max)))
 
 
@@ -96,17 +94,14 @@ def _to_numbers(x: Any, low: Any, high: Any) -> Any:
 
 
 def clamp_max_tensor(x: Any, max: Any) -> Any:
-    """clamp_max() to a tensor."""
     return clamp_tensor(x, None, max)
 
 
 def clamp_max(x: Any, max: Any) -> Any:
-    """clamp_max() to a number."""
     return clamp(x, None, max)
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     numbers = {
         _aten.clamp.default: clamp,
         _aten.clamp_min.default: clamp,

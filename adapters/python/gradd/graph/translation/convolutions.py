@@ -59,7 +59,6 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    """conv_transpose1d(), conv_transpose2d() and conv_transpose3d()."""
     rank = len(weight.shape)
     node = functools.partial(
         op.ConvTranspose,
@@ -90,7 +89,6 @@ def convolution(
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         **{o: conv for p in (_aten.conv1d, _aten.conv2d, _aten.conv3d) for o in _overloads(p)},
         _aten.conv_transpose1d.default: conv_transpose,

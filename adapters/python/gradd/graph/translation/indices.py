@@ -25,13 +25,8 @@ from gradd.graph.translation.build import check_index, ints, op, scalar
 
 _aten = torch.ops.aten
 _ALONG_DIM = {
-    "aten::gather",
-    "aten::index_add",
-    "aten::index_copy",
-    "aten::index_select",
-    "aten::scatter",
-    "aten::scatter_add",
-    "aten::scatter_reduce",
+    *("aten::gather", "aten::index_add", "aten::index_copy", "aten::index_select", "aten::scatter"),
+    *("aten::scatter_add", "aten::scatter_reduce"),
 }
 
 

@@ -22,12 +22,9 @@ from gradd.graph.translation.translate import OPSET
 from gradd.spec import CaptureError
 
 _OTHER_SIZES = {
-    "Attention",
-    "CrossEntropy",
-    "SumPool",
-    "AdaptiveAveragePool",
-    "AdaptiveMaxPool",
-    "Resample",
+    *("Attention", "CrossEntropy", "SumPool", "AdaptiveAveragePool", "AdaptiveMaxPool", "Resample"),
+    "GroupedMatMul",
+    "PairDistance",
 }  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))

@@ -94,7 +94,6 @@ def huber(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> Any:
 
 
 def _matrix(x: Any, target: Any) -> tuple[Any, Any, bool]:
-    """One row as a batch of one."""
     if len(x.shape) == 2:
         return x, target, False
     row = typed(op.Unsqueeze(x, ints(0)), x.dtype, [1, *x.shape])
@@ -265,7 +264,6 @@ def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothin
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.cross_entropy_loss.default: cross_entropy,
         _aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,

@@ -22,11 +22,7 @@ from gradd.spec import CaptureError
 IR_VERSION = 10
 _REFUSED = {"Loop", "Scan", "If", "Optional", "OptionalGetElement", "OptionalHasElement"}
 _OPTIONAL_OUTPUTS = {
-    "BatchNormalization",
-    "Dropout",
-    "LayerNormalization",
-    "MaxPool",
-    "SoftmaxCrossEntropyLoss",
+    *("BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss"),
 }
 
 
@@ -37,29 +33,19 @@ class Cleaned:
         self.model = model
         self.user_inputs: dict[str, ir.Value] = {}
         self.states: dict[str, ir.Value] = {}
-        self.outside: dict[str, ir.Value] = {}
-        self.sources: dict[str, Any] = {}
         self.user_outputs: list[ir.Value] = []
-        self.leaves: list[int] = []  # numbers of the results that they are
         self.buffer_outputs: dict[str, ir.Value] = {}
         # Lookups in parameters that have a sparse gradient: parameter, indices, padding index.
         self.lookups: list[tuple[str, ir.Value, int]] = []
         self.read_densely: set[str] = set()  # states that something else reads
 
 
-def clean(
-    model: ir.Model,
-    program: Any,
-    outside: dict[str, Any] | None = None,
-    dropped: frozenset[int] = frozenset(),
-) -> Cleaned:
+def clean(model: ir.Model, program: Any) -> Cleaned:
     """Turns the exporter's model into a weightless graph with explicit buffer outputs.
 
     Args:
         model: Translated model; changed in place.
-        program: The ExportedProgram it was made from.
-        outside: Names of constants that become inputs, and where their values come from.
-        dropped: Numbers of the results that are no outputs.
+        program: The program it was made from.
 
     Raises:
         CaptureError: "sequence_or_loop" for graphs with control flow or sequences.
@@ -69,16 +55,10 @@ def clean(
     signature = program.graph_signature
     states = _state_names(signature)
     done.user_inputs = {v.name: v for v in graph.inputs}
-    done.sources = dict(outside or {})
-    for name in list(graph.initializers):
-        if name in states or name in done.sources:
-            value = graph.initializers.pop(name)
-            value.const_value = None
-            graph.inputs.append(value)
-            (done.states if name in states else done.outside)[name] = value
-    done.leaves = [i for i in range(len(graph.outputs)) if i not in dropped]
-    for number in sorted(dropped, reverse=True):
-        del graph.outputs[number]
+    for name in [n for n in graph.initializers if n in states]:
+        value = done.states[name] = graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)
     _separate_outputs(graph)
     n_user = len(graph.outputs)
     _add_buffer_outputs(graph, signature, done)

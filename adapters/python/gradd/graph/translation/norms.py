@@ -50,7 +50,6 @@ def layer_norm(
     *unused: Any,
     **unused_kw: Any,
 ) -> Any:
-    """layer_norm()."""
     rank, last = len(x.shape), len(normalized_shape)
     y = _normalised(x, *_moments(x, list(range(rank - last, rank))), eps)
     y = y if weight is None else op.Mul(y, weight)
@@ -84,7 +83,6 @@ def group_norm(
     *unused: Any,
     **unused_kw: Any,
 ) -> Any:
-    """group_norm()."""
     rank = len(x.shape)
     groups = ints(num_groups)
     rest = op.Div(op.ReduceProd(op.Shape(x, start=1), keepdims=1), groups)

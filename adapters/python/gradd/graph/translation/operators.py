@@ -25,9 +25,11 @@ from gradd.graph.translation import (
     pointwise,
     pools,
     products,
+    quantised,
     recurrent,
     reductions,
     resampling,
+    series,
     shapes,
     special,
 )
@@ -51,13 +53,9 @@ _aten = torch.ops.aten
 # Operators with mixed element types among their arguments for which that is no promotion.
 TYPE_STABLE = frozenset(
     {
-        _aten.embedding.default,
-        _aten.index.Tensor,
-        _aten.cross_entropy_loss.default,
-        _aten.nll_loss.default,
-        _aten.gather.default,
-        _aten.scaled_dot_product_attention.default,
-        _aten.masked_fill.Scalar,
+        *(_aten.embedding.default, _aten.index.Tensor, _aten.cross_entropy_loss.default),
+        *(_aten.nll_loss.default, _aten.gather.default, _aten.scaled_dot_product_attention.default),
+        *(_aten.masked_fill.Scalar,),
     }
 )
 
@@ -72,7 +70,6 @@ def _static(size: Any, what: str) -> int:
 
 
 def dropout(value: Any, p: float, train: bool) -> Any:
-    """dropout()."""
     return dropped(value, p) if train and p != 0 else op.Identity(value)
 
 
@@ -166,19 +163,16 @@ def _number(value: Any, dtype: ir.DataType) -> Any:
 
 
 def arange(end: Any, dtype: int | None = None, **unused: Any) -> Any:
-    """arange(end)."""
     return _arange(0, end, 1, dtype)
 
 
 def arange_start(start: Any, end: Any, dtype: int | None = None, **unused: Any) -> Any:
-    """arange(start, end)."""
     return _arange(start, end, 1, dtype)
 
 
 def arange_step(
     start: Any, end: Any, step: Any = 1, dtype: int | None = None, **unused: Any
 ) -> Any:
-    """arange(start, end, step)."""
     return _arange(start, end, step, dtype)
 
 
@@ -212,21 +206,6 @@ def _windows() -> dict[Any, Callable]:
         for overload in packet.overloads()
         if not overload.endswith("out")
     }
-
-
-def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    """torch.diff: differences of neighbours along one axis."""
-    if value.dtype == ir.DataType.BOOL:
-        raise CaptureError("unsupported_operator", "diff of booleans; cast them first")
-    if n == 0:
-        return op.Identity(value)  # as torch, without what would stand in front
-    parts = [part for part in (prepend, value, append) if part is not None]
-    value = op.Concat(*parts, axis=dim) if len(parts) > 1 else value
-    axis, last = _ints(dim), _ints(2**63 - 1)
-    for _ in range(n):
-        right = op.Slice(value, _ints(1), last, axis)
-        value = op.Sub(right, op.Slice(value, _ints(0), _ints(-1), axis))
-    return value
 
 
 def safe_softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
@@ -298,7 +277,6 @@ def copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     rows = {
         _aten.scaled_dot_product_attention.default: attention,
         _aten.dropout.default: dropout,
@@ -311,7 +289,6 @@ def table() -> dict[Any, Callable]:
         _aten.cat.default: cat,
         _aten.copy.default: copy,
         _aten.arange.default: arange,
-        _aten.diff.default: diff,
         _aten._safe_softmax.default: safe_softmax,
         _aten.index_fill.int_Scalar: index_fill,
         _aten.index_fill.int_Tensor: index_fill,
@@ -331,6 +308,6 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.straight_through.default: straight_through,
     }
     layers = (bags, convolutions, pools, recurrent, resampling)
-    kinds = (bits, orders, products, reductions, losses, *layers)
-    themes = (pointwise, special, clamps, *kinds)
+    kinds = (bits, orders, products, quantised, reductions, losses, *layers)
+    themes = (pointwise, special, series, clamps, *kinds)
     return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

@@ -51,7 +51,6 @@ def _chosen(x: Any, rank: Any, axis: int, keepdim: bool) -> tuple[Any, Any]:
 
 
 def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """kthvalue()."""
     if not isinstance(k, int):
         raise CaptureError("unsupported_operator", "kthvalue of a k that changes")
     if len(x.shape) == 0:
@@ -105,6 +104,62 @@ def _median(without_nan: bool) -> Callable:
     return translate
 
 
+def mode(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    """mode(): of the most frequent the smallest, at its last place; a NaN equals nothing."""
+    if len(x.shape) == 0:
+        return op.Identity(x), scalar(0, _INT)
+    axis = dim % len(x.shape)
+    values, order = _sorted(x, axis)
+    alike = op.Equal(op.Unsqueeze(values, ints(axis)), op.Unsqueeze(values, ints(axis + 1)))
+    counts = op.ReduceSum(op.Cast(alike, to=int(_INT)), ints(axis), keepdims=0)
+    counts = op.Max(counts, scalar(1, _INT))
+    first = op.ArgMax(counts, axis=axis, keepdims=1)
+    found = op.GatherElements(values, first, axis=axis)
+    hit = op.Equal(x, found)
+    last = op.ArgMax(op.Cast(hit, to=int(_INT)), axis=axis, keepdims=1, select_last_index=1)
+    if is_float(x):
+        nothing = op.IsNaN(found)
+        last = op.Where(nothing, op.GatherElements(order, first, axis=axis), last)
+    values = op.GatherElements(x, last, axis=axis)
+    if keepdim:
+        return values, last
+    return op.Squeeze(values, ints(axis)), op.Squeeze(last, ints(axis))
+
+
+def _running(largest: bool) -> Callable:
+    def translate(x: Any, dim: int) -> Any:
+        """cummax() and cummin(), by comparing all with all: of equal ones the last, NaN stays."""
+        if len(x.shape) == 0:
+            return op.Identity(x), scalar(0, _INT)
+        axis, rank = dim % len(x.shape), len(x.shape)
+        zero, one = scalar(0, _INT), scalar(1, _INT)
+        at = op.Range(zero, size(x, axis), one)
+        to = op.Unsqueeze(at, ints(*range(1, rank - axis + 1)))
+        of = op.Unsqueeze(at, ints(0, *range(2, rank - axis + 1)))
+        seen = op.LessOrEqual(of, to)  # [n, n, 1, ...]
+        each = op.Unsqueeze(x, ints(axis))
+        beyond = op.Where(seen, each, _least(x, largest))
+        fold = op.ReduceMax if largest else op.ReduceMin
+        best = op.Unsqueeze(fold(beyond, ints(axis + 1), keepdims=0), ints(axis + 1))
+        hit = op.Equal(each, best)
+        if is_float(x):
+            hit = op.Or(hit, op.And(op.IsNaN(each), op.IsNaN(best)))
+        where = op.Where(op.And(hit, seen), of, zero)
+        where = op.ReduceMax(where, ints(axis + 1), keepdims=0)
+        return op.GatherElements(x, where, axis=axis), where
+
+    return translate
+
+
+def _least(x: Any, largest: bool) -> Any:
+    if is_float(x):
+        return scalar(-math.inf if largest else math.inf, x.dtype)
+    if x.dtype not in (_INT, ir.DataType.INT32):
+        raise CaptureError("unsupported_operator", f"running extrema of {x.dtype}; cast them first")
+    bits = 63 if x.dtype == _INT else 31
+    return scalar(-(2**bits) if largest else 2**bits - 1, x.dtype)
+
+
 def _alike(a: Any, b: Any) -> tuple[Any, Any]:
     """Both in one type, of which torch requires no more than that it holds them."""
     if a.dtype == b.dtype:
@@ -143,13 +198,15 @@ def bucketize(values: Any, bounds: Any, out_int32: bool = False, right: bool = F
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.kthvalue.default: kthvalue,
         _aten.median.default: _median(False),
         _aten.median.dim: _median_along(False),
         _aten.nanmedian.default: _median(True),
         _aten.nanmedian.dim: _median_along(True),
+        _aten.mode.default: mode,
+        _aten.cummax.default: _running(True),
+        _aten.cummin.default: _running(False),
         _aten.searchsorted.Tensor: searchsorted,
         _aten.searchsorted.Scalar: searchsorted,
         _aten.bucketize.Tensor: bucketize,

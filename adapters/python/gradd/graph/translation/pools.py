@@ -51,7 +51,7 @@ def _max_pool(axes: int, places: bool) -> Callable:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:
-        """max_pool(), with the places of the largest elements within their plane."""
+        """Of places: those of the largest elements within their plane."""
         _only_floats(x)
         given = _windows(axes, kernel_size, stride, padding, ceil_mode)
         given["dilations"] = each(dilation, axes, "a window")
@@ -87,7 +87,6 @@ def _avg_pool(axes: int) -> Callable:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:
-        """avg_pool()."""
         _only_floats(x)
         given = _windows(axes, kernel_size, stride, padding, ceil_mode)
 
@@ -113,7 +112,6 @@ def _parts(x: Any, axes: int, sizes: Any) -> Any:
 
 def _adaptive_avg_pool(axes: int) -> Callable:
     def translate(x: Any, output_size: Any) -> Any:
-        """adaptive_avg_pool()."""
         _only_floats(x)
         sizes = _parts(x, axes, output_size)
         return of_batch(
@@ -125,7 +123,6 @@ def _adaptive_avg_pool(axes: int) -> Callable:
 
 def _adaptive_max_pool(axes: int) -> Callable:
     def translate(x: Any, output_size: Any) -> Any:
-        """adaptive_max_pool(), with the places within their plane."""
         _only_floats(x)
         sizes = _parts(x, axes, output_size)
 
@@ -138,7 +135,6 @@ def _adaptive_max_pool(axes: int) -> Callable:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     rows: dict[Any, Callable] = {}
     for axes in (1, 2, 3):
         rows |= {

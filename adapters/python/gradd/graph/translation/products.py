@@ -1,4 +1,4 @@
-"""Translations of matrix products with an added tensor: addmm() and its relatives.
+"""Translations of matrix products: of groups of rows, and with an added tensor, as addmm() is.
 
 torch skips operands that it multiplies by 0: with beta=0 the added tensor may hold anything; with
 alpha=0 some of these operators do not read the product, except for halves. Gradients are multiplied
@@ -14,10 +14,12 @@ import onnx_ir as ir
 import torch
 
 from gradd.graph.translation.build import (
+    cast,
     ints,
     is_float,
     narrow,
     op,
+    own,
     scalar,
     times,
     typed,
@@ -71,7 +73,6 @@ def addmm(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
 
 
 def addmv(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    """addmv()."""
     return _sum(added, op.MatMul(x, y), beta, alpha, True)
 
 
@@ -89,7 +90,6 @@ def baddbmm(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
 
 
 def addr(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    """addr(): an outer product."""
     outer = op.Mul(op.Unsqueeze(x, ints(1)), op.Unsqueeze(y, ints(0)))
     return _sum(added, outer, beta, alpha, False)
 
@@ -105,10 +105,20 @@ def _rounded_once(formula: Callable) -> Callable:
     return translate
 
 
-def grouped_mm(x: Any, y: Any, offs: Any = None, *unused: Any, **unused_kw: Any) -> None:
-    """_grouped_mm(): a product per group of rows is refused, others are left to the stock one."""
-    if offs is not None:
-        raise CaptureError("unsupported_operator", "grouped_mm with groups of rows is no product")
+def grouped_mm(
+    x: Any, y: Any, offs: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> Any:
+    """_grouped_mm() of groups of rows, [S, K] by [E, K, N]; without groups None: the stock one.
+
+    Rows behind the last group, which torch leaves as they were, are 0.
+    """
+    if offs is None:
+        return None
+    if len(x.shape) != 2 or len(y.shape) != 3 or bias is not None:
+        raise CaptureError("unsupported_operator", "grouped_mm is known for groups of rows alone")
+    result = own("GroupedMatMul", x, y, offs)
+    result = typed(result, x.dtype, [x.shape[0], y.shape[2]])
+    return result if out_dtype is None else cast(result, out_dtype)
 
 
 def by_operands() -> dict[Any, Callable]:
@@ -117,11 +127,12 @@ def by_operands() -> dict[Any, Callable]:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.addmm.default: addmm,
         _aten.addmv.default: _rounded_once(addmv),
         _aten.addbmm.default: _rounded_once(addbmm),
         _aten.baddbmm.default: _rounded_once(baddbmm),
         _aten.addr.default: _rounded_once(addr),
+        # Of transformers, for experts that torch.compile compiles and that are not in bf16.
+        "transformers::grouped_mm_fallback": grouped_mm,
     }

@@ -131,7 +131,6 @@ def _run(
 
 
 def lstm(x: Any, hx: Sequence[Any], params: Sequence[Any], *rest: Any) -> tuple[Any, Any, Any]:
-    """lstm.input()."""
     y, lasts, cells = _run("lstm", x, (hx[0], hx[1]), params, *rest)
     return y, _joined(lasts), _joined(cells)
 
@@ -167,7 +166,6 @@ def cumprod(x: Any, dim: int, dtype: int | None = None) -> Any:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         scans.OPERATOR: linear_scan,
         _aten.cumprod.default: cumprod,

@@ -24,7 +24,6 @@ from gradd.graph.translation.build import (
     narrow,
     op,
     own_order,
-    refuse,
     scalar,
     size,
     stop_gradient,
@@ -32,6 +31,7 @@ from gradd.graph.translation.build import (
     typed,
     wide,
     with_slope,
+    without_slope,
 )
 from gradd.spec import CaptureError
 
@@ -62,7 +62,6 @@ def _slope_of_norm(x: Any, y: Any, p: float, axes: list[int]) -> Any:
 def vector_norm(
     x: Any, ord: float = 2.0, dim: Any = None, keepdim: bool = False, dtype: int | None = None
 ) -> Any:
-    """linalg.vector_norm() of any order."""
     if not is_float(x):
         raise CaptureError("unsupported_operator", f"vector_norm of {x.dtype}; take real floats")
     source = x
@@ -165,7 +164,6 @@ def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
 def std_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """std_mean()."""
     mean = _mean(x, all_axes(x, dim), keepdim)
     return std(x, dim, correction, keepdim), mean
 
@@ -173,7 +171,6 @@ def std_mean(
 def var_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    """var_mean()."""
     mean = _mean(x, all_axes(x, dim), keepdim)
     return var(x, dim, correction, keepdim), mean
 
@@ -193,11 +190,43 @@ def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> An
     """cdist(): com.gradd::PairDistance, which computes as torch does by default."""
     if compute_mode not in (None, 0):
         raise CaptureError("unsupported_operator", "cdist with another compute_mode")
-    if not 0 < p < math.inf:
-        raise CaptureError("unsupported_operator", f"cdist with p = {p}")
     if len(x.shape) != len(y.shape) or list(x.shape[:-2]) != list(y.shape[:-2]):
         raise CaptureError("unsupported_operator", "cdist that broadcasts; expand the operands")
-    return first_of("com.gradd", "PairDistance", x, y, p=float(p))
+    if 0 < p < math.inf:
+        return first_of("com.gradd", "PairDistance", x, y, p=float(p))
+    apart = op.Sub(op.Unsqueeze(x, ints(-2)), op.Unsqueeze(y, ints(-3)))
+    return _length(typed(apart, x.dtype, [None] * (len(x.shape) + 1)), p)
+
+
+def pdist(x: Any, p: float = 2.0) -> Any:
+    """pdist(): the distances of rows i and j > i, in order."""
+    zero, one = (scalar(n, ir.DataType.INT64) for n in (0, 1))
+    rows = size(x, 0)
+    at = op.Range(zero, rows, one)
+    later = op.Less(op.Unsqueeze(at, ints(1)), at)
+    many = op.Mul(rows, op.Sub(rows, one))
+    pairs = op.Range(zero, op.Div(many, scalar(2, ir.DataType.INT64)), one)
+    # The n-th pair is at the n-th place of those above the diagonal.
+    ranks = op.CumSum(op.Reshape(op.Cast(later, to=int(ir.DataType.INT64)), ints(-1)), zero)
+    before = op.LessOrEqual(ranks, op.Unsqueeze(pairs, ints(1)))
+    flat = op.ReduceSum(op.Cast(before, to=int(ir.DataType.INT64)), ints(1), keepdims=0)
+    first, second = op.Div(flat, rows), op.Mod(flat, rows)
+    apart = op.Sub(op.Gather(x, first, axis=0), op.Gather(x, second, axis=0))
+    return _length(typed(apart, x.dtype, [None, x.shape[1]]), p)
+
+
+def _length(apart: Any, p: float) -> Any:
+    """The p-norm of differences along the last axis, with the derivative of a distance."""
+    if 0 < p < math.inf:
+        return vector_norm(apart, p, -1)
+    sizes, last = op.Abs(apart), ints(-1)
+    if p == 0:
+        some = op.Min(op.Ceil(sizes), scalar(1.0, apart.dtype))  # NaN stays one
+        number = op.ReduceSum(some, last, keepdims=1)
+        return op.Squeeze(without_slope(number, apart), last)
+    far = op.ReduceMax(sizes, last, keepdims=1)  # all that are as far have the whole gradient
+    slope = op.Mul(op.Sign(apart), op.Cast(op.Equal(sizes, far), to=int(apart.dtype)))
+    return op.Squeeze(with_slope(far, apart, slope), last)
 
 
 def _alike(x: Any, y: Any) -> tuple[Any, Any]:
@@ -251,6 +280,11 @@ def _extremum_over(largest: bool) -> Callable:
         return reduce(x, ints(*axes), keepdims=int(keepdim))
 
     return translate
+
+
+def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
+    """aminmax(): both, with gradients as those of amin() and amax()."""
+    return tuple(_extremum_over(largest)(x, dim, keepdim) for largest in (False, True))
 
 
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
@@ -321,11 +355,6 @@ def transposed(x: Any) -> Any:
     return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def reversed_axes(x: Any) -> Any:
-    """T: the axes in reverse."""
-    return op.Transpose(x, perm=list(range(len(x.shape)))[::-1])
-
-
 def unbind(x: Any, dim: int = 0) -> Any:
     """unbind(); the stock translation makes a list where the trace has only learnt the size."""
     parts = str(x.shape[dim])
@@ -360,10 +389,44 @@ def scatter_reduce(
     result = op.ScatterElements(base, index, src, axis=dim, reduction=how)
     if reduce in ("amax", "amin") and not include_self:
         return _share_with_replaced(result, base, x, index, src, dim)
+    if reduce == "prod" and is_float(x):
+        return _with_slopes_of_products(result, base, x, index, src, dim)
     if reduce != "mean":
         return result
     one = scalar(1, dtype)
     return op.Div(result, op.Add(hits, one) if include_self else op.Max(hits, one))
+
+
+def _with_slopes_of_products(result: Any, base: Any, x: Any, index: Any, src: Any, dim: int) -> Any:
+    """Of each factor the product of the others, as torch has it: two zeros leave none of one.
+
+    The gradients are those of a sum of the factors times their slopes.
+    """
+    zero, one = scalar(0.0, x.dtype), scalar(1.0, x.dtype)
+
+    def product(of: Any, factors: Any) -> Any:
+        return op.ScatterElements(of, index, factors, axis=dim, reduction="mul")
+
+    masked = op.Where(op.Equal(base, zero), one, base)
+    of_base = op.Div(product(masked, src), masked)
+    if base is not x:  # what is replaced has no gradient
+        none = op.Expand(zero, op.Shape(index))
+        of_base = op.ScatterElements(of_base, index, none, axis=dim)
+    nothing = op.Equal(src, zero)
+    each = op.Cast(nothing, to=int(x.dtype))
+    counts = op.Expand(zero, op.Shape(x))
+    counts = op.ScatterElements(counts, index, each, axis=dim, reduction="add")
+    counts = op.GatherElements(counts, index, axis=dim)
+    alone = op.And(nothing, op.Equal(counts, one))
+    others = product(base, op.Where(alone, one, src))
+    others = op.GatherElements(others, index, axis=dim)
+    rest = op.Div(op.GatherElements(result, index, axis=dim), op.Where(nothing, one, src))
+    of_src = op.Where(alone, others, rest)
+    slopes = [stop_gradient(typed(slope, x.dtype)) for slope in (of_base, of_src)]
+    parts = (op.Mul(x, slopes[0]), index, op.Mul(src, slopes[1]))
+    return straight_through(
+        typed(result, x.dtype), op.ScatterElements(*parts, axis=dim, reduction="add")
+    )
 
 
 def _share_with_replaced(result: Any, base: Any, x: Any, index: Any, src: Any, dim: int) -> Any:
@@ -389,6 +452,14 @@ def _neutral(reduce: str, x: Any) -> Any:
     raise CaptureError(
         "unsupported_operator", f"scatter_reduce {reduce} of integers without their own; use floats"
     )
+
+
+def scatter_onto(x: Any, dim: int, index: Any, src: Any, *, reduce: str) -> Any:
+    """scatter(reduce=...), which is scatter_reduce() under older names."""
+    if isinstance(src, (int, float)):
+        src = op.Expand(scalar(src, x.dtype), op.Shape(index))
+        src = typed(src, x.dtype, list(index.shape))
+    return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
 
 
 def _cut_to(src: Any, index: Any) -> Any:
@@ -425,30 +496,43 @@ def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: 
     return op.Transpose(done, perm=[order.index(i) for i in range(rank)])
 
 
+def histc(x: Any, bins: Any = 100, min: Any = 0, max: Any = 0) -> Any:
+    """histc(): torch's formula for the bin of a value, in the type of the values, as on the CPU."""
+    if not all(isinstance(v, (int, float)) for v in (bins, min, max)) or min == max:
+        raise CaptureError("unsupported_operator", "histc takes its bounds from the values")
+    flat = typed(op.Reshape(x, ints(-1)), x.dtype)
+    low, high = scalar(min, x.dtype), scalar(max, x.dtype)
+    inside = op.And(op.GreaterOrEqual(flat, low), op.LessOrEqual(flat, high))
+    place = op.Div(op.Mul(op.Sub(flat, low), scalar(bins, x.dtype)), op.Sub(high, low))
+    place = op.Cast(op.Where(inside, place, scalar(0, x.dtype)), to=int(ir.DataType.INT64))
+    place = op.Min(place, scalar(bins - 1, ir.DataType.INT64))
+    none = op.Expand(scalar(0, x.dtype), ints(bins))
+    ones = op.Cast(inside, to=int(x.dtype))
+    return typed(op.ScatterElements(none, place, ones, axis=0, reduction="add"), x.dtype, [bins])
+
+
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.linalg_vector_norm.default: vector_norm,
-        _aten.std.default: _unbiased(std, False),
-        _aten.std.dim: _unbiased(std, True),
         _aten.std.correction: std,
         _aten.std_mean.default: _unbiased(std_mean, False),
         _aten.std_mean.dim: _unbiased(std_mean, True),
         _aten.std_mean.correction: std_mean,
-        _aten.var.default: _unbiased(var, False),
-        _aten.var.dim: _unbiased(var, True),
         _aten.var.correction: var,
         _aten.var_mean.default: _unbiased(var_mean, False),
         _aten.var_mean.dim: _unbiased(var_mean, True),
         _aten.var_mean.correction: var_mean,
         _aten.cosine_similarity.default: cosine_similarity,
         _aten.cdist.default: cdist,
+        _aten.pdist.default: pdist,
+        _aten._pdist_forward.default: pdist,
         _aten.max.default: _extremum(True),
         _aten.min.default: _extremum(False),
         _aten.max.dim: _extremum_along(True),
         _aten.min.dim: _extremum_along(False),
         _aten.amax.default: _extremum_over(True),
         _aten.amin.default: _extremum_over(False),
+        _aten.aminmax.default: aminmax,
         _aten.gather.default: gather,
         _aten.sort.default: sort,
         _aten.sort.stable: sort_stable,
@@ -457,10 +541,11 @@ def table() -> dict[Any, Callable]:
         _aten.mH.default: transposed,
         _aten.index_reduce.default: index_reduce,
         _aten.diagonal_scatter.default: diagonal_scatter,
-        _aten.numpy_T.default: reversed_axes,
         _aten.unbind.int: unbind,
         _aten.diagonal.default: diagonal,
         _aten.diagonal_copy.default: diagonal,
         _aten.scatter_reduce.two: scatter_reduce,
-        _aten.histc.default: refuse("histc", "puts values on the edge of a bin into the other"),
+        _aten.histc.default: histc,
+        _aten.scatter.reduce: scatter_onto,
+        _aten.scatter.value_reduce: scatter_onto,
     }

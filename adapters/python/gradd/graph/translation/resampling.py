@@ -60,7 +60,6 @@ def _smooth(mode: str, antialias: bool, vectors: bool) -> Callable:
 
 
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     rows: dict[Any, Callable] = {}
     for vectors, overload in ((False, "default"), (True, "vec")):
         for axes, name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):

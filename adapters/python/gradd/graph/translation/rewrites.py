@@ -32,13 +32,11 @@ class Rules:
         self._of: dict[str, list[Any]] = {}  # by type of node
 
     def graph_pre_visitor(self) -> None:
-        """Tells the rules that a graph begins."""
         for rule in self.all:
             if rule.graph_pre_visitor:
                 rule.graph_pre_visitor()
 
     def graph_post_visitor(self) -> None:
-        """Tells the rules that a graph is over."""
         for rule in self.all:
             if rule.graph_post_visitor:
                 rule.graph_post_visitor()
@@ -61,7 +59,6 @@ class Rules:
 
 @functools.lru_cache(maxsize=1)
 def rules() -> Rules:
-    """The rules in use."""
     return Rules(
         [
             *_no_op.rules,

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from gradd.graph.translation.build import narrow, op, own, scalar, typed, wide, with_slope
+from gradd.graph.translation.build import (
+    cast,
+    narrow,
+    op,
+    own,
+    scalar,
+    typed,
+    wide,
+    wide_type,
+    with_slope,
+)
 
 _aten = torch.ops.aten
 
@@ -21,7 +32,6 @@ def _function(name: str) -> Callable:
 
 
 def atan2(y: Any, x: Any) -> Any:
-    """atan2()."""
     return own("Atan2", y, x)
 
 
@@ -62,20 +72,41 @@ def copysign(x: Any, y: Any) -> Any:
     return with_slope(value, x, slope, None if number else y, op.Less(other, other))
 
 
+def frexp(x: Any) -> tuple[Any, Any]:
+    """frexp(): a mantissa in [0.5, 1) and an exponent; 0, infinities and NaN are their own."""
+    double = ir.DataType.DOUBLE
+
+    def number(value: float) -> Any:
+        return scalar(value, double)
+
+    def power(exponent: Any) -> Any:
+        return op.Pow(number(2.0), exponent)
+
+    length = op.Abs(cast(x, double))
+    guess = op.Floor(op.Mul(op.Log(length), number(1 / math.log(2.0))))  # off by 1 at most
+    odd = op.Or(op.Equal(length, number(0.0)), op.Or(op.IsInf(length), op.IsNaN(length)))
+    guess = op.Where(odd, number(0.0), op.Add(guess, number(1.0)))
+    part = op.Floor(op.Mul(guess, number(0.5)))  # 2 ** -guess alone may be infinite
+    scaled = op.Mul(op.Mul(length, power(op.Neg(part))), power(op.Sub(part, guess)))
+    above, below = op.GreaterOrEqual(scaled, number(1.0)), op.Less(scaled, number(0.5))
+    change = op.Where(above, number(1.0), op.Where(below, number(-1.0), number(0.0)))
+    exponent = op.Where(odd, number(0.0), op.Add(guess, change))
+    mantissa = op.Mul(op.Mul(scaled, power(op.Neg(change))), op.Sign(cast(x, double)))
+    mantissa = cast(typed(mantissa, double), x.dtype)
+    slope = cast(typed(power(op.Neg(exponent)), double), wide_type(x))
+    value = with_slope(op.Where(odd, x, mantissa), x, slope)
+    return value, op.Cast(exponent, to=int(ir.DataType.INT32))
+
+
 def table() -> dict[Any, Callable]:
-    """aten overload -> translation."""
     return {
         _aten.lgamma.default: _function("Lgamma"),
-        _aten.special_gammaln.default: _function("Lgamma"),
         _aten.digamma.default: _function("Digamma"),
-        _aten.special_digamma.default: _function("Digamma"),
-        _aten.special_psi.default: _function("Digamma"),
         _aten.erfinv.default: _function("Erfinv"),
-        _aten.special_erfinv.default: _function("Erfinv"),
         _aten.atan2.default: atan2,
-        _aten.arctan2.default: atan2,
         _aten.fmax.default: _extremum(True),
         _aten.fmin.default: _extremum(False),
+        _aten.frexp.Tensor: frexp,
         _aten.hypot.default: hypot,
         _aten.copysign.Tensor: copysign,
         _aten.copysign.Scalar: copysign,

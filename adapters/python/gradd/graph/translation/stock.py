@@ -35,7 +35,6 @@ class Table:
         self._known = {*self._own, *_library(), *_of_python(), *from_library([]).functions}
 
     def is_registered(self, target: Any) -> bool:
-        """Whether an operator has a translation."""
         return _key(target) in self._known
 
     def get_decomps(self, target: Any) -> list[Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ import onnx_ir as ir
 import torch
 
 from gradd import private
-from gradd.graph import nodes
+from gradd.graph import lost, nodes
 from gradd.graph.decompose import decompose
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import Operator
@@ -34,10 +33,6 @@ _DECOMPOSE = {
     "aten::instance_norm",
     "aten::_batch_norm_impl_index",
 }
-# Operators that torch decomposes although they have a translation, into parts with other
-# derivatives at ties and NaN.
-_LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
-
 # Errors that only say that there was another one.
 _WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
 
@@ -55,15 +50,14 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     registry = stock.table()
     try:
         _inline_untranslated(program, registry)
-        reason = _only_decomposed(program, registry)
-        if reason is None:
+        if not _is_only_decomposed(program, registry):
             try:
                 return _direct(program, registry)
             except CaptureError:
                 raise
             except Exception:  # a translation that only knows core operators
-                reason = "another operator"
-        return _decomposed(program, registry, reason)
+                pass
+        return _decomposed(program, registry)
     except CaptureError:
         raise
     except Exception as err:
@@ -87,7 +81,6 @@ def _inline_untranslated(program: Any, registry: Any) -> None:
 
 def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
     _promote(program)
-    _check_signature(program.graph_signature)
     return _translated(program, registry), program
 
 
@@ -122,15 +115,14 @@ def _signatures_once() -> Iterator[None]:
 _signatures: dict[tuple[str, str, int], Any] = {}
 
 
-def _decomposed(program: Any, registry: Any, reason: str) -> tuple[Any, Any]:
-    _refuse_lost(program, reason)
+def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
+    decompose(program.graph_module.graph, program.graph_signature, lost.is_lost, lost.RULES)
     _refuse_early(program, registry)
     traced = _results(program)
-    if not isinstance(program, torch.export.ExportedProgram):
-        program = program.exported()
-    program = program.run_decompositions(_untranslated(registry))
+    program = program.exported().run_decompositions(_untranslated(registry))
     decompose(program.graph_module.graph, program.graph_signature)  # chunk() is a split by now
-    _drop_assertions(program.graph_module)
+    nodes.drop_assertions(program.graph_module.graph)
+    program.graph_module.recompile()
     _promote(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
@@ -150,20 +142,6 @@ def _untranslated(registry: Any) -> dict[Any, Any]:
     }
 
 
-_aten = torch.ops.aten
-_ASSERTIONS = (
-    *(_aten._assert_async.default, _aten._assert_async.msg, _aten._assert_scalar.default),
-    *(_aten._assert_tensor_metadata.default, _aten.sym_constrain_range_for_size.default),
-)
-
-
-def _drop_assertions(module: torch.fx.GraphModule) -> None:
-    for node in list(module.graph.nodes):
-        if node.target in _ASSERTIONS:
-            module.graph.erase_node(node)
-    module.recompile()
-
-
 def _calls(program: Any) -> list[torch.fx.Node]:
     return [n for n in program.graph_module.graph.nodes if n.op == "call_function"]
 
@@ -181,7 +159,10 @@ def _refuse_early(program: Any, registry: Any) -> None:
     for node in calls:
         row = operators.table().get(node.target)
         if getattr(row, "refuses", False):
-            row()  # type: ignore[misc]
+            try:
+                row()  # type: ignore[misc]
+            except CaptureError as error:
+                raise CaptureError(error.reason, f"{location_of(node)}: {error.message}") from None
     _refuse(n for n in calls if _is_final(n, registry))
 
 
@@ -190,7 +171,7 @@ def _is_final(node: torch.fx.Node, registry: Any) -> bool:
     target = node.target
     if not isinstance(target, Operator) or registry.is_registered(target):
         return False
-    if not node.users or nodes.is_mutable(target) or target in _ASSERTIONS:
+    if not node.users or nodes.is_mutable(target) or nodes.is_assertion(target):
         return False  # removed, or made functional
     composed = target.has_kernel_for_dispatch_key("CompositeImplicitAutograd")
     return not composed and target not in _untranslated(registry)
@@ -231,16 +212,6 @@ def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node])
             )
 
 
-def _refuse_lost(program: Any, reason: str) -> None:
-    for node in program.graph_module.graph.nodes:
-        if isinstance(node.target, Operator) and node.target.name() in _LOST:
-            raise CaptureError(
-                "unsupported_operator",
-                f"{location_of(node)}: {node.target} is not translated beside {reason}, for which "
-                "torch decomposes all operators",
-            )
-
-
 def _name_outputs(program: Any) -> None:
     """Follows the results that type promotion has put a cast behind, which it does not say."""
     (results,) = program.graph_module.graph.output_node().args
@@ -249,15 +220,9 @@ def _name_outputs(program: Any) -> None:
             spec.arg.name = node.name
 
 
-def _only_decomposed(program: Any, registry: Any) -> str | None:
-    """Nodes that only torch's decompositions can translate, which decompose the whole graph."""
-    for module in program.graph_module.modules():
-        if module is not program.graph_module:
-            return "control flow"
-        for node in module.graph.nodes:
-            if node.op == "call_function" and not _is_direct(node.target, registry):
-                return f"{getattr(node.target, '__name__', node.target)} ({location_of(node)})"
-    return None
+def _is_only_decomposed(program: Any, registry: Any) -> bool:
+    """Whether there is a node that only torch's decompositions, of the whole graph, translate."""
+    return not all(_is_direct(node.target, registry) for node in _calls(program))
 
 
 def _is_direct(target: Any, registry: Any) -> bool:
@@ -273,9 +238,8 @@ def _promote(program: Any) -> None:
 
     torch's pass runs the graph that it is given: it gets the operators alone that convert.
     """
-    for module in program.graph_module.modules():
-        for node in [n for n in module.graph.nodes if _needs_promotion(n)]:
-            _promote_node(node)
+    for node in list(filter(_needs_promotion, program.graph_module.graph.nodes)):
+        _promote_node(node)
     _name_outputs(program)
 
 
@@ -329,12 +293,6 @@ def _has_float(args: tuple) -> bool:
 
 
 def _check_signature(signature: Any) -> None:
-    mutated = getattr(signature, "user_inputs_to_mutate", None)
-    if mutated:
-        raise CaptureError(
-            "input_mutation",
-            f"forward() writes in place to {_argument(mutated)}; clone it first",
-        )
     for spec in signature.output_specs:
         if spec.kind.name == "PARAMETER_MUTATION":
             raise CaptureError(
@@ -342,46 +300,16 @@ def _check_signature(signature: Any) -> None:
             )
 
 
-def _argument(mutated: dict[str, str]) -> str:
-    """The tracer calls arguments leaves_0, leaves_1, ...: tensors in the order of the call."""
-    name = next(iter(mutated.values()))
-    return f"tensor {name.rpartition('_')[2]} of its arguments"
-
-
 def _explain(err: BaseException) -> CaptureError:
     seen: BaseException | None = err
     text = ""
     while seen is not None:
         if isinstance(seen, CaptureError):
-            return seen
+            placed = " @ " in seen.message
+            return seen if placed else CaptureError(seen.reason, _named(err, seen.message))
         if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
             line = str(seen).strip().splitlines()[0]  # a translation, but not for this overload
             return CaptureError("unsupported_operator", _named(err, line))
-        if "expected compiled_fn to be GraphModule" in str(seen):  # torch cannot functionalise it
-            return CaptureError(
-                "input_mutation",
-                "writes to memory that two arguments of this part share (two buffers, a view, or "
-                ".data); write to a clone()",
-            )
-        if "to have an entirely functional graph" in str(seen):
-            return CaptureError(
-                "unsupported_operator",
-                "forward() writes in place to a view that torch's exporter cannot put back (as "
-                "diagonal().add_()); write it out of place",
-            )
-        if "size_bytes_is_heap_allocated_" in str(seen):
-            return CaptureError(
-                "input_mutation",
-                "forward() writes in place to an argument that shares its memory with another "
-                "one; clone it first",
-            )
-        taken = re.search(r"attribute '(\w+)' already exists", str(seen))
-        if taken:  # of torch.fx.GraphModule
-            return CaptureError(
-                "unsupported_parameter",
-                f"forward() writes the buffer {taken[1]!r}, and torch.fx uses that name for "
-                "something else; give it another one",
-            )
         if not text or type(seen).__name__ not in _WRAPPERS:
             text = f"{type(seen).__name__}: {''.join(str(seen).strip().splitlines()[:1])[:300]}"
         seen = seen.__cause__ or seen.__context__

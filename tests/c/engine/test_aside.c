@@ -1,0 +1,259 @@
+/* What is put aside between two launches, or two chunks of a step, goes on where it was: the same
+ * bits, whatever ran meanwhile.
+ */
+#include "tests/c/step_fixture.h"
+
+#include "server/device/device.h"
+#include "server/exec/run.h"
+#include "tests/c/onnx_build.h"
+
+enum { LAYERS = 3, HIGH = 8, WIDTH = 16 };
+
+typedef float square_t[WIDTH * WIDTH];
+
+/* Of one client. */
+typedef struct stack_s {
+    _Alignas(64) float x[HIGH * WIDTH], y[HIGH * WIDTH], dy[HIGH * WIDTH];
+    _Alignas(64) square_t w[LAYERS], dw[LAYERS];
+    const void *inputs[LAYERS + 1], *grad_outputs[1];
+    void *outputs[1], *grads[LAYERS];
+    bool written[LAYERS];
+    gradd_run_t *run;
+} layers_t;
+
+/* y = Tanh(Tanh(Tanh(x w0) w1) w2). */
+static gradd_model_t *load(void) {
+    static const char *const names[] = {"x", "p0", "t0", "p1", "t1", "p2", "t2"};
+    static const char *const products[] = {"x,w0", "t0,w1", "t1,w2"};
+    static const char *const weights[] = {"w0", "w1", "w2"};
+    gradd_model_t *model;
+    size_t n;
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 2, BUILD_DIMS(HIGH, WIDTH));
+    for (int i = 0; i < LAYERS; i++)
+        build_input(proto, weights[i], GRADD_DT_F32, 2, BUILD_DIMS(WIDTH, WIDTH));
+    for (int i = 0; i < LAYERS; i++) {
+        const char *product = names[2 * i + 1], *result = names[2 * i + 2];
+        build_node(proto, "MatMul", product, products[i], product);
+        build_node(proto, "Tanh", result, product, result);
+    }
+    build_output(proto, "t2");
+    uint8_t *bytes = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(bytes, n, &model));
+    return model;
+}
+
+static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
+    static const int32_t output = 0, weights[] = {1, 2, 3};
+    gradd_type_t types[LAYERS + 1] = {
+        {GRADD_DT_F32, 2, {HIGH, WIDTH}}
+    };
+    for (int i = 1; i <= LAYERS; i++)
+        types[i] = (gradd_type_t){
+            GRADD_DT_F32, 2, {WIDTH, WIDTH}
+        };
+    const gradd_plan_options_t o = {.inputs = types,
+                                    .n_inputs = LAYERS + 1,
+                                    .grads = weights,
+                                    .n_grads = LAYERS,
+                                    .outputs = &output,
+                                    .n_outputs = 1,
+                                    .grad_outputs = &output,
+                                    .n_grad_outputs = 1,
+                                    .device = device};
+    gradd_plan_t *plan;
+    CHECK_OK(gradd_plan_create(model, &o, &plan));
+    return plan;
+}
+
+static void fill(float *v, int n, unsigned step) {
+    for (int i = 0; i < n; i++)
+        v[i] = (float)((unsigned)i * step % 401) / 400 - 0.5f;
+}
+
+static layers_t *new_stack(unsigned salt, gradd_plan_t *plan) {
+    layers_t *s = aligned_alloc(64, sizeof *s);
+    CHECK(s != NULL);
+    memset(s, 0, sizeof *s);
+    fill(s->x, HIGH * WIDTH, 7919 + salt), fill(s->dy, HIGH * WIDTH, 1299709 + salt);
+    s->inputs[0] = s->x, s->grad_outputs[0] = s->dy, s->outputs[0] = s->y;
+    for (int i = 0; i < LAYERS; i++) {
+        fill(s->w[i], WIDTH * WIDTH, 104729 + salt + (unsigned)i);
+        s->inputs[1 + i] = s->w[i], s->grads[i] = s->dw[i];
+    }
+    CHECK_OK(gradd_run_create(plan, &s->run));
+    return s;
+}
+
+static void destroy_stack(layers_t *s) {
+    gradd_run_destroy(s->run);
+    free(s);
+}
+
+static int n_asked;
+
+static bool always(void *context) {
+    (void)context;
+    n_asked++;
+    return true;
+}
+
+static gradd_status_t forward(layers_t *s) {
+    return gradd_run_forward(s->run, 1, 0, s->inputs, s->outputs, NULL);
+}
+
+static gradd_status_t backward(layers_t *s) {
+    return gradd_run_backward(s->run, s->grad_outputs, s->grads, false, s->written, NULL);
+}
+
+static void continue_both(layers_t *a, layers_t *b) {
+    int turns = 0;
+    for (layers_t *s = a; run_is_aside(a->run) || run_is_aside(b->run); s = s == a ? b : a) {
+        if (!run_is_aside(s->run)) continue;
+        CHECK_OK(run_continue(s->run));
+        turns++;
+    }
+    CHECK(turns >= 4);
+}
+
+static void check_same(const layers_t *s, const layers_t *expected) {
+    CHECK(!memcmp(s->y, expected->y, sizeof s->y));
+    CHECK(!memcmp(s->dw, expected->dw, sizeof s->dw));
+}
+
+TEST(two_runs_of_a_plan_go_on_in_turn) {
+    gradd_device_t *device = open_on(&gradd_backend_cpu);
+    gradd_model_t *model = load();
+    gradd_plan_t *plan = make_plan(model, device);
+    layers_t *alone[2], *both[2];
+    for (unsigned i = 0; i < 2; i++) {
+        alone[i] = new_stack(17 * i, plan);
+        CHECK_OK(forward(alone[i]));
+        CHECK_OK(backward(alone[i]));
+        CHECK(!run_is_aside(alone[i]->run));
+    }
+    CHECK(memcmp(alone[0]->dw, alone[1]->dw, sizeof alone[0]->dw) != 0);
+    device_set_way(device, always, NULL);
+    for (unsigned i = 0; i < 2; i++) {
+        both[i] = new_stack(17 * i, plan);
+        CHECK_OK(forward(both[i]));
+        CHECK(run_is_aside(both[i]->run));
+    }
+    continue_both(both[0], both[1]);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(backward(both[i]));
+    continue_both(both[0], both[1]);
+    for (int i = 0; i < 2; i++) {
+        check_same(both[i], alone[i]);
+        CHECK(both[i]->written[0]);
+        destroy_stack(both[i]), destroy_stack(alone[i]);
+    }
+    gradd_plan_destroy(plan);
+    gradd_model_destroy(model);
+    gradd_device_close(device);
+}
+
+static float *values(const gradd_type_t *type) {
+    const int n = (int)gradd_type_count(type);
+    float *v = aligned_alloc(64, sizeof *v * (size_t)n);
+    CHECK(v != NULL);
+    fill(v, n, 7919);
+    return v;
+}
+
+/* A product that takes long by the model is made in parts, and put aside between them. */
+TEST_LIMIT(a_long_product_is_made_in_parts, 60) {
+    static const int32_t output = 0;
+    const gradd_type_t types[] = {
+        {GRADD_DT_F32, 2, {1024, 4096}},
+        {GRADD_DT_F32, 2, {4096, 1024}}
+    };
+    gradd_device_t *device = open_on(&gradd_backend_cpu);
+    gradd_model_t *model;
+    gradd_plan_t *plan;
+    size_t n;
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 2, types[0].dims);
+    build_input(proto, "w", GRADD_DT_F32, 2, types[1].dims);
+    build_node(proto, "MatMul", "y", "x,w", "y");
+    build_output(proto, "y");
+    uint8_t *bytes = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(bytes, n, &model));
+    const gradd_plan_options_t o = {
+        .inputs = types, .n_inputs = 2, .outputs = &output, .n_outputs = 1, .device = device};
+    CHECK_OK(gradd_plan_create(model, &o, &plan));
+    CHECK_EQ_INT(plan->forward.n, 1);
+    const int parts = plan->forward.launches[0].args.parts;
+    CHECK(parts > 1);
+    float *x = values(&types[0]), *w = values(&types[1]), *y[2];
+    for (int i = 0; i < 2; i++) {
+        gradd_run_t *run;
+        int turns = 0;
+        y[i] = calloc(1024 * 1024, sizeof(float));
+        CHECK(y[i] != NULL);
+        device_set_way(device, i ? always : NULL, NULL);
+        CHECK_OK(gradd_run_create(plan, &run));
+        CHECK_OK(gradd_run_forward(run, 1, 0, (const void *[]){x, w}, (void *[]){y[i]}, NULL));
+        for (; run_is_aside(run); turns++)
+            CHECK_OK(run_continue(run));
+        CHECK_EQ_INT(turns, i ? parts - 1 : 0);
+        gradd_run_destroy(run);
+    }
+    CHECK(!memcmp(y[0], y[1], sizeof(float) * 1024 * 1024));
+    CHECK(y[0][1024 * 1024 - 1] != 0);
+    free(x), free(w), free(y[0]), free(y[1]);
+    gradd_plan_destroy(plan);
+    gradd_model_destroy(model);
+    gradd_device_close(device);
+}
+
+/* What is aside may be given up, or found to be cancelled. */
+TEST(a_run_that_is_aside_may_end) {
+    gradd_device_t *device = open_on(&gradd_backend_cpu);
+    gradd_model_t *model = load();
+    gradd_plan_t *plan = make_plan(model, device);
+    volatile int cancel = 0;
+    device_set_way(device, always, NULL);
+    layers_t *s = new_stack(0, plan);
+    CHECK_OK(gradd_run_forward(s->run, 1, 0, s->inputs, s->outputs, &cancel));
+    cancel = 1;
+    CHECK_STATUS(GRADD_E_STALE, run_continue(s->run));
+    CHECK(!run_is_aside(s->run));
+    CHECK_STATUS(GRADD_E_STALE, backward(s)); /* there is no forward */
+    CHECK_OK(forward(s));
+    while (run_is_aside(s->run))
+        CHECK_OK(run_continue(s->run));
+    CHECK_OK(backward(s));
+    CHECK(run_is_aside(s->run));
+    destroy_stack(s);
+    gradd_plan_destroy(plan);
+    gradd_model_destroy(model);
+    gradd_device_close(device);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+TEST(a_step_is_put_aside_behind_each_chunk) {
+    gradd_device_t *device = open_on(&gradd_backend_cpu);
+    fixture_t whole, parts;
+    fixture_open(&whole, GRADD_ADAMW_TORCH), fixture_open(&parts, GRADD_ADAMW_TORCH);
+    device_set_way(device, always, NULL);
+    for (uint64_t number = 0; number < 2; number++) {
+        const step_request_t r = request(&whole, number, 1), s = request(&parts, number, 1);
+        double norm;
+        bool left_out, done = false;
+        stepping_t *step;
+        int turns = 0;
+        CHECK_OK(run(&r, &norm));
+        CHECK_OK(step_create(device, &s, &step));
+        for (; !done; turns++)
+            CHECK_OK(step_continue(step, &done));
+        CHECK(turns >= 4); /* three chunks, and one */
+        CHECK(step_norm(step, &left_out) == norm && !left_out);
+        step_destroy(step);
+    }
+    CHECK(n_asked >= 8);
+    CHECK(same_parameters(&whole, &parts));
+    fixture_close(&whole), fixture_close(&parts);
+    gradd_device_close(device);
+}

@@ -1,0 +1,113 @@
+/* A product in parts: the same sum for each element as by the definition, for every way that there
+ * is to cut it, and nothing written outside a part.
+ */
+#include "kernels/cpu/gemm/gemm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/contract/backend.h"
+#include "tests/test.h"
+
+static float *values(int64_t n, unsigned step) {
+    float *v = aligned_alloc(64, (size_t)(n * 4 + 63) / 64 * 64);
+    CHECK(v != NULL);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = (float)((uint64_t)i * step % 401) / 400 - 0.5f;
+    return v;
+}
+
+static void *scratch(const gradd_prepared_t *p) {
+    void *memory = aligned_alloc(64, p->workspace / 64 * 64 + 64);
+    CHECK(memory != NULL);
+    return memory;
+}
+
+/* Computes the parts from the last to the first, none of which may need another. */
+static void check(const gradd_gemm_t *g, int expected_parts) {
+    const int64_t batches = gradd_gemm_batches(g), n = batches * g->m * g->n;
+    float *a = values(batches * g->m * g->k, 7919), *b = values(batches * g->k * g->n, 104729);
+    float *bias = values(g->n, 31), *got = values(n, 1), *want = values(n, 1);
+    gradd_prepared_t ready;
+    CHECK_OK(gradd_gemm_prepare(g, &ready));
+    CHECK_EQ_INT(ready.parts, expected_parts);
+    void *workspace = scratch(&ready);
+    const gradd_gemm_operands_t o = {a, b, g->has_bias ? bias : NULL, got, workspace};
+    for (int part = ready.parts - 1; part >= 0; part--)
+        CHECK_OK(gradd_gemm_part(ready.state, part, &o));
+    CHECK_OK(gradd_gemm_ref(g, a, b, o.bias, want));
+    for (int64_t i = 0; i < n; i++)
+        CHECK(fabsf(got[i] - want[i]) <= 1e-4f * (1 + fabsf(want[i])));
+    gradd_gemm_unprepare(&ready);
+    free(a), free(b), free(bias), free(got), free(want), free(workspace);
+}
+
+static gradd_gemm_t product(int64_t m, int64_t n, int64_t k) {
+    return (gradd_gemm_t){.dtype = GRADD_DT_F32,
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .a_m = k,
+                          .a_k = 1,
+                          .b_k = n,
+                          .b_n = 1,
+                          .alpha = 1,
+                          .threads = 2,
+                          .parts = 3};
+}
+
+TEST(rows_are_cut) {
+    gradd_cpu_enter(2);
+    gradd_gemm_t g = product(300, 40, 50);
+    check(&g, 3); /* 128, 128 and 44 rows */
+    g.has_bias = true;
+    check(&g, 3);
+    g.has_bias = false;
+    g.a_m = 1, g.a_k = g.m; /* columns of A */
+    check(&g, 3);
+    g.accumulate = true;
+    check(&g, 3);
+    g = product(192, 33, 20);
+    g.b_k = 1, g.b_n = g.k;
+    check(&g, 3); /* equal ones */
+    g = product(20, 300, 20);
+    check(&g, 1);                /* too few */
+    g = product(192, 256, 3100); /* long sums */
+    check(&g, 3);
+}
+
+TEST(a_batch_is_cut) {
+    gradd_cpu_enter(2);
+    gradd_gemm_t g = product(30, 20, 10);
+    g.batch_rank = 1;
+    g.batch[0] = 7;
+    g.a_batch[0] = g.m * g.k;
+    g.b_batch[0] = g.k * g.n;
+    check(&g, 3); /* 3, 3 and 1 matrices */
+    g.batch_rank = 2;
+    g.batch[0] = 5, g.batch[1] = 4;
+    g.a_batch[0] = 4 * g.m * g.k, g.a_batch[1] = g.m * g.k;
+    g.b_batch[0] = g.k * g.n, g.b_batch[1] = 0; /* one right operand for four */
+    check(&g, 3);
+}
+
+/* The same bits however often a launch is interrupted: the parts are those that were prepared. */
+TEST(parts_in_turn_are_the_whole) {
+    gradd_cpu_enter(2);
+    const gradd_gemm_t g = product(500, 64, 96);
+    float *a = values(g.m * g.k, 7919), *b = values(g.k * g.n, 104729);
+    float *whole = values(g.m * g.n, 1), *parts = values(g.m * g.n, 2);
+    gradd_prepared_t ready;
+    CHECK_OK(gradd_gemm_prepare(&g, &ready));
+    void *workspace = scratch(&ready);
+    CHECK_OK(gradd_gemm(ready.state, a, b, NULL, whole, workspace));
+    for (int part = 0; part < ready.parts; part++) {
+        if (workspace && ready.workspace) memset(workspace, 0x7f, ready.workspace);
+        CHECK_OK(gradd_gemm_part(ready.state, part,
+                                 &(gradd_gemm_operands_t){a, b, NULL, parts, workspace}));
+    }
+    CHECK(!memcmp(whole, parts, sizeof(float) * (size_t)(g.m * g.n)));
+    gradd_gemm_unprepare(&ready);
+    free(a), free(b), free(whole), free(parts), free(workspace);
+}
