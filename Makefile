@@ -89,9 +89,9 @@ BIN  := $(B)/bin/gradd
 FAKE := $(B)/bin/gradd-fake
 
 # ---------------------------------------------------------------- targets
-.PHONY: all versions cuda cuda-deps gpu-bundle setup test nightly check check-asan check-tsan \
-        check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint pages site docs clean \
-        help unit info wheel FORCE
+.PHONY: all versions cuda cuda-deps gpu-bundle setup test nightly torture check check-asan \
+        check-tsan check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint pages \
+        site docs clean help unit info wheel FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 

@@ -8,7 +8,7 @@
 # Findings and corpora stay in $(B)/fuzz.
 FUZZ_RUNS    ?= 100000
 FUZZ_CC      ?= clang
-FUZZ_TARGETS ?= wire handle import
+FUZZ_TARGETS ?= wire handle import control state
 FUZZ_MAX     := -max_len=16384 -timeout=20 -rss_limit_mb=2048
 FUZZ_HELP    := $(filter-out tests/fuzz/fuzz_%.c tests/fuzz/standalone.c,\
                     $(wildcard tests/fuzz/*.c)) tests/c/onnx_build.c
@@ -24,7 +24,7 @@ FUZZ_RUN      = -runs=$(FUZZ_RUNS) $(FUZZ_MAX) -print_final_stats=1 ../corpus_$(
 else
 FUZZ_RUN      = -runs=$(FUZZ_RUNS)
 endif
-fuzz: ## mutated input for FUZZ_TARGETS="wire handle import", FUZZ_RUNS=100000 each
+fuzz: ## mutated input for FUZZ_TARGETS="wire handle import control state", FUZZ_RUNS=100000 each
 	$(if $(HAVE_FUZZER),,@echo "*** no $(FUZZ_CC): NO COVERAGE, the mutations are blind ***")
 	@$(FUZZ_MAKE) $(FUZZ_TARGETS:%=$(FUZZ_O)/bin/fuzz_%)
 	@for t in $(FUZZ_TARGETS); do $(MAKE) --no-print-directory fuzz-run-$$t || exit 1; done

@@ -47,7 +47,7 @@ OPTIMISE := -O1 -g -fno-omit-frame-pointer
 endif
 HARDEN   := $(if $(SANITIZE)$(filter 1,$(DEBUG)),,-D_FORTIFY_SOURCE=3) -fstack-protector-strong \
             -fstack-clash-protection \
-            $(if $(filter x86_64,$(shell uname -m)),-fcf-protection,-mbranch-protection=standard)
+            $(if $(filter x86_64,$(MACHINE)),-fcf-protection,-mbranch-protection=standard)
 # maybe-uninitialized depends on what this compiler version inlines and does not see through the
 # house idiom (results are written only on success): it warns, but does not stop the build.
 WARN     := -Wall -Wextra -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith \

@@ -8,6 +8,13 @@ nightly: all $(TESTED) ## long property tests, parity per switch (ONLY="FILES SW
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) \
 	    --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
 
+# The counts go on from run to run in benchmarks/results/torture.json.
+TORTURE_SECONDS ?= 600
+torture: all $(B)/bin/test_restart_points ## kill -9 during training, for TORTURE_SECONDS=600
+	@GRADD_EVERY_POINT=1 GRADD_BIN=$(abspath $(B)/bin/gradd) $(B)/bin/test_restart_points
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) PYTHONPATH=adapters/python nice $(PY) \
+	    benchmarks/torture.py --seconds $(TORTURE_SECONDS)
+
 check: lint all $(TESTED) ## the inner loop: lint, checks, C, quick Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B) --quick
 

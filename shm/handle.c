@@ -95,11 +95,23 @@ static gradd_status_t check_limits(const gradd_handle_table_t *table, uint64_t b
     return GRADD_OK;
 }
 
+/* Under two ids, ranges would overlap of which no check knows. */
+static gradd_status_t check_new(const gradd_handle_table_t *table, const gradd_segment_t *segment) {
+    for (uint32_t i = 0; i < table->n_entries && segment->inode; i++) {
+        const handle_entry_t *entry = &table->entries[i];
+        if (entry->segment.inode == segment->inode && entry->segment.device == segment->device)
+            return GRADD_FAIL(SHM, "its memory is segment %llu already",
+                              (unsigned long long)entry->id);
+    }
+    return GRADD_OK;
+}
+
 static gradd_status_t add_locked(gradd_handle_table_t *table, uint64_t id,
                                  gradd_segment_t *segment) {
     if (table->closed) return GRADD_FAIL(STALE, "the client is gone");
     if (find(table, id))
         return GRADD_FAIL(SHM, "segment %llu exists already", (unsigned long long)id);
+    GRADD_TRY(check_new(table, segment));
     GRADD_TRY(check_limits(table, segment->bytes));
     GRADD_TRY(grow(table));
     table->entries[table->n_entries++] = (handle_entry_t){.id = id, .segment = *segment};

@@ -154,7 +154,11 @@ gradd_status_t gradd_segment_open_base(int fd, uint64_t expect_bytes,
 gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_mapper_t *mapper,
                                   gradd_segment_t *out_segment) {
     gradd_segment_t opened = {.fd = fd, .mapper = mapper};
+    struct stat st;
     GRADD_TRY(gradd_segment_check(fd, &opened.bytes));
+    if (fstat(fd, &st) != 0) return GRADD_FAIL(SHM, "cannot examine it: %s", strerror(errno));
+    opened.device = st.st_dev;
+    opened.inode = st.st_ino;
     if (opened.bytes != expect_bytes)
         return GRADD_FAIL(SHM, "the segment has %llu bytes, the message said %llu",
                           (unsigned long long)opened.bytes, (unsigned long long)expect_bytes);

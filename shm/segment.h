@@ -68,10 +68,11 @@ typedef struct gradd_segment_s {
     uint32_t header_bytes;        /* in front, where no tensor lies (header.h); 0 = none */
     uint32_t purpose;             /* GRADD_SEGMENT_... of header.h */
     gradd_memory_t memory;
+    uint64_t device, inode; /* of the file, which say whether two are one; inode 0: not known */
 } gradd_segment_t;
 
 /* The empty segment: gradd_segment_t s = GRADD_SEGMENT_INIT; */
-#define GRADD_SEGMENT_INIT {-1, NULL, 0, NULL, 0, 0, GRADD_MEMORY_MEMFD}
+#define GRADD_SEGMENT_INIT {-1, NULL, 0, NULL, 0, 0, GRADD_MEMORY_MEMFD, 0, 0}
 
 /* Makes a segment of exactly `bytes` zero bytes (> 0), reserved, sealed and mapped. `name` is for
  * /proc only, at most 200 characters. Fails with LIMIT (size), NOSPC (no room), SHM. */

@@ -69,11 +69,21 @@ static gradd_status_t checked(gradd_status_t status) {
     return status;
 }
 
+/* Other memory each time, of the size of the second. */
+static int fresh(void) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    REQUIRE(gradd_segment_create("fresh", good[1].bytes, &segment) == GRADD_OK);
+    const int fd = dup(segment.fd);
+    gradd_segment_finish(&segment);
+    return fd;
+}
+
 static int descriptor(uint64_t kind) {
     switch (kind) {
     case 0:
+        return dup(good[0].fd);
     case 1:
-        return dup(good[kind].fd);
+        return fresh();
     case 2:
         return dup(unsealed);
     case 3:
@@ -88,13 +98,15 @@ static int descriptor(uint64_t kind) {
 static void add(gradd_lease_t *lease, mirror_t *m, input_t *in) {
     uint64_t id = take(in, 1) % IDS, kind = take(in, 1) % KINDS, claim = number(in), sum = 0;
     int count = 0;
+    bool twice = false; /* the only one of its size has an id */
     for (int i = 0; i < IDS; i++) {
+        twice = twice || (kind == 0 && m->bytes[i] == good[0].bytes);
         count += m->bytes[i] != 0;
         sum += m->bytes[i];
     }
     uint64_t real = kind < 2 ? good[kind].bytes : 0;
-    bool fits = real && claim == real && !m->closed && !m->bytes[id] && count < MAX_SEGMENTS &&
-                sum + real <= MAX_BYTES;
+    bool fits = real && !twice && claim == real && !m->closed && !m->bytes[id] &&
+                count < MAX_SEGMENTS && sum + real <= MAX_BYTES;
     gradd_status_t st = checked(gradd_lease_add(lease, id, descriptor(kind), claim, NULL));
     REQUIRE((st == GRADD_OK) == fits);
     if (fits) m->bytes[id] = real;

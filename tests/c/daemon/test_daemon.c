@@ -200,9 +200,9 @@ TEST(segments_of_the_kind_and_device_there_is) {
     peer_daemon_start(&daemon, NULL);
     peer_connect(&peer, daemon.dir);
     CHECK_OK(peer_hello(&peer, 2, 2));
-    CHECK_OK(gradd_segment_create("test", 4096, &segment));
     for (uint64_t id = 1; id <= 2; id++) {
         wire_out_t *m = &peer.out;
+        CHECK_OK(gradd_segment_create("test", 4096, &segment));
         wire_begin(m);
         wire_key(m, "v");
         wire_put_text(m, "segment");
@@ -216,8 +216,8 @@ TEST(segments_of_the_kind_and_device_there_is) {
         wire_key(m, "device");
         wire_put_text(m, "cpu");
         CHECK_OK(peer_control(&peer, segment.fd));
+        gradd_segment_finish(&segment);
     }
-    gradd_segment_finish(&segment);
     peer_close(&peer);
     peer_daemon_stop(&daemon);
 }

@@ -171,8 +171,8 @@ TEST(clients_move_to_the_next_worker) {
     CHECK(loss != 0);
     CHECK_OK(gradd_segment_create("second", 4096, &second));
     CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
-    CHECK_OK(peer_send_fd(&peer, 3, 4096, second.fd));
     unsegment(&peer, 2);
+    CHECK_OK(peer_send_fd(&peer, 3, 4096, second.fd));
     for (int lost = 0; lost < 6; lost++) { /* more often than over one that it does not survive */
         const pid_t worker = peer_daemon_worker(&daemon);
         kill(worker, SIGKILL);
@@ -193,7 +193,9 @@ TEST(clients_move_to_the_next_worker) {
         const float again = run_small(&peer, 8);
         CHECK(memcmp(&again, &loss, sizeof loss) == 0);
     }
-    CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 3, 4096, second.fd)); /* it is there */
+    CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 2, 4096, second.fd));
+    CHECK_ERROR_HAS("its memory is segment 3 already");
+    unsegment(&peer, 3);
     CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
     gradd_segment_finish(&second);
     peer_close(&peer);
