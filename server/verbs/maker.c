@@ -10,7 +10,7 @@
 #include "server/device/device.h"
 #include "server/verbs/crash.h"
 
-struct maker_s {
+struct plan_maker_s {
     worker_t *worker; /* Borrowed */
     making_t *all;    /* Owned */
     pthread_t thread;
@@ -22,7 +22,7 @@ struct maker_s {
 
 /* ---- the thread ---- */
 
-static making_t *next_queued(maker_t *maker) {
+static making_t *next_queued(plan_maker_t *maker) {
     pthread_mutex_lock(&maker->lock);
     while (!maker->queue && !maker->stops)
         pthread_cond_wait(&maker->more, &maker->lock);
@@ -46,7 +46,7 @@ static void make(making_t *making) {
 }
 
 static void *make_plans(void *arg) {
-    maker_t *maker = arg;
+    plan_maker_t *maker = arg;
     prctl(PR_SET_NAME, "gradd-plans");
     crash_guard_making();
     for (making_t *making; (making = next_queued(maker));) {
@@ -58,10 +58,10 @@ static void *make_plans(void *arg) {
 
 /* ---- the engine thread ---- */
 
-gradd_status_t maker_start(worker_t *worker, maker_t **out) {
+gradd_status_t maker_start(worker_t *worker, plan_maker_t **out) {
     *out = NULL;
     if (!worker->device->backend->host) return GRADD_OK;
-    maker_t *maker = calloc(1, sizeof *maker);
+    plan_maker_t *maker = calloc(1, sizeof *maker);
     if (!maker) return GRADD_FAIL(NOMEM, "no memory for a thread");
     maker->worker = worker;
     pthread_mutex_init(&maker->lock, NULL);
@@ -75,7 +75,7 @@ gradd_status_t maker_start(worker_t *worker, maker_t **out) {
     return GRADD_OK;
 }
 
-static void destroy(maker_t *maker, making_t *making) {
+static void destroy(plan_maker_t *maker, making_t *making) {
     making_t **link = &maker->all;
     while (*link != making)
         link = &(*link)->next;
@@ -88,8 +88,8 @@ static void destroy(maker_t *maker, making_t *making) {
     free(making);
 }
 
-/* Those that came to be there when nobody waited any more. */
-static void sweep(maker_t *maker) {
+/* Those that are there, and for which no request waits any more. */
+static void sweep(plan_maker_t *maker) {
     for (making_t *making = maker->all, *next; making; making = next) {
         next = making->next;
         if (!making->refs && __atomic_load_n(&making->done, __ATOMIC_ACQUIRE))
@@ -97,7 +97,7 @@ static void sweep(maker_t *maker) {
     }
 }
 
-void maker_stop(maker_t *maker) {
+void maker_stop(plan_maker_t *maker) {
     if (!maker) return;
     pthread_mutex_lock(&maker->lock);
     maker->stops = true;
@@ -111,7 +111,7 @@ void maker_stop(maker_t *maker) {
     free(maker);
 }
 
-making_t *maker_find(maker_t *maker, const uint8_t key[GRADD_SHA256_BYTES]) {
+making_t *maker_find(plan_maker_t *maker, const uint8_t key[GRADD_SHA256_BYTES]) {
     for (making_t *making = maker->all; making; making = making->next) {
         if (atomic_load(&making->dropped) || memcmp(making->key, key, sizeof making->key) != 0)
             continue;
@@ -121,7 +121,7 @@ making_t *maker_find(maker_t *maker, const uint8_t key[GRADD_SHA256_BYTES]) {
     return NULL;
 }
 
-static void enqueue(maker_t *maker, making_t *making) {
+static void enqueue(plan_maker_t *maker, making_t *making) {
     pthread_mutex_lock(&maker->lock);
     if (maker->queue_tail)
         maker->queue_tail->next_queued = making;
@@ -132,14 +132,14 @@ static void enqueue(maker_t *maker, making_t *making) {
     pthread_mutex_unlock(&maker->lock);
 }
 
-static void begin(maker_t *maker, making_t *making) {
+static void begin(plan_maker_t *maker, making_t *making) {
     making->refs = 1;
     making->next = maker->all;
     maker->all = making;
     enqueue(maker, making);
 }
 
-gradd_status_t maker_begin(maker_t *maker, model_entry_t *model,
+gradd_status_t maker_begin(plan_maker_t *maker, model_entry_t *model,
                            const gradd_plan_options_t *options, plan_ask_t *ask,
                            making_t **out_making) {
     sweep(maker);
@@ -156,7 +156,7 @@ gradd_status_t maker_begin(maker_t *maker, model_entry_t *model,
     return GRADD_OK;
 }
 
-gradd_status_t maker_load(maker_t *maker, const uint8_t id[GRADD_SHA256_BYTES], void *onnx,
+gradd_status_t maker_load(plan_maker_t *maker, const uint8_t id[GRADD_SHA256_BYTES], void *onnx,
                           size_t bytes, making_t **out_making) {
     sweep(maker);
     making_t *making = calloc(1, sizeof *making);
@@ -177,7 +177,7 @@ gradd_status_t making_status(const making_t *making) {
     return making->status;
 }
 
-void maker_release(maker_t *maker, making_t *making) {
+void maker_release(plan_maker_t *maker, making_t *making) {
     if (!making || --making->refs > 0) return;
     atomic_store(&making->dropped, true);
     sweep(maker);

@@ -10,7 +10,7 @@
 
 #include "server/verbs/plan_ask.h"
 
-typedef struct maker_s maker_t;
+typedef struct plan_maker_s plan_maker_t;
 
 /* A model or a plan on its way. */
 typedef struct making_s {
@@ -33,20 +33,20 @@ typedef struct making_s {
 } making_t;
 
 /* For a device with a queue of its own *out is NULL. Fails with NOMEM, IO. */
-gradd_status_t maker_start(worker_t *worker, maker_t **out);
+gradd_status_t maker_start(worker_t *worker, plan_maker_t **out);
 /* Waits for the plan that is being made, and forgets all. Accepts NULL. */
-void maker_stop(maker_t *maker);
+void maker_stop(plan_maker_t *maker);
 /* What is on its way under that key, retained; or NULL. */
-making_t *maker_find(maker_t *maker, const uint8_t key[GRADD_SHA256_BYTES]);
+making_t *maker_find(plan_maker_t *maker, const uint8_t key[GRADD_SHA256_BYTES]);
 /* Begins to make one; the lists of `options` are those of `ask`, which is taken over. */
-gradd_status_t maker_begin(maker_t *maker, model_entry_t *model,
+gradd_status_t maker_begin(plan_maker_t *maker, model_entry_t *model,
                            const gradd_plan_options_t *options, plan_ask_t *ask,
                            making_t **out_making);
 /* Begins to load a model; takes the bytes over, also if it fails. */
-gradd_status_t maker_load(maker_t *maker, const uint8_t id[GRADD_SHA256_BYTES], void *onnx,
+gradd_status_t maker_load(plan_maker_t *maker, const uint8_t id[GRADD_SHA256_BYTES], void *onnx,
                           size_t bytes, making_t **out_making);
 /* The failure of one that is done, if it has failed. */
 gradd_status_t making_status(const making_t *making);
-void maker_release(maker_t *maker, making_t *making); /* accepts NULL */
+void maker_release(plan_maker_t *maker, making_t *making); /* accepts NULL */
 
 #endif

@@ -48,14 +48,14 @@ typedef struct compiled_s {
 } compiled_t;
 
 typedef struct worker_s {
-    pid_t owner;            /* that clients and the command line know as the daemon */
-    gradd_device_t *device; /* Owned; what never changes of it, its info, is for any thread */
-    char missed[300];       /* why it is not the one that was asked for; "" = it is */
-    bool plain;             /* no pattern is recognised, for any client */
-    bool dense_loss;        /* logits of a loss are made as a whole, for any client */
-    int64_t unread_bytes;   /* admitted since the machine's memory was looked at */
-    const char *root;       /* of the machine's files: "", but for tests */
-    struct maker_s *maker;  /* Owned: maker.h; NULL = the engine thread makes plans */
+    pid_t owner;                /* that clients and the command line know as the daemon */
+    gradd_device_t *device;     /* Owned; what never changes of it, its info, is for any thread */
+    char missed[300];           /* why it is not the one that was asked for; "" = it is */
+    bool plain;                 /* no pattern is recognised, for any client */
+    bool dense_loss;            /* logits of a loss are made as a whole, for any client */
+    int64_t unread_bytes;       /* admitted since the machine's memory was looked at */
+    const char *root;           /* of the machine's files: "", but for tests */
+    struct plan_maker_s *maker; /* Owned: maker.h; NULL = the engine thread makes plans */
     model_entry_t *models;
     compiled_t *compiled;
     lost_plans_t lost;

@@ -29,10 +29,10 @@ gradd_status_t gradd_lanes_of_cumsum(const gradd_launch_t *r, gradd_lanes_t *out
  * the time of memory, too. */
 enum { BLOCK = 256 };
 
-typedef union sum_u {
+typedef union lane_sum_u {
     GRADD_ACC(double) real;
     GRADD_ACC(int64_t) whole;
-} sum_t;
+} lane_sum_t;
 
 /* Some steps of the sums of a block of lanes. */
 typedef struct stretch_s {
@@ -98,7 +98,7 @@ static gradd_status_t compute_cumsum(const gradd_launch_t *r) {
     const int64_t last = by_blocks ? blocks * (r->part + 1) / parts : blocks;
 #pragma omp parallel for schedule(static) if (gradd_type_count(t) >= GRADD_PARALLEL_MIN)
     for (int64_t block = first; block < last; block++) {
-        sum_t own[BLOCK], *sums = by_blocks ? own : (sum_t *)r->workspace + block * BLOCK;
+        lane_sum_t own[BLOCK], *sums = by_blocks ? own : (lane_sum_t *)r->workspace + block * BLOCK;
         const int64_t lane = block % across * BLOCK;
         const stretch_t s = {block / across * l.n * l.inner + lane,
                              l.inner - lane < BLOCK ? l.inner - lane : BLOCK,
@@ -123,7 +123,7 @@ static gradd_status_t prepare_cumsum(const gradd_infer_t *c, gradd_prepared_t *o
     const gradd_lanes_t l = gradd_lanes_of(&c->in[0].type, axis);
     out->parts = c->parts;
     if (!parts_are_blocks(&l, c->parts))
-        out->workspace = sizeof(sum_t) * BLOCK * (size_t)blocks_of(&l);
+        out->workspace = sizeof(lane_sum_t) * BLOCK * (size_t)blocks_of(&l);
     return GRADD_OK;
 }
 

@@ -135,7 +135,7 @@ def _ask_for_plan(s: Raw, graph: bytes, number: int) -> None:
     })  # fmt: skip
 
 
-def test_a_plan_that_is_being_made_holds_nobody(daemon: object) -> None:
+def test_a_plan_that_is_being_made_holds_no_other_session(daemon: object) -> None:
     """Two sessions ask for one plan and get it; a third one's requests come first."""
     path = daemon.directory
     with Raw(path).open() as short, Raw(path).attach() as one, Raw(path).attach() as other:
