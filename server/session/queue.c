@@ -151,7 +151,8 @@ void queue_hold(queue_t *queue, bool held) {
 
 static job_t *drop(queue_t *queue, lane_t *lane, bool keep_begun) {
     pthread_mutex_lock(&queue->lock);
-    job_t *kept = keep_begun && lane->head && lane->head->begun ? lane->head : NULL;
+    job_t *head = lane->head;
+    job_t *kept = keep_begun && head && head->begun && !head->word ? head : NULL;
     job_t *list = kept ? kept->next : lane->head;
     if (!kept) ring_remove(queue, lane);
     for (const job_t *job = list; job; job = job->next)

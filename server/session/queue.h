@@ -59,7 +59,7 @@ void queue_push(queue_t *queue, lane_t *lane, job_t *job);
 void queue_push_first(queue_t *queue, lane_t *lane, job_t *job);
 /* Takes all waiting jobs out of a lane; the running one stays. Returns the list. */
 job_t *queue_drop(queue_t *queue, lane_t *lane);
-/* The same, but one that was put aside stays, too. */
+/* The same, but one that was put aside stays, too, unless it waits for another process. */
 job_t *queue_drop_new(queue_t *queue, lane_t *lane);
 /* From now on the lane has that share of the engine (fair.h). */
 void queue_set_share(queue_t *queue, lane_t *lane, uint32_t share);
