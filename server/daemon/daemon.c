@@ -369,7 +369,7 @@ static void confine_start(daemon_t *daemon) {
 
 static gradd_status_t start(daemon_t *daemon) {
     confine_start(daemon);
-    gate_open();
+    GRADD_TRY(gate_open());
     daemon->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (daemon->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
     GRADD_TRY(queue_create(&daemon->queue));

@@ -14,6 +14,7 @@
 
 #define KEPT_PART 4 /* 1 / KEPT_PART of all descriptors, at most KEPT_MOST, stay free */
 #define KEPT_MOST 256
+#define LEAST     32 /* of a daemon with a session */
 #define PAUSE_NS  10000000
 
 static int spare = -1;
@@ -28,13 +29,17 @@ static rlim_t descriptor_limit(void) {
     return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
 }
 
-void gate_open(void) {
+gradd_status_t gate_open(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
         limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
     }
+    if (descriptor_limit() < LEAST)
+        return GRADD_FAIL(LIMIT, "`ulimit -n` allows %llu open files, a daemon needs at least %d",
+                          (unsigned long long)descriptor_limit(), LEAST);
     spare = open_spare();
+    return GRADD_OK;
 }
 
 /* Descriptors are handed out from the lowest on, so a high number says that most are taken. */

@@ -11,8 +11,11 @@
 
 #include <stdbool.h>
 
-/* Takes what the hard limit allows and opens the spare descriptor; once, before any thread. */
-void gate_open(void);
+#include "shm/status.h"
+
+/* Takes what the hard limit allows and opens the spare descriptor; once, before any thread. Fails
+ * with LIMIT where that is too few for a daemon to answer. */
+gradd_status_t gate_open(void);
 /* accept4() with SOCK_CLOEXEC | SOCK_NONBLOCK, also out of the descriptors that are kept free. -1
  * with errno. */
 int gate_accept(int listener);

@@ -98,6 +98,8 @@ static void end_client(owner_t *owner, relay_client_t *client) {
             owner->clients[i] = owner->clients[--owner->n_clients];
             break;
         }
+    /* Worker and kept session may have it open, too: closed here it would be reported for ever. */
+    unwatch(owner, client->peer.pidfd);
     kept_leave(&owner->kept, client);
     relay_destroy(client);
     owner->idle_since_ms = session_now_ms();
@@ -579,7 +581,7 @@ static void leave_file_limit(void) {
 
 static gradd_status_t start(owner_t *owner) {
     GRADD_TRY(open_signals(&owner->signals));
-    gate_open();
+    GRADD_TRY(gate_open());
     owner->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (owner->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
     return watch(owner, owner->signals, ON_SIGNAL, 0);

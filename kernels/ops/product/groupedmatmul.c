@@ -177,17 +177,18 @@ GRADD_OPS(
             {.text = "f32[3,2] f32[2,2,0] i64[2]={1,3}"}, {.text = "f32[3,2] f32[0,2,4] i64[0]"},
             {.text = "f32[300,70] f32[3,70,150] i64[3]={17,17,290}", .grad_tol = -1},
             {.text = "f32[260,70] f32[3,130,70] i64[3]={199,200,260} | transB=1", .grad_tol = -1})),
-    GRADD_OP("GroupedMatMulGrad", "com.gradd", 1, (3, 3), (1, 1),
-             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .types = TYPES,
-             .attrs = ATTRS, .infer = infer_groups_grad, .ref = ref_groups,
-             .cases = GRADD_CASES(
-                 {.text = "f32[5,3] f32[5,4] i64[2]={2,5}"},
-                 {.text = "f32[5,3] f32[5,4] i64[2]={2,5} | transB=1"},
-                 {.text = "f32[6,3] f32[6,2] i32[4]={0,2,2,5}"},
-                 {.text = "f32[0,3] f32[0,2] i64[2]={0,0} | transB=1"},
-                 {.text = "f32[3,0] f32[3,2] i64[2]={1,3}"}, {.text = "f32[3,2] f32[3,4] i64[0]"},
-                 {.text = "f32[120,70]:(-1,1) f32[120,150]:(-1,1) i64[3]={17,17,110}"},
-                 {.text = "f32[130,70]:(-1,1) f32[130,130]:(-1,1) i64[3]={99,100,130} | transB=1"})));
+    GRADD_OP(
+        "GroupedMatMulGrad", "com.gradd", 1, (3, 3), (1, 1),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .types = TYPES,
+        .attrs = ATTRS, .infer = infer_groups_grad, .ref = ref_groups,
+        .cases = GRADD_CASES(
+            {.text = "f32[5,3] f32[5,4] i64[2]={2,5}"},
+            {.text = "f32[5,3] f32[5,4] i64[2]={2,5} | transB=1"},
+            {.text = "f32[6,3] f32[6,2] i32[4]={0,2,2,5}"},
+            {.text = "f32[0,3] f32[0,2] i64[2]={0,0} | transB=1"},
+            {.text = "f32[3,0] f32[3,2] i64[2]={1,3}"}, {.text = "f32[3,2] f32[3,4] i64[0]"},
+            {.text = "f32[120,70]:(-1,1) f32[120,150]:(-1,1) i64[3]={17,17,110}"},
+            {.text = "f32[130,70]:(-1,1) f32[130,130]:(-1,1) i64[3]={99,100,130} | transB=1"})));
 
 #define ON_CPU(title)                                                                              \
     GRADD_KERNEL(title, "blocked", .types = TYPES, .workspace = workspace_groups,                  \

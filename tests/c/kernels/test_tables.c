@@ -44,7 +44,8 @@ static gradd_status_t audit_family(const gradd_kernels_t *kernels) {
         if (!k->op || !find_in(ops, k->op))
             return GRADD_FAIL(INTERNAL, "a kernel of %s runs '%s', which is not of that family",
                               kernels->file, k->op ? k->op : "");
-        if (!k->name || !k->compute || (k->unprepare && !k->prepare) || (k->prepare && k->workspace))
+        if (!k->name || !k->compute || (k->unprepare && !k->prepare) ||
+            (k->prepare && k->workspace))
             return GRADD_FAIL(INTERNAL, "the kernel '%s' of %s is incomplete",
                               k->name ? k->name : "", k->op);
     }

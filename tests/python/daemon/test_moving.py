@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
+import psutil
 import pytest
 import torch
-from conftest import Daemon
+from conftest import PYTHONPATH, Daemon
 
 from gradd import ORTModule, optim
 from gradd.session import control
@@ -132,3 +136,24 @@ def test_clients_that_do_not_say_that_they_move_are_hung_up_on(
     steps.step(6)
     assert client._connection is not connection and client.session > session
     _assert_equal(steps.bits(), expected)
+
+
+def test_the_owner_rests_while_a_client_is_gone_and_its_worker_is_stuck(daemon: Daemon) -> None:
+    """The worker has descriptors of the client open as well, which must not wake the owner."""
+    script = "from gradd.session import client; client.get_client(); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    ) as other:
+        assert other.stdout.readline() == b"1\n"
+        owner = psutil.Process(daemon.process.pid)
+        (worker,) = owner.children()
+        worker.suspend()
+        other.kill()
+    before = sum(owner.cpu_times()[:2])
+    time.sleep(1)
+    used = sum(owner.cpu_times()[:2]) - before
+    worker.resume()
+    assert used < 0.3  # of that second; a loop takes all of it

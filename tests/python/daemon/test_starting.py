@@ -100,6 +100,14 @@ def test_a_trainer_notices_nothing(
     assert said == ["the daemon died during its start, by SIGKILL; starting another one"] * 2
 
 
+def test_too_few_open_files_are_named(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _script(tmp_path, monkeypatch, 1000, f'ulimit -n 20; exec {conftest.BINARY} "$@"')
+    with pytest.raises(errors.SessionError, match="`ulimit -n` allows 20 open files, a daemon"):
+        daemons.connect(directory)
+
+
 @pytest.mark.parametrize("death", _DEATHS)
 def test_the_end_of_tries_is_named(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
