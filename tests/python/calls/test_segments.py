@@ -243,7 +243,7 @@ def test_segments_begin_with_a_header(daemon: Any) -> None:
     assert len(owners) == 1 and owners != {0}
     (shown,) = daemon.ps()["sessions"]
     bytes_of = shown["segment_kinds"]
-    assert bytes_of.pop("other") == 0 and all(bytes_of.values())
+    assert bytes_of.pop("other") == 0 == bytes_of.pop("base") and all(bytes_of.values())
     assert sum(bytes_of.values()) == shown["segment_bytes"] == client.segment_bytes()
     assert bytes_of["gradients"] == client.gradients.bytes()
 

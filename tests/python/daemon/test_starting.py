@@ -210,7 +210,7 @@ def test_a_wrong_option_is_one_line(directory: Path, args: tuple[str, ...], said
         (
             "version",
             "--dir=/",
-            "serve, ps, top, show, logs, drain, web, stop, trace, restart, forget",
+            "serve, ps, top, show, logs, drain, web, stop, restart, trace, forget, doctor",
         ),
         ("--list-ops", "--threads=1", "serve"),
     ],

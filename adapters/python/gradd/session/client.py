@@ -553,6 +553,11 @@ class Client:
 
     # ---- segments ----
 
+    def settle(self) -> None:
+        """Ends what is queued: memory that is given back may come again under another id."""
+        with self.lock:
+            self.connected("end what is queued", lambda _: self._prepare())
+
     def new_segment(self, size: int, purpose: str, in_pieces: bool = False) -> AnySegment:
         """One of this purpose (shm.PURPOSES) that the daemon does not know yet."""
         what = (self.next_id(), size, Header(purpose, self.owner), in_pieces)

@@ -166,9 +166,12 @@ def take(client: Client, name: str, verb: str = "reattach") -> Taken:
         SessionError: There is none of that name, or another process has it.
         SharedMemoryError: What comes is no kept session.
     """
+    client.settle()
     files = _fetch(client, name, verb)
     try:
         content, seconds = _read(files[0][1]), files[0][2]
+        if verb == "peek" and "small" in content:
+            raise errors.SessionError(f"'{name}' is a kept session: gradd.reattach() takes it")
         sizes: dict[int, dict[int, int]] = {number: {} for number, _, _ in files[1:]}
         for at in _places(content):
             _check(at, sizes)

@@ -50,7 +50,9 @@ def test_groups_of_any_size(turned: bool) -> None:
     assert model.gradd_stats()["captures"] == 1
 
 
-def test_rows_behind_the_last_group_are_zero() -> None:
+def test_rows_behind_the_last_group_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In torch they are whatever the memory held, which no check can compare."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     model = ORTModule(Groups(False), strict=True)
     x = torch.randn(6, 8).bfloat16().requires_grad_()
     y = model(x, torch.tensor([1, 2, 4], dtype=torch.int32))
