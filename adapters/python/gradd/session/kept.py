@@ -166,6 +166,9 @@ def take(client: Client, name: str, verb: str = "reattach") -> Taken:
         SessionError: There is none of that name, or another process has it.
         SharedMemoryError: What comes is no kept session.
     """
+    with client.lock:
+        for pool in (client.parameters, client.state):
+            pool.drain()
     client.settle()
     files = _fetch(client, name, verb)
     try:
@@ -215,7 +218,7 @@ def _adopt(client: Client, name: str, fd: int, sizes: dict[int, int]) -> list[Bl
         base = Base(fd, client.next_id(), name)
         client.pass_segment(base)
         bases.note(base)
-        return client.parameters.adopt(base, sizes, ends=True)
+        return client.parameters.adopt(base, sizes)
     segment = Segment.adopted(fd, client.next_id(), client.owner)
     pools = {pool.purpose: pool for pool in (client.parameters, client.state)}
     pool = pools.get(segment.header.purpose)

@@ -236,13 +236,12 @@ class Pool:
         if self.watched:
             watch.add(segment.address, segment.size)
 
-    def adopt(self, segment: Segment, sizes: dict[int, int], ends: bool = False) -> list[Block]:
-        """Takes a segment whose contents were made elsewhere.
+    def adopt(self, segment: Segment, sizes: dict[int, int]) -> list[Block]:
+        """Takes a segment whose contents were made elsewhere; it goes when its blocks are gone.
 
         Args:
             segment: It.
-            sizes: Bytes of the blocks in it, by their offsets; the rest is free.
-            ends: It gets no more blocks, and goes when these are gone.
+            sizes: Bytes of the blocks in it, by their offsets. It gets no others.
 
         Returns:
             These blocks, each held once.
@@ -265,8 +264,7 @@ class Pool:
             free[end] = segment.size - end
         self._add(segment)
         self._free[segment.id] = (segment, starts, free)
-        if ends:
-            self._ending.add(segment.id)
+        self._ending.add(segment.id)
         blocks = [Block(self, segment, at, round_up(max(n, 1))) for at, n in sorted(sizes.items())]
         for block in blocks:
             self.busy[segment.id, block.offset] = block
