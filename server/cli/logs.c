@@ -87,7 +87,7 @@ static bool is_known(const log_file_t *file, unsigned long session) {
 
 static bool is_about(log_file_t *file, const char *pairs, const char *name) {
     if (!pairs) return false;
-    if (has(pairs, "event", "daemon_start")) file->n_sessions = 0; /* its sessions count anew */
+    if (has(pairs, "event", "daemon_start")) file->n_sessions = 0; /* its sessions count from 1 again */
     const unsigned long session = session_of(pairs);
     const bool named = has(pairs, "client", name) || has(pairs, "pid", name) ||
                        has(pairs, "session", name) || has(pairs, "name", name);
@@ -138,7 +138,7 @@ static void print_line(const logs_t *logs, log_file_t *file, const char *line) {
         fputs(line, stdout);
 }
 
-/* What has come since the last time. A file that has become shorter is read anew. */
+/* What has come since the last time. A file that has become shorter is read again. */
 static void print_new(const logs_t *logs, log_file_t *file) {
     char *line = NULL;
     size_t capacity = 0;

@@ -33,8 +33,7 @@ _seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # by id: the tenso
 
 def note(base: Base) -> None:
     """This process has mapped a base."""
-    _mapped[:] = [ref for ref in _mapped if ref() is not None]
-    _mapped.append(weakref.ref(base))
+    _mapped.append(weakref.ref(base, _mapped.remove))
 
 
 def any_mapped() -> bool:
@@ -45,7 +44,7 @@ def any_mapped() -> bool:
 def holds(tensor: torch.Tensor) -> Base | None:
     """The base in which a tensor lies."""
     at = data_ptr(tensor)
-    for ref in _mapped:
+    for ref in tuple(_mapped):  # a collection may shorten it
         base = ref()
         if base is not None and base.address <= at < base.address + base.size:
             return base
