@@ -87,7 +87,7 @@ static bool is_known(const log_file_t *file, unsigned long session) {
 
 static bool is_about(log_file_t *file, const char *pairs, const char *name) {
     if (!pairs) return false;
-    if (has(pairs, "event", "daemon_start")) file->n_sessions = 0; /* its sessions count from 1 again */
+    if (has(pairs, "event", "daemon_start")) file->n_sessions = 0; /* sessions restart at 1 */
     const unsigned long session = session_of(pairs);
     const bool named = has(pairs, "client", name) || has(pairs, "pid", name) ||
                        has(pairs, "session", name) || has(pairs, "name", name);
