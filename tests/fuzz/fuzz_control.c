@@ -19,17 +19,7 @@
 #include "server/owner/retell.h"
 #include "server/session/link.h"
 #include "shm/fdpass.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
-
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #cond, gradd_error_message());  \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "tests/fuzz/target.h"
 
 enum { N_FILES = 6, STEPS = 40 };
 

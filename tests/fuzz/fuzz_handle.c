@@ -15,20 +15,10 @@
 #include "server/verbs/spans.h"
 #include "shm/handle.h"
 #include "shm/lease.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
+#include "tests/fuzz/target.h"
 
 enum { IDS = 8, MAX_SEGMENTS = 6, MAX_RANGES = 12, KINDS = 6 };
 #define MAX_BYTES ((uint64_t)5 * 4096)
-
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #cond, gradd_error_message());  \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 typedef struct input_s {
     const uint8_t *at, *end;

@@ -18,17 +18,7 @@
 #include "tests/fuzz/mutate_onnx.h"
 #include "tests/fuzz/run_model.h"
 #include "tests/fuzz/seed_cases.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
-
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond);                             \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "tests/fuzz/target.h"
 
 static void check_tensor(const gradd_view_t *view) {
     volatile uint8_t sink = 0;

@@ -13,17 +13,7 @@
 #include <unistd.h>
 
 #include "server/owner/state.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
-
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #cond, gradd_error_message());  \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "tests/fuzz/target.h"
 
 enum { FIRST = 40, N_OPEN = 16 }; /* descriptors that are handed on */
 

@@ -16,20 +16,10 @@
 #include "server/verbs/worker.h"
 #include "server/wire/version.h"
 #include "tests/c/onnx_build.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
+#include "tests/fuzz/target.h"
 
 #define SEGMENT_BYTES 8192
 #define MAX_ENVELOPES 12
-#define REQUIRE(cond)                                                                              \
-    do {                                                                                           \
-        if (!(cond)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #cond, gradd_error_message());  \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
-
 static worker_t worker = {.root = ""};
 static session_table_t table;
 static session_t *session;

@@ -18,8 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
+#include "tests/fuzz/target.h"
+
 size_t LLVMFuzzerMutate(uint8_t *data, size_t n, size_t max_n);
 __attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t n, size_t max_n,
                                                      unsigned seed);
