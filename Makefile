@@ -104,7 +104,7 @@ demo: all ## train a small Llama through the daemon, next to plain Trainer
 bench: all ## measure against torch eager and torch.compile
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) benchmarks/run.py $(ARGS)
 
-C_FILES = $(shell find shm kernels server tests benchmarks \( -name '*.[ch]' -o -name '*.cu' \
+C_FILES = $(shell find shm kernels server train tests benchmarks \( -name '*.[ch]' -o -name '*.cu' \
                        -o -name '*.cuh' \) 2>/dev/null | sort)
 format: ## rewrite all sources in the house format
 	$(Q)$(VENV)/bin/clang-format -i $(C_FILES)
