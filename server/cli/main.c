@@ -225,6 +225,16 @@ static int handle_cache(const options_t *options) {
     return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
+/* The command of the wheels has it, which is a program of Python, and leaves the rest to this one.
+ */
+static int handle_demo(const options_t *options) {
+    (void)options;
+    fputs("gradd: the demo is a program of Python: run `make demo` in a clone, or `gradd demo` of "
+          "the installed wheels\n",
+          stderr);
+    return EXIT_USAGE;
+}
+
 /* Alone: the last line of a log must say what is wrong. */
 static int wrong_usage(void) {
     fprintf(stderr, "gradd: %s\n", gradd_error_message());
@@ -255,6 +265,7 @@ int main(int argc, char **argv) {
         {"--list-ops", handle_list_ops},
         {"doctor",     handle_doctor  },
         {"cache",      handle_cache   },
+        {"demo",       handle_demo    },
         {"--help",     handle_help    },
     };
     options_t options;

@@ -46,6 +46,7 @@ static const struct {
     {"version",    "version of binary and protocol",                                       NULL    },
     {"doctor",     "the devices, and why others are not available",                        NULL    },
     {"cache",      "the translated graphs that trainers keep on disk",                     NULL    },
+    {"demo",       "train a small Llama (of the wheels; in a clone: make demo)",           NULL    },
     {"--list-ops", "operators of the engine",                                              NULL    },
 };
 #define N_VERBS (sizeof verbs / sizeof *verbs)

@@ -213,7 +213,8 @@ REASONS = (
     Reason(
         "unsupported_input_type",
         _DATA,
-        "`forward()` reads an input or buffer of a dtype that the daemon does not have.",
+        "`forward()` reads an input or buffer of a dtype that the daemon does not have, or takes "
+        "an int of more than 64 bits.",
         "Convert it before the call.",
     ),
     Reason(

@@ -421,6 +421,9 @@ def test_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link.symlink_to(open_to_all)
     with pytest.raises(DirectoryError, match="^GRADD_E_IO: .*link"):
         check_directory(link, create=True)
+    (file := tmp_path / "file").touch()
+    with pytest.raises(DirectoryError, match=f"^GRADD_E_IO: {file} is no directory: set GRADD_DIR"):
+        check_directory(file, create=True)
     with pytest.raises(DirectoryError, match="^GRADD_E_IO: .*107"):
         check_directory(tmp_path / ("x" * 120), create=True)
 

@@ -230,6 +230,12 @@ def test_each_spelling_of_a_command_reads_the_same_options() -> None:
         assert _gradd(*words) == wrong
 
 
+def test_the_demo_of_the_wheels_is_named() -> None:
+    code, out, error = _gradd("demo")
+    assert (code, out) == (2, "") and "make demo" in error
+    assert "make demo" in _gradd("--help")[1]
+
+
 def test_help_is_printed_beside_wrong_options() -> None:
     for args in (["--help"], ["help"], ["-h"], ["--wrong", "--help"]):
         code, out, _ = _gradd(*args, GRADD_THREADS="abc" if "--help" in args else "")

@@ -343,10 +343,26 @@ def test_a_cut_attribute_is_named_as_it_is_written(caplog: pytest.LogCaptureFixt
     assert ".real computes with torch.complex64" in said[0] and "getattr" not in said[0]
 
 
-def test_sizes_that_do_not_fit_raise_without_words_of_dynamo(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "forward, given, error, says",
+    [
+        (lambda self, x: self.lin(x[:, :3]), X, RuntimeError, "shapes cannot be multiplied"),
+        (lambda self, x: self.lin(x)[7], X, IndexError, "index 7 is out of bounds"),
+        (lambda self, x: self.lin(x), X.double(), RuntimeError, "same dtype"),
+    ],
+)
+def test_what_does_not_fit_raises_without_words_before(
+    forward: Callable, given: torch.Tensor, error: type, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = ORTModule(_module(lambda self, x: self.lin(x[:, :3])))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        model(X)
-    assert not [r.getMessage() for r in caplog.records if r.name.startswith("torch.")]
+    model = ORTModule(_module(forward))
+    with pytest.raises(error, match=says):
+        model(given)
+    said = [r.getMessage() for r in caplog.records]
+    assert not [text for text in said if "WON'T CONVERT" in text or "in PyTorch" in text]
+
+
+def test_an_int_of_more_than_64_bits_ends_a_slice_in_pytorch() -> None:
+    ours = ORTModule(_module(lambda self, x, n: self.lin(x)[:, :n]))
+    for n in (3, 2, 10**20, 4, -(10**20)):
+        assert_close(ours(X, n), ours.module(X, n))
+    assert ours.gradd_stats()["in_torch"] == {"unsupported_input_type": 2}

@@ -169,7 +169,7 @@ def _run_of(
         except type(error):  # where nothing may run in PyTorch
             return _raising(owner, error)
     if made.refusals:
-        _tell(owner, made)
+        made.tell = _telling(owner, made)
     return made.__call__, made.amounts
 
 
@@ -198,15 +198,20 @@ def _raising(owner: Owner, error: Exception) -> _Run:
     return run, work.Amounts
 
 
-def _tell(owner: Owner, made: CompiledGraph) -> None:
+def _telling(owner: Owner, made: CompiledGraph) -> Callable[[], None]:
     """One warning that names every cut, if there are new ones."""
-    if list(filter(owner.is_new, made.cut_places())):
-        logger.warning(
-            "%s: parts of a graph run in PyTorch: %s; strict=True or "
-            "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead (docs/messages.md)",
-            owner.title,
-            made.cuts(),
-        )
+    places, cuts = made.cut_places(), made.cuts()
+
+    def tell() -> None:
+        if list(filter(owner.is_new, places)):
+            logger.warning(
+                "%s: parts of a graph run in PyTorch: %s; strict=True or "
+                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead (docs/messages.md)",
+                owner.title,
+                cuts,
+            )
+
+    return tell
 
 
 def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> _Run:

@@ -115,6 +115,7 @@ class CompiledGraph:
         self.halved = 0  # parts, in search of the node that stands in the way
         self.imagined: planning.Imagined | None = None  # for trials that are planned as well
         self.draws = False  # random numbers, in the daemon
+        self.tell: Callable[[], None] | None = None  # of what runs in PyTorch, after a first call
         self.checkpoints = checkpoints.inline(module)
         if complex_pairs.replace(module.graph):
             module.recompile()
@@ -538,13 +539,18 @@ class CompiledGraph:
         if owner.planning.on:
             return owner.planning.results(self, args)
         if self.draws and owner.generator.is_moved(owner.client.memory.device):
-            return self._seeded(args)
+            return self._in_torch(args, generator_state.refusal())
+        if self.whole is None and any(map(planned_numbers.is_large, args)):
+            return self._in_torch(args, planned_numbers.refusal())
         shares = self._shares(args) if owner.budget.amount else ()
         if self.whole is not None:
             piece, places = self.whole
             result = tuple(piece(places(args), *shares))
         else:
             result = self._in_steps(args, self.steps, shares)
+            if self.tell is not None:  # it raised nothing, as types that do not fit would
+                self.tell()
+                self.tell = None
         if self.draws or self.whole is None:  # what PyTorch runs may draw as well
             owner.generator.go_on(owner.client.memory.device)
         return result
@@ -577,9 +583,8 @@ class CompiledGraph:
         found = planning.plan(self, planning.Imagined(self, args), values=True)
         return [budget.curve_of(self.owner.client, p) for p in found]
 
-    def _seeded(self, args: Sequence[Any]) -> Any:
-        """All of the graph in PyTorch, with its random numbers."""
-        error = generator_state.refusal()
+    def _in_torch(self, args: Sequence[Any], error: Exception) -> Any:
+        """All of the graph in PyTorch, with its random numbers, for a reason that the call has."""
         fallback = self.owner.fallback
         reason = fallback.decide(error)
         if fallback.count(reason, str(error)):

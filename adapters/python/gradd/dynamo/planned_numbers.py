@@ -18,6 +18,7 @@ import sympy
 import torch
 
 from gradd import private
+from gradd.spec import CaptureError
 
 
 def symbols(values: Iterable[Any]) -> set[sympy.Symbol]:
@@ -34,6 +35,19 @@ def symbols(values: Iterable[Any]) -> set[sympy.Symbol]:
     return found
 
 
+def is_large(number: Any) -> bool:
+    """Whether a number is an int of more than 64 bits.
+
+    Tensors have none, and most operators of PyTorch refuse it; as the end of a slice it is good.
+    """
+    return isinstance(number, int) and not -(1 << 63) <= number < 1 << 63
+
+
+def refusal() -> CaptureError:
+    """For a call with such a number."""
+    return CaptureError("unsupported_input_type", "forward() takes an int of more than 64 bits")
+
+
 def as_tensor(number: int | torch.SymInt) -> torch.Tensor:
     """A tensor whose first size, less its second one, is a number; int64, without elements."""
     sizes = torch.sym_max(number, 0), torch.sym_max(-number, 0), 0
@@ -48,9 +62,9 @@ def given(number: float, planned: bool) -> torch.Tensor:
         planned: The int comes as a size; otherwise as an int64 without axes.
 
     Raises:
-        OverflowError: The int needs more than 64 bits, which PyTorch's operators refuse likewise.
+        OverflowError: The int needs more than 64 bits.
     """
-    if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
+    if is_large(number):
         raise OverflowError(f"int too big to convert: {number} needs more than 64 bits")
     if planned:
         return as_tensor(number)  # type: ignore[arg-type]

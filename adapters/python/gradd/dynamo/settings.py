@@ -87,8 +87,9 @@ class _Short(logging.Filter):
     """Dynamo's message about code that it fails at, in one line.
 
     Its own lines are a traceback, whose frames handlers of logs may keep alive, and the model with
-    them. There is none about an operator that raises, as for sizes that do not fit: PyTorch raises
-    the same when it runs, and the lines before would be about functions that no user knows.
+    them. There is none about an operator that raises, as for sizes or indices that do not fit:
+    PyTorch raises the same when it runs, and the lines before would be about functions that no user
+    knows.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -100,7 +101,7 @@ class _Short(logging.Filter):
         if not record.name.startswith("torch._dynamo"):
             return False
         (what, *_), (why, *_) = record.getMessage().splitlines(), f"{error}\n".splitlines()
-        if _RAISES in why:
+        if _RAISES in why or isinstance(error, IndexError):
             return False
         record.msg, record.args = "%s: %s", (what.strip(), why)
         record.exc_info = record.exc_text = None

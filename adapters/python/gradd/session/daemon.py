@@ -73,6 +73,8 @@ def check_directory(path: Path, create: bool) -> None:
     if create:
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
+        except FileExistsError:
+            pass  # a file, or a link: named below
         except OSError as error:
             raise DirectoryError(f"cannot create {path}: {error.strerror}") from None
     try:
@@ -80,7 +82,8 @@ def check_directory(path: Path, create: bool) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(info.st_mode):
-        raise DirectoryError(f"{path} is not a directory (a link is not accepted)")
+        what = "a link" if stat.S_ISLNK(info.st_mode) else "no directory"
+        raise DirectoryError(f"{path} is {what}: set GRADD_DIR to a directory of your own")
     if info.st_uid != os.getuid():
         raise DirectoryError(
             f"{path} belongs to the user {info.st_uid}: set GRADD_DIR to a directory of your own"
