@@ -6,7 +6,7 @@
  * Numbers are made in double and rounded once, to f32, f64, bf16 or f16; Bernoulli gives any of
  * them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants. With the
  * run's flag dropout_off numbers are fixed: uniform ones in the middle, normal ones half a
- * deviation above the mean, and an event happens if p > 0.5. gradd/check/without_randomness.py
+ * deviation above the mean, and an event happens if p > 0.5. gradd/check/modes.py
  * fixes PyTorch's numbers in the same way, so that the two can be compared.
  */
 #include <math.h>

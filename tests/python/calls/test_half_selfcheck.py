@@ -11,7 +11,7 @@ import torch
 
 from gradd import ORTModule
 from gradd.calls import run
-from gradd.check import precise
+from gradd.check import modes
 from gradd.check.agreement import GRADIENT
 from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
@@ -90,7 +90,7 @@ def test_higher_precision_is_for_what_differs_alone(daemon, monkeypatch) -> None
     made: list[tuple[Any, set[str]]] = []
     ran = Reference.run
 
-    def run_noted(self: Reference, data: Any, take: Any, exact: Any = None) -> None:
+    def run_noted(self: Reference, data: Any, take: Any) -> None:
         names = set[str]()
 
         def noted(key: Any, value: Any) -> None:
@@ -98,8 +98,8 @@ def test_higher_precision_is_for_what_differs_alone(daemon, monkeypatch) -> None
                 names.add(key[1])
             take(key, value)
 
-        ran(self, data, noted, exact)
-        made.append((exact, names))
+        ran(self, data, noted)
+        made.append((self.precise, names))
 
     monkeypatch.setattr(Reference, "run", run_noted)
     spoil(monkeypatch, lambda g: g.mul_(1.1))
@@ -110,11 +110,11 @@ def test_higher_precision_is_for_what_differs_alone(daemon, monkeypatch) -> None
 
 
 def test_higher_precision_takes_one_parameter_at_a_time(daemon, monkeypatch) -> None:
-    real = precise.Precise.real
+    real = modes.Precise.real
     made: list[weakref.ref[torch.Tensor]] = []
     most = 0
 
-    def counted(self: precise.Precise, value: Any) -> Any:
+    def counted(self: modes.Precise, value: Any) -> Any:
         nonlocal most
         values = real(self, value)
         if values is not value:
@@ -130,7 +130,7 @@ def test_higher_precision_takes_one_parameter_at_a_time(daemon, monkeypatch) -> 
 
     monkeypatch.setattr(run.Run, "backward", spoiled)
     net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9))).to(torch.bfloat16)
-    monkeypatch.setattr(precise.Precise, "real", counted)
+    monkeypatch.setattr(modes.Precise, "real", counted)
     with pytest.raises(SelfCheckError):
         ORTModule(net, strict=True)(torch.randn(4, 8).bfloat16()).sum().backward()
     assert 1 <= most <= 6  # of 18
@@ -138,7 +138,7 @@ def test_higher_precision_takes_one_parameter_at_a_time(daemon, monkeypatch) -> 
 
 def test_gradients_of_all_uses_are_summed_in_higher_precision() -> None:
     """In bf16 the sum would be 1: each of the small terms is rounded away."""
-    exact = precise.Precise(torch.float32)
+    exact = modes.Precise(torch.float32)
     leaf = exact.stand_in(torch.ones(2, dtype=torch.bfloat16), True)
     with exact:
         total = leaf * torch.ones(2)
@@ -150,7 +150,7 @@ def test_gradients_of_all_uses_are_summed_in_higher_precision() -> None:
 
 
 def test_conversions_and_writes_in_higher_precision() -> None:
-    exact = precise.Precise(torch.float64)
+    exact = modes.Precise(torch.float64)
     leaf, third = exact.stand_in(torch.ones(2), False), torch.tensor(1.0, dtype=torch.float64) / 3
     with exact:
         assert torch.equal(leaf.t().bfloat16() * third, third.expand(2)), "nothing is rounded"

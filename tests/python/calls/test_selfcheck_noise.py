@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from gradd import ORTModule
 from gradd.calls import run
-from gradd.check.precise import Precise
+from gradd.check.modes import Precise
 from gradd.fallback import SelfCheckError
 from helpers.selection import every_run
 

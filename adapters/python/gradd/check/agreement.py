@@ -1,25 +1,21 @@
 """Measures how far two results differ, and decides how far they may.
 
-Values are compared one by one as they arrive, so that a whole set of gradients need not exist
-twice. Equal NaNs are equal, and so are equal infinities. f32 results are judged by their largest
+Equal NaNs are equal, and so are equal infinities. f32 results are judged by their largest
 difference, results computed in bf16 or f16 by the length of the difference, whole numbers by the
-number of elements that differ.
-
-What exceeds a bound is compared with the exact value, and may be off as far as roundings go: an
-element by some times what PyTorch's own result is off there, and the results of draws that are a
-rounding off. A ReLU unit whose input is within rounding of zero is excused by these, its neighbour
-is not.
+number of elements that differ. What exceeds a bound is compared with the exact value, and may be
+off by some times what PyTorch's own result, and those with other roundings, are off there: a ReLU
+unit whose input is within rounding of zero is excused, its neighbour is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
-from gradd.check.precise import STEP
+from gradd.check.modes import STEP
 
 OUTPUT, BUFFER, GRADIENT, INPUT = "output", "buffer", "the gradient of", "the gradient of input"
 Key = tuple[str, str]  # one of the kinds above, and a name or number
@@ -37,11 +33,9 @@ _SAMPLE = 1 << 13  # entries that show how much is usual
 
 
 class Distance(NamedTuple):
-    """What lies between two tensors a and b: size of the difference, and of the finite part of b.
+    """Between two tensors: the size of the difference, and that of the finite part of the second.
 
-    Attributes:
-        off: Largest difference, or its length; of whole numbers how many differ.
-        size: Largest entry of b, or its length; of whole numbers how many there are.
+    Of whole numbers, how many differ, and how many there are.
     """
 
     off: float
@@ -50,91 +44,83 @@ class Distance(NamedTuple):
 
 def distance(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Distance:
     """Compares two tensors of one shape, in pieces that need little memory."""
-    off = size = 0.0
-    real = is_real(a, b)
-    for x, y in _pieces(a, b):
-        off = _join(off, difference(x, y), half, real)
-        y = y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double().abs()
-        size = _join(size, y if real else torch.ones_like(y), half, real)
-    return Distance(off, size)
-
-
-def _join(length: float, more: torch.Tensor, half: int, real: bool) -> float:
-    """The length of a vector with more entries, none of them negative."""
-    if not real:
-        return length + float(more.sum())
-    return math.hypot(length, float(more.norm())) if half else max(length, float(more.max()))
-
-
-def is_real(*tensors: torch.Tensor) -> bool:
-    return all(t.is_floating_point() for t in tensors)
-
-
-def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    flat = [t.detach().reshape(-1) for t in tensors]
-    for start in range(0, flat[0].numel(), _CHUNK):
-        yield tuple(t[start : start + _CHUNK] for t in flat)
+    off = _length((difference(x, y) for x, y in _pieces(a, b)), _order(half, a, b))
+    if not _is_real(a, b):
+        return Distance(off, b.numel())
+    finite = (y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for (y,) in _pieces(b))
+    return Distance(off, _length(finite, _order(half, b)))
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Absolute differences; 0 or 1 of whole numbers."""
-    if not is_real(a, b):
+    if not _is_real(a, b):
         return (a != b).double()
-    d = (a.double() - b.double()).abs()
     same = (a == b) | (a.isnan() & b.isnan())
-    return d.masked_fill_(same, 0.0).nan_to_num_(nan=math.inf, posinf=math.inf)
+    off = (a.double() - b.double()).abs().masked_fill_(same, 0.0)
+    return off.nan_to_num_(nan=math.inf, posinf=math.inf)
+
+
+def _is_real(*tensors: torch.Tensor) -> bool:
+    return all(t.is_floating_point() for t in tensors)
+
+
+def _order(half: int, *tensors: torch.Tensor) -> float:
+    """Of the norm that judges such tensors."""
+    return (2 if half else math.inf) if _is_real(*tensors) else 1
+
+
+def _length(parts: Iterable[torch.Tensor], order: float) -> float:
+    """The norm of a vector that comes in parts."""
+    norms = [torch.linalg.vector_norm(p, order, dtype=torch.double) for p in parts if p.numel()]
+    return float(torch.linalg.vector_norm(torch.stack(norms), order)) if norms else 0.0
+
+
+def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(t.detach().reshape(-1).split(_CHUNK) for t in tensors), strict=True)
 
 
 class Tally:
-    """How far the values of runs in PyTorch are from ours.
-
-    Attributes:
-        ours: The daemon's values.
-        half: Code of the 16-bit float whose rounding they carry; 0 = none.
-        distances: To PyTorch's, by value.
-        kept: PyTorch's values where they differ.
-        missing: Where one side has no such value, or another shape, in words.
-        differing: What differs by more than its bound, in words, when all values are known.
-    """
+    """How far the values of runs in PyTorch are from the daemon's."""
 
     def __init__(self, ours: Values, half: int, slack: float = 1.0) -> None:
         """Args:
         ours: The daemon's values.
-        half: Code of the 16-bit float.
+        half: Code of the 16-bit float whose rounding they carry; 0 = none.
         slack: Times all bounds.
         """
-        self.ours, self.half = ours, half
-        self.distances: dict[Key, Distance] = {}
-        self.kept: dict[Key, torch.Tensor | None] = {}
-        self.missing: dict[Key, str] = {}
-        self.differing: dict[Key, str] = {}
-        self._slack = slack
+        self.ours, self._half, self._slack = ours, half, slack
+        self.distances: dict[Key, Distance] = {}  # where both sides have a value of one shape
+        self.kept: dict[Key, torch.Tensor | None] = {}  # PyTorch's values where they differ
+        self.differing: dict[Key, str] = {}  # in words; `settle` completes it
+        self._largest: dict[str, float] = {}  # size of a gradient, by kind
         self._exact: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}  # and how it moves
 
     def add(self, key: Key, theirs: torch.Tensor | None) -> None:
         """One value of PyTorch's; None for a gradient that there is not."""
+        kind, name = key
         ours = self.ours.get(key)
         if ours is None or theirs is None:
             if not any(x is not None and x.numel() for x in (ours, theirs)):
                 return
             side = "the daemon" if ours is None else "PyTorch"
-            self.missing[key] = f"{side} has no gradient for {key[1]}"
+            self.differing[key] = f"{side} has no gradient for {name}"
         elif ours.shape != theirs.shape:
             shapes = f"{list(ours.shape)}, in PyTorch {list(theirs.shape)}"
-            self.missing[key] = f"{key[0]} {key[1]} has shape {shapes}"
+            self.differing[key] = f"{kind} {name} has shape {shapes}"
         else:
-            found = self.distances[key] = distance(ours, theirs, self.half)
-            if found.off <= self._slack * self._bound(key, found, 0.0, _INEXACT):
+            found = self.distances[key] = distance(ours, theirs, self._half)
+            if kind in (GRADIENT, INPUT):
+                self._largest[kind] = max(found.size, self._largest.get(kind, 0.0))
+            if found.off <= self._slack * self._bound(key, found, _INEXACT):
                 return
         self.kept[key] = None if theirs is None else theirs.detach()
 
     def settle(self) -> dict[Key, str]:
         """All values are known, and thereby the largest gradient; returns what differs."""
-        self.differing = dict(self.missing)
-        for key in self.kept.keys() - self.missing.keys():
-            one, largest = self.distances[key], self._largest(key)
-            if one.off > self._slack * self._bound(key, one, largest, _INEXACT):
-                self.differing[key] = _sentence(key, one, largest)
+        for key in self.kept.keys() & self.distances.keys():
+            found = self.distances[key]
+            if found.off > self._slack * self._bound(key, found, _INEXACT):
+                self.differing[key] = self._sentence(key, found)
             else:
                 del self.kept[key]
         return self.differing
@@ -148,9 +134,9 @@ class Tally:
 
     def draw(self, key: Key, value: torch.Tensor | None) -> None:
         """The same with other roundings: what differs no more than these move it is right."""
-        exact, noise = self._exact.get(key, (None, None))
-        if exact is None or value is None:
+        if value is None or key not in self._exact:
             return
+        exact, noise = self._exact[key]
         for n, x, y in _pieces(noise, value, exact):
             torch.maximum(n, difference(x, y).to(n.dtype), out=n)
         if self._is_rounding(key, exact, noise):
@@ -163,13 +149,14 @@ class Tally:
         if bool((lost := noise.isinf()).any()):
             lost |= ~ours.isfinite() & exact.isfinite()
             ours, exact, noise = (t.masked_fill(lost, 0) for t in (ours, exact, noise))
-        one, largest, off = distance(ours, exact, self.half), self._largest(key), 0.0
+        found = distance(ours, exact, self._half)
+        self.differing[key] = self._sentence(key, found, float(noise.max()))
         usual = noise.reshape(-1)[:: max(1, noise.numel() // _SAMPLE)].median()
-        for o, e, n in _pieces(ours, exact, noise):
-            more = (difference(o, e) - _WORSE * (n + usual)).clamp_(min=0.0)
-            off = _join(off, more, self.half, is_real(ours))
-        self.differing[key] = _sentence(key, one, largest, float(noise.max()))
-        return off <= self._bound(key, one, largest)
+        more = (
+            (difference(o, e) - _WORSE * (n + usual)).clamp_(min=0.0)
+            for o, e, n in _pieces(ours, exact, noise)
+        )
+        return _length(more, _order(self._half, ours)) <= self._bound(key, found)
 
     def zeros(self) -> set[Key]:
         """Parameters whose gradient PyTorch has and finds to be zero."""
@@ -177,29 +164,23 @@ class Tally:
 
     def says_something(self) -> bool:
         """Whether a number was compared, and a gradient if there are any, that is not zero."""
-        gradients = [a for k, a in self.distances.items() if k[0] in (GRADIENT, INPUT)]
-        return any(a.size > 0 for a in gradients or self.distances.values())
+        sizes = self._largest.values() or [a.size for a in self.distances.values()]
+        return any(size > 0 for size in sizes)
 
-    def _largest(self, key: Key) -> float:
-        """Size of the largest gradient of its kind."""
-        if key[0] not in (GRADIENT, INPUT):
-            return 0.0
-        return max(a.size for k, a in self.distances.items() if k[0] == key[0])
-
-    def _bound(self, key: Key, found: Distance, largest: float, roundings: int = 1) -> float:
+    def _bound(self, key: Key, found: Distance, roundings: int = 1) -> float:
         """The most that a value of this size may be off; a half carries so many roundings."""
-        if not is_real(self.ours[key]):  # type: ignore[arg-type]
-            return _COUNTED * found.size if self.half else 0.0
+        if not _is_real(self.ours[key]):  # type: ignore[arg-type]
+            return _COUNTED * found.size if self._half else 0.0
+        largest = self._largest.get(key[0], 0.0)
         scale = max(found.size, _FLOOR * largest)
-        if self.half:
-            return roundings * STEP[self.half] * scale
-        if key[0] in (GRADIENT, INPUT):
-            vanishes = _VANISHES * largest
-            return max(_OWN * scale, vanishes if found.size <= vanishes else 0.0)
-        return max(_VALUE * scale, 1e-12)
+        if self._half:
+            return roundings * STEP[self._half] * scale
+        if key[0] in (OUTPUT, BUFFER):
+            return max(_VALUE * scale, 1e-12)
+        return max(_OWN * scale, _VANISHES * largest * (found.size <= _VANISHES * largest))
 
-
-def _sentence(key: Key, one: Distance, largest: float, noise: float | None = None) -> str:
-    of_all = f", of all gradients {largest:.3g}" if largest else ""
-    moved = f", roundings move it by {noise:.3g}" if noise is not None else ""
-    return f"{key[0]} {key[1]} by {one.off:.3g} (of {one.size:.3g}{of_all}{moved})"
+    def _sentence(self, key: Key, found: Distance, noise: float | None = None) -> str:
+        largest = self._largest.get(key[0])
+        of_all = f", of all gradients {largest:.3g}" if largest else ""
+        moved = f", roundings move it by {noise:.3g}" if noise is not None else ""
+        return f"{key[0]} {key[1]} by {found.off:.3g} (of {found.size:.3g}{of_all}{moved})"

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 OFF, FIRST, DECADES = "0", "first", "decades"
 SHARE = 0.005  # of the time
 _AT_ONCE = 8  # kinds of one graph that are checked with their first call; more wait for their time
 _KEPT = 256  # kinds of one graph
-_SAYS_NOTHING = 8  # checks in a row on data without a finite value or any gradient
-_ZEROS = 8  # more checks of gradients that are zero
+_LOOKS = 8  # checks of data without a finite value, or a gradient; more checks of zero gradients
 _SIZES = 4  # that failed; then the whole kind has
 
 clock: Callable[[], float] = time.perf_counter
@@ -27,31 +26,17 @@ clock: Callable[[], float] = time.perf_counter
 
 @dataclass
 class Kind:
-    """The history of one kind of plan.
-
-    Attributes:
-        calls: So far.
-        due: Number of the call that is to be checked next.
-        done: A check has had something to compare; later ones wait for their share of the time.
-        seconds: Expected duration of a later check.
-        rows: Such a check may work on fewer rows.
-        failed: Why it differs from PyTorch, by the sizes of the arguments.
-        passed: Sizes that were checked after others had failed.
-        empty: Checks in a row that had nothing to compare.
-        zeros: Parameters whose gradient was zero in all checks; None = there was none.
-        looks: Checks that have looked for another value of these.
-    """
+    """The history of one kind of plan."""
 
     calls: int = 0
-    due: float = 1
-    done: bool = False
-    seconds: float = 0.0
-    rows: bool = True
-    failed: dict[Hashable, str] = field(default_factory=dict)
-    passed: set[Hashable] = field(default_factory=set)
-    empty: int = 0
-    zeros: set | None = None
-    looks: int = 0
+    due: float = 1  # number of the call that is to be checked next
+    done: bool = False  # there was something to compare; later checks wait for their share of time
+    seconds: float = 0.0  # that a later check is expected to take
+    rows: bool = True  # such a check may work on fewer rows
+    failed: dict[Hashable, str] = field(default_factory=dict)  # by the sizes of arguments, why
+    passed: set[Hashable] = field(default_factory=set)  # sizes that passed after others had failed
+    zeros: set | None = None  # parameters whose gradient was zero in all checks
+    looks: int = 0  # checks that have passed
 
     def is_due(self, call: int, last: float) -> bool:
         """Whether to check this call, or to report an error, if the last check ended then."""
@@ -65,24 +50,12 @@ class Kind:
             return next(reversed(self.failed.values()))
         return self.failed.get(sizes)
 
-    def succeed(self, sizes: Hashable, says_something: bool, zeros: Collection = ()) -> None:
-        """A check has passed, where PyTorch has found these gradients to be zero."""
+    def succeed(self, sizes: Hashable, says_something: bool) -> None:
+        """A check has passed."""
         if self.failed:
             self.passed.add(sizes)
-        self.empty = 0 if says_something else self.empty + 1
-        self.done = self.done or says_something or self.empty >= _SAYS_NOTHING
-        self.zeros = set(zeros) if self.zeros is None else self.zeros & set(zeros)
         self.looks += 1
-
-    def plan(self, seconds: float, mode: str) -> None:
-        """A check has ended, and the next one is expected to take `seconds`."""
-        self.seconds = seconds
-        if not self.done or mode != FIRST and self.zeros and self.looks <= _ZEROS:
-            self.due = self.calls + 1
-        elif mode == FIRST:
-            self.due = math.inf
-        else:
-            self.due = 2 if self.calls < 2 else 10 ** (math.floor(math.log10(self.calls)) + 1)
+        self.done = self.done or says_something or self.looks >= _LOOKS
 
 
 class Times:
@@ -106,5 +79,10 @@ class Times:
 
     def over(self, kind: Kind, seconds: float) -> None:
         """A check has ended, and the next one is expected to take `seconds`."""
-        self.last = clock()
-        kind.plan(seconds, self.mode)
+        self.last, kind.seconds = clock(), seconds
+        if not kind.done or self.mode != FIRST and kind.zeros and kind.looks <= _LOOKS:
+            kind.due = kind.calls + 1
+        elif self.mode == FIRST:
+            kind.due = math.inf
+        else:
+            kind.due = 2 if kind.calls < 2 else 10 ** (math.floor(math.log10(kind.calls)) + 1)

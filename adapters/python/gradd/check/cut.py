@@ -20,18 +20,11 @@ _STARTS = 8  # places of a piece of a sequence that are looked at
 
 @dataclass(frozen=True)
 class Data:
-    """The free inputs of a call.
-
-    Attributes:
-        leaves: The tensors.
-        parts: For each of the first axes its size in the call, where its part starts, and how long
-            that is.
-        fixed: Positions of tensors that have the same size in every call, as buffers have.
-    """
+    """The free inputs of a call, or a part of them."""
 
     leaves: list[torch.Tensor]
-    parts: tuple[tuple[int, int, int], ...] = ()
-    fixed: frozenset[int] = frozenset()
+    parts: tuple[tuple[int, int, int], ...] = ()  # size, start and length, by axis
+    fixed: frozenset[int] = frozenset()  # tensors of one size in every call, as buffers have
 
     def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same part of another tensor of the call."""
@@ -42,19 +35,20 @@ class Data:
                 tensor = tensor.narrow(axis, start, length)
         return tensor
 
-    def cut(self, size: int, start: int, length: int) -> Data:
+    def cut(self, start: int, length: int) -> Data:
         """A part along the next axis."""
-        axis = len(self.parts)
-        leaves = [
-            x.narrow(axis, start, length).clone().detach().requires_grad_(x.requires_grad)
-            if k not in self.fixed and x.dim() > axis and x.shape[axis] == size
-            else x
-            for k, x in enumerate(self.leaves)
-        ]
+        axis, size = len(self.parts), self.size
+        leaves = list(self.leaves)
+        for k, x in enumerate(leaves):
+            if k not in self.fixed and x.dim() > axis and x.shape[axis] == size:
+                part = x.detach().narrow(axis, start, length).clone()
+                leaves[k] = part.requires_grad_(x.requires_grad)
         return Data(leaves, (*self.parts, (size, start, length)), self.fixed)
 
-    def size(self, axis: int) -> int:
-        """That of an axis which all tensors share that have it, 1 aside; 0 = there is none."""
+    @property
+    def size(self) -> int:
+        """That of the next axis, which all tensors share that have it, 1 aside; 0 = they do not."""
+        axis = len(self.parts)
         varying = [x for k, x in enumerate(self.leaves) if k not in self.fixed]
         sizes = {x.shape[axis] for x in varying if x.dim() > axis}
         sizes = sizes - {1} or sizes
@@ -63,27 +57,20 @@ class Data:
 
 def piece(fits: Callable[[Data], bool], data: Data, start: int = 0) -> Data | None:
     """Few positions of a few rows, or rows alone; None where neither is to be had."""
-    n = data.size(0)
-    if not n:
+    if not (n := data.size):
         return None
-    few = data.cut(n, start % (n - _ROWS + 1), _ROWS) if n > _ROWS else None
+    few = data.cut(start % (n - _ROWS + 1), _ROWS) if n > _ROWS else None
     less = few if few is not None and fits(few) else None
-    kept = less or data.cut(n, 0, n)
-    length = kept.size(1)
-    k = max(_POSITIONS, n * length // (_TOKENS * kept.size(0)))
+    rows, kept = (_ROWS, less) if less else (n, data.cut(0, n))
+    length = kept.size
+    k = max(_POSITIONS, n * length // (_TOKENS * rows))
     if k >= length:
         return less
-    short = kept.cut(length, _most_told(kept.leaves, length - k, k, start), k)
-    return short if fits(short) else less
-
-
-def _most_told(leaves: list[torch.Tensor], last: int, k: int, start: int) -> int:
-    """Where `k` positions begin that hold many different numbers: neither padding nor unlabelled.
-
-    Of places that are as good another one with another `start`.
-    """
-    tensors = [x for x in leaves if x.dim() > 1]
-    places = sorted({last * j // (_STARTS - 1) for j in range(_STARTS)})
-    told = [sum(t[:, p : p + k].unique().numel() for t in tensors) for p in places]
+    # Where there are many different numbers: neither padding nor positions without labels.
+    places = sorted({(length - k) * j // (_STARTS - 1) for j in range(_STARTS)})
+    told = [
+        sum(x[:, p : p + k].unique().numel() for x in kept.leaves if x.dim() > 1) for p in places
+    ]
     good = [p for p, n in zip(places, told, strict=True) if n >= 0.9 * max(told)]
-    return good[start % len(good)]
+    short = kept.cut(good[start % len(good)], k)
+    return short if fits(short) else less

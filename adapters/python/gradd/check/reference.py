@@ -14,29 +14,21 @@ import torch
 
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
 from gradd.check.cut import Data
-from gradd.check.precise import Precise
-from gradd.check.without_randomness import quiet
+from gradd.check.modes import Middles, Precise, WithoutDropout
 from gradd.memory import unused
 
 Piece = Any  # of gradd.dynamo, as are its forward(): folders above this one
 Forward = Any
 _PERIOD = 8191  # of the pattern: a prime, so that rows of a tensor start differently
 Take = Callable[[Key, torch.Tensor | None], None]
-Wanted = dict[int, tuple[torch.Tensor, Key]]  # leaves by id, with their names
 
 
 class Task(NamedTuple):
-    """The computation of both sides.
+    """The computation of both sides."""
 
-    Attributes:
-        outputs: Positions in the graph's user outputs of those that are compared.
-        seeds: The gradients to start from, by position.
-        grad: Whether gradients are on in the call.
-    """
-
-    outputs: tuple[int, ...]
-    seeds: dict[int, torch.Tensor]
-    grad: bool
+    outputs: tuple[int, ...]  # positions in the graph's user outputs of those that are compared
+    seeds: dict[int, torch.Tensor]  # the gradients to start from, by position
+    grad: bool  # whether gradients are on in the call
 
 
 def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -44,58 +36,56 @@ def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     if not tensor.dim():
         return torch.full_like(tensor, scale)
     n = tensor.numel()
-    pattern = torch.cos(torch.arange(min(n, _PERIOD), dtype=torch.float64, device="cpu") * 1.7)
-    pattern = (pattern * scale).to(tensor.device, tensor.dtype)
-    return pattern.repeat(n // _PERIOD + 1)[:n].reshape(tensor.shape)
+    pattern = torch.arange(_PERIOD, dtype=torch.float64, device="cpu").mul_(1.7).cos_().mul_(scale)
+    repeated = pattern.to(tensor.device, tensor.dtype).repeat(n // _PERIOD + 1)
+    return repeated[:n].reshape(tensor.shape)
 
 
 class Reference:
-    """Runs the computation of one piece of a graph in PyTorch.
+    """Runs the computation of one piece of a graph in PyTorch."""
 
-    Attributes:
+    def __init__(
+        self,
+        piece: Piece,
+        task: Task,
+        precise: Precise | None = None,
+        only: Collection[Key] | None = None,
+    ) -> None:
+        """Args:
+        piece: The piece.
+        task: What to compute.
+        precise: How the graph is computed (default: as the user does).
         only: The gradients that are wanted, for the memory of the others; None = all.
-    """
+        """
+        self.piece, self.task, self.precise, self._only = piece, task, precise, only
 
-    def __init__(self, piece: Piece, task: Task) -> None:
-        self.piece, self.task = piece, task
-        self.only: Collection[Key] | None = None
-
-    def run(self, data: Data, take: Take, precise: Precise | None = None) -> None:
+    def run(self, data: Data, take: Take) -> None:
         """Dynamo's graph; hands every output, buffer and gradient to `take`, or None for it.
-
-        Args:
-            data: The free inputs.
-            take: Gets the values.
-            precise: How the graph is computed (default: as the user does).
 
         Raises:
             Exception: Any exception of the graph.
         """
-        unused.trim()
-        args, wanted = self.piece.arguments(data.leaves), Wanted()
-        before = {}
-        with torch.inference_mode(False), torch.no_grad():
-            for given in self.piece.inputs_:
-                tensor = args[given.position]
-                shared = given.bound and isinstance(tensor, torch.nn.Parameter)
-                own = args[given.position] = self.stand_in(tensor, tensor, shared, precise)
-                if not shared:
-                    before[given.name] = own._version
-                key = GRADIENT if given.bound else INPUT, given.name
-                if own.requires_grad and (self.only is None or key in self.only):
-                    wanted[id(own)] = own, key
+        args = self.piece.arguments(data.leaves)
+        for given in self.piece.inputs_:
+            tensor = args[given.position]
+            shared = given.bound and isinstance(tensor, torch.nn.Parameter)
+            args[given.position] = self.stand_in(tensor, tensor, shared)
+        inputs = [(given, args[given.position]) for given in self.piece.inputs_]
+        versions = [_version(own) for _, own in inputs]
+        changed = {entry.name for entry in self.piece.graph.changed_entries}
+        precise = self.precise
 
         def read(key: Key, value: torch.Tensor | None) -> None:
-            with precise.paused() if precise else contextlib.nullcontext():
-                take(key, precise.real(value) if precise else value)
+            if precise is None:
+                return take(key, value)
+            precise.paused = True
+            take(key, precise.real(value))
+            precise.paused = False
 
         with precise or contextlib.nullcontext(), self._quiet():
-            self._hand_over(list(self.piece.in_torch(args)), wanted, read)
-            changed = {entry.name for entry in self.piece.graph.changed_entries}
-            for given in self.piece.inputs_:
-                own = args[given.position]
-                written = given.name in before and before[given.name] != own._version
-                if written or given.name in changed:
+            self._hand_over(list(self.piece.in_torch(args)), inputs, read)
+            for (given, own), version in zip(inputs, versions, strict=True):
+                if given.name in changed or version != _version(own):
                     read((BUFFER, given.name), own)
 
     def run_forward(self, own: Forward, data: Data, take: Take) -> bool:
@@ -104,43 +94,34 @@ class Reference:
         Raises:
             Exception: Any exception of forward().
         """
-        unused.trim()
-        with torch.inference_mode(False), torch.no_grad():
-            stands = own.stand_ins(data, self.stand_in)
-        wanted = Wanted()
-        args = self.piece.arguments(None)
+        stands = own.stand_ins(data, self.stand_in)
+        args, inputs = self.piece.arguments(), []
         for given in self.piece.inputs_:
             tensor = args[given.position]
-            stand = stands.get(id(tensor))
-            if stand is None and (tensor.requires_grad or data.parts and not given.bound):
+            if (stand := stands.get(id(tensor))) is not None:
+                inputs.append((given, stand))
+            elif tensor.requires_grad or data.parts and not given.bound:
                 return False
-            if stand is not None and stand.requires_grad:
-                wanted[id(stand)] = stand, (GRADIENT if given.bound else INPUT, given.name)
-        del args
-        versions = [s._version for s in stands.values()]
+        versions = list(map(_version, stands.values()))
         with self._quiet():
             results = own(stands)
             if results is None or _others_reached(results, own.parameters):
                 return False
-            if versions != [s._version for s in stands.values()]:
+            if versions != list(map(_version, stands.values())):
                 return False  # it writes
-            self._hand_over(results, wanted, take)
+            self._hand_over(results, inputs, take)
         return True
 
-    def stand_in(
-        self,
-        tensor: torch.Tensor,
-        values: torch.Tensor,
-        shared: bool,
-        precise: Precise | None = None,
-    ) -> torch.Tensor:
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def stand_in(self, tensor: torch.Tensor, values: torch.Tensor, shared: bool) -> torch.Tensor:
         """A leaf like a tensor, with a gradient if that has one, and with these values."""
         wants = tensor.requires_grad and self.task.grad
-        if precise is not None and shared and tensor.is_floating_point():
-            own = precise.stand_in(tensor, wants)
+        if self.precise is not None and shared and tensor.is_floating_point():
+            own = self.precise.stand_in(tensor, wants)
         else:
             own = values.detach() if shared else values.detach().clone()
-            own = precise.real(own) if precise is not None else own
+            own = own if self.precise is None else self.precise.real(own)
             if isinstance(tensor, torch.nn.Parameter):
                 own = torch.nn.Parameter(own, wants)
         vars(own).update(vars(tensor))  # attributes that a script has written there
@@ -148,24 +129,32 @@ class Reference:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
+        unused.trim()
         device = self.piece.client.memory.device
         numbers = [] if device.type == "cpu" else [device.index]
-        on = torch.is_autocast_enabled("cpu")
-        cast = torch.get_autocast_dtype("cpu")
+        on, cast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         with (
             torch.inference_mode(False),
             torch.set_grad_enabled(self.task.grad),
             torch.random.fork_rng(numbers, device_type=device.type),
             # The cache, which all devices share, would outlive the stand-ins.
             torch.autocast("cpu", cast, enabled=on, cache_enabled=False),
-            quiet(),
+            WithoutDropout(),
+            Middles(),
             # Without its history: a result that its own node saves would keep itself alive.
             torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved),
         ):
             yield
 
-    def _hand_over(self, results: list[torch.Tensor], wanted: Wanted, take: Take) -> None:
+    def _hand_over(
+        self, results: list[torch.Tensor], inputs: list[tuple[Any, torch.Tensor]], take: Take
+    ) -> None:
         """Passes outputs on, which it takes, and gradients one by one as they arrive."""
+        wanted = {}
+        for given, own in inputs:
+            key = GRADIENT if given.bound else INPUT, given.name
+            if own.requires_grad and (self._only is None or key in self._only):
+                wanted[id(own)] = own, key
 
         def made(leaf: torch.Tensor) -> None:
             grad, leaf.grad = leaf.grad, None
@@ -180,7 +169,7 @@ class Reference:
             if results[i].requires_grad and results[i].shape == s.shape
         ]
         results.clear()
-        if start and wanted and self.task.grad:
+        if start and wanted:
             leaves = [leaf for leaf, _ in wanted.values()]
             hooks = [leaf.register_post_accumulate_grad_hook(made) for leaf in leaves]
             tensors, grads = zip(*start, strict=True)
@@ -194,15 +183,19 @@ class Reference:
             take(key, None)
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """A number that a write changes."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _others_reached(results: Sequence[torch.Tensor], parameters: set[int]) -> bool:
     """Whether a forward has read parameters by another way than through their module."""
     nodes: list[Any] = [t.grad_fn for t in results]
     seen = {None}
     while nodes:
-        if (node := nodes.pop()) in seen:
-            continue
-        if id(getattr(node, "variable", None)) in parameters:
-            return True
-        seen.add(node)
-        nodes += [n for n, _ in node.next_functions]
+        if (node := nodes.pop()) not in seen:
+            if id(getattr(node, "variable", None)) in parameters:
+                return True
+            seen.add(node)
+            nodes += [n for n, _ in node.next_functions]
     return False
