@@ -46,12 +46,14 @@ include mk/libs.mk
 
 # ---------------------------------------------------------------- sources: found, never listed
 SHM_SRC    := $(sort $(wildcard shm/*.c))
+PLATFORM_SRC := platform/posix.c platform/files.c
 KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c kernels/*/*/*.c))
 ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/*/*.c server/plan/*.c \
                                 server/plan/passes/*.c server/device/*.c server/exec/*.c))
 DAEMON_SRC := $(sort $(wildcard server/host/*.c server/wire/*.c server/session/*.c \
                                 server/explain/*.c server/verbs/*.c server/daemon/*.c \
                                 server/owner/*.c server/web/*.c server/cli/*.c))
+TRAIN_SRC  := $(sort $(wildcard train/*.c train/files/*.c))
 TEST_SRC   := $(sort $(wildcard tests/c/*/test_*.c))
 # Names of test modules are unique whatever their room, so an object or a runner is found by name.
 test_name   = $(patsubst test_%.c,%,$(notdir $(1)))
@@ -70,7 +72,7 @@ PB_C       := $(PROTO:%.proto=$(B)/gen/%.pb-c.c)
 obj = $(patsubst %.c,$(B)/%.o,$(1))
 PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
 SHM_OBJ    := $(call obj,$(SHM_SRC))
-ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
+ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(PLATFORM_SRC) $(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
 # The devices of the tests, and the list of devices with them in place of the library's own.
 EMU_OBJ    := $(CUDA_SRC:%.cu=$(B)/emu/%.o) $(EMU_SRC:%.cc=$(B)/%.o)
@@ -104,8 +106,8 @@ demo: all ## train a small Llama through the daemon, next to plain Trainer
 bench: all ## measure against torch eager and torch.compile
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) benchmarks/run.py $(ARGS)
 
-C_FILES = $(shell find shm kernels server train tests benchmarks \( -name '*.[ch]' -o -name '*.cu' \
-                       -o -name '*.cuh' \) 2>/dev/null | sort)
+C_FILES = $(shell find shm platform kernels server train tests benchmarks \
+                       \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
 format: ## rewrite all sources in the house format
 	$(Q)$(VENV)/bin/clang-format -i $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q . && $(VENV)/bin/ruff check -q --fix .
@@ -145,7 +147,7 @@ help: ## this list
 	 while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
 	@echo "  variables: B CC NVCC CUDA_HOME ARCH DEBUG ASAN UBSAN TSAN WERROR ONEDNN V; T for unit"
 
-include mk/tests.mk mk/fuzz.mk mk/cuda.mk mk/wheel.mk mk/gen.mk
+include mk/tests.mk mk/fuzz.mk mk/cuda.mk mk/wheel.mk mk/gen.mk mk/train.mk
 
 # ---------------------------------------------------------------- compile and link
 $(ALL_OBJ): $(B)/gen/flags.txt | $(GEN) $(PB_C:.c=.h)

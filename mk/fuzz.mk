@@ -1,7 +1,7 @@
 # Mutated input: libFuzzer with clang, blind mutations without it.
 
 # Fuzzing. With clang the whole engine is built once more with coverage and sanitizers (one thread:
-# tests/fuzz/serial/omp.h) and libFuzzer runs each target. Without it gcc's sanitizers and a driver
+# platform/serial/omp.h) and libFuzzer runs each target. Without it gcc's sanitizers and a driver
 # that mutates blindly (tests/fuzz/standalone.c) stand in. clang's pointer-overflow is off: it
 # objects to NULL plus an offset, which kernels form, and never use, for tensors and scratch without
 # bytes.
@@ -16,7 +16,7 @@ FUZZ_O       := $(B)/fuzz/obj
 HAVE_FUZZER  := $(shell command -v $(FUZZ_CC) 2>/dev/null)
 FUZZ_MAKE     = $(MAKE) --no-print-directory B=$(FUZZ_O) ASAN=1 UBSAN=1
 ifneq ($(HAVE_FUZZER),)
-FUZZ_CFLAGS  := -fsanitize=fuzzer-no-link -fno-openmp -isystem tests/fuzz/serial -w \
+FUZZ_CFLAGS  := -fsanitize=fuzzer-no-link -fno-openmp -isystem platform/serial -w \
                 -fno-sanitize=pointer-overflow
 FUZZ_MAKE    += CC=$(FUZZ_CC) CFLAGS='$(FUZZ_CFLAGS)' \
                 LDFLAGS='-fsanitize=fuzzer -fno-openmp'

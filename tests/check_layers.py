@@ -26,19 +26,20 @@ KERNELS = "kernels/contract kernels/math kernels/rules kernels/describe"
 ENGINE = "server/api server/graph server/device server/plan server/exec"
 ROOMS = {
     "shm": "",
+    "platform": "shm",
     "kernels/contract": "shm",
     "kernels/math": "shm kernels/contract",
     "kernels/rules": "shm kernels/contract kernels/math",
     "kernels/describe": "shm kernels/contract kernels/math kernels/rules",
     "kernels/cases": "shm kernels/contract kernels/math",
-    "kernels/cpu": f"shm {KERNELS}",
+    "kernels/cpu": f"shm platform {KERNELS}",
     "kernels/ops": f"shm {KERNELS} kernels/cpu",
     "kernels/cuda": f"shm {KERNELS}",
     "server/api": "shm kernels/contract",
-    "server/graph": f"shm {KERNELS} server/api",
+    "server/graph": f"shm platform {KERNELS} server/api",
     "server/device": "shm kernels/contract server/api",
-    "server/plan": f"shm {KERNELS} server/api server/graph server/device",
-    "server/exec": f"shm {KERNELS} server/api server/device server/plan",
+    "server/plan": f"shm platform {KERNELS} server/api server/graph server/device",
+    "server/exec": f"shm platform {KERNELS} server/api server/device server/plan",
     "server/host": "shm server/api",
     "server/wire": "shm",
     "server/session": "shm",
@@ -48,8 +49,8 @@ ROOMS = {
     "server/daemon": "shm server/device server/host server/wire server/session server/verbs",
     "server/owner": "shm server/host server/wire server/session",
     "server/web": "shm server/host server/wire",
-    "train": "shm kernels/contract server/api server/graph server/device",
-    "train/files": "shm server/api server/graph train",
+    "train": "shm platform kernels/contract server/api server/graph server/device",
+    "train/files": "shm platform server/api server/graph train",
     "server/cli": "shm kernels/contract kernels/cases server/api server/host server/wire"
     " server/session server/explain server/daemon server/owner server/web",
 }
@@ -73,6 +74,7 @@ TYPE = re.compile(
     r"|\}[ ]*(\w+_t);)",  # the last line of one
     re.MULTILINE,
 )
+PRODUCT = ("shm", "platform", "kernels", "server", "train")
 ELSEWHERE = ("tests", "benchmarks", "tools")  # may include everything
 MEMORY = "adapters/python/gradd/memory"
 OF_GPUS = re.compile(r"\btorch\.(?:cuda|emu)\b|\bgradd\.memory\.driver\b|\bimport driver\b|libcuda")
@@ -105,7 +107,7 @@ def bad_rows() -> Iterator[str]:
 
 def bad_includes(root: Path) -> Iterator[str]:
     """Includes that ROOMS and LIBRARIES do not allow."""
-    for path in sources(root, ("shm", "kernels", "server", "train")):
+    for path in sources(root, PRODUCT):
         name = str(path.relative_to(root))
         own = room(name)
         if not own:
@@ -146,7 +148,7 @@ def bad_devices(root: Path) -> Iterator[str]:
 def bad_types(root: Path) -> Iterator[str]:
     """Names that stand for more types than a reader can keep apart."""
     places: dict[str, set[str]] = defaultdict(set)
-    for path in sources(root, ("shm", "kernels", "server", "train", *ELSEWHERE)):
+    for path in sources(root, (*PRODUCT, *ELSEWHERE)):
         for found in TYPE.finditer(path.read_text(encoding="utf-8")):
             places[found[1] or found[2] or found[3]].add(str(path.relative_to(root)))
     for name, files in sorted(places.items()):

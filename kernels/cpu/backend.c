@@ -1,38 +1,34 @@
-/* The CPU device: synchronous, memory from large anonymous mappings, kernels from the rows.
- * See kernels/contract/backend.h. */
+/* The CPU device: synchronous, memory of the platform, kernels from the rows. See
+ * kernels/contract/backend.h. */
 #include "kernels/contract/backend.h"
 
 #include <omp.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/fingerprint.h"
 #include "kernels/cpu/finite.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/linear_loss.h"
-
-/* From here on memory comes straight from the kernel with huge pages, so that a large arena costs
- * few page faults and goes back when it is freed. */
-#define MAP_FROM ((size_t)2 << 20)
+#include "platform/platform.h"
 
 struct gradd_queue_s {
     int threads;
 };
 
-/* OpenMP's number is one of the calling thread, which a queue changes: read before the first. */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* OpenMP's number is one of the calling thread, which a queue changes: each thread asks before its
+ * first queue does, and the first answer of all stays. */
 static int process_threads;
 
-static void read_threads(void) {
-    process_threads = omp_get_max_threads();
-}
-
 int gradd_cpu_threads(void) {
-    pthread_once(&once, read_threads);
-    return process_threads;
+    int threads = __atomic_load_n(&process_threads, __ATOMIC_RELAXED);
+    if (threads) return threads;
+    const int mine = omp_get_max_threads();
+    return __atomic_compare_exchange_n(&process_threads, &threads, mine, false, __ATOMIC_RELAXED,
+                                       __ATOMIC_RELAXED)
+               ? mine
+               : threads;
 }
 
 void gradd_cpu_enter(int threads) {
@@ -44,27 +40,10 @@ void gradd_cpu_enter(int threads) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static gradd_status_t take(size_t bytes, void **out) {
-    void *memory;
-    if (bytes >= MAP_FROM) {
-        memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED)
-            memory = NULL;
-        else
-            madvise(memory, bytes, MADV_HUGEPAGE);
-    } else {
-        memory = aligned_alloc(GRADD_TENSOR_ALIGN, (bytes + 64) / 64 * 64);
-    }
+    void *memory = gradd_platform.take(bytes);
     if (!memory) return GRADD_FAIL(NOMEM, "no memory for %zu bytes", bytes);
     *out = memory;
     return GRADD_OK;
-}
-
-static void give_back(void *memory, size_t bytes) {
-    if (!memory) return;
-    if (bytes >= MAP_FROM)
-        munmap(memory, bytes);
-    else
-        free(memory);
 }
 
 static gradd_status_t cpu_alloc(gradd_queue_t *queue, size_t bytes, void **out) {
@@ -74,7 +53,7 @@ static gradd_status_t cpu_alloc(gradd_queue_t *queue, size_t bytes, void **out) 
 
 static void cpu_free(gradd_queue_t *queue, void *memory, size_t bytes) {
     (void)queue;
-    give_back(memory, bytes);
+    gradd_platform.give_back(memory, bytes);
 }
 
 static gradd_status_t cpu_copy(gradd_queue_t *queue, void *to, const void *from, size_t bytes) {
@@ -234,7 +213,7 @@ gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_launch_t *launch) {
     launch->workspace = workspace;
     launch->state = prepared.state;
     if (!status) status = kernel->compute(launch);
-    give_back(workspace, prepared.workspace);
+    gradd_platform.give_back(workspace, prepared.workspace);
     gradd_kernel_unprepare(kernel, &prepared);
     return status;
 }

@@ -1,15 +1,9 @@
 /* The executor: walks the launches of a program on a device. See run.h. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
+#include "platform/platform.h"
 #include "server/exec/run.h"
-
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void *address(const exec_bases_t *b, const plan_launch_t *launch, int i) {
     const loc_t *loc = &launch->loc[i];
@@ -192,9 +186,9 @@ static gradd_status_t launch_part(gradd_run_t *run, plan_launch_t *launch) {
     launch->args.seed = run->seed;
     launch->args.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
     launch->args.part = u->part;
-    double start = d->hook ? seconds_now() : 0;
+    double start = d->hook ? gradd_platform.seconds() : 0;
     gradd_status_t status = d->backend->launch(d->queue, launch->kernel, &launch->args);
-    if (d->hook) u->part_seconds += seconds_now() - start;
+    if (d->hook) u->part_seconds += gradd_platform.seconds() - start;
     u->part++;
     return status;
 }

@@ -2,7 +2,8 @@
 #include "server/graph/compile_time.h"
 
 #include <stdbool.h>
-#include <time.h>
+
+#include "platform/platform.h"
 
 #define UNITS_PER_LOOK 256
 
@@ -13,9 +14,7 @@ static _Thread_local struct {
 } spent;
 
 static int64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+    return (int64_t)(gradd_platform.thread_seconds() * 1e6);
 }
 
 void compile_time_start(int64_t limit_ms) {

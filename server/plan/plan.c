@@ -3,15 +3,13 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "platform/platform.h"
 #include "server/graph/compile_time.h"
 #include "server/plan/recompute.h"
 
 static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+    return gradd_platform.seconds() * 1e3;
 }
 
 static gradd_status_t no_memory(void) {

@@ -1,10 +1,9 @@
-/* OpenMP with one thread, for the fuzz build only.
- *
- * clang cannot read gcc's omp.h and its own runtime is one more package; one thread is all that a
- * fuzz target may use. The build passes -fno-openmp, so `#pragma omp` is ignored.
+/* OpenMP with one thread, for compilers without it: WebAssembly, and the fuzz build (clang cannot
+ * read gcc's omp.h, its own runtime is one more package, and one thread is all that a fuzz target
+ * may use). `#pragma omp` is ignored there.
  */
-#ifndef GRADD_TESTS_FUZZ_SERIAL_OMP_H
-#define GRADD_TESTS_FUZZ_SERIAL_OMP_H
+#ifndef GRADD_PLATFORM_SERIAL_OMP_H
+#define GRADD_PLATFORM_SERIAL_OMP_H
 
 static inline int omp_get_max_threads(void) {
     return 1;

@@ -1,0 +1,60 @@
+# libgradd_train: the engine and train/ for a device, small and without libraries. TARGET says for
+# which: native, aarch64, armhf, riscv64 or wasm, each in a folder of its own, $(B)/train/$(TARGET).
+TARGET ?= native
+T_B    := $(B)/train/$(TARGET)
+
+T_PREFIX_aarch64 := aarch64-linux-gnu-
+T_PREFIX_armhf   := arm-linux-gnueabihf-
+T_PREFIX_riscv64 := riscv64-linux-gnu-
+T_PREFIX := $(T_PREFIX_$(TARGET))
+T_CC     := $(if $(filter wasm,$(TARGET)),emcc,$(if $(T_PREFIX),$(T_PREFIX)gcc,$(CC)))
+T_AR     := $(if $(filter wasm,$(TARGET)),emar,$(T_PREFIX)ar)
+T_STRIP  := $(T_PREFIX)strip
+
+# 32 registers of 128 bits, but for armhf, which has 16.
+T_ARCH_native  := $(ARCH)
+T_ARCH_armhf   := -march=armv7-a+neon-vfpv4 -mfloat-abi=hard
+T_ARCH_wasm    := -msimd128
+# One thread where the compiler has no OpenMP: platform/serial/omp.h stands in.
+T_OMP_wasm := -Iplatform/serial -Wno-unknown-pragmas
+T_OMP      := $(or $(T_OMP_$(TARGET)),-fopenmp)
+
+# Of the engine all but what only a daemon or its tests need: segments, leases, plug-ins, oneDNN,
+# the journal of a step. protobuf-c's runtime is replaced by train/onnx_unpack.c.
+T_SRC := shm/status.c shm/dtype.c shm/tensor.c platform/files.c \
+         platform/$(if $(filter wasm,$(TARGET)),wasm,posix).c \
+         $(filter-out kernels/contract/plugin.c kernels/cpu/onednn.c kernels/cases/%,$(KERNEL_SRC)) \
+         $(filter-out server/exec/step%.c,$(ENGINE_SRC)) $(TRAIN_SRC)
+T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)
+T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen -I$(T_B)/include \
+             $(CPPFLAGS)
+T_CFLAGS   = -std=gnu11 -Os $(T_ARCH_$(TARGET)) $(T_OMP) -fPIC -ffp-contract=off -fno-math-errno \
+             -fno-trapping-math -ffunction-sections -fdata-sections $(CFLAGS)
+
+.PHONY: train
+train: $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so) \
+    ## the library for training on devices: make train TARGET=aarch64
+
+# protobuf-c's header alone, not the other headers of this machine.
+$(T_B)/include/protobuf-c:
+	@mkdir -p $(@D); ln -sfn $$(printf '\043include <protobuf-c/protobuf-c.h>\n' | \
+	    $(CC) $(PROTO_CFLAGS) -E -x c - | sed -n 's/^# 1 "\(.*\)\/protobuf-c.h".*/\1/p' | head -n 1) $@
+$(T_B)/flags.txt: FORCE
+	$(call put_list,echo '$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN)')
+$(T_OBJ): $(T_B)/flags.txt | $(GEN) $(PB_C:.c=.h) $(T_B)/include/protobuf-c
+$(T_B)/%.o: %.c
+	@mkdir -p $(@D); echo "  CC      $< ($(TARGET))"
+	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN) -MMD -MP -c $< -o $@
+$(T_B)/gen/%.o: $(B)/gen/%.c
+	@mkdir -p $(@D); echo "  CC      $< ($(TARGET))"
+	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) -MMD -MP -c $< -o $@
+$(T_B)/members.txt: FORCE
+	$(call put_list,echo '$(T_OBJ)')
+$(T_B)/libgradd_train.a: $(T_OBJ) $(T_B)/members.txt
+	@echo "  AR      $@"; rm -f $@; $(T_AR) rcs $@ $(filter %.o,$^)
+$(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
+	@echo "  LD      $@"
+	$(Q)$(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
+	    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm
+	$(Q)$(T_STRIP) -o $@ $@.full && rm $@.full
+-include $(T_OBJ:.o=.d)

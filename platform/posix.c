@@ -1,0 +1,52 @@
+/* POSIX systems: Linux, Android, macOS, iOS. See platform.h. */
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "platform/files.h"
+
+/* From here on memory comes straight from the kernel, with huge pages where there are any. */
+#define MAP_FROM ((size_t)2 << 20)
+#define ALIGN    ((size_t)64)
+
+static void *take(size_t bytes) {
+    if (bytes < MAP_FROM) return aligned_alloc(ALIGN, (bytes + ALIGN) / ALIGN * ALIGN);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+#ifdef MADV_HUGEPAGE
+    madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
+static void give_back(void *memory, size_t bytes) {
+    if (!memory) return;
+    if (bytes < MAP_FROM)
+        free(memory);
+    else
+        munmap(memory, bytes);
+}
+
+static double read_clock(clockid_t clock) {
+    struct timespec t;
+    if (clock_gettime(clock, &t)) return 0;
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double seconds(void) {
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+static double thread_seconds(void) {
+    return read_clock(CLOCK_THREAD_CPUTIME_ID);
+}
+
+const gradd_platform_t gradd_platform = {
+    .name = "posix",
+    .take = take,
+    .give_back = give_back,
+    .seconds = seconds,
+    .thread_seconds = thread_seconds,
+    .read_file = files_read,
+    .write_file = files_write,
+};
