@@ -8,7 +8,8 @@ in the type of the tensors beside it, and for halves in f32; so does a number th
 represents, as in `x / 301`. Integers beside floats become floats where torch's own pass leaves them
 (`1.0 - mask`, `torch.pow(ints, floats)`, `torch.where(mask, 0.5, ints)`). If torch computes an
 operator of halves in f32 and rounds once, and its translation takes several steps, values would be
-rounded, or overflow, between the steps. All of these become casts around the operator in the
+rounded, or overflow, between the steps. The daemon has no operators of 8-bit integers, other than
+casts and moves: i32 computes the same, and a cast back wraps as torch does. All of these become casts around the operator in the
 exported program, which neither decomposition nor translation can get wrong.
 """
 
@@ -69,6 +70,15 @@ _LEFT_MIXED = frozenset(
         *(_aten.where.Scalar, _aten.where.ScalarSelf, _aten.where.ScalarOther),
     }
 )
+# Of 8-bit integers. In 32 bits they give the same, if the cast back takes the lowest 8 bits.
+_SMALL = {torch.uint8: range(256), torch.int8: range(-128, 128)}
+_REDUCED = frozenset({"argmax", "argmin", "amax", "amin", "max", "min"})
+_OF_SMALL = _REDUCED | {
+    *("eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "clamp", "clamp_min", "clamp_max"),
+    *("add", "sub", "rsub", "mul", "neg", "abs", "floor_divide", "remainder"),
+    *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "__and__", "__or__", "__xor__"),
+    *("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"),
+}
 _HALVES = (torch.bfloat16, torch.float16)
 _NORMS = frozenset({_aten.layer_norm.default, _aten.group_norm.default, _aten.rms_norm.default})
 
@@ -84,6 +94,9 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
         if node.op != "call_function":
             continue
         _round_numbers(node)
+        if _is_of_small(node):
+            _compute_wide(graph, node, signature, torch.int32)
+            continue
         if node.target in _LEFT_MIXED:
             _convert_whole_numbers(graph, node)
         if node.target in _WITH_DTYPE:
@@ -138,6 +151,19 @@ def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         return
     with graph.inserting_before(node):
         node.replace_input_with(source, _cast(graph, source, wanted))
+
+
+def _is_of_small(node: torch.fx.Node) -> bool:
+    """Whether all operands are 8-bit integers of one type, or numbers that it can hold."""
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    if name not in _OF_SMALL:
+        return False
+    types = {_type(n) for n in node.all_input_nodes}
+    (own, *others) = types or {None}
+    if others or own not in _SMALL or _type(node) not in (own, torch.bool, torch.int64):
+        return False
+    numbers = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, (int, float)))
+    return name in _REDUCED or all(v in _SMALL[own] for v in numbers)
 
 
 def _round_numbers(node: torch.fx.Node) -> None:
@@ -211,7 +237,7 @@ def _compute_wide(
                 node.replace_input_with(operand, _cast(graph, operand, wide))
     users = list(node.users)
     result = node.meta["val"].dtype
-    if not result.is_floating_point or result is wide:
+    if result is wide or not (result.is_floating_point or result in _SMALL):
         return
     with torch.no_grad():
         node.meta["val"] = node.meta["val"].to(wide)

@@ -128,3 +128,35 @@ def test_numbers_beside_no_float_are_floats_of_the_default_type(shared_daemon):
     m = torch.tensor([0, 1, 2**24 + 1])
     for got, want in zip(ORTModule(Numbers(), strict=True)(m), Numbers()(m), strict=True):
         assert got.dtype is want.dtype and torch.equal(got, want)
+
+
+# Of two tensors of 8-bit integers.
+_SMALL: _Expressions = {
+    "compare": lambda a, b: (a == 1, a < b, a >= 100, a != b, 5 > a),
+    "extremes": lambda a, b: (a.argmax(-1), a.argmin(), a.amax(1), a.amin(), a.max(), a.min()),
+    "wraps": lambda a, b: (a + b, a - b, a * b, -a, a + 100, 100 - a, a.abs(), a // 3, a % 7),
+    "limits": lambda a, b: (torch.maximum(a, b), a.clamp(3, 100), a.clamp(min=5)),
+    "bits": lambda a, b: (a & b, a | 15, a ^ b, ~a, a >> 3, a << 2, a << (b & 7), a >> (b & 7)),
+    "wider": lambda a, b: (a.sum(1), a / 3, a * b.int(), a + 0.5, torch.cat([a, b])),
+}
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8])
+def test_integers_of_8_bits(kind, shared_daemon):
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, a, b):
+            found = [r for f in _SMALL.values() for r in f(a, b)]
+            return torch.where(a == b, self.weight, -self.weight), *found
+
+    torch.manual_seed(0)
+    lowest, highest = torch.iinfo(kind).min, torch.iinfo(kind).max
+    a, b = (torch.randint(lowest, highest + 1, (4, 6), dtype=kind) for _ in "ab")
+    a[0, 0], b[0, 0], a[0, 1], b[0, 1] = highest, highest, lowest, highest
+    wrapped = ORTModule(Small(), strict=True)
+    for got, want in zip(wrapped(a, b), wrapped.module(a, b), strict=True):
+        assert got.dtype is want.dtype
+        torch.testing.assert_close(got, want)
