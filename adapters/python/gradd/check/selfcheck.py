@@ -114,7 +114,9 @@ class _Check:
         """
         kind, less = self.kind, None
         again = kind.done and not kind.failed
-        if kind.rows and (again or self._is_large(data)):
+        binding, _ = self.graph.bind(self.piece.state)
+        call = self.piece.call(self.graph, binding, data.leaves, self.selection)
+        if kind.rows and (again or call.plan.info.peak > _SMALL):
             less = cut.piece(self.piece.fits, data, kind.calls if again else 0)
         self.counts["checks_on_few_rows"] += less is not None
         real, leaf = self.selection.real, self.graph.cap.loss_leaf
@@ -127,12 +129,6 @@ class _Check:
                 return wrong
             kind.rows = kind.rows and (less is None or not again)  # the cut alone differs
         return ""
-
-    def _is_large(self, data: Data) -> bool:
-        """Whether a run of the whole call takes much memory."""
-        binding, _ = self.graph.bind(self.piece.state)
-        call = self.piece.call(self.graph, binding, data.leaves, self.selection)
-        return call.plan.info.peak > _SMALL
 
     def _agrees(self, data: Data, seeded: list[int], enough: bool) -> bool:
         """Whether a cut batch runs and agrees; if that is not enough, whether it says something."""

@@ -163,20 +163,15 @@ class CompiledGraph:
                     step.reason = self._reason(part)
                     made.append(step)
                     continue
-                try:
-                    self._check_again(part)
-                    piece = self._piece(part)
-                except errors.SessionError:  # it is not about the graph
-                    raise
-                except Exception as raised:  # whatever torch, or the exporter, does not expect
-                    error = refusal(raised)
-                    self.first = self.first or error
-                    node = getattr(error, "node", None)
-                    found = vars(error).pop("nodes", {node: error})
+                piece = self._piece_or_refusal(part)
+                if isinstance(piece, Exception):
+                    self.first = self.first or piece
+                    node = getattr(piece, "node", None)
+                    found = vars(piece).pop("nodes", {node: piece})
                     if found.keys() <= set(part.nodes) - torchs.keys():
                         torchs.update(found)
                     else:
-                        torchs.update(self._guilty(part, error))
+                        torchs.update(self._guilty(part, piece))
                     break
                 after = None
                 if part.after:
@@ -317,18 +312,28 @@ class CompiledGraph:
         partition.find_ends(part, last)
         if not part.outputs and not any(map(partition.is_write, nodes)):
             return None  # a view
-        try:
-            piece = self._piece(part, trial=True)
-        except errors.SessionError:
-            raise
-        except Exception as error:  # the same
-            return refusal(error)
+        piece = self._piece_or_refusal(part, trial=True)
+        if isinstance(piece, Exception):
+            return piece
         if piece is None or self.imagined is None:
             return None
         try:
             return self._plan_refusal(Step(part, piece, None), self.imagined)
         finally:
             piece.close()
+
+    def _piece_or_refusal(
+        self, part: partition.Part, trial: bool = False
+    ) -> Piece | Exception | None:
+        """An error is looked into by other trials when it is handled no more: none is its cause."""
+        try:
+            if not trial:
+                self._check_again(part)
+            return self._piece(part, trial)
+        except errors.SessionError:  # it is not about the graph
+            raise
+        except Exception as error:  # whatever torch, or the exporter, does not expect
+            return refusal(error)
 
     def _piece(self, part: partition.Part, trial: bool = False) -> Piece | None:
         nodes = part.nodes
