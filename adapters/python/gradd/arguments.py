@@ -5,7 +5,7 @@ This runs before every call, so it is a plain recursive walk without torch's pyt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,21 +13,23 @@ import torch
 
 def leaves(args: tuple, kwargs: dict[str, Any]) -> list[Any]:
     """Everything but lists, tuples and mappings: tensors, None, numbers, objects."""
-    return list(_walk((*args, *kwargs.values())))
+    found: list[Any] = []
+    _walk((*args, *kwargs.values()), found)
+    return found
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
     """The tensors in lists, tuples and mappings, in order."""
-    return [leaf for leaf in _walk((value,)) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves((value,), {}) if isinstance(leaf, torch.Tensor)]
 
 
-def _walk(values: Any) -> Iterator[Any]:
+def _walk(values: Iterable[Any], found: list[Any]) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, Mapping):
-            yield from _walk(value.values())
+            _walk(value.values(), found)
         elif isinstance(value, (list, tuple)):
-            yield from _walk(value)
+            _walk(value, found)
         else:
-            yield value
+            found.append(value)

@@ -37,8 +37,10 @@ def _made(module: torch.nn.Module, inner: Callable[..., Any]) -> types.FunctionT
         return here.module is module
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and is_traced():  # its replacement calls it
-            return inner(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            if is_traced():  # its replacement calls it
+                return inner(*args, **kwargs)
+            return _run_apart(self, inner, args, kwargs)
         return _run(self, inner, args, kwargs)
 
     forward.__doc__ = inner.__doc__
@@ -90,7 +92,7 @@ class Attribute:
 def _of_class(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Returns the result of the wrapped module's forward."""
     # No mark on this function: functools.wraps(type(model).forward) would copy it.
-    return _run(self, None, args, kwargs)
+    return _run_apart(self, None, args, kwargs)
 
 
 def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,5 +103,5 @@ def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 # torch.compile around a wrapped module cuts its graphs here.
 _apart = functools.partial(torch.compiler.disable, reason="an ORTModule runs in the daemon")
-_run, call_wrapper = _apart(_run), _apart(call_wrapper)
+_run_apart, call_wrapper = _apart(_run), _apart(call_wrapper)
 Attribute.__get__ = _apart(Attribute.__get__)  # type: ignore[method-assign]

@@ -11,9 +11,9 @@ A capture also defers it, in deferred_for(): C++ code below it ends the process 
 an exception, and imports must not stop halfway. It is delivered between two parts of a capture, by
 deliver(), and the third Ctrl-C is delivered at once in any case.
 
-A call through Dynamo defers it, with Traced, while Dynamo or gradd itself is at work: C++
-clears an exception in a guard, and takes the guard for a failed one. It is delivered at the next
-graph, or when the call is over; the second one interrupts the user's code below it at once.
+A call through Dynamo defers it while Dynamo or gradd itself is at work: C++ clears an exception in
+a guard, and takes the guard for a failed one. It is delivered at the next graph, or when the call
+is over; the second one interrupts the user's code below it at once.
 
 Python runs signal handlers in the main thread only; in other threads all of this does nothing.
 """
@@ -83,11 +83,18 @@ def _is_ours(frame: types.FrameType) -> bool:
     return name == "<string>" or name.startswith(_OWN) or _DYNAMO in name
 
 
-class _Deferred:
+class Deferred:
     """Ctrl-C is delivered at the end of the outermost `with deferred:` of the main thread."""
 
+    def __init__(self, work: str = "") -> None:
+        """Args:
+        work: What Dynamo may have to do in it, for a message.
+        """
+        self._work = work
+        self._before: list[str] = []
+
     def __enter__(self) -> None:
-        global _depth, _handler
+        global _depth, _handler, _traced
         if get_ident() != _main:
             return
         if _depth == 0:
@@ -97,11 +104,16 @@ class _Deferred:
             if _handler is not None:
                 _signal.signal(_SIGINT, _note)
         _depth += 1
+        if self._work:
+            self._before.append(_traced)
+            _traced = self._work
 
     def __exit__(self, *_: object) -> None:
-        global _depth, _handler
+        global _depth, _handler, _traced
         if get_ident() != _main:
             return
+        if self._work:
+            _traced = self._before.pop()
         _depth -= 1
         if _depth == 0 and _handler is not None:
             handler, _handler = _handler, None  # it may hold a model
@@ -110,7 +122,7 @@ class _Deferred:
                 _deliver(handler)
 
 
-deferred = _Deferred()
+deferred = Deferred()
 
 
 def _is_main() -> bool:
@@ -138,30 +150,6 @@ def deferred_for(work: str) -> Iterator[None]:
             yield
         finally:
             _work, _work_depth = before
-
-
-class Traced(_Deferred):
-    """deferred, where Dynamo or gradd works in a call; one object for all calls of a function."""
-
-    def __init__(self, work: str) -> None:
-        """Args:
-        work: The work that Dynamo may have to do first, for a message.
-        """
-        self._work = work
-        self._before: list[str] = []
-
-    def __enter__(self) -> None:
-        global _traced
-        super().__enter__()
-        if get_ident() == _main:
-            self._before.append(_traced)
-            _traced = self._work
-
-    def __exit__(self, *_: object) -> None:
-        global _traced
-        if get_ident() == _main:
-            _traced = self._before.pop()
-        super().__exit__()
 
 
 def deliver() -> None:

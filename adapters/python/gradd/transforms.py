@@ -12,6 +12,8 @@ library built with -ffast-math): the daemon's threads do not, and a capture woul
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from gradd import private
@@ -20,8 +22,11 @@ from gradd.spec import CaptureError
 SMALLEST = 2.0**-1022  # normal number of 64 bits
 
 
-def check() -> None:
+def check(mode: Any) -> None:
     """Refuses a call that happens under a transform of torch's, or while one records.
+
+    Args:
+        mode: The dispatch mode that is on; None = there is none.
 
     Raises:
         CaptureError: "func_transform", "forward_ad", "being_traced" or "flush_denormal".
@@ -46,7 +51,6 @@ def check() -> None:
             "or a library built with -ffast-math asks for, and the daemon computes with them: "
             "torch.set_flush_denormal(False) before the call lets it run there",
         )
-    mode = private.dispatch_mode()
     if mode is not None:
         kind = f"{type(mode).__module__}.{type(mode).__qualname__}"
         raise CaptureError(

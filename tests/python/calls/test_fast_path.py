@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import operator
 import sys
 import types
 from collections.abc import Callable
@@ -82,14 +83,18 @@ def test_a_step_runs_few_python_frames(form: str) -> None:
     graphs = model.gradd_stats()["graphs"]
     result = model(x, y=y)
     assert model.gradd_stats()["graphs"] == graphs + 1, "another form of call is another graph"
+    _trained(model, x, y)
+    model.zero_grad()  # gradients that are kept would make another slot
     with Frames() as forward:
         result = model(x, y)
     loss = result["loss"] if form == "dictionary" else result
     with Frames() as backward:
         loss.backward()
-    assert len(forward.ours) <= 96 and len(forward.files) <= 24, sorted(forward.ours)
-    assert forward.all <= 180, "half of them are Dynamo's own"
-    assert len(backward.ours) <= 60 and len(backward.files) <= 8, sorted(backward.ours)
+    counts = [len(forward.ours), forward.all, len(backward.ours)]
+    files = [len(forward.files), len(backward.files)]
+    # Half of the forward's are torch's own.
+    assert all(map(operator.le, counts, (92, 156, 44))), counts
+    assert all(map(operator.le, files, (30, 11))), sorted(forward.files | backward.files)
 
 
 def test_frames_do_not_grow_with_the_model() -> None:

@@ -104,14 +104,16 @@ def _token(delivery: Delivery) -> torch.Tensor:
 def _forward(ctx: Any, run: Run, tensors: Sequence[torch.Tensor]) -> tuple:
     outputs = run.outputs()
     ctx.run = run
-    run.keep_track(tensors[len(run.plan.params) :])
+    params = len(run.plan.params)
+    if params < len(tensors):
+        run.keep_track(tensors[params:])
     run.given = list(map(weakref.ref, outputs))
     ctx.set_materialize_grads(False)
     if not run.call.all_differentiable:
         pairs = zip(outputs, run.call.selection.differentiable, strict=True)
         ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
     # The run holds copies of the arguments: a later write to those does not matter.
-    ctx.save_for_backward(*tensors[: len(run.plan.params)])
+    ctx.save_for_backward(*tensors[:params])
     return tuple(outputs)
 
 

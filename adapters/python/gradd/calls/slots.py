@@ -132,7 +132,8 @@ class Slot:
                     end.what = block
                     ties.add(end)
                     block.pins += 1
-                    made.append(make(exporter, dtype=dtype, count=count).resize_(shape))
+                    tensor = make(exporter, dtype=dtype, count=count)
+                    made.append(tensor if len(shape) == 1 else tensor.resize_(shape))
         return made
 
 

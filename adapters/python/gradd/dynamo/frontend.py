@@ -33,7 +33,6 @@ from gradd.dynamo.between_graphs import Call as CallOfGraphs
 from gradd.dynamo.between_graphs import Gaps, Watch
 from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
-from gradd.dynamo.own_forward import Present
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.dynamo.traces import Frames, cause
@@ -131,7 +130,7 @@ class Compiled:
         # Dynamo may keep graphs, and the owner with them.
         weakref.finalize(self, self.owner.end())
         self._gaps = Gaps(self.owner)
-        self._held = interrupts.Traced(f"the capture of {title}")
+        self._held = interrupts.Deferred(f"the capture of {title}")
         self._versions: list[_Version] = []
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
@@ -154,7 +153,10 @@ class Compiled:
         """
         if self._embeddings is not None and self._embeddings.changed():
             marking_hooks.leave_out(self.module)
-        functions = self._functions(versions)
+        if versions and versions[0][0].holds():
+            functions = versions[0][1]
+        else:
+            functions = self._functions(versions)
         names = tuple(kwargs)
         found = functions.get(names)
         if found is None:
@@ -163,10 +165,10 @@ class Compiled:
         return found
 
     def _functions(self, versions: list[_Version]) -> _Functions:
+        """Those of another version than the first, or of a new one."""
         for i, (state, functions) in enumerate(versions):
-            if state.holds():
-                if i:
-                    versions.insert(0, versions.pop(i))
+            if i and state.holds():
+                versions.insert(0, versions.pop(i))
                 return functions
         if versions:
             logger.info(
@@ -209,19 +211,19 @@ class Compiled:
         mode = private.dispatch_mode()
         if isinstance(mode, Watch):  # of a module around this one, which counts its own
             with mode.paused():
-                return self._call(args, kwargs)
+                return self._call(args, kwargs, private.dispatch_mode())
         if self._first:
             self._first = False
             with garbage.postponed(), progress.Compiling(self.owner.title, "in its first call"):
-                return self._call(args, kwargs)
-        return self._call(args, kwargs)
+                return self._call(args, kwargs, mode)
+        return self._call(args, kwargs, mode)
 
-    def _call(self, args: tuple, kwargs: dict) -> Any:
+    def _call(self, args: tuple, kwargs: dict, mode: Any) -> Any:
         owner = self.owner
         if owner.failed is not None:
             return self._in_torch(owner.failed, args, kwargs)
         try:
-            transforms.check()
+            transforms.check(mode)
             if self._unchecked:
                 self._check_parameters()
         except CaptureError as error:
@@ -243,7 +245,8 @@ class Compiled:
             self._keeps_places = False
             del self._versions[:], self._odd_versions[:]
             self._odd_forms.clear()
-        before, frames, graphs = owner.now.graphs, Frames.now(), owner.compiled
+        now, frames, graphs = owner.now, Frames.now(), owner.compiled
+        before = now.graphs
         versions = self._versions
         if self._odd_forms and _form(leaves) in self._odd_forms:
             versions = self._odd_versions
@@ -259,14 +262,14 @@ class Compiled:
             with self._held, settings.Applied(owner.keeps_places), self._norms:
                 function = self._compiled(versions, kwargs)
                 if self.given_forward is None:
-                    owner.now.call = Present(self.module, function, args, kwargs, before)
-                ran = CallOfGraphs(owner.now, self._gaps.due > 0)
+                    now.call = (self.module, function, args, kwargs, before)
+                ran = CallOfGraphs(now, self._gaps.due > 0)
                 try:
                     result = function(*args, **kwargs)
                 finally:
                     if ran.watch is not None:
                         ran.watch.__exit__(None, None, None)
-                    owner.now.run = ran.around
+                    now.run = ran.around
         except (CaptureError, errors.GraddError):
             raise
         except masked_rows.AgainError:
@@ -277,15 +280,15 @@ class Compiled:
         finally:
             here.module = outer
             owner.generator.forget()
-            owner.now.call = None
+            now.call = None
         if again:
-            return self._call(args, kwargs)
+            return self._call(args, kwargs, mode)
         if owner.failed is not None:  # a self-check has found it
             return self._eager(*args, **kwargs)
-        now, why = Frames.now(), ""
-        if now != frames:
+        after, why = Frames.now(), ""
+        if after != frames:
             with private.compile_lock:  # what another thread is about to trace has not failed
-                now, why = Frames.now(), cause()
+                after, why = Frames.now(), cause()
         hooked = owner.compiled > graphs and self._has_new_hooks()
         if owner.compiled > graphs and versions:
             if marking_hooks.leave_out(self.module) or hooked:
@@ -293,11 +296,11 @@ class Compiled:
             else:  # the call may have reached classes that were not there before
                 versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
         seen = self._gaps.count(ran, why)
-        failed = now.failed(frames)
-        if owner.keeps_places and now != frames and (failed or owner.now.graphs == before):
+        failed = after.failed(frames)
+        if owner.keeps_places and after != frames and (failed or now.graphs == before):
             owner.keeps_places &= not _may_be_open(why)
-        if owner.now.graphs == before:
-            if self._computes_nothing(leaves, result, now != frames and not (failed or why)):
+        if now.graphs == before:
+            if self._computes_nothing(leaves, result, after != frames and not (failed or why)):
                 return result
             self._set_aside(leaves, frames, versions, raises=False)
             self._reached_nothing(why or (_FAILED if failed else ""))

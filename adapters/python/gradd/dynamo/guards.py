@@ -74,6 +74,7 @@ class Supplement:
         self._builtins = sorted(found.names & _BUILTINS)
         functions = [f for ref in found.functions if (f := ref()) is not None]
         self._plain = [f for f in functions if not _holds_others(f)]
+        self._devices = devices.types()
         self._closures = [(weakref.ref(f), f.__code__) for f in functions if _holds_others(f)]
         self._holders = found.holders if found.asks else []
         self._classes = (*found.classes, *_OF_TORCH)
@@ -86,15 +87,22 @@ class Supplement:
             *((table, self._over_builtins) for table in found.globals.values()),
             (sys.modules, self._of_modules),
             (_ENVIRONMENT, dict),
-            *((hooks, tuple) for hooks in HOOKS_OF_ALL),
         ]
+        self._hooks = any(HOOKS_OF_ALL)
+        if self._hooks:  # else it is enough that there are none
+            self._tables += ((hooks, tuple) for hooks in HOOKS_OF_ALL)
         self._dictionaries = [table for table, _ in self._tables]
-        self._versions = self._versions_now()
+        self._versions: list[Any] = list(map(private.dict_version, self._dictionaries))
+        self._versions += self._versions_of_holders()
         self._seen = [self._found(i) for i in range(len(self._versions))]
         self._rest = self._rest_now()
 
     def holds(self) -> bool:
-        versions = self._versions_now()
+        if any(HOOKS_OF_ALL) is not self._hooks:
+            return False
+        versions = list(map(private.dict_version, self._dictionaries))
+        if self._holders:
+            versions += self._versions_of_holders()
         if versions != self._versions:
             pairs = zip(versions, self._versions, strict=True)
             for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
@@ -105,9 +113,12 @@ class Supplement:
                     return False
             self._versions = versions
         try:
-            return self._rest_now() == self._rest and all(
-                (f := ref()) is None or f.__code__ is code for ref, code in self._closures
-            )
+            if self._rest_now() != self._rest:
+                return False
+            for ref, code in self._closures:
+                if (function := ref()) is not None and function.__code__ is not code:
+                    return False
+            return True
         except Exception:  # an object that cannot be compared counts as changed
             return False
 
@@ -125,11 +136,8 @@ class Supplement:
             noise = noise and not named and len(_values[name]) > _OFTEN
         return noise
 
-    def _versions_now(self) -> list[Any]:
-        versions = list(map(private.dict_version, self._dictionaries))
-        for holder in self._holders:
-            versions.append(version_of_names(holder()))
-        return versions
+    def _versions_of_holders(self) -> list[Any]:
+        return [version_of_names(holder()) for holder in self._holders]
 
     def _found(self, i: int) -> Any:
         """The compared part of a dictionary: one of the tables, or of the holders behind them."""
@@ -146,7 +154,7 @@ class Supplement:
         return [
             *map(_MRO, self._classes),
             *map(_CODE, self._plain),
-            *map(torch.get_autocast_dtype, devices.types()),
+            *map(torch.get_autocast_dtype, self._devices),
             os.getpid(),
         ]
 

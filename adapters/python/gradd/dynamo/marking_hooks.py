@@ -47,11 +47,13 @@ class Embeddings:
 
     def changed(self) -> bool:
         """Whether the hooks have changed since the last query: called in each call."""
+        if not self._hooks:
+            return False
         before, self._known = self._known, self._now()
         return self._known != before
 
     def _now(self) -> list[list[int]]:
-        return [list(hooks) for hooks in self._hooks]
+        return list(map(list, self._hooks))
 
 
 def _only_marks(hook: object) -> bool:

@@ -107,14 +107,14 @@ class Now(threading.local):
         run: The same call, as far as it has got; None within a graph.
     """
 
-    call: Present | None = None
+    call: tuple | None = None  # what a Present is made of
     graphs = 0
     run: between_graphs.Call | None = None
 
 
 def of(owner: Owner, graph: CompiledGraph) -> OwnForward | None:
     """A function that computes the present call in PyTorch, if the graph is all that it does."""
-    present = owner.now.call
+    present = None if owner.now.call is None else Present(*owner.now.call)
     if present is None or owner.now.graphs != present.before + 1 or graph.whole[0].graph.changed:
         return None  # writes may be seen elsewhere
     if graph.leaves is None:

@@ -56,9 +56,11 @@ class _Known:
         pointers: Addresses of the bound tensors.
         requires: Whether each wants a gradient.
         kind: Of its self-checks; None = there are none.
+        all_train: All bound tensors get a gradient, in their order.
     """
 
-    __slots__ = ("asked_for", "grad_inputs", "kind", "params", "pointers", "call", "requires")
+    __slots__ = ("all_train", "asked_for", "grad_inputs", "kind", "params", "pointers")
+    __slots__ += ("call", "requires")
 
     def __init__(self, call: Call, bound: list[torch.Tensor], kind: Any) -> None:
         self.call = call
@@ -66,6 +68,7 @@ class _Known:
         self.requires = list(map(_requires_grad, bound))
         self.kind = kind
         self.params = call.selection.params
+        self.all_train = list(self.params) == list(range(len(bound)))
         self.grad_inputs = call.grad_inputs
         self.asked_for = len(call.graph.asked_for)
 
@@ -145,8 +148,11 @@ class Piece:
         """
         if not self.graph.changed:
             return self._call(args, share)
-        with self.client.lock:  # what is written is looked up when it has been computed
-            return self._call(args, share)
+        try:
+            with self.client.lock:  # what is written is looked up when it has been computed
+                return self._call(args, share)
+        finally:
+            self._tensors.clear()
 
     def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The arguments of a call, with tensors for numbers."""
@@ -173,25 +179,18 @@ class Piece:
                 self._tensors.clear()
 
     def _call(self, args: Sequence[Any], share: int | None) -> Sequence[Any]:
-        found = None
         try:
             with self.client.lock:
-                try:
-                    found = self._look_up(args, share)
-                except Exception:  # the slow path names the error
-                    found = None
-            if found is None:
-                return self._slow(args, share)
-            run, tensors = found
-            return run.differentiated(tensors)
-        finally:
-            if self.graph.changed:
-                self._tensors.clear()
+                found = self._look_up(args, share)
+        except Exception:  # the slow path names the error
+            found = None
+        if found is None:
+            return self._slow(args, share)
+        run, tensors = found
+        return run.differentiated(tensors)
 
     def _overlap(self, args: Sequence[Any]) -> bool:
         """Whether a tensor that the graph writes shares its memory with another argument."""
-        if not self.graph.changed:
-            return False
         storages = [watch.untyped_storage(args[i.position]) for i in self.inputs_]
         spans = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]  # arrays have parts
         written = {p.key for p in self.graph.changed_entries}
@@ -206,25 +205,30 @@ class Piece:
     def _form(self, args: Sequence[Any], share: int | None) -> Hashable:
         return (
             share,
-            *[_facts(args[i]) for i in self._free_at],
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
+            *map(_facts, map(args.__getitem__, self._free_at)),
         )
 
     def _look_up(
         self, args: Sequence[Any], share: int | None
     ) -> tuple[runs.Run, list[torch.Tensor]] | None:
         client, graph = self.client, self.graph
-        if client.closed or client.pid != getpid() or self.state.mirrored or self._overlap(args):
+        if client.closed or client.pid != getpid() or self.state.mirrored:
+            return None
+        if graph.changed and self._overlap(args):
             return None
         known = self._known.get(self._form(args, share))
         if known is None or self.state.generation != graph.generation:
             return None
-        if len(graph.asked_for) != known.asked_for or self._is_checked(known.kind):
+        if len(graph.asked_for) != known.asked_for:
+            return None
+        kind = known.kind
+        if kind is not None and kind.is_due(kind.calls + 1, self.owner.checks.last):  # type: ignore
             return None
         if list(map(watch.on_class, watch.NAMES)) != watch.found:
             return None
-        bound = [args[i] for i in self._bound_at]
+        bound = list(map(args.__getitem__, self._bound_at))
         if bases.any_mapped():
             bases.settle(client, bound)
         if list(map(data_ptr, bound)) != known.pointers:
@@ -233,21 +237,19 @@ class Piece:
             return None
         call = known.call
         graph.plans.move_to_end(call.plan.key)  # KeyError: it was given up
-        if known.kind is not None:
-            known.kind.calls += 1
-        inputs = [args[i] for i in self._free_at]
-        call, inputs = call.live(inputs)
+        if kind is not None:
+            kind.calls += 1
+        inputs = list(map(args.__getitem__, self._free_at))
+        if call.plan.live is not None:
+            call, inputs = call.live(inputs)
         if graph.changed:
             self._tensors.extend(args)
         self.owner.last.append(call.last)
         run = runs.Run(call, bound, inputs, self.counts, self.owner.flags)
-        tensors = [bound[i] for i in known.params]
-        return run, tensors + [inputs[i] for i in known.grad_inputs]
-
-    def _is_checked(self, kind: Any) -> bool:
-        """Whether the next call of this kind of plan is compared with PyTorch."""
-        last = self.owner.checks.last if kind is not None else 0.0  # type: ignore[union-attr]
-        return kind is not None and kind.is_due(kind.calls + 1, last)
+        tensors = bound if known.all_train else list(map(bound.__getitem__, known.params))
+        if known.grad_inputs:
+            tensors = tensors + list(map(inputs.__getitem__, known.grad_inputs))
+        return run, tensors
 
     def _slow(self, args: Sequence[Any], share: int | None) -> Sequence[Any]:
         form = self._form(args, share)
@@ -308,7 +310,7 @@ class Piece:
         self, args: Sequence[Any], form: Hashable, share: int | None
     ) -> tuple[runs.Run, list[torch.Tensor]]:
         self._check_devices(args)
-        if self._overlap(args):
+        if self.graph.changed and self._overlap(args):
             raise CaptureError(
                 "input_mutation",
                 "forward() writes in place to an argument that shares its memory with another one; "

@@ -32,9 +32,12 @@ _WANTED: dict[str, Any] = {
     "allow_rnn": True,
     # NumPy draws its own random numbers, between two graphs; Dynamo would draw them with torch.
     "use_numpy_random_stream": True,
+    # DDP would split graphs by its buckets, and their losses from their heads.
+    "optimize_ddp": False,
 }
-# DDP would split graphs by its buckets, and their losses from their heads.
-_DISTRIBUTED: dict[str, Any] = {**_WANTED, "optimize_ddp": False}
+# Dynamo would tell a profiler when it fetches the arguments of a graph: 10 us of a call.
+if hasattr(config, "record_runtime_overhead"):
+    _WANTED["record_runtime_overhead"] = False
 _PARAMETERS = inspect.signature(torch.compile).parameters
 
 
@@ -45,8 +48,7 @@ def of_function() -> dict[str, Any]:
 
 
 if not of_function():  # torch 2.11
-    for table in (_WANTED, _DISTRIBUTED):
-        table |= {"recompile_limit": RECOMPILES, "accumulated_recompile_limit": 16 * RECOMPILES}
+    _WANTED |= {"recompile_limit": RECOMPILES, "accumulated_recompile_limit": 16 * RECOMPILES}
 
 
 _LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once")  # transformers' too
@@ -76,8 +78,9 @@ def _variable(name: str) -> ContextVar[Any] | None:
 
 
 # The variables that hold settings: Dynamo's own access to all of ours takes 40 us of a call.
-_VARIABLES = {name: _variable(name) for name in (*_DISTRIBUTED, _IGNORED, _OPEN_SIZES)}
+_VARIABLES = {name: _variable(name) for name in (*_WANTED, _IGNORED, _OPEN_SIZES)}
 _FAST = all(_VARIABLES.values())
+_SETS = [(_VARIABLES[name].set, value) for name, value in _WANTED.items()] if _FAST else []
 
 
 _RAISES = "when making fake tensor call"  # in the words of torch
@@ -137,6 +140,7 @@ class Applied:
     """Context in which Dynamo has our settings."""
 
     __slots__ = ("_before", "_fused", "_open_sizes")
+    _before: list[Any]
 
     def __init__(self, open_sizes: bool = False) -> None:
         """Args:
@@ -150,16 +154,15 @@ class Applied:
         self._fused = mha.get_fastpath_enabled()
         if self._fused:
             mha.set_fastpath_enabled(False)
-        wanted = _DISTRIBUTED if _is_distributed() else _WANTED
         if _FAST:
-            self._before = [(_VARIABLES[n], _VARIABLES[n].set(v)) for n, v in wanted.items()]
+            before = self._before = [put(value) for put, value in _SETS]
             ignored = _VARIABLES[_IGNORED]
-            self._before.append((ignored, ignored.set(_with_loggers(ignored.get()))))
+            users = ignored.get()
+            before.append(ignored.set(_known[1] if users is _known[0] else _with_loggers(users)))
             if self._open_sizes:
-                sizes = _VARIABLES[_OPEN_SIZES]
-                self._before.append((sizes, sizes.set(True)))
+                before.append(_VARIABLES[_OPEN_SIZES].set(True))
             return
-        wanted = {**wanted, _IGNORED: _Loggers(getattr(config, _IGNORED))}
+        wanted = {**_WANTED, _IGNORED: _Loggers(getattr(config, _IGNORED))}
         if self._open_sizes:
             wanted[_OPEN_SIZES] = True
         self._before = [(name, getattr(config, name)) for name in wanted]
@@ -171,21 +174,17 @@ class Applied:
         if self._fused:
             mha.set_fastpath_enabled(True)
         if _FAST:
-            for variable, before in self._before:
-                variable.reset(before)
+            for token in self._before:
+                token.var.reset(token)
             return
         for name, before in self._before:
             setattr(config, name, before)
-
-
-def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 _known: list[Any] = [None, _Loggers(None)]  # functions that users ignore, and the same with ours
 
 
 def _with_loggers(users: Any) -> _Loggers:
-    if users is not _known[0]:
-        _known[:] = [users, _Loggers(users)]
-    return _known[1]
+    found = _Loggers(users)
+    _known[:] = [users, found]
+    return found

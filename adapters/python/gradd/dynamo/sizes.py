@@ -21,6 +21,8 @@ from gradd import private
 from gradd.dynamo import arithmetic
 from gradd.dynamo.lower import SYMBOLIC, value_of
 
+_SHAPES = 1024  # of arguments, that are remembered
+
 
 def is_number(node: torch.fx.Node) -> bool:
     """Whether a node returns sizes, or values made of them, and no tensor."""
@@ -148,26 +150,31 @@ def mark(leaves: Sequence[Any]) -> None:
     for tensor in leaves:
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
             continue
-        if tensor.is_nested or not (axes := _varying(tensor)):
+        if tensor.is_nested:
             continue
-        marks, own = _marks(axes), tensor.__dict__
+        axes, marks = _marks(tensor.shape, tensor.dtype)
+        own = tensor.__dict__
         if not own:
             own.update(marks)
         elif not own.keys() >= marks.keys():
             maybe_mark_dynamic(tensor, axes)
 
 
-@functools.lru_cache
-def _marks(axes: tuple[int, ...]) -> dict[str, Any]:
-    """Attributes that maybe_mark_dynamic sets on a tensor: calling it takes ten times as long."""
+@functools.lru_cache(_SHAPES)
+def _marks(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The axes of a tensor that may vary, and the attributes that maybe_mark_dynamic sets for them.
+
+    Calling that for each tensor takes ten times as long.
+    """
+    axes = _varying(shape, dtype)
     tensor = torch.empty(0, device="cpu")
-    maybe_mark_dynamic(tensor, axes)
-    return tensor.__dict__
+    if axes:
+        maybe_mark_dynamic(tensor, axes)
+    return axes, tensor.__dict__
 
 
-def _varying(tensor: torch.Tensor) -> tuple[int, ...]:
+def _varying(sizes: torch.Size, dtype: torch.dtype) -> tuple[int, ...]:
     """Of colour pictures only the batch: windows cut of symbolic heights take minutes to trace."""
-    sizes = tensor.shape
-    if len(sizes) == 4 and sizes[1] == 3 and tensor.is_floating_point():
+    if len(sizes) == 4 and sizes[1] == 3 and dtype.is_floating_point:
         sizes = sizes[:1]
     return tuple([axis for axis, size in enumerate(sizes) if size > 1])

@@ -30,7 +30,7 @@ class Frames(NamedTuple):
     def now(cls) -> Frames:
         """Of the process."""
         found = private.counters["frames"]
-        return cls(found["total"], found["ok"])
+        return tuple.__new__(cls, (found["total"], found["ok"]))  # without a frame of its own
 
     def failed(self, before: Frames) -> bool:
         """Whether Dynamo has failed at one since then, which runs in PyTorch."""

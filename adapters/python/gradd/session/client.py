@@ -129,7 +129,8 @@ class Client:
             self.memory.settle()
         while True:
             try:
-                self._prepare()
+                if self._connection is None or self._retired or self._chores or self._unneeded:
+                    self._prepare()
                 return self._exchange(verb, fields, frames, meanwhile)
             except ConnectionLost as lost:
                 failures += 1
