@@ -112,14 +112,14 @@ static const char *kept_state(const msgpack_object *kept, char buffer[24]) {
 static void print_session(const msgpack_object *s) {
     char client[CLIENT_WIDTH + 1], state[16], shared[24], arena[24], idle[24];
     printf("%7" PRId64 " %8" PRId64 "  %-*s %-10s %6" PRId64 " %5" PRId64 " %5" PRId64
-           " %10s %10s %9" PRId64 " %7s %6.0f%% %8.1f\n",
+           " %10s %10s %9" PRId64 " %7s %5" PRId64 " %6.0f%% %8.1f\n",
            reply_number(s, "session"), reply_number(s, "pid"), CLIENT_WIDTH,
            reply_text(s, "client", client, sizeof client),
            reply_text(s, "state", state, sizeof state), reply_number(s, "graphs"),
            reply_number(s, "plans"), reply_number(s, "runs"), print_amount(own_bytes(s), shared),
            print_amount(reply_number(s, "arena_bytes"), arena), reply_number(s, "requests"),
-           print_duration(reply_number(s, "idle_ms"), idle), 100 * reply_real(s, "busy"),
-           reply_real(s, "steps_per_second"));
+           print_duration(reply_number(s, "idle_ms"), idle), reply_number(s, "share"),
+           100 * reply_real(s, "busy"), reply_real(s, "steps_per_second"));
 }
 
 /* Sessions with a name: those of living processes as well. */
@@ -155,9 +155,9 @@ static void print_table(const msgpack_object *root) {
     if (drained && drained->type == MSGPACK_OBJECT_STR && drained->via.str.size > 0)
         printf("drained: %s (gradd drain --end)\n", reply_text(root, "drained", why, sizeof why));
     if (wire_count(sessions) == 0) return;
-    printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s %7s %8s\n", "SESSION", "PID",
+    printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s %5s %7s %8s\n", "SESSION", "PID",
            CLIENT_WIDTH, "CLIENT", "STATE", "GRAPHS", "PLANS", "RUNS", "SHARED", "ARENA",
-           "REQUESTS", "IDLE", "ENGINE", "STEPS/S");
+           "REQUESTS", "IDLE", "SHARE", "ENGINE", "STEPS/S");
     for (int i = 0; i < wire_count(sessions); i++)
         if (wire_at(sessions, i)->type == MSGPACK_OBJECT_MAP) print_session(wire_at(sessions, i));
 }

@@ -17,6 +17,7 @@
 #include "server/cli/list_ops.h"
 #include "server/cli/logs.h"
 #include "server/cli/owner_command.h"
+#include "server/cli/quota_command.h"
 #include "server/cli/show.h"
 #include "server/cli/trace.h"
 #include "server/cli/web_command.h"
@@ -25,6 +26,7 @@
 #include "server/host/machine.h"
 #include "server/owner/owner.h"
 #include "server/owner/restart.h"
+#include "server/session/quota.h"
 #include "server/wire/version.h"
 
 enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY, EXIT_DEVICE };
@@ -189,6 +191,15 @@ static int handle_drain(const options_t *options) {
     return handle_admin((admin_t){options, drain, "", 0});
 }
 
+static int handle_quota(const options_t *options) {
+    const bool sets = options->share >= 0 || options->quota_mib >= 0 || options->sessions >= 0;
+    if (!options->name && (sets || options->remove)) {
+        fprintf(stderr, "gradd: a quota needs the NAME of sessions, or '" QUOTA_OTHERS "'\n");
+        return EXIT_USAGE;
+    }
+    return handle_admin((admin_t){options, quota_command, "\n", 0});
+}
+
 static int handle_logs(const options_t *options) {
     rundir_t dir;
     gradd_status_t st = rundir_init(&dir, options->dir);
@@ -255,6 +266,7 @@ int main(int argc, char **argv) {
         {"show",       handle_show    },
         {"logs",       handle_logs    },
         {"drain",      handle_drain   },
+        {"quota",      handle_quota   },
         {"web",        handle_web     },
         {"stop",       handle_stop    },
         {"trace",      handle_trace   },

@@ -33,6 +33,18 @@ static void print_memory(const msgpack_object *s) {
     printf(", %s at most\n", print_amount(reply_number(s, "peak_arena_bytes"), amount));
 }
 
+static void print_quota(const msgpack_object *s) {
+    char wanted[PRINT_BYTES], since[PRINT_BYTES], most[PRINT_BYTES];
+    const int64_t share = reply_number(s, "share"), bytes = reply_number(s, "quota_bytes");
+    if (reply_number(s, "wanted_bytes"))
+        printf("  waits       for %s of activations, since %s\n",
+               print_amount(reply_number(s, "wanted_bytes"), wanted),
+               print_duration(reply_number(s, "wanted_ms"), since));
+    if (share != 100 || bytes)
+        printf("  quota       share %" PRId64 ", %s\n", share,
+               bytes ? print_amount(bytes, most) : "no limit of memory");
+}
+
 static void print_plans(const msgpack_object *list) {
     char peak[PRINT_BYTES], saved[PRINT_BYTES], constant[PRINT_BYTES];
     if (!list || wire_count(list) == 0) return;
@@ -83,6 +95,7 @@ static void print_session(const msgpack_object *s) {
            print_duration(reply_number(s, "idle_ms"), idle),
            print_duration(reply_number(s, "age_ms"), age));
     print_memory(s);
+    print_quota(s);
     print_plans(wire_in(s, "plan_list"));
     print_errors(wire_in(s, "errors"));
 }

@@ -27,6 +27,20 @@ typedef struct control_row_s {
     bool is_later; /* than hello */
 } control_row_t;
 
+/* Finds the rule for that client. Fails with LIMIT if there are as many of its name as may be. */
+static gradd_status_t find_quota(const control_host_t *host, const session_t *session,
+                                 const char *client, size_t bytes, quota_t *out_rule) {
+    char name[QUOTA_NAME_BYTES];
+    quota_name(name, client, bytes);
+    *out_rule = quota_for(host->quotas, name);
+    const int n = session_count(host->table, name, session);
+    if (!out_rule->n_sessions || n < (int)out_rule->n_sessions) return GRADD_OK;
+    return GRADD_FAIL(LIMIT,
+                      "hello: %d session%s of '%s' %s connected, the quota of daemon %d (gradd "
+                      "quota)",
+                      n, n == 1 ? "" : "s", name, n == 1 ? "is" : "are", (int)host->owner);
+}
+
 /* "protocol 2", "protocols 3 to 5" */
 static const char *range_text(uint64_t low, uint64_t high, char text[64]) {
     if (low == high)
@@ -87,8 +101,12 @@ static gradd_status_t answer_hello(const control_host_t *host, request_t *reques
     uint64_t low = wire_u64(wire_at(range, 0)), high = wire_u64(wire_at(range, 1));
     uint64_t chosen = high < PROTOCOL_HIGHEST ? high : PROTOCOL_HIGHEST;
     if (chosen < low || chosen < PROTOCOL_LOWEST) return refuse_version(host, request, low, high);
-    GRADD_TRY(session_greet(session, client ? client->via.str.ptr : "?",
-                            client ? client->via.str.size : 1));
+    const char *name = client ? client->via.str.ptr : "?";
+    const size_t name_bytes = client ? client->via.str.size : 1;
+    quota_t rule;
+    GRADD_TRY(find_quota(host, session, name, name_bytes, &rule));
+    GRADD_TRY(session_greet(session, name, name_bytes));
+    session_set_quota(session, host->queue, &rule);
     wire_key(reply, "proto");
     wire_put_u64(reply, chosen);
     wire_key(reply, "nonce");
@@ -207,11 +225,21 @@ static gradd_status_t borrow(const control_host_t *host, const request_t *reques
                               host->mapper);
 }
 
+/* A base is counted for none of its sessions. */
+static gradd_status_t check_quota(const request_t *request) {
+    const msgpack_object *const *args = request->args;
+    const uint64_t bytes = wire_u64(args[SEGMENT_BYTES]);
+    if (args[SEGMENT_PURPOSE] && says(args[SEGMENT_PURPOSE], "base")) return GRADD_OK;
+    return session_check_bytes(request->session, "segment: it",
+                               bytes < INT64_MAX ? (int64_t)bytes : INT64_MAX);
+}
+
 static gradd_status_t answer_segment(const control_host_t *host, request_t *request) {
     gradd_memory_t memory;
     GRADD_TRY(read_memory(request->args[SEGMENT_MEMORY], &memory));
     GRADD_TRY(check_device(host, request->args[SEGMENT_DEVICE]));
     GRADD_TRY(check_descriptors(request, memory == GRADD_MEMORY_CUDA_IPC ? 0 : 1));
+    GRADD_TRY(check_quota(request));
     GRADD_TRY(memory == GRADD_MEMORY_MEMFD ? take_memfd(host, request)
                                            : borrow(host, request, memory));
     wire_key(&request->reply, "id");

@@ -23,6 +23,10 @@ typedef struct control_host_s {
     const char *device;           /* name of the only one */
     const char *uuid;             /* its driver's name for it; NULL = there is none */
     const gradd_mapper_t *mapper; /* takes segments to it; may be NULL */
+    /* For hello: */
+    const quotas_t *quotas;
+    const session_table_t *table;
+    queue_t *queue;
 } control_host_t;
 
 control_host_t control_host(const char *dir, pid_t owner, gradd_device_t *device);

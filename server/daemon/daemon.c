@@ -162,8 +162,10 @@ static gradd_status_t take_session(daemon_t *daemon, const link_message_t *messa
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
     request_t *request;
-    const control_host_t host =
-        control_host(daemon->dir->path, daemon->owner, daemon->worker.device);
+    control_host_t host = control_host(daemon->dir->path, daemon->owner, daemon->worker.device);
+    host.quotas = &daemon->quotas;
+    host.table = &daemon->table;
+    host.queue = daemon->queue;
     session_t *session = session_by_number(&daemon->table, number);
     if (!session || session->ends) return;
     control_read(session, &host, &open, &request);
@@ -261,6 +263,7 @@ void daemon_tick(daemon_t *daemon) {
         watch(daemon, daemon->link, ON_LINK, 0);
         read_link(daemon);
     }
+    worker_tell_room(&daemon->worker);
     for (int i = daemon->table.n - 1; i >= 0; i--) {
         session_t *s = daemon->table.sessions[i];
         if (past > 0) session_pace_look(&s->pace, past);
@@ -376,7 +379,10 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
     daemon->worker = (worker_t){
         .root = "", .plain = !daemon->options->fuse, .dense_loss = !daemon->options->chunked_loss};
+    daemon->worker.wait_ms = daemon->options->wait * 1000;
     lost_read(&daemon->worker.lost, daemon->dir);
+    if (quota_read(&daemon->quotas, daemon->dir->folder) != GRADD_OK)
+        log_event(LOG_WARN, "quotas", "what=\"%s\"", gradd_error_message());
     const gradd_device_options_t device = {
         .name = daemon->options->device,
         .threads = machine_threads(daemon->options->threads),

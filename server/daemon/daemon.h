@@ -33,6 +33,7 @@ typedef struct daemon_s {
     uint32_t n_workers; /* that there were before this one */
     router_t router;
     session_table_t table;
+    quotas_t quotas;
     queue_t *queue; /* Owned */
     lane_t guests;  /* requests without a session that the engine answers */
     worker_t worker;

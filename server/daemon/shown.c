@@ -26,7 +26,13 @@ static void put_kinds(wire_out_t *out, gradd_handle_table_t *table) {
         shown_number(out, gradd_segment_purpose_name(i), (int64_t)bytes[i]);
 }
 
-#define N_FACTS 25
+/* Since when a run waits for memory. */
+static int64_t wanted_ms(session_counts_t *counts) {
+    const int64_t since_us = atomic_load(&counts->wanted_us);
+    return atomic_load(&counts->wanted_bytes) ? session_now_ms() - since_us / 1000 : 0;
+}
+
+#define N_FACTS 30
 
 static void put_facts(wire_out_t *out, session_t *session, const session_record_t *record) {
     uint32_t segments;
@@ -51,6 +57,11 @@ static void put_facts(wire_out_t *out, session_t *session, const session_record_
     put_kinds(out, gradd_lease_table(session->lease));
     shown_number(out, "arena_bytes", atomic_load(&counts->arena_bytes));
     shown_number(out, "peak_arena_bytes", record->peak_arena_bytes);
+    shown_number(out, "constant_bytes", atomic_load(&counts->constant_bytes));
+    shown_number(out, "quota_bytes", atomic_load(&session->most_bytes));
+    shown_number(out, "share", session->share);
+    shown_number(out, "wanted_bytes", atomic_load(&counts->wanted_bytes));
+    shown_number(out, "wanted_ms", wanted_ms(counts));
     shown_number(out, "requests", (int64_t)session->n_requests);
     shown_number(out, "waiting", session->lane.length);
     shown_number(out, "idle_ms", session_now_ms() - session->active_ms);

@@ -37,7 +37,8 @@ struct device_s {
     int64_t compile_ms;
     gradd_admit_t admit;
     void *admit_context;
-    int64_t arena_bytes; /* of the runs that exist */
+    int64_t arena_bytes;   /* of the runs that exist */
+    int64_t refused_bytes; /* for which there was no room last; the caller clears it */
     spare_t spares[DEVICE_SPARES];
     device_hook_t hook;
     void *hook_context;

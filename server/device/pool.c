@@ -5,9 +5,8 @@
  * the arena of a large one, which would then be allocated a second time. */
 #define POOL_WASTE ((int64_t)64 << 20)
 
-gradd_status_t pool_admit(gradd_device_t *d, int64_t bytes) {
+static gradd_status_t admit(gradd_device_t *d, int64_t bytes) {
     const int64_t room = d->info.memory_limit - d->arena_bytes;
-    if (bytes <= 0) return GRADD_OK;
     /* what finished runs left behind counts, too, unless it is in the way */
     if (bytes > room - pool_bytes(d)) gradd_device_trim(d);
     if (bytes > room)
@@ -17,6 +16,16 @@ gradd_status_t pool_admit(gradd_device_t *d, int64_t bytes) {
                           (long long)(bytes >> 20), (long long)(d->arena_bytes >> 20),
                           (long long)(d->info.memory_limit >> 20));
     return d->admit ? d->admit(d->admit_context, bytes) : GRADD_OK;
+}
+
+/* Notes how much there was no room for. */
+static gradd_status_t note_refusal(gradd_device_t *d, int64_t bytes, gradd_status_t status) {
+    if (status == GRADD_E_NOMEM) d->refused_bytes = bytes;
+    return status;
+}
+
+gradd_status_t pool_admit(gradd_device_t *d, int64_t bytes) {
+    return bytes > 0 ? note_refusal(d, bytes, admit(d, bytes)) : GRADD_OK;
 }
 
 static void spare_free(gradd_device_t *d, spare_t *s) {
@@ -45,7 +54,7 @@ static gradd_status_t new_arena(gradd_device_t *d, int64_t bytes, void **out) {
     for (int i = 0; i < DEVICE_SPARES; i++)
         if (d->spares[i].bytes < bytes) spare_free(d, &d->spares[i]);
     GRADD_TRY(pool_admit(d, bytes));
-    return device_alloc(d, bytes, out);
+    return note_refusal(d, bytes, device_alloc(d, bytes, out));
 }
 
 gradd_status_t pool_take(gradd_device_t *d, int64_t bytes, void **out, int64_t *out_bytes) {
@@ -66,7 +75,7 @@ gradd_status_t pool_take(gradd_device_t *d, int64_t bytes, void **out, int64_t *
 gradd_status_t pool_grow(gradd_device_t *d, int64_t bytes, void **memory, int64_t *memory_bytes) {
     void *wider;
     if (bytes <= *memory_bytes) return GRADD_OK;
-    GRADD_TRY(device_alloc(d, bytes, &wider));
+    GRADD_TRY(note_refusal(d, bytes, device_alloc(d, bytes, &wider)));
     gradd_status_t status = d->backend->copy(d->queue, wider, *memory, (size_t)*memory_bytes);
     if (status) {
         d->backend->free(d->queue, wider, (size_t)bytes);

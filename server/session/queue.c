@@ -222,7 +222,13 @@ bool queue_ready(queue_t *queue) {
 
 bool queue_waits(queue_t *queue) {
     const bool held = atomic_load(&queue->held); /* no other event ends that */
-    return !held && atomic_load(&queue->n_ready) > 0 && !queue_ready(queue);
+    if (held || atomic_load(&queue->n_ready) == 0 || queue_ready(queue)) return false;
+    bool polls = false;
+    pthread_mutex_lock(&queue->lock);
+    for (const lane_t *lane = queue->ring; lane; lane = lane->next)
+        polls |= lane->head->word && !lane->head->told;
+    pthread_mutex_unlock(&queue->lock);
+    return polls;
 }
 
 /* ---- engine thread ---- */
@@ -243,6 +249,8 @@ job_t *queue_take(queue_t *queue) {
     atomic_fetch_sub(&queue->n_words, job->word != NULL);
     lane->busy = true;
     lane->urgent = false;
+    /* Nothing is saved up while it waits for a word. */
+    if (job->word) fair_join(&queue->fair, &lane->account, queue->now_us());
     fair_begin(&queue->fair, &lane->account);
     job->next = NULL;
     job->begun = true;

@@ -31,6 +31,7 @@ typedef struct job_s {
     bool urgent;          /* also while the queue is held */
     const uint64_t *word; /* Borrowed: the job may run once *word is at least `value`; NULL: now */
     uint64_t value;
+    bool told;  /* one of the queue's two threads writes the word: it is not polled for */
     bool begun; /* the engine has taken it */
 } job_t;
 
@@ -76,7 +77,8 @@ void queue_wake(queue_t *queue); /* after sleeping: also empties the descriptor 
 int queue_depth(queue_t *queue);
 /* True if queue_take would return a job. */
 bool queue_ready(queue_t *queue);
-/* True if there is one, but all wait for their words: nothing tells when to look again. */
+/* True if there is one, but all wait for their words, of which one is polled for: nothing tells
+ * when to look again. */
 bool queue_waits(queue_t *queue);
 
 /* ---- engine thread ---- */

@@ -2,6 +2,7 @@
 #include "server/session/session.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -57,6 +58,7 @@ gradd_status_t session_create(session_table_t *table, uint32_t number,
     }
     if ((st = gradd_lease_create(peer, limits, &session->lease)) != GRADD_OK) goto fail;
     record_init(&session->record);
+    session->share = FAIR_SHARE;
     session->pid = pid;
     session->uid = uid;
     session->number = number;
@@ -100,10 +102,7 @@ gradd_status_t session_greet(session_t *session, const char *client, size_t clie
     if (session->state > SESSION_GREETED)
         return GRADD_FAIL(SESSION, "hello: session %u is attached already", session->number);
     GRADD_TRY(session_draw_key(session->nonce));
-    size_t n = client_bytes < SESSION_CLIENT_BYTES - 1 ? client_bytes : SESSION_CLIENT_BYTES - 1;
-    for (size_t i = 0; i < n; i++) /* shown in tables and logs: printable ASCII only */
-        session->client[i] = client[i] > 0x20 && client[i] < 0x7f ? client[i] : '_';
-    session->client[n] = 0;
+    quota_name(session->client, client, client_bytes); /* shown in tables and logs */
     session->state = SESSION_GREETED;
     return GRADD_OK;
 }
@@ -211,10 +210,54 @@ void session_pace_look(session_pace_t *pace, int64_t ms) {
     pace->seen_steps = pace->n_steps;
 }
 
+int64_t session_own_bytes(session_t *session) {
+    uint64_t kinds[GRADD_N_SEGMENT_PURPOSES], bytes = 0;
+    gradd_handle_purpose_bytes(gradd_lease_table(session->lease), kinds);
+    for (int i = 0; i < GRADD_N_SEGMENT_PURPOSES; i++)
+        if (i != GRADD_SEGMENT_base) bytes += kinds[i];
+    return (int64_t)bytes + atomic_load(&session->counts.arena_bytes) +
+           atomic_load(&session->counts.constant_bytes);
+}
+
+gradd_status_t session_check_bytes(session_t *session, const char *what, int64_t bytes) {
+    const int64_t most = atomic_load(&session->most_bytes);
+    if (!most) return GRADD_OK;
+    const int64_t own = session_own_bytes(session);
+    if (bytes <= most - own) return GRADD_OK;
+    return GRADD_FAIL(NOMEM,
+                      "%s needs %lld MiB; session %u, %s, has %lld of the %lld MiB of its quota "
+                      "(gradd quota)",
+                      what, (long long)(bytes >> 20), session->number, session->client,
+                      (long long)(own >> 20), (long long)(most >> 20));
+}
+
+void session_holder_text(const session_t *session, char text[SESSION_HOLDER_BYTES]) {
+    snprintf(text, SESSION_HOLDER_BYTES,
+             "session %u, %s, pid %d, which has %lld MiB of activations", session->number,
+             session->client, (int)session->pid,
+             (long long)(atomic_load(&session->counts.arena_bytes) >> 20));
+}
+
+void session_set_quota(session_t *session, queue_t *queue, const quota_t *rule) {
+    session->share = rule->share;
+    atomic_store(&session->most_bytes, rule->bytes);
+    queue_set_share(queue, &session->lane, rule->share);
+}
+
+int session_count(const session_table_t *table, const char *client, const session_t *without) {
+    int n = 0;
+    for (int i = 0; i < table->n; i++) {
+        const session_t *s = table->sessions[i];
+        n += s != without && !s->ends && s->state > SESSION_NEW && !strcmp(s->client, client);
+    }
+    return n;
+}
+
 const char *session_state_name(const session_t *session) {
     if (session->state == SESSION_CLOSING) return "closing";
     if (session->state != SESSION_ATTACHED) return "connecting";
     if (session->stalled_ms) return "stalled";
     if (atomic_load(&session->counts.running)) return "running";
+    if (atomic_load(&session->counts.wanted_bytes)) return "waiting";
     return session->lane.length > 0 ? "queued" : "idle";
 }

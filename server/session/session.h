@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "server/session/queue.h"
+#include "server/session/quota.h"
 #include "server/session/record.h"
 #include "shm/lease.h"
 #include "shm/status.h"
@@ -43,6 +44,9 @@ typedef enum session_state_e {
 typedef struct session_counts_s {
     atomic_int graphs, plans, runs, bindings, tensors;
     atomic_llong arena_bytes;
+    atomic_llong constant_bytes; /* of its plans; those that it shares with others, too */
+    atomic_llong wanted_bytes;   /* for which a run waits; 0 = none does */
+    atomic_llong wanted_us;      /* since when */
     atomic_bool running;
 } session_counts_t;
 
@@ -84,12 +88,14 @@ typedef struct session_s {
     bool surplus;  /* one connection too many: its hello is refused, and then it is closed */
     int64_t born_ms, active_ms;
     session_pace_t pace;
-    int64_t stalled_ms;     /* since when its replies cannot be sent; 0 = they can */
-    const char *end_reason; /* for the log */
-    volatile int cancel;    /* read by the engine thread at every node boundary */
-    gradd_segment_t words;  /* Owned: the turns of its requests (turns.h); unmapped = it has none */
-    gradd_segment_t marks;  /* Owned: the same memory in the device; unmapped = that reads ours */
-    uint64_t failed_chain;  /* the engine thread's: of requests of which one has failed; 0 = none */
+    uint32_t share;          /* of the engine's time, see fair.h */
+    atomic_llong most_bytes; /* that it may have, see session_own_bytes; 0 = any number */
+    int64_t stalled_ms;      /* since when its replies cannot be sent; 0 = they can */
+    const char *end_reason;  /* for the log */
+    volatile int cancel;     /* read by the engine thread at every node boundary */
+    gradd_segment_t words; /* Owned: the turns of its requests (turns.h); unmapped = it has none */
+    gradd_segment_t marks; /* Owned: the same memory in the device; unmapped = that reads ours */
+    uint64_t failed_chain; /* the engine thread's: of requests of which one has failed; 0 = none */
     session_counts_t counts; /* written by the engine thread */
     session_record_t record; /* the same; read for `show` */
     void *objects;           /* the engine thread's, see worker.h */
@@ -144,6 +150,20 @@ gradd_status_t session_order(const session_t *session, uint64_t q, session_order
 void session_take(session_t *session, uint64_t q);
 /* Keeps a copy of the reply to q. Without memory the reply is simply not repeatable. */
 void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_t bytes);
+
+/* Bytes that count for its quota: what it has lent, but for bases, its runs and the constants of
+ * its plans. Any thread. */
+int64_t session_own_bytes(session_t *session);
+/* Whether it may have so many bytes more, for what `what` names. Fails with NOMEM and the figures.
+ * Any thread. */
+gradd_status_t session_check_bytes(session_t *session, const char *what, int64_t bytes);
+/* "session 3, train.py, pid 12, which has 512 MiB of activations" */
+#define SESSION_HOLDER_BYTES 160
+void session_holder_text(const session_t *session, char text[SESSION_HOLDER_BYTES]);
+/* What holds for it from here on. I/O thread. */
+void session_set_quota(session_t *session, queue_t *queue, const quota_t *rule);
+/* Sessions of that name which are connected, without this one. */
+int session_count(const session_table_t *table, const char *client, const session_t *without);
 
 const char *session_state_name(const session_t *session);
 int64_t session_now_ms(void);

@@ -64,6 +64,13 @@ gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes) {
     return admit(worker, &(need_t){"plan", "memory", bytes, true});
 }
 
+int64_t worker_room(worker_t *worker, int64_t bytes) {
+    const char *place;
+    const int64_t left = memory_left(worker, &(need_t){.bytes = bytes, .on_device = true}, &place);
+    const int64_t room = worker->device->info.memory_limit - worker->device->arena_bytes;
+    return room < left ? room : left;
+}
+
 static void limit_memory(worker_t *worker) {
     int64_t left, all;
     if (!device_memory(worker->device, false, &left, &all)) all = machine_memory(worker->root);

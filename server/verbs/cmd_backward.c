@@ -281,6 +281,8 @@ static void await_averages(worker_t *worker, request_t *request, const pass_t *p
 
 /* ---- the verb ---- */
 
+static gradd_status_t backward(worker_t *worker, request_t *request);
+
 static gradd_status_t end_backward(worker_t *worker, request_t *request, session_run_t *run,
                                    gradd_status_t status);
 
@@ -324,7 +326,8 @@ static gradd_status_t end_backward(worker_t *worker, request_t *request, session
     }
     if (!status) command_put_times(request);
     backward_end(objects);
-    return status;
+    /* Its own memory comes first of all, so nothing is written yet, and the run is as it was. */
+    return status == GRADD_E_NOMEM && worker_waits(worker, request, backward) ? GRADD_OK : status;
 }
 
 static gradd_status_t compute(worker_t *worker, request_t *request, session_run_t *run) {

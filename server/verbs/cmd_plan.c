@@ -58,6 +58,8 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
         free(plan);
         return st;
     }
+    plan->constant_bytes = gradd_plan_info(compiled->plan)->constant_bytes;
+    atomic_fetch_add(&objects->session->counts.constant_bytes, plan->constant_bytes);
     plan->in = ask->in;
     plan->bound = ask->bound;
     plan->rest = ask->rest;
@@ -215,8 +217,10 @@ static gradd_status_t take_made(worker_t *worker, making_t *making, compiled_t *
 static gradd_status_t end_plan(worker_t *worker, request_t *request, plan_ask_t *ask,
                                compiled_t *compiled, bool hit) {
     session_objects_t *objects = request->session->objects;
-    const gradd_status_t st =
-        add_plan(worker, objects, wire_u64(request->args[PLAN_ID]), ask, compiled);
+    gradd_status_t st = session_check_bytes(request->session, "graph.plan: the plan",
+                                            gradd_plan_info(compiled->plan)->constant_bytes);
+    if (st == GRADD_OK)
+        st = add_plan(worker, objects, wire_u64(request->args[PLAN_ID]), ask, compiled);
     if (st == GRADD_OK)
         put_plan(&request->reply, compiled, hit);
     else

@@ -220,6 +220,7 @@ static gradd_status_t end_forward(request_t *request, session_run_t *run, gradd_
     return GRADD_OK;
 }
 
+/* From its beginning, again if it has waited for memory. */
 static gradd_status_t forward(worker_t *worker, request_t *request) {
     session_objects_t *objects = request->session->objects;
     uint64_t flags = wire_u64(request->args[FORWARD_FLAGS]);
@@ -229,6 +230,9 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
                           (unsigned long long)flags);
+    const int64_t bytes = gradd_plan_info(plan->compiled->plan)->arena_bytes;
+    GRADD_TRY(session_check_bytes(request->session, "forward: the run", bytes));
+    if (worker_yields(worker, request, bytes, forward)) return GRADD_OK;
     session_run_t *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->id = wire_u64(request->args[FORWARD_RUN]);
@@ -238,7 +242,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
         tensors_finish(&run->out);
         free(run->inputs);
         free(run);
-        return st;
+        return st == GRADD_E_NOMEM && worker_waits(worker, request, forward) ? GRADD_OK : st;
     }
     bool changed;
     st = look(request, run, &changed);

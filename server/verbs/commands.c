@@ -57,14 +57,19 @@ static int n_fields(const command_t *command) {
     return n;
 }
 
+static int64_t clamped_ms(uint64_t ms) {
+    return ms < INT64_MAX / 1000 ? (int64_t)ms : INT64_MAX;
+}
+
 gradd_status_t command_match(request_t *request) {
     static const wire_field_t common[] = {
         {.name = "rel", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true, .max = MAX_RELEASES},
         {.name = "turn", .kind = WIRE_U64, .optional = true},
         {.name = "chain", .kind = WIRE_U64, .optional = true},
+        {.name = "wait", .kind = WIRE_U64, .optional = true},
     };
-    static const char *const envelope[] = {"v", "q", "t", "rel", "turn", "chain", NULL};
-    const msgpack_object *found[3];
+    static const char *const envelope[] = {"v", "q", "t", "rel", "turn", "chain", "wait", NULL};
+    const msgpack_object *found[4];
     const command_t *row = request->command;
     const int n = n_fields(row);
     if (request->n_payloads > row->max_payloads)
@@ -72,10 +77,11 @@ gradd_status_t command_match(request_t *request) {
                           request->n_payloads, row->max_payloads);
     if (!row->lasting)
         GRADD_TRY(wire_check_known(&request->doc, row->name, row->fields, n, envelope));
-    GRADD_TRY(wire_match(&request->doc, row->name, common, 3, found));
+    GRADD_TRY(wire_match(&request->doc, row->name, common, 4, found));
     request->rel = found[0];
     request->turn = found[1] ? wire_u64(found[1]) : 0;
     request->chain = found[2] ? wire_u64(found[2]) : 0;
+    request->wait_ms = found[3] ? clamped_ms(wire_u64(found[3])) : -1;
     if (request->turn && !(request->session && turns_ready(request->session)))
         return GRADD_FAIL(SESSION, "%s: field 'turn': the session has no timeline", row->name);
     return wire_match(&request->doc, row->name, row->fields, n, request->args);
@@ -102,6 +108,7 @@ void command_reply(request_t *request, gradd_status_t status) {
 void request_go_on(request_t *request, const uint64_t *word, uint64_t value,
                    gradd_status_t (*rest)(struct worker_s *worker, struct request_s *request)) {
     request->job.word = word;
+    request->job.told = false;
     request->job.value = value;
     request->rest = rest;
 }

@@ -70,8 +70,9 @@ typedef struct request_s {
     const msgpack_object *args[COMMAND_MAX_FIELDS]; /* NULL: an optional field is missing */
     const msgpack_object *rel;                      /* runs to release first, or NULL */
     uint64_t turn, chain;                           /* see turns.h; 0 = it has none */
-    bool by_control;                                /* it came by the control socket, with these: */
-    int fds[REQUEST_MAX_DESCRIPTORS], n_fds;        /* Owned; -1 once handed on */
+    int64_t wait_ms; /* that its run waits for memory; INT64_MAX = for ever, -1 = it does not say */
+    bool by_control; /* it came by the control socket, with these: */
+    int fds[REQUEST_MAX_DESCRIPTORS], n_fds; /* Owned; -1 once handed on */
     /* What is left to do once the word of `job` is there; NULL = nothing. See request_go_on. */
     gradd_status_t (*rest)(struct worker_s *worker, struct request_s *request);
     gradd_status_t status; /* result; `reply` is complete either way */

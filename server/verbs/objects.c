@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/device/device.h"
 #include "server/host/log.h"
 #include "server/session/turns.h"
 #include "server/verbs/crash.h"
@@ -44,6 +45,7 @@ static gradd_status_t find_objects(worker_t *worker, session_t *session,
         session_objects_t *objects = calloc(1, sizeof *objects);
         if (!objects) return GRADD_FAIL(NOMEM, "no memory for a session");
         objects->session = session;
+        objects->worker = worker;
         objects->next = worker->objects;
         worker->objects = objects;
         session->objects = objects;
@@ -64,6 +66,7 @@ void objects_release_run(session_objects_t *objects, uint64_t id) {
     if (!run) return;
     gradd_run_destroy(run->handle);
     atomic_fetch_sub(&objects->session->counts.arena_bytes, run->arena_bytes);
+    worker_tell_room(objects->worker);
     run->plan->n_runs--;
     objects->n_held -= run->in.n + run->out.n;
     objects_release_binding(run->binding);
@@ -89,6 +92,7 @@ static void split_finish(split_t *split) {
 
 void objects_drop_plan(worker_t *worker, session_objects_t *objects, session_plan_t *plan) {
     id_list_take(&objects->plans, plan->id);
+    atomic_fetch_sub(&objects->session->counts.constant_bytes, plan->constant_bytes);
     record_drop_plan(&objects->session->record, plan->id);
     cache_release_compiled(worker, plan->compiled);
     free(plan->in);
@@ -135,6 +139,7 @@ static void count(session_objects_t *objects) {
 void objects_end(worker_t *worker, session_t *session) {
     session_objects_t *objects = session->objects;
     if (!objects) return;
+    worker_end_wait(worker, objects);
     communicators_end(worker, objects); /* first: they write to the memory of the others */
     backward_end(objects);
     maker_release(worker->maker, objects->making);
@@ -156,6 +161,7 @@ void objects_end(worker_t *worker, session_t *session) {
     free(objects);
     session->objects = NULL;
     gradd_device_trim(worker->device); /* memory that a client has left comes back at once */
+    worker_tell_room(worker);
 }
 
 /* "model.layers.0.self_attn, modeling_llama.py:245" from "model.layers.0.self_attn @ /path/...". */
@@ -240,9 +246,17 @@ static gradd_status_t continue_request(worker_t *worker, request_t *request) {
     return rest(worker, request);
 }
 
+/* Of a request that is done. */
+static void end_wait(worker_t *worker, const request_t *request) {
+    session_objects_t *objects = request->session->objects;
+    worker_end_wait(worker, objects);
+    objects->heard_us = request->ended_us;
+}
+
 static bool handle_request(worker_t *worker, request_t *request) {
     session_objects_t *objects = NULL;
     request->entered_us = command_now_us();
+    worker->device->refused_bytes = 0;
     gradd_status_t st = find_objects(worker, request->session, &objects);
     atomic_store(&request->session->counts.running, true);
     if (objects) {
@@ -281,6 +295,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
     end_turn(request, request->status);
     if (request->session->objects) count(request->session->objects);
     request->ended_us = command_now_us();
+    if (request->session->objects) end_wait(worker, request);
     request->ran_us += request->ended_us - request->entered_us;
     if (objects && objects->running_plan && !request->status)
         record_ran(&request->session->record, objects->running_plan, objects->running_backward,

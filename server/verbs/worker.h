@@ -28,6 +28,8 @@
  * a thousand parameters has a few thousand bound. */
 #define SESSION_MAX_HELD (1 << 20)
 
+typedef struct session_objects_s session_objects_t;
+
 /* ---- shared by all sessions (cache.c) ---- */
 
 typedef struct model_entry_s {
@@ -54,6 +56,9 @@ typedef struct worker_s {
     bool plain;                 /* no pattern is recognised, for any client */
     bool dense_loss;            /* logits of a loss are made as a whole, for any client */
     int64_t unread_bytes;       /* admitted since the machine's memory was looked at */
+    int64_t wait_ms;            /* for memory, of requests that do not say */
+    uint64_t room;              /* a word that rises when runs give memory back; see worker_waits */
+    atomic_int n_waiting;       /* sessions that wait for that */
     const char *root;           /* of the machine's files: "", but for tests */
     struct plan_maker_s *maker; /* Owned: maker.h; NULL = the engine thread makes plans */
     model_entry_t *models;
@@ -109,6 +114,26 @@ gradd_status_t worker_admit(void *context, int64_t bytes);
  * taken for its constants. Fails with NOMEM and the figures. */
 gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes);
 gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes);
+/* What runs may take now, on the device or the machine and below the limit; spare arenas make room
+ * if it is less than `bytes`. */
+int64_t worker_room(worker_t *worker, int64_t bytes);
+
+/* ---- waiting for memory (waiting.c) ---- */
+
+/* A request has failed with NOMEM. True: its run finds room when other sessions give theirs back,
+ * so the request goes on with `again`, from its beginning, when that may be. False: it fails, and
+ * the message says why it does not wait: all others' memory would not do, it has waited as long as
+ * it would, or some wait for each other, and this is the youngest. */
+bool worker_waits(worker_t *worker, request_t *request,
+                  gradd_status_t (*again)(worker_t *worker, request_t *request));
+/* A request is about to take memory for a run. True: it goes on with `again` later, because one of
+ * another session has waited for longer, and would not get its memory if this one took some. */
+bool worker_yields(worker_t *worker, request_t *request, int64_t bytes,
+                   gradd_status_t (*again)(worker_t *worker, request_t *request));
+/* Runs have given memory back, or some time has passed: those that wait look again. Any thread. */
+void worker_tell_room(worker_t *worker);
+/* It waits no more. */
+void worker_end_wait(worker_t *worker, session_objects_t *objects);
 
 /* ---- of one session (objects.c) ---- */
 
@@ -137,13 +162,14 @@ typedef struct session_plan_s {
     uint64_t ran;         /* the clock at its last forward, 0 = never */
     compiled_t *compiled; /* Shared: retained */
     int n_in, n_bound, n_rest, n_out, n_grads, n_gmask;
-    gradd_type_t *in;      /* Owned: one per model input */
-    int32_t *bound, *rest; /* Owned: model inputs from the binding and from the message */
-    int32_t *grads;        /* Owned: model inputs */
-    int32_t *out;          /* Owned: model outputs */
-    int32_t *gmask;        /* Owned: positions in `out` whose gradient may arrive */
-    split_t early, late;   /* of `grads`: what a forward forms, and the rest */
-    int n_runs;            /* runs of this plan; it cannot be dropped before them */
+    gradd_type_t *in;       /* Owned: one per model input */
+    int32_t *bound, *rest;  /* Owned: model inputs from the binding and from the message */
+    int32_t *grads;         /* Owned: model inputs */
+    int32_t *out;           /* Owned: model outputs */
+    int32_t *gmask;         /* Owned: positions in `out` whose gradient may arrive */
+    int64_t constant_bytes; /* of the compiled plan, as they count for the session */
+    split_t early, late;    /* of `grads`: what a forward forms, and the rest */
+    int n_runs;             /* runs of this plan; it cannot be dropped before them */
 } session_plan_t;
 
 /* Validated tensors with their addresses. Their segments stay mapped as long as it lives. */
@@ -188,9 +214,17 @@ typedef struct communicator_s {
 struct backward_s; /* see cmd_backward.c */
 struct update_s;   /* see cmd_step.c */
 
-typedef struct session_objects_s {
+/* A run that waits for memory. */
+typedef struct run_wait_s {
+    int64_t bytes;              /* 0 = none does */
+    int64_t since_us, until_us; /* the latter: INT64_MAX = for ever */
+    bool ends;                  /* it is the youngest of some that wait for each other */
+} run_wait_t;
+
+struct session_objects_s {
     struct session_objects_s *next; /* in worker->objects */
     session_t *session;             /* Borrowed */
+    worker_t *worker;               /* Borrowed */
     struct session_graph_s {
         model_entry_t *model;
         uint64_t used;
@@ -208,7 +242,9 @@ typedef struct session_objects_s {
     struct update_s *update;     /* Owned */
     struct making_s *making;     /* Shared: the plan that it waits for */
     int n_held;                  /* tensors of the bindings and runs that exist */
-} session_objects_t;
+    run_wait_t wait;
+    int64_t heard_us; /* when a request of it has ended last */
+};
 
 /* The present request runs this plan: texts name the model's nodes, and a crash is the plan's. */
 void objects_run_plan(session_objects_t *objects, const session_plan_t *plan, bool backward);

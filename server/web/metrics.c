@@ -14,12 +14,13 @@ enum {
     UPTIME,
     DRAINED,
     RESTARTS,
-    SESSIONS,              /* six states */
-    KEPT = SESSIONS + 6,   /* in use or not */
+    SESSIONS,              /* seven states */
+    KEPT = SESSIONS + 7,   /* in use or not */
     WAITING = KEPT + 2,    /* requests */
     STEPS_PER_SECOND,      /* now, of all */
     BUSY,                  /* the same */
     FALLBACKS,             /* the same */
+    WANTED,                /* bytes */
     BYTES,                 /* eight kinds */
     LIMIT = BYTES + 8,     /* bytes */
     RAN,                   /* five phases */
@@ -31,11 +32,11 @@ enum {
 };
 _Static_assert(N_VALUES <= METRICS_VALUES, "metrics_t has a place for each");
 
-#define N_STATES 6
+#define N_STATES 7
 #define N_KINDS  8
 #define N_PHASES 5
-static const char *const states[N_STATES] = {"connecting", "idle",    "queued",
-                                             "running",    "stalled", "closing"};
+static const char *const states[N_STATES] = {"connecting", "idle",    "queued", "running",
+                                             "waiting",    "stalled", "closing"};
 static const char *const kinds[N_KINDS] = {"parameters", "gradients",   "state", "ring",
                                            "other",      "activations", "kept",  "base"};
 static const char *const phases[N_PHASES] = {"forward", "backward", "optimizer", "plan", "other"};
@@ -66,6 +67,7 @@ static const family_t families[] = {
     {"fallbacks",              GAUGE,   "reasons for which parts of models run in PyTorch",    FALLBACKS,        1,        NULL,
      NULL                                                                                                                                 },
     {"memory_bytes",           GAUGE,   "memory of sessions by kind",                          BYTES,            N_KINDS,  "kind",  kinds },
+    {"wanted_bytes",           GAUGE,   "activations for which sessions wait",                 WANTED,           1,        NULL,    NULL  },
     {"memory_limit_bytes",     GAUGE,   "limit of all activations together",                   LIMIT,            1,        NULL,    NULL  },
     {"step_seconds_total",     COUNTER, "time of the engine by phase",                         RAN,              N_PHASES, "phase", phases},
     {"wait_seconds_total",     COUNTER, "time of requests in the queue by phase",              WAITED,           N_PHASES,
@@ -100,6 +102,7 @@ static void take_session(double *values, const msgpack_object *session) {
     if (at >= 0) values[SESSIONS + at]++;
     values[WAITING] += (double)reply_number(session, "waiting");
     values[FALLBACKS] += (double)reply_number(session, "fallbacks");
+    values[WANTED] += (double)reply_number(session, "wanted_bytes");
     values[BUSY] += reply_real(session, "busy");
     values[STEPS_PER_SECOND] += reply_real(session, "steps_per_second");
     /* A base is counted once, not for each session that has it. */

@@ -93,11 +93,12 @@ function sessions(daemon) {
   part.append(make("h3", "Sessions"));
   const rows = daemon.sessions.map((s) => [
     String(s.session), s.client, String(s.pid), s.model || "", s.state,
-    amount(s.segment_bytes), amount(s.arena_bytes), Math.round(100 * s.busy) + " %",
+    amount(s.segment_bytes), amount(s.arena_bytes), String(s.share),
+    Math.round(100 * s.busy) + " %",
     s.steps_per_second.toFixed(1), duration(s.idle_ms),
   ]);
   const heads = [["No.", "n"], ["name"], ["pid", "n"], ["model"], ["state"], ["shared", "n"],
-    ["activations", "n"], ["engine", "n"], ["steps/s", "n"], ["idle", "n"]];
+    ["activations", "n"], ["share", "n"], ["engine", "n"], ["steps/s", "n"], ["idle", "n"]];
   part.append(rows.length ? table(heads, rows) : make("p", "none"));
   const kept = (daemon.kept || []).map((k) => [
     k.name, String(k.pid), k.base ? "base of " + k.users : k.in_use ? "in use" : "left", amount(k.bytes),
@@ -119,6 +120,11 @@ function queue(daemon) {
   part.append(make("p", "runs: " + (running.map(name).join(", ") || "nothing")));
   part.append(make("p", "waits: " +
     (waiting.map((s) => name(s) + " (" + s.waiting + ")").join(", ") || "nothing")));
+  const wanting = daemon.sessions.filter((s) => s.wanted_bytes > 0);
+  if (wanting.length) {
+    part.append(make("p", "waits for memory: " + wanting.map((s) => name(s) + " (" +
+      amount(s.wanted_bytes) + ", " + duration(s.wanted_ms) + ")").join(", "), "warn"));
+  }
   const rows = (daemon.verbs || []).filter((v) => v.n > 0).map((v) => [
     v.v, String(v.n), (v.waited_us / v.n / 1000).toFixed(2) + " ms",
     (v.ran_us / v.n / 1000).toFixed(2) + " ms",

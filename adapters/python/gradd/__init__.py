@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradd.debug import DebugOptions, LogLevel
     from gradd.estimating import estimate
     from gradd.keeping import forget, keep, reattach
+    from gradd.memory.waiting import wait_for_memory
     from gradd.module import ORTModule
     from gradd.shared import load, share
     from gradd.tracing import trace
@@ -36,6 +37,7 @@ __all__ = [
     "reattach",
     "share",
     "trace",
+    "wait_for_memory",
 ]
 
 _HOMES = {
@@ -49,6 +51,7 @@ _HOMES = {
     "reattach": "gradd.keeping",
     "share": "gradd.shared",
     "trace": "gradd.tracing",
+    "wait_for_memory": "gradd.memory.waiting",
 }
 
 

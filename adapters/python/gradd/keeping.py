@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from gradd import errors, interrupts, module_tables
 from gradd.html_tables import table
 from gradd.memory.holders import others
 from gradd.memory.shm import DTYPE_CODES, DTYPES, nbytes
+from gradd.memory.waiting import seconds_of
 from gradd.memory.watch import data_ptr
 from gradd.optim import FusedAdam
 from gradd.session import client as clients
@@ -36,8 +36,6 @@ from gradd.session.ring import Block
 
 logger = logging.getLogger("gradd")
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?)\s*([smhd]?)", re.ASCII)
 _NOTES_BYTES = 1 << 20  # of the user's values
 _SLOT_BYTES = 16 << 10  # of one of two notes, at first
 _HEAD = 64  # bytes in front of the slots, and of each slot
@@ -47,27 +45,6 @@ _CHUNK_BITS = 24  # of a journal's progress: step << 24 | chunks done of it
 _CHUNKS = (1 << _CHUNK_BITS) - 1  # as chunks, behind the last one: the step was skipped
 _PLAIN = (bool, int, float, str, type(None))
 _kept: dict[str, Kept] = {}  # of this process
-
-
-def seconds_of(keep_alive: str | float) -> float:
-    """Seconds of a duration: a number, or text such as "90s", "10m", "2h", "1d"; -1: for ever.
-
-    Raises:
-        ValueError: It is none.
-    """
-    if isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool):
-        if keep_alive >= 0 or keep_alive == -1:
-            return float(keep_alive)
-    elif isinstance(keep_alive, str):
-        if keep_alive.strip() == "-1":
-            return -1.0
-        found = _DURATION.fullmatch(keep_alive.strip())
-        if found:
-            return float(found[1]) * _UNITS[found[2]]
-    raise ValueError(
-        f"keep_alive={keep_alive!r}: expected seconds, a text such as '90s', '10m' or '2h', or -1, "
-        "which is for ever"
-    )
 
 
 class Kept:

@@ -70,6 +70,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("GRADD_LAZY", True, "compute outputs beside the loss only if they are read"),
     Option("GRADD_MEMORY_BUDGET", None, "limit of a run's activations and workspace: 2GiB"),
     Option(
+        "GRADD_WAIT_FOR_MEMORY",
+        None,
+        "how long a run waits for memory of other sessions: 90s, 10m; 0 not at all, -1 for ever; "
+        "default what the daemon does",
+    ),
+    Option(
         "GRADD_GROUP_BYTES",
         None,
         "gradients leave a backward in groups of this size; 0: together; default: 25MiB if "

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from gradd import errors
-from gradd.keeping import exchange, seconds_of
+from gradd.keeping import exchange
 from gradd.memory.shm import BASE_SEALS, DTYPE_CODES, PAGE, nbytes, round_up
+from gradd.memory.waiting import seconds_of
 from gradd.memory.watch import data_ptr
 from gradd.session import client as clients
 from gradd.session import kept as sessions

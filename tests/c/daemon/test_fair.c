@@ -140,6 +140,67 @@ TEST(short_requests_without_end_wait_for_slices) {
     CHECK(index_of(clients, 2) >= 0.98);
 }
 
+/* A share that is set on the way holds from there on: the queue charges by it. */
+TEST(a_share_may_change) {
+    static client_t clients[2] = {
+        {.step_us = 50000, .pause_us = 200},
+        {.step_us = 50000, .pause_us = 200}
+    };
+    queue_t *queue;
+    int64_t had_us[2];
+    now_us = MINUTE_US;
+    CHECK_OK(queue_create(&queue));
+    queue_set_clock(queue, now);
+    for (int minute = 0; minute < 3; minute++) {
+        if (minute == 1) queue_set_share(queue, &clients[1].lane, 300);
+        for (int i = 0; i < 2; i++)
+            had_us[i] = clients[i].had_us;
+        for (const int64_t end = now_us + MINUTE_US; now_us < end;) {
+            arrive(queue, clients, 2);
+            serve(queue, clients, 2, 5000);
+        }
+        const double ratio =
+            (double)(clients[1].had_us - had_us[1]) / (double)(clients[0].had_us - had_us[0]);
+        CHECK(minute ? ratio > 2.85 && ratio < 3.15 : ratio > 0.95 && ratio < 1.05);
+    }
+    for (int i = 0; i < 2; i++)
+        queue_drop(queue, &clients[i].lane);
+    queue_destroy(queue);
+}
+
+/* Ten seconds behind a word are not made up for. */
+TEST(nothing_is_saved_up_behind_a_word) {
+    static client_t clients[2] = {
+        {.step_us = 20000, .pause_us = 0},
+        {.step_us = 20000, .pause_us = 0}
+    };
+    queue_t *queue;
+    uint64_t word = 0;
+    now_us = MINUTE_US;
+    CHECK_OK(queue_create(&queue));
+    queue_set_clock(queue, now);
+    for (int i = 0; i < 100; i++) {
+        arrive(queue, clients, 2);
+        serve(queue, clients, 2, 5000);
+    }
+    clients[0].job.word = &word;
+    clients[0].job.value = 1;
+    for (const int64_t end = now_us + 10000000; now_us < end;) {
+        arrive(queue, clients, 2);
+        serve(queue, clients, 2, 5000);
+    }
+    word = 1;
+    const int64_t before_us = clients[1].had_us;
+    for (const int64_t end = now_us + 2000000; now_us < end;) {
+        arrive(queue, clients, 2);
+        serve(queue, clients, 2, 5000);
+    }
+    CHECK(clients[1].had_us - before_us >= 900000);
+    for (int i = 0; i < 2; i++)
+        queue_drop(queue, &clients[i].lane);
+    queue_destroy(queue);
+}
+
 /* What was away does not take the time of its absence. */
 TEST(nothing_is_saved_up) {
     fair_t fair = {0};

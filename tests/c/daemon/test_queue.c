@@ -134,6 +134,25 @@ TEST(a_job_waits_for_its_word) {
     queue_destroy(queue);
 }
 
+/* What the threads write themselves is not polled for. */
+TEST(a_word_that_is_told_needs_no_look) {
+    queue_t *queue;
+    uint64_t word = 0;
+    lane_t a = {0}, b = {0};
+    job_t jobs[2] = {
+        {.word = &word, .value = 1, .told = true},
+        {.word = &word, .value = 2}
+    };
+    CHECK_OK(queue_create(&queue));
+    queue_push(queue, &a, &jobs[0]);
+    CHECK(!queue_ready(queue) && !queue_waits(queue));
+    queue_push(queue, &b, &jobs[1]);
+    CHECK(!queue_ready(queue) && queue_waits(queue));
+    word = 1;
+    CHECK(queue_ready(queue) && queue_take(queue) == &jobs[0]);
+    queue_destroy(queue);
+}
+
 TEST(push_first_overtakes_all_lanes) {
     queue_t *queue;
     lane_t lanes[3] = {0};

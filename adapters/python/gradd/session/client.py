@@ -35,6 +35,7 @@ from gradd.memory.devices import HOST, Gpu, Host
 from gradd.memory.gpu_segments import GpuSegment
 from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import DTYPES, Header, Segment, nbytes
+from gradd.memory.waiting import wait_ms
 from gradd.memory.watch import data_ptr
 from gradd.session import control, daemon, moving, other_daemon, protocol, sharing
 from gradd.session.control import ConnectionLost, SessionLost
@@ -50,6 +51,7 @@ logger = logging.getLogger("gradd")
 
 AnySegment = Segment | GpuSegment
 _RING_BYTES = 1 << 20
+_RUNS = ("forward", "backward")  # verbs that may wait for memory
 _clients: dict[tuple[Path, torch.device], Client] = {}
 _registry_lock = threading.Lock()
 
@@ -177,6 +179,8 @@ class Client:
 
     def _send(self, pending: Pending) -> None:
         envelope = self.timeline.envelope(pending)  # type: ignore[union-attr]
+        if pending.verb in _RUNS and (ms := wait_ms()) is not None:
+            envelope["wait"] = ms
         if self._releases and not self._resending:
             envelope["rel"] = self._take_releases()
         self.requests += 1
@@ -265,6 +269,8 @@ class Client:
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         envelope = {"v": verb, **fields}
+        if verb in _RUNS and (ms := wait_ms()) is not None:
+            envelope["wait"] = ms
         if self._releases and not self._resending:
             envelope["rel"] = self._take_releases()
         self.requests += 1

@@ -87,6 +87,8 @@ class Connection:
         self._q = 0
         self._pack = protocol.packer()
         self._drained = ""  # why, as was said last
+        self._wanted = 0  # bytes, the same
+        self.session = 0  # its number, once it is attached
         self._are_quick = False  # the replies, as the last one was
         self._slept_for = 0  # of the next replies
         self._later: dict[int, dict[str, Any] | None] = {}  # replies that are collected later
@@ -365,7 +367,8 @@ class Connection:
         self._token = token
         self.device = str(reply.get("device", ""))
         self.missed = str(reply.get("missed", ""))
-        return int(reply.get("session", 0))
+        self.session = int(reply.get("session", 0))
+        return self.session
 
     def send(self, envelope: dict[str, Any], frames: Sequence[bytes] = ()) -> int:
         """Sends an envelope (adding number and token); returns its number."""
@@ -492,11 +495,13 @@ class Connection:
                 raise ConnectionLost("no answer in time")
 
     def _say_why(self) -> None:
-        """A warning, once, if the daemon begins no requests for the time being."""
+        """A warning, once, if the daemon begins no requests, or a run waits for memory."""
         try:
-            why = str(ask_daemon(self.path, "ps", _WHY_MS).get("drained") or "")
+            told = ask_daemon(self.path, "ps", _WHY_MS)
         except errors.GraddError:
             return
+        self._say_wait(told.get("sessions") or [])
+        why = str(told.get("drained") or "")
         if why and why != self._drained:
             logger.warning(
                 "daemon %d is drained (%s): training waits, and nothing is lost; "
@@ -507,6 +512,25 @@ class Connection:
         elif self._drained and not why:
             logger.warning("daemon %d is drained no more", self.daemon_pid)
         self._drained = why
+
+    def _say_wait(self, sessions: list[dict[str, Any]]) -> None:
+        mine = [s for s in sessions if s.get("session") == self.session]
+        wanted = int(mine[0].get("wanted_bytes") or 0) if mine else 0
+        if wanted and not self._wanted:
+            others = [s for s in sessions if s not in mine and s.get("arena_bytes")]
+            held = sorted(others, key=lambda s: s["arena_bytes"], reverse=True)[:3]
+            behind = "; ".join(
+                f"session {s['session']} ({s['client']}, pid {s['pid']}) has "
+                f"{s['arena_bytes'] >> 20} MiB"
+                for s in held
+            )
+            logger.warning(
+                "a run waits for %d MiB of activations, which other sessions hold%s; "
+                "gradd.wait_for_memory() sets for how long",
+                wanted >> 20,
+                f": {behind}" if behind else "",
+            )
+        self._wanted = wanted
 
     def alive(self, wait_ms: int = 0) -> bool:
         """False once the daemon has hung up, or told of its next worker."""
