@@ -11,6 +11,18 @@ from typing import Any
 import sympy
 import torch
 
+
+def _rounded(function: Callable[[Any], int]) -> Callable[[Any], Any]:
+    """A function of Python's that a proxy has no method for."""
+
+    def call(x: Any) -> Any:
+        if isinstance(x, torch.fx.Proxy):
+            return x.tracer.create_proxy("call_function", function, (x,), {})
+        return function(x)
+
+    return call
+
+
 # By the names of sympy's classes, and of torch's own.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Add": lambda *args: reduce(operator.add, args),
@@ -27,9 +39,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "IntTrueDiv": operator.truediv,
     "FloatTrueDiv": operator.truediv,
     "ToFloat": torch.sym_float,
-    "CeilToInt": math.ceil,
-    "FloorToInt": math.floor,
-    "TruncToInt": math.trunc,
+    "CeilToInt": _rounded(math.ceil),
+    "FloorToInt": _rounded(math.floor),
+    "TruncToInt": _rounded(math.trunc),
     "Equality": operator.eq,
     "Unequality": operator.ne,
     "StrictGreaterThan": operator.gt,

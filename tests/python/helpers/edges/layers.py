@@ -24,6 +24,10 @@ def _sampled(mode, padding, corners=False):
     return lambda x, g: F.grid_sample(x, g, mode, padding, corners)
 
 
+def _recomputed(x):
+    return F.interpolate(x, scale_factor=0.7, mode="linear", recompute_scale_factor=True)
+
+
 ROWS = [
     row("softmax", lambda x: x.softmax(-1)),
     row("softmax 0", lambda x: x.softmax(0)),
@@ -187,6 +191,7 @@ ROWS = [
     row("lp_pool2d 3", lambda x: F.lp_pool2d(x, 3.0, 2), *IMG),
     row("interpolate nearest", lambda x: F.interpolate(x, scale_factor=2), *IMG),
     row("interpolate bilinear", lambda x: F.interpolate(x, size=(4, 4), mode="bilinear"), *IMG),
+    row("interpolate recomputed", _recomputed, *SEQ),
     row("interpolate linear", lambda x: F.interpolate(x, size=5, mode="linear"), *SEQ),
     row("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), *_GRID),
     row("grid_sample corners", lambda x, g: F.grid_sample(x, g, align_corners=True), *_GRID),
@@ -212,6 +217,7 @@ ROWS = [
     row("pad reflect", lambda x: F.pad(x, (1, 2), mode="reflect"), *SEQ),
     row("pad replicate", lambda x: F.pad(x, (1, 2), mode="replicate"), *SEQ),
     row("pad circular", lambda x: F.pad(x, (1, 2), mode="circular"), *SEQ),
+    row("pad circular cut", lambda x: F.pad(x, (-1, 2), mode="circular"), *SEQ),
     row("dropout eval", lambda x: F.dropout(x, 0.5, training=False)),
     row("dropout zero", lambda x: F.dropout(x, 0.0)),
     row("gumbel by hand", lambda x, u: (x - (-u.log()).log()).softmax(-1), "3,4", "u3,4"),

@@ -240,6 +240,7 @@ class Result:
     loss: torch.Tensor | None = None
     output: torch.Tensor | None = None
     grads: dict[str, torch.Tensor | None] | None = None
+    buffers: dict[str, torch.Tensor] | None = None
     error: Exception | None = None
 
 
@@ -256,11 +257,11 @@ def run(module: nn.Module, x: torch.Tensor) -> Result:
     except Exception as error:
         return Result(error=error)
     grads = {name: p.grad for name, p in named.items()} | {"x": x.grad}
-    return Result(loss.detach(), output.detach(), grads)
+    return Result(loss.detach(), output.detach(), grads, dict(module.named_buffers()))
 
 
-def exact_twin(module: Program) -> Program:
-    """The same program in double precision."""
+def exact_twin(module: nn.Module) -> nn.Module:
+    """The same module in double precision."""
     return copy.deepcopy(module).double()
 
 

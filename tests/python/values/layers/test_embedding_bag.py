@@ -47,6 +47,25 @@ def test_bags_of_any_length(options) -> None:
     assert model.gradd_stats()["captures"] == 2  # of indices, and of none
 
 
+def test_bags_of_a_known_length() -> None:
+    """PyTorch leaves the bag of each index empty, which nothing reads."""
+
+    class Known(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = nn.EmbeddingBag(4, 3, mode="sum")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.bags(x.flatten(1)[:, :6].long())
+
+    theirs = Known()
+    model = ORTModule(copy.deepcopy(theirs), strict=True)
+    x = 3 * torch.rand(1, 4, 5)
+    for net in (model, theirs):
+        net(x).square().sum().backward()
+    torch.testing.assert_close(model.module.bags.weight.grad, theirs.bags.weight.grad)
+
+
 def test_what_torch_refuses_is_an_error() -> None:
     model = ORTModule(Bags(), strict=True)
     good = torch.arange(4), torch.tensor([0, 2])

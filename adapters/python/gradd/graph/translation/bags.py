@@ -76,7 +76,7 @@ def embedding_bag(
             values = op.Add(
                 values, wide(typed(op.ReduceSum(few, ints(0), keepdims=1), weight.dtype))
             )
-        return narrow(typed(values, dtype), weight), bag, counts, places
+        return narrow(typed(values, dtype), weight), *_unread(bag, counts, places)
     if counted is not None:
         rows = op.Where(op.Unsqueeze(counted, ints(-1)), rows, scalar(0.0, dtype))
     if per_sample_weights is not None:
@@ -85,7 +85,12 @@ def embedding_bag(
     if mode == _MEAN:
         number = op.Cast(op.Max(counts, scalar(1, _INT)), to=int(dtype))
         total = op.Div(total, op.Unsqueeze(number, ints(-1)))
-    return narrow(typed(total, dtype), weight), bag, counts, counts
+    return narrow(typed(total, dtype), weight), *_unread(bag, counts, counts)
+
+
+def _unread(*values: Any) -> list[Any]:
+    """Results beside the bags: those of PyTorch are empty where its kernel needs none."""
+    return [op.Identity(value) for value in values]
 
 
 def _bag_of_each(offsets: Any, length: Any, bags: Any) -> Any:

@@ -25,6 +25,7 @@ _OTHER_SIZES = {
     *("Attention", "CrossEntropy", "SumPool", "AdaptiveAveragePool", "AdaptiveMaxPool", "Resample"),
     "GroupedMatMul",
     "PairDistance",
+    "SolveTriangular",
 }  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))
@@ -70,6 +71,8 @@ class Folding(_constant_folding.FoldConstantsPass):
         else:
             self._infer_once(node)
         for value, (shape, kind) in zip(node.outputs, said, strict=True):
+            if not value.uses() and not value.is_graph_output():
+                continue  # what PyTorch leaves empty where nothing reads it
             _compare(node, (shape, _traced(node, value) or kind), (value.shape, value.type))
             value.shape = _constant_folding._merge_shapes(shape, value.shape)
             value.type = value.type or kind

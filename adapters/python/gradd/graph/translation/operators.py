@@ -286,6 +286,7 @@ def table() -> dict[Any, Callable]:
         _aten.alias.default: identity,
         _aten.reshape.default: shapes.reshape,
         _aten.flatten.using_ints: shapes.flatten,
+        _aten.pad.default: shapes.pad,
         _aten.cat.default: cat,
         _aten.copy.default: copy,
         _aten.arange.default: arange,

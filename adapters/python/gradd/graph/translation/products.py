@@ -1,4 +1,4 @@
-"""Translations of matrix products: of groups of rows, and with an added tensor, as addmm() is.
+"""Translations of products of matrices: of groups of rows, with an added tensor, and their inverse.
 
 torch skips operands that it multiplies by 0: with beta=0 the added tensor may hold anything; with
 alpha=0 some of these operators do not read the product, except for halves. Gradients are multiplied
@@ -121,6 +121,32 @@ def grouped_mm(
     return result if out_dtype is None else cast(result, out_dtype)
 
 
+def solve_triangular(
+    a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
+    """linalg_solve_triangular(); from the right, X A = B, it solves the transposed system."""
+    if not left:
+        b = _turned(b)
+    if list(a.shape)[:-2] != list(b.shape)[:-2]:
+        a, b = _with_axes_of(a, b), _with_axes_of(b, a)
+    given = {"upper": int(upper), "unit": int(unitriangular), "transposed": int(not left)}
+    x = typed(own("SolveTriangular", a, b, **given), b.dtype, list(b.shape))
+    return x if left else _turned(x)
+
+
+def _turned(x: Any) -> Any:
+    n = len(x.shape)
+    sizes = [*list(x.shape)[:-2], x.shape[-1], x.shape[-2]]
+    return typed(op.Transpose(x, perm=[*range(n - 2), n - 1, n - 2]), x.dtype, sizes)
+
+
+def _with_axes_of(x: Any, other: Any) -> Any:
+    """x with the leading axes of both, of which axes of size 1 grow."""
+    sizes = op.Concat(op.Shape(other, end=-2), ints(1, 1), axis=0)
+    rank = max(len(x.shape), len(other.shape))
+    return typed(op.Expand(x, sizes), x.dtype, [*[None] * (rank - 2), *list(x.shape)[-2:]])
+
+
 def by_operands() -> dict[Any, Callable]:
     """aten overload -> a translation that is None: then the stock one does it."""
     return {_aten._grouped_mm.default: grouped_mm}
@@ -133,6 +159,7 @@ def table() -> dict[Any, Callable]:
         _aten.addbmm.default: _rounded_once(addbmm),
         _aten.baddbmm.default: _rounded_once(baddbmm),
         _aten.addr.default: _rounded_once(addr),
+        _aten.linalg_solve_triangular.default: solve_triangular,
         # Of transformers, for experts that torch.compile compiles and that are not in bf16.
         "transformers::grouped_mm_fallback": grouped_mm,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from onnxscript.function_libs.torch_lib.ops.core import aten_flatten
 
-from gradd.graph.translation.build import ints, op, typed
+from gradd.graph.translation.build import ints, op, scalar, typed
 
 _aten = torch.ops.aten
 
@@ -44,6 +44,22 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     middle = op.ReduceProd(op.Shape(x, start=start, end=end), ints(0), keepdims=1)
     before, after = op.Shape(x, start=0, end=start), op.Shape(x, start=end)
     return op.Reshape(x, op.Concat(before, middle, after, axis=0), allowzero=1)
+
+
+_PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def pad(x: Any, pad: list, mode: str = "constant", value: float | None = None) -> Any:
+    """pad(); torch's circular one cuts first, so that what it cuts off does not come back."""
+    sizes = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(1)) for n in pad]
+    axes = ints(*[-1 - i for i in range(len(pad) // 2)])
+    widths = op.Concat(*sizes[0::2], *sizes[1::2], axis=0)
+    if mode == "circular":
+        none = ints(0)
+        x = typed(op.Pad(x, op.Min(widths, none), None, axes), x.dtype)
+        widths = op.Max(widths, none)
+    filler = None if value is None else scalar(value, x.dtype)
+    return op.Pad(x, widths, filler, axes, mode=_PADS[mode])
 
 
 def roll(x: Any, shifts: list, dims: list | tuple = ()) -> Any:
