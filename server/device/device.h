@@ -39,6 +39,7 @@ struct device_s {
     void *admit_context;
     int64_t arena_bytes; /* of the runs that exist */
     spare_t spares[DEVICE_SPARES];
+    bool any_spare; /* however large, it serves a small run: of a device with one run at a time */
     device_hook_t hook;
     void *hook_context;
     bool (*makes_way)(void *context); /* see device_set_way; NULL = never */
