@@ -21,24 +21,25 @@ T_OMP      := $(or $(T_OMP_$(TARGET)),-fopenmp)
 
 # Of the engine all but what only a daemon or its tests need: segments, leases, plug-ins, oneDNN,
 # the journal of a step. protobuf-c's runtime is replaced by train/onnx_unpack.c.
+T_LEFT_OUT := kernels/contract/plugin.c kernels/cpu/onednn.c kernels/cases/% server/exec/step%.c
 T_SRC := shm/status.c shm/dtype.c shm/tensor.c platform/files.c \
          platform/$(if $(filter wasm,$(TARGET)),wasm,posix).c \
-         $(filter-out kernels/contract/plugin.c kernels/cpu/onednn.c kernels/cases/%,$(KERNEL_SRC)) \
-         $(filter-out server/exec/step%.c,$(ENGINE_SRC)) $(TRAIN_SRC)
+         $(filter-out $(T_LEFT_OUT),$(KERNEL_SRC) $(ENGINE_SRC)) $(TRAIN_SRC)
 T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)
-T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen -I$(T_B)/include \
-             $(CPPFLAGS)
+T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen \
+             -I$(T_B)/include $(CPPFLAGS)
 T_CFLAGS   = -std=gnu11 -Os $(T_ARCH_$(TARGET)) $(T_OMP) -fPIC -ffp-contract=off -fno-math-errno \
              -fno-trapping-math -ffunction-sections -fdata-sections $(CFLAGS)
 
+T_LIBS := $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so)
 .PHONY: train
-train: $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so) \
-    ## the library for training on devices: make train TARGET=aarch64
+train: $(T_LIBS) ## the library for training on devices: make train TARGET=aarch64
 
 # protobuf-c's header alone, not the other headers of this machine.
 $(T_B)/include/protobuf-c:
-	@mkdir -p $(@D); ln -sfn $$(printf '\043include <protobuf-c/protobuf-c.h>\n' | \
-	    $(CC) $(PROTO_CFLAGS) -E -x c - | sed -n 's/^# 1 "\(.*\)\/protobuf-c.h".*/\1/p' | head -n 1) $@
+	@mkdir -p $(@D); at=$$(printf '\043include <protobuf-c/protobuf-c.h>\n' | \
+	    $(CC) $(PROTO_CFLAGS) -E -x c - | sed -n 's/^# 1 "\(.*\)\/protobuf-c.h".*/\1/p') && \
+	    ln -sfn $$(echo "$$at" | head -n 1) $@
 $(T_B)/flags.txt: FORCE
 	$(call put_list,echo '$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN)')
 $(T_OBJ): $(T_B)/flags.txt | $(GEN) $(PB_C:.c=.h) $(T_B)/include/protobuf-c

@@ -146,14 +146,16 @@ typedef struct gradd_train_optimizer_s {
 gradd_train_optimizer_t gradd_train_adamw(void);
 gradd_train_optimizer_t gradd_train_sgd(void);
 
-#define GRADD_TRAIN_MAX_PLANS 8 /* default */
+#define GRADD_TRAIN_MAX_PLANS  8 /* default */
+#define GRADD_TRAIN_MOST_PLANS 4096
 
 typedef struct gradd_train_options_s {
     gradd_train_model_t training; /* required */
     gradd_train_model_t eval;     /* without it eval steps and export fail */
     gradd_train_optimizer_t optimizer;
     int threads;           /* 0 = as many as the process may use */
-    int max_plans;         /* shapes of inputs whose plans are kept; 0 = GRADD_TRAIN_MAX_PLANS */
+    int max_plans;         /* shapes of inputs whose plans are kept, for each of the two models; 0 =
+                            * GRADD_TRAIN_MAX_PLANS */
     int64_t memory_budget; /* most bytes of activations and workspace in a step; 0 = what it takes.
                             * What does not fit is computed again, with the same bits */
     uint64_t seed;         /* of random numbers (dropout) */
@@ -217,7 +219,7 @@ void gradd_train_lazy_reset_grad(gradd_train_session_t *session);
 gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *session, double *out_norm);
 
 float gradd_train_learning_rate(const gradd_train_session_t *session);
-/* Also the rate from which a schedule starts, until there is one. Errors: TENSOR (negative or not
+/* Errors: TENSOR (negative or not
  * finite). */
 gradd_status_t gradd_train_set_learning_rate(gradd_train_session_t *session, float rate);
 /* From now on gradd_train_schedule_step sets the rate, by the number t of steps that the optimizer

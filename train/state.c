@@ -23,24 +23,25 @@ void state_give_back(void *memory, int64_t bytes) {
     gradd_platform.give_back(memory, (size_t)bytes + 1);
 }
 
-int64_t state_moment_bytes(const parameter_t *p) {
+int64_t state_moment_bytes(const train_parameter_t *p) {
     return gradd_type_count(&p->type) * (int64_t)sizeof(float);
 }
 
-static gradd_status_t take_for(const parameter_t *p, const char *what, int64_t bytes, void **out) {
+static gradd_status_t take_for(const train_parameter_t *p, const char *what, int64_t bytes,
+                               void **out) {
     if (*out) return GRADD_OK;
     return gradd_wrap(state_take(bytes, what, out), "parameter '%s'", p->name);
 }
 
-gradd_status_t state_make_data(parameter_t *p) {
+gradd_status_t state_make_data(train_parameter_t *p) {
     return take_for(p, "its values", p->bytes, &p->data);
 }
 
-gradd_status_t state_make_gradient(parameter_t *p) {
+gradd_status_t state_make_gradient(train_parameter_t *p) {
     return take_for(p, "its gradient", p->bytes, &p->gradient);
 }
 
-gradd_status_t state_make_moment(parameter_t *p, int k) {
+gradd_status_t state_make_moment(train_parameter_t *p, int k) {
     void *memory = p->moments[k];
     if (memory) return GRADD_OK;
     GRADD_TRY(take_for(p, "its optimizer state", state_moment_bytes(p), &memory));
@@ -49,13 +50,13 @@ gradd_status_t state_make_moment(parameter_t *p, int k) {
     return GRADD_OK;
 }
 
-void state_drop_gradient(parameter_t *p) {
+void state_drop_gradient(train_parameter_t *p) {
     state_give_back(p->gradient, p->bytes);
     p->gradient = NULL;
     p->has_gradient = false;
 }
 
-void state_drop_moments(parameter_t *p) {
+void state_drop_moments(train_parameter_t *p) {
     for (int k = 0; k < GRADD_TRAIN_MOMENTS; k++) {
         state_give_back(p->moments[k], state_moment_bytes(p));
         p->moments[k] = NULL;
@@ -63,7 +64,7 @@ void state_drop_moments(parameter_t *p) {
     p->steps = 0;
 }
 
-static void free_parameter(parameter_t *p) {
+static void free_parameter(train_parameter_t *p) {
     state_drop_gradient(p);
     state_drop_moments(p);
     state_give_back(p->data, p->bytes);
@@ -127,7 +128,7 @@ gradd_status_t gradd_train_state_add(gradd_train_state_t *state, const char *nam
     GRADD_TRY(check_new(state, name, type, trainable));
     GRADD_TRY(grow((void **)&state->parameters, state->n_parameters, &state->parameter_room,
                    sizeof state->parameters[0]));
-    parameter_t p = {.type = *type, .bytes = gradd_type_bytes(type), .trainable = trainable};
+    train_parameter_t p = {.type = *type, .bytes = gradd_type_bytes(type), .trainable = trainable};
     p.name = strdup(name);
     gradd_status_t status = p.name ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a parameter");
     if (!status && data) status = state_make_data(&p);
@@ -151,7 +152,7 @@ int gradd_train_state_find(const gradd_train_state_t *state, const char *name) {
 }
 
 gradd_train_parameter_t gradd_train_state_parameter(const gradd_train_state_t *state, int i) {
-    const parameter_t *p = &state->parameters[i];
+    const train_parameter_t *p = &state->parameters[i];
     return (gradd_train_parameter_t){
         .name = p->name,
         .type = p->type,
@@ -166,7 +167,7 @@ gradd_train_parameter_t gradd_train_state_parameter(const gradd_train_state_t *s
 gradd_status_t gradd_train_state_write(gradd_train_state_t *state, int i, const gradd_type_t *type,
                                        const void *data) {
     char expected[GRADD_TYPE_TEXT], got[GRADD_TYPE_TEXT];
-    parameter_t *p = &state->parameters[i];
+    train_parameter_t *p = &state->parameters[i];
     if (!gradd_type_equal(type, &p->type))
         return GRADD_FAIL(TENSOR, "parameter '%s' is %s, not %s", p->name,
                           gradd_type_format(&p->type, expected), gradd_type_format(type, got));
@@ -177,7 +178,7 @@ gradd_status_t gradd_train_state_write(gradd_train_state_t *state, int i, const 
 
 gradd_status_t gradd_train_state_set_moment(gradd_train_state_t *state, int i, int k,
                                             const float *data) {
-    parameter_t *p = &state->parameters[i];
+    train_parameter_t *p = &state->parameters[i];
     if (k < 0 || k >= GRADD_TRAIN_MOMENTS)
         return GRADD_FAIL(TENSOR, "parameter '%s': moment %d, there are %d", p->name, k,
                           GRADD_TRAIN_MOMENTS);

@@ -4,7 +4,7 @@
 
 #include "train/gradd_train.h"
 
-typedef struct parameter_s {
+typedef struct train_parameter_s {
     char *name; /* Owned */
     gradd_type_t type;
     int64_t bytes;
@@ -14,10 +14,10 @@ typedef struct parameter_s {
     int64_t steps;
     bool trainable;
     bool has_gradient; /* since the last reset */
-} parameter_t;
+} train_parameter_t;
 
 struct train_state_s {
-    parameter_t *parameters; /* Owned */
+    train_parameter_t *parameters; /* Owned */
     int n_parameters, parameter_room;
     gradd_train_property_t *properties; /* Owned, names and texts as well */
     int n_properties, property_room;
@@ -26,15 +26,15 @@ struct train_state_s {
 };
 
 /* Room for a gradient, of any content; there may be some already. */
-gradd_status_t state_make_gradient(parameter_t *p);
+gradd_status_t state_make_gradient(train_parameter_t *p);
 /* Moment k, zeros if it is new. */
-gradd_status_t state_make_moment(parameter_t *p, int k);
+gradd_status_t state_make_moment(train_parameter_t *p, int k);
 /* Memory for values, of any content, if there is none. */
-gradd_status_t state_make_data(parameter_t *p);
+gradd_status_t state_make_data(train_parameter_t *p);
 /* Bytes of a moment. */
-int64_t state_moment_bytes(const parameter_t *p);
-void state_drop_gradient(parameter_t *p);
-void state_drop_moments(parameter_t *p); /* and the count of steps */
+int64_t state_moment_bytes(const train_parameter_t *p);
+void state_drop_gradient(train_parameter_t *p);
+void state_drop_moments(train_parameter_t *p); /* and the count of steps */
 
 /* Memory for so many bytes; `what` is for the message. */
 gradd_status_t state_take(int64_t bytes, const char *what, void **out);
