@@ -77,7 +77,8 @@ PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
 SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(PLATFORM_SRC) $(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
-TRAIN_OBJ  := $(call obj,$(TRAIN_SRC))
+# Beside the engine with its libraries, for tests; mk/train.mk links what a device gets.
+TRAIN_OBJ  := $(call obj,$(filter-out train/onnx_unpack.c train/no_plugins.c,$(TRAIN_SRC)))
 # The devices of the tests, and the list of devices with them in place of the library's own.
 EMU_OBJ    := $(CUDA_SRC:%.cu=$(B)/emu/%.o) $(EMU_SRC:%.cc=$(B)/%.o)
 DEVICES    := $(B)/fake/kernels/contract/devices.o

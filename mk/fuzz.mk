@@ -24,7 +24,7 @@ FUZZ_RUN      = -runs=$(FUZZ_RUNS) $(FUZZ_MAX) -print_final_stats=1 ../corpus_$(
 else
 FUZZ_RUN      = -runs=$(FUZZ_RUNS)
 endif
-fuzz: ## mutated input for FUZZ_TARGETS="wire handle import control state checkpoint", FUZZ_RUNS=100000 each
+fuzz: ## mutated input for all FUZZ_TARGETS or FUZZ_TARGETS="wire ...", FUZZ_RUNS=100000 each
 	$(if $(HAVE_FUZZER),,@echo "*** no $(FUZZ_CC): NO COVERAGE, the mutations are blind ***")
 	@$(FUZZ_MAKE) $(FUZZ_TARGETS:%=$(FUZZ_O)/bin/fuzz_%)
 	@for t in $(FUZZ_TARGETS); do $(MAKE) --no-print-directory fuzz-run-$$t || exit 1; done

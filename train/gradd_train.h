@@ -59,7 +59,7 @@ gradd_status_t gradd_train_state_create(gradd_train_state_t **out_state);
 void gradd_train_state_destroy(gradd_train_state_t *state);
 
 /* Adds a parameter; `data` is copied. NULL: it gets its values later, and steps fail until then (a
- * nominal checkpoint). Errors: TENSOR (the name is there already or empty; a trainable one that is
+ * nominal checkpoint); its rank may be -1 then: the shape is that which the model declares. Errors: TENSOR (the name is there already or empty; a trainable one that is
  * no float), LIMIT, UNSUPPORTED (dtype), NOMEM. */
 gradd_status_t gradd_train_state_add(gradd_train_state_t *state, const char *name,
                                      const gradd_type_t *type, const void *data, bool trainable);

@@ -116,7 +116,7 @@ static gradd_status_t check_new(const gradd_train_state_t *state, const char *na
     if (gradd_train_state_find(state, name) >= 0)
         return GRADD_FAIL(TENSOR, "there are two parameters '%s'", name);
     GRADD_TRY(gradd_wrap(gradd_dtype_check(type->dtype, &dtype), "parameter '%s'", name));
-    GRADD_TRY(gradd_wrap(gradd_type_check(type), "parameter '%s'", name));
+    if (type->rank != -1) GRADD_TRY(gradd_wrap(gradd_type_check(type), "parameter '%s'", name));
     if (trainable && !gradd_dtype_is_float(type->dtype))
         return GRADD_FAIL(TENSOR, "parameter '%s' is to be trained, but %s is not a float", name,
                           gradd_type_format(type, text));
@@ -126,9 +126,12 @@ static gradd_status_t check_new(const gradd_train_state_t *state, const char *na
 gradd_status_t gradd_train_state_add(gradd_train_state_t *state, const char *name,
                                      const gradd_type_t *type, const void *data, bool trainable) {
     GRADD_TRY(check_new(state, name, type, trainable));
+    if (type->rank == -1 && data)
+        return GRADD_FAIL(TENSOR, "parameter '%s' has values, but no shape", name);
     GRADD_TRY(grow((void **)&state->parameters, state->n_parameters, &state->parameter_room,
                    sizeof state->parameters[0]));
-    train_parameter_t p = {.type = *type, .bytes = gradd_type_bytes(type), .trainable = trainable};
+    train_parameter_t p = {.type = *type, .trainable = trainable};
+    if (type->rank >= 0) p.bytes = gradd_type_bytes(type);
     p.name = strdup(name);
     gradd_status_t status = p.name ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a parameter");
     if (!status && data) status = state_make_data(&p);

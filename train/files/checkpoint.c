@@ -65,7 +65,7 @@ static gradd_status_t read_tensor(flat_t *flat, const flat_table_t *table, bool 
     GRADD_TRY(read_name(flat, table, TENSOR_NAME, "tensor", &tensor->name));
     gradd_status_t status = read_shape(flat, table, &tensor->type);
     if (status == GRADD_OK) status = read_values(flat, table, nominal, tensor);
-    return status == GRADD_OK ? GRADD_OK : gradd_wrap(status, "tensor '%s'", tensor->name);
+    return gradd_wrap(status, "tensor '%s'", tensor->name);
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
