@@ -8,6 +8,7 @@
 
 static void attr_float(Onnx__NodeProto *node, const char *name, float value) {
     Onnx__AttributeProto *attr = build_attr(node, name, BUILD_KIND(FLOAT));
+    attr->has_f = 1;
     attr->f = value;
 }
 
