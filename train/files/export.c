@@ -189,7 +189,9 @@ static gradd_status_t need_node(exported_t *exported, wire_span_t node, bool *ou
     }
     for (more = *out_needed; more;) {
         GRADD_TRY(wire_next(&node, &field, &more));
-        if (more && field.id == WIRE_NODE_INPUT) find_name(exported, field.bytes)->needed = true;
+        if (!more || field.id != WIRE_NODE_INPUT) continue;
+        if (kind != DROPOUT || inputs++ < DROPOUT_INPUTS)
+            find_name(exported, field.bytes)->needed = true;
     }
     return GRADD_OK;
 }
