@@ -50,7 +50,6 @@ PLATFORM_SRC := platform/posix.c platform/files.c
 KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c kernels/*/*/*.c))
 ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/*/*.c server/plan/*.c \
                                 server/plan/passes/*.c server/device/*.c server/exec/*.c))
-TRAIN_SRC  := $(sort $(wildcard train/*.c train/*/*.c))
 DAEMON_SRC := $(sort $(wildcard server/host/*.c server/wire/*.c server/session/*.c \
                                 server/explain/*.c server/verbs/*.c server/daemon/*.c \
                                 server/owner/*.c server/web/*.c server/cli/*.c))
@@ -77,8 +76,6 @@ PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
 SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(PLATFORM_SRC) $(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
-# Beside the engine with its libraries, for tests; mk/train.mk links what a device gets.
-TRAIN_OBJ  := $(call obj,$(filter-out train/onnx_unpack.c train/no_plugins.c,$(TRAIN_SRC)))
 # The devices of the tests, and the list of devices with them in place of the library's own.
 EMU_OBJ    := $(CUDA_SRC:%.cu=$(B)/emu/%.o) $(EMU_SRC:%.cc=$(B)/%.o)
 DEVICES    := $(B)/fake/kernels/contract/devices.o
@@ -86,7 +83,7 @@ FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(EMU_OBJ) $(DEVICES)
 TEST_HELP_SRC += $(filter-out $(TRAIN_OWN),$(TRAIN_SRC))
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
 FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
-ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TRAIN_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) \
+ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) \
               $(call obj,$(wildcard tests/sim/nccl/*.c)) \
               $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
 # The runner holds the daemon's modules too, except the one with main().
@@ -191,10 +188,6 @@ $(B)/lib/libgradd_shm.a: $(SHM_OBJ) $(B)/gen/shm_members.txt
 	$(archive)
 $(B)/lib/libgradd.a: $(ENGINE_OBJ) $(B)/gen/engine_members.txt
 	$(archive)
-$(B)/lib/libgradd_train.a: $(TRAIN_OBJ) $(B)/gen/train_members.txt
-	$(archive)
-$(B)/gen/train_members.txt: FORCE
-	$(call put_list,echo '$(TRAIN_OBJ)')
 $(B)/gen/shm_members.txt: FORCE
 	$(call put_list,echo '$(SHM_OBJ)')
 $(B)/gen/engine_members.txt: FORCE

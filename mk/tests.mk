@@ -80,7 +80,7 @@ $(EMU_TORCH): tests/sim/torch/device.cc tests/sim/sim.h tests/sim/cuda.h tests/s
 
 $(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
 $(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) \
-    $(B)/lib/libgradd_train.a $(B)/lib/libgradd.a | $(SIM_NCCL)
+    $(B)/lib/libgradd.a | $(SIM_NCCL)
 	$(call link,$(PLUGIN_HOST) $(SIM_HOST) $(DAEMON_LIBS))
 
 # A unit runner has its own list and links what its module needs: shm alone, the engine, or the
@@ -100,8 +100,7 @@ DAEMON_H := ^.include "(server/($(DAEMON_IN))/[a-z_]+|tests/c/peer)\.h"
 UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(addprefix $(B)/bin/,$(basename $(notdir \
     $(if $(TEST_SRC),$(shell grep -lE '$(DAEMON_H)' $(TEST_SRC)))))))
 $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
-    $$(call test_obj,$$*) $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd_train.a \
-    $(B)/lib/libgradd.a | $(SIM_NCCL)
+    $$(call test_obj,$$*) $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd.a | $(SIM_NCCL)
 	$(call link,$(SIM_HOST) $(DAEMON_LIBS))
 $(B)/tests/libhelp.a: $(call obj,$(TEST_HELP_SRC))
 	$(archive)

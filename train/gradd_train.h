@@ -59,8 +59,9 @@ gradd_status_t gradd_train_state_create(gradd_train_state_t **out_state);
 void gradd_train_state_destroy(gradd_train_state_t *state);
 
 /* Adds a parameter; `data` is copied. NULL: it gets its values later, and steps fail until then (a
- * nominal checkpoint); its rank may be -1 then: the shape is that which the model declares. Errors: TENSOR (the name is there already or empty; a trainable one that is
- * no float), LIMIT, UNSUPPORTED (dtype), NOMEM. */
+ * nominal checkpoint); its rank may be -1 then, and gradd_train_open takes the shape that the model
+ * declares. Errors: TENSOR (the name is there already or empty; a trainable one that is no float),
+ * LIMIT, UNSUPPORTED (dtype), NOMEM. */
 gradd_status_t gradd_train_state_add(gradd_train_state_t *state, const char *name,
                                      const gradd_type_t *type, const void *data, bool trainable);
 int gradd_train_state_count(const gradd_train_state_t *state);
@@ -176,6 +177,10 @@ gradd_status_t gradd_train_open(gradd_train_state_t *state, const gradd_train_op
 /* Accepts NULL. Gradients go with it. */
 void gradd_train_close(gradd_train_session_t *session);
 gradd_train_state_t *gradd_train_session_state(const gradd_train_session_t *session);
+/* The optimizer of the steps that follow, in place of that of the options. Moments stay: those of
+ * another kind of optimizer do not fit. */
+void gradd_train_set_optimizer(gradd_train_session_t *session,
+                               const gradd_train_optimizer_t *optimizer);
 
 typedef enum gradd_train_phase_e {
     GRADD_TRAIN_TRAINING,

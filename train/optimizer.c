@@ -140,6 +140,10 @@ gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *s, double *out_
     return GRADD_OK;
 }
 
+void gradd_train_set_optimizer(gradd_train_session_t *s, const gradd_train_optimizer_t *optimizer) {
+    s->options.optimizer = *optimizer;
+}
+
 /* ---- learning rates -------------------------------------------------------------------------- */
 
 static gradd_status_t check_rate(float rate) {

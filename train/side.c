@@ -65,14 +65,34 @@ static gradd_status_t check_parameter(const model_value_t *declared, const train
                       gradd_type_format(&p->type, given), gradd_type_format(&type, expected));
 }
 
-static gradd_status_t sort_inputs(const gradd_train_state_t *state, train_side_t *side,
-                                  const bool *shown, const bool *hidden) {
+/* A parameter of a nominal checkpoint gets the shape that the model declares. */
+static gradd_status_t find_shape(const model_value_t *declared, train_parameter_t *p) {
+    gradd_type_t type = {.dtype = p->type.dtype, .rank = declared->rank};
+    bool known = declared->rank >= 0;
+    if (p->type.rank >= 0) return GRADD_OK;
+    for (int d = 0; known && d < declared->rank; d++) {
+        type.dims[d] = declared->dims[d];
+        known = type.dims[d] >= 0;
+    }
+    if (!known)
+        return GRADD_FAIL(TENSOR,
+                          "parameter '%s' has no values, and the model does not say its "
+                          "shape",
+                          p->name);
+    p->type = type;
+    p->bytes = gradd_type_bytes(&type);
+    return GRADD_OK;
+}
+
+static gradd_status_t sort_inputs(gradd_train_state_t *state, train_side_t *side, const bool *shown,
+                                  const bool *hidden) {
     const model_t *m = side->model;
     for (int i = 0; i < m->n_inputs; i++) {
         const model_value_t *v = &m->values[m->inputs[i]];
         const int parameter = gradd_train_state_find(state, v->name);
         side->origin[i] = INPUT_USER;
         if (parameter >= 0) {
+            GRADD_TRY(find_shape(v, &state->parameters[parameter]));
             GRADD_TRY(check_parameter(v, &state->parameters[parameter]));
             side->origin[i] = parameter;
         } else if (hidden[m->inputs[i]] && !shown[m->inputs[i]]) {
@@ -165,7 +185,7 @@ static gradd_status_t make_lists(train_side_t *side) {
     return side->origin && side->user && side->inputs && side->outputs ? GRADD_OK : no_memory();
 }
 
-static gradd_status_t fill_lists(const gradd_train_state_t *state, train_side_t *side) {
+static gradd_status_t fill_lists(gradd_train_state_t *state, train_side_t *side) {
     bool *shown = needed_by(side->model, true), *hidden = needed_by(side->model, false);
     gradd_status_t status = shown && hidden ? GRADD_OK : no_memory();
     if (!status) status = sort_inputs(state, side, shown, hidden);

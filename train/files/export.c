@@ -9,6 +9,7 @@
 
 #include "train/files/pieces.h"
 #include "train/files/wire.h"
+#include "train/session.h"
 
 /* A name of the graph, and whether the outputs need its value. */
 typedef struct exported_name_s {
@@ -375,4 +376,12 @@ gradd_status_t export_model(const void *model, size_t n, const gradd_train_state
     free(exported.names);
     free(exported.fields);
     return gradd_wrap(status, "export");
+}
+
+gradd_status_t gradd_train_export(const gradd_train_session_t *session, const char *path,
+                                  const char *const *outputs, int n_outputs) {
+    if (!session->eval_bytes)
+        return GRADD_FAIL(UNSUPPORTED, "the session has no eval model to export from");
+    return export_model(session->eval_bytes, session->eval_n, session->state, outputs, n_outputs,
+                        path);
 }
