@@ -58,4 +58,18 @@ $(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
 	$(Q)$(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
 	    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm
 	$(Q)$(T_STRIP) -o $@ $@.full && rm $@.full
+
+# A program that uses nothing else, for the tests; emulated where the machine is another one.
+T_RUN_aarch64 := qemu-aarch64 -L /usr/aarch64-linux-gnu
+T_RUN_armhf   := qemu-arm -L /usr/arm-linux-gnueabihf
+T_RUN_riscv64 := qemu-riscv64 -L /usr/riscv64-linux-gnu
+T_RUN_wasm    := node
+T_PROGRAM     := $(T_B)/device_program$(if $(filter wasm,$(TARGET)),.js)
+$(T_B)/device_program: tests/c/train/device_program.c $(T_B)/libgradd_train.so
+	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'
+$(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
+	$(Q)$(T_CC) -std=gnu11 -Os -I. $(T_ARCH_wasm) -sALLOW_MEMORY_GROWTH=1 -o $@ $^ -lm
+.PHONY: train-run
+train-run: $(T_PROGRAM) ## the bits of three trainings: make train-run TARGET=aarch64
+	@$(T_RUN_$(TARGET)) $(T_PROGRAM)
 -include $(T_OBJ:.o=.d)

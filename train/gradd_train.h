@@ -31,6 +31,8 @@
 extern "C" {
 #endif
 
+const char *gradd_version(void); /* "0.1.0" */
+
 /* ---- state: what a training has learnt ------------------------------------------------------- */
 
 typedef struct train_state_s gradd_train_state_t;
@@ -224,8 +226,7 @@ void gradd_train_lazy_reset_grad(gradd_train_session_t *session);
 gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *session, double *out_norm);
 
 float gradd_train_learning_rate(const gradd_train_session_t *session);
-/* Errors: TENSOR (negative or not
- * finite). */
+/* Errors: TENSOR (negative or not finite). */
 gradd_status_t gradd_train_set_learning_rate(gradd_train_session_t *session, float rate);
 /* From now on gradd_train_schedule_step sets the rate, by the number t of steps that the optimizer
  * has taken: initial * t / warmup before `warmup`, then falling to 0 at `total`:

@@ -84,7 +84,7 @@ void checkpoint_finish(checkpoint_t *checkpoint);
 
 /* A file as it lies in memory: tables of its own, and values where the caller has them. */
 typedef struct checkpoint_file_s {
-    gradd_part_t *parts; /* Owned; one after the other they are the file */
+    gradd_file_part_t *parts; /* Owned; one after the other they are the file */
     int n_parts;
     void *tables, *between; /* Owned: what the parts name beside the caller's values */
 } checkpoint_file_t;

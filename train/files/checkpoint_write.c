@@ -286,19 +286,19 @@ static size_t place_values(written_t *out) {
 }
 
 static gradd_status_t make_parts(const written_t *out, checkpoint_file_t *file) {
-    gradd_part_t *parts = calloc(1 + 2 * out->n_values, sizeof *parts);
+    gradd_file_part_t *parts = calloc(1 + 2 * out->n_values, sizeof *parts);
     between_t *between = calloc(out->n_values + 1, sizeof *between);
     size_t at = out->n;
     file->parts = parts;
     file->between = between;
     if (!parts || !between) return GRADD_FAIL(NOMEM, "no memory for the parts of a checkpoint");
-    parts[file->n_parts++] = (gradd_part_t){out->bytes, out->n};
+    parts[file->n_parts++] = (gradd_file_part_t){out->bytes, out->n};
     for (size_t i = 0; i < out->n_values; i++, between++) {
         const size_t zeros = gap(at), bytes = out->values[i].bytes;
         between->n = (uint32_t)bytes;
         parts[file->n_parts++] =
-            (gradd_part_t){between->zeros + sizeof between->zeros - zeros, zeros + 4};
-        parts[file->n_parts++] = (gradd_part_t){out->values[i].values, bytes};
+            (gradd_file_part_t){between->zeros + sizeof between->zeros - zeros, zeros + 4};
+        parts[file->n_parts++] = (gradd_file_part_t){out->values[i].values, bytes};
         at += zeros + 4 + bytes;
     }
     return GRADD_OK;

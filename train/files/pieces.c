@@ -89,12 +89,14 @@ void pieces_bytes(pieces_t *pieces, uint32_t id, const void *data, size_t n) {
 }
 
 gradd_status_t pieces_write(const pieces_t *pieces, const char *path) {
-    gradd_part_t *parts = pieces->failed ? NULL : malloc(((size_t)pieces->n + 1) * sizeof *parts);
+    gradd_file_part_t *parts =
+        pieces->failed ? NULL : malloc(((size_t)pieces->n + 1) * sizeof *parts);
     if (!parts) return GRADD_FAIL(NOMEM, "no memory for the parts of '%s'", path);
     gradd_status_t status;
     for (int i = 0; i < pieces->n; i++) {
         const piece_t *piece = &pieces->list[i];
-        parts[i] = (gradd_part_t){piece->data ? piece->data : pieces->own + piece->at, piece->n};
+        parts[i] =
+            (gradd_file_part_t){piece->data ? piece->data : pieces->own + piece->at, piece->n};
     }
     if (pieces->bytes > INT32_MAX)
         status = GRADD_FAIL(LIMIT, "'%s' would have %zu bytes: a model of ONNX ends at 2 GiB", path,
