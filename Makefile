@@ -54,6 +54,8 @@ DAEMON_SRC := $(sort $(wildcard server/host/*.c server/wire/*.c server/session/*
                                 server/explain/*.c server/verbs/*.c server/daemon/*.c \
                                 server/owner/*.c server/web/*.c server/cli/*.c))
 TRAIN_SRC  := $(sort $(wildcard train/*.c train/files/*.c))
+# Of these, what stands beside a library that is there in tests: plug-ins, protobuf-c.
+TRAIN_OWN  := train/no_plugins.c train/onnx_unpack.c
 TEST_SRC   := $(sort $(wildcard tests/c/*/test_*.c))
 # Names of test modules are unique whatever their room, so an object or a runner is found by name.
 test_name   = $(patsubst test_%.c,%,$(notdir $(1)))
@@ -78,6 +80,7 @@ DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
 EMU_OBJ    := $(CUDA_SRC:%.cu=$(B)/emu/%.o) $(EMU_SRC:%.cc=$(B)/%.o)
 DEVICES    := $(B)/fake/kernels/contract/devices.o
 FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(EMU_OBJ) $(DEVICES)
+TEST_HELP_SRC += $(filter-out $(TRAIN_OWN),$(TRAIN_SRC))
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
 FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
 ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) \

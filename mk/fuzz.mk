@@ -8,7 +8,7 @@
 # Findings and corpora stay in $(B)/fuzz.
 FUZZ_RUNS    ?= 100000
 FUZZ_CC      ?= clang
-FUZZ_TARGETS ?= wire handle import control state
+FUZZ_TARGETS ?= wire handle import control state checkpoint
 FUZZ_MAX     := -max_len=16384 -timeout=20 -rss_limit_mb=2048
 FUZZ_HELP    := $(filter-out tests/fuzz/fuzz_%.c tests/fuzz/standalone.c,\
                     $(wildcard tests/fuzz/*.c)) tests/c/onnx_build.c
@@ -24,7 +24,7 @@ FUZZ_RUN      = -runs=$(FUZZ_RUNS) $(FUZZ_MAX) -print_final_stats=1 ../corpus_$(
 else
 FUZZ_RUN      = -runs=$(FUZZ_RUNS)
 endif
-fuzz: ## mutated input for FUZZ_TARGETS="wire handle import control state", FUZZ_RUNS=100000 each
+fuzz: ## mutated input for all FUZZ_TARGETS or FUZZ_TARGETS="wire ...", FUZZ_RUNS=100000 each
 	$(if $(HAVE_FUZZER),,@echo "*** no $(FUZZ_CC): NO COVERAGE, the mutations are blind ***")
 	@$(FUZZ_MAKE) $(FUZZ_TARGETS:%=$(FUZZ_O)/bin/fuzz_%)
 	@for t in $(FUZZ_TARGETS); do $(MAKE) --no-print-directory fuzz-run-$$t || exit 1; done
@@ -38,7 +38,7 @@ fuzz-run-%:
 FUZZ_DRIVER := $(if $(findstring fuzzer,$(CFLAGS)),,tests/fuzz/standalone.c)
 FUZZ_BINS   := $(FUZZ_TARGETS:%=$(B)/bin/fuzz_%)
 $(FUZZ_BINS): $(B)/bin/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(call obj,$(FUZZ_HELP) $(FUZZ_DRIVER)) \
-    $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
+    $(call obj,$(filter-out $(TRAIN_OWN),$(TRAIN_SRC))) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
 fuzz-bins: $(FUZZ_BINS)
 fuzz-quick: fuzz-bins ## a few seconds of blind mutations with the ordinary build

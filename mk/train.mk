@@ -21,24 +21,25 @@ T_OMP      := $(or $(T_OMP_$(TARGET)),-fopenmp)
 
 # Of the engine all but what only a daemon or its tests need: segments, leases, plug-ins, oneDNN,
 # the journal of a step. protobuf-c's runtime is replaced by train/onnx_unpack.c.
+T_LEFT_OUT := kernels/contract/plugin.c kernels/cpu/onednn.c kernels/cases/% server/exec/step%.c
 T_SRC := shm/status.c shm/dtype.c shm/tensor.c platform/files.c \
          platform/$(if $(filter wasm,$(TARGET)),wasm,posix).c \
-         $(filter-out kernels/contract/plugin.c kernels/cpu/onednn.c kernels/cases/%,$(KERNEL_SRC)) \
-         $(filter-out server/exec/step%.c,$(ENGINE_SRC)) $(TRAIN_SRC)
+         $(filter-out $(T_LEFT_OUT),$(KERNEL_SRC) $(ENGINE_SRC)) $(TRAIN_SRC)
 T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)
-T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen -I$(T_B)/include \
-             $(CPPFLAGS)
+T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen \
+             -I$(T_B)/include $(CPPFLAGS)
 T_CFLAGS   = -std=gnu11 -Os $(T_ARCH_$(TARGET)) $(T_OMP) -fPIC -ffp-contract=off -fno-math-errno \
              -fno-trapping-math -ffunction-sections -fdata-sections $(CFLAGS)
 
+T_LIBS := $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so)
 .PHONY: train
-train: $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so) \
-    ## the library for training on devices: make train TARGET=aarch64
+train: $(T_LIBS) ## the library for training on devices: make train TARGET=aarch64
 
 # protobuf-c's header alone, not the other headers of this machine.
 $(T_B)/include/protobuf-c:
-	@mkdir -p $(@D); ln -sfn $$(printf '\043include <protobuf-c/protobuf-c.h>\n' | \
-	    $(CC) $(PROTO_CFLAGS) -E -x c - | sed -n 's/^# 1 "\(.*\)\/protobuf-c.h".*/\1/p' | head -n 1) $@
+	@mkdir -p $(@D); at=$$(printf '\043include <protobuf-c/protobuf-c.h>\n' | \
+	    $(CC) $(PROTO_CFLAGS) -E -x c - | sed -n 's/^# 1 "\(.*\)\/protobuf-c.h".*/\1/p') && \
+	    ln -sfn $$(echo "$$at" | head -n 1) $@
 $(T_B)/flags.txt: FORCE
 	$(call put_list,echo '$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN)')
 $(T_OBJ): $(T_B)/flags.txt | $(GEN) $(PB_C:.c=.h) $(T_B)/include/protobuf-c
@@ -57,4 +58,18 @@ $(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
 	$(Q)$(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
 	    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm
 	$(Q)$(T_STRIP) -o $@ $@.full && rm $@.full
+
+# A program that uses nothing else, for the tests; emulated where the machine is another one.
+T_RUN_aarch64 := qemu-aarch64 -L /usr/aarch64-linux-gnu
+T_RUN_armhf   := qemu-arm -L /usr/arm-linux-gnueabihf
+T_RUN_riscv64 := qemu-riscv64 -L /usr/riscv64-linux-gnu
+T_RUN_wasm    := node
+T_PROGRAM     := $(T_B)/device_program$(if $(filter wasm,$(TARGET)),.js)
+$(T_B)/device_program: tests/c/train/device_program.c $(T_B)/libgradd_train.so
+	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'
+$(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
+	$(Q)$(T_CC) -std=gnu11 -Os -I. $(T_ARCH_wasm) -sALLOW_MEMORY_GROWTH=1 -o $@ $^ -lm
+.PHONY: train-run
+train-run: $(T_PROGRAM) ## the bits of three trainings: make train-run TARGET=aarch64
+	@$(T_RUN_$(TARGET)) $(T_PROGRAM)
 -include $(T_OBJ:.o=.d)

@@ -56,7 +56,7 @@ gradd_status_t files_read(const char *path, size_t most, void **out_bytes, size_
     return status;
 }
 
-static gradd_status_t write_all(int fd, const char *path, const gradd_part_t *part) {
+static gradd_status_t write_all(int fd, const char *path, const gradd_file_part_t *part) {
     for (size_t at = 0; at < part->n;) {
         const ssize_t done = write(fd, (const char *)part->data + at, part->n - at);
         if (done < 0 && errno == EINTR) continue;
@@ -66,8 +66,8 @@ static gradd_status_t write_all(int fd, const char *path, const gradd_part_t *pa
     return GRADD_OK;
 }
 
-static gradd_status_t write_beside(const char *path, const char *beside, const gradd_part_t *parts,
-                                   int n) {
+static gradd_status_t write_beside(const char *path, const char *beside,
+                                   const gradd_file_part_t *parts, int n) {
     const int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) return failed("write", path);
     gradd_status_t status = GRADD_OK;
@@ -88,7 +88,7 @@ static void sync_folder(char *path) {
     close(fd);
 }
 
-gradd_status_t files_write(const char *path, const gradd_part_t *parts, int n) {
+gradd_status_t files_write(const char *path, const gradd_file_part_t *parts, int n) {
     const size_t bytes = strlen(path) + sizeof BESIDE;
     char *beside = malloc(bytes);
     if (!beside) return GRADD_FAIL(NOMEM, "no memory to write '%s'", path);

@@ -5,6 +5,6 @@
 #include "platform/platform.h"
 
 gradd_status_t files_read(const char *path, size_t most, void **out_bytes, size_t *out_n);
-gradd_status_t files_write(const char *path, const gradd_part_t *parts, int n);
+gradd_status_t files_write(const char *path, const gradd_file_part_t *parts, int n);
 
 #endif

@@ -15,7 +15,7 @@ extern "C" {
 typedef struct gradd_part_s {
     const void *data; /* Borrowed; NULL only without bytes */
     size_t n;
-} gradd_part_t;
+} gradd_file_part_t;
 
 typedef struct gradd_platform_s {
     const char *name;
@@ -31,7 +31,7 @@ typedef struct gradd_platform_s {
     /* Writes the parts, one after the other, beside the path, makes the disk keep them, and
      * renames: after a failure at any instruction the path holds all that it held, or all that it
      * gets. Errors: IO, NOMEM. They name the path. */
-    gradd_status_t (*write_file)(const char *path, const gradd_part_t *parts, int n);
+    gradd_status_t (*write_file)(const char *path, const gradd_file_part_t *parts, int n);
 } gradd_platform_t;
 
 extern const gradd_platform_t gradd_platform;

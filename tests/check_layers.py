@@ -49,7 +49,8 @@ ROOMS = {
     "server/daemon": "shm server/device server/host server/wire server/session server/verbs",
     "server/owner": "shm server/host server/wire server/session",
     "server/web": "shm server/host server/wire",
-    "train": "shm platform kernels/contract server/api server/graph server/device",
+    "train": "shm platform kernels/contract kernels/math server/api server/graph server/device"
+    " server/plan server/exec",
     "train/files": "shm platform server/api server/graph train",
     "server/cli": "shm kernels/contract kernels/cases server/api server/host server/wire"
     " server/session server/explain server/daemon server/owner server/web",
@@ -61,7 +62,7 @@ LIBRARIES = {
     "dnnl": "kernels/cpu kernels/ops",
     "cuda": "kernels/cuda",
     "cublas": "kernels/cuda",
-    "protobuf-c": "server/graph server/explain train/files",
+    "protobuf-c": "server/graph server/explain train train/files",
     "microhttpd": "server/web",
 }
 # Made by the build, or by tests/emu in the place of CUDA's own.

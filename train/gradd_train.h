@@ -31,6 +31,8 @@
 extern "C" {
 #endif
 
+const char *gradd_version(void); /* "0.1.0" */
+
 /* ---- state: what a training has learnt ------------------------------------------------------- */
 
 typedef struct train_state_s gradd_train_state_t;
@@ -59,8 +61,9 @@ gradd_status_t gradd_train_state_create(gradd_train_state_t **out_state);
 void gradd_train_state_destroy(gradd_train_state_t *state);
 
 /* Adds a parameter; `data` is copied. NULL: it gets its values later, and steps fail until then (a
- * nominal checkpoint). Errors: TENSOR (the name is there already or empty; a trainable one that is
- * no float), LIMIT, UNSUPPORTED (dtype), NOMEM. */
+ * nominal checkpoint); its rank may be -1 then, and gradd_train_open takes the shape that the model
+ * declares. Errors: TENSOR (the name is there already or empty; a trainable one that is no float),
+ * LIMIT, UNSUPPORTED (dtype), NOMEM. */
 gradd_status_t gradd_train_state_add(gradd_train_state_t *state, const char *name,
                                      const gradd_type_t *type, const void *data, bool trainable);
 int gradd_train_state_count(const gradd_train_state_t *state);
@@ -146,14 +149,16 @@ typedef struct gradd_train_optimizer_s {
 gradd_train_optimizer_t gradd_train_adamw(void);
 gradd_train_optimizer_t gradd_train_sgd(void);
 
-#define GRADD_TRAIN_MAX_PLANS 8 /* default */
+#define GRADD_TRAIN_MAX_PLANS  8 /* default */
+#define GRADD_TRAIN_MOST_PLANS 4096
 
 typedef struct gradd_train_options_s {
     gradd_train_model_t training; /* required */
     gradd_train_model_t eval;     /* without it eval steps and export fail */
     gradd_train_optimizer_t optimizer;
     int threads;           /* 0 = as many as the process may use */
-    int max_plans;         /* shapes of inputs whose plans are kept; 0 = GRADD_TRAIN_MAX_PLANS */
+    int max_plans;         /* shapes of inputs whose plans are kept, for each of the two models; 0 =
+                            * GRADD_TRAIN_MAX_PLANS */
     int64_t memory_budget; /* most bytes of activations and workspace in a step; 0 = what it takes.
                             * What does not fit is computed again, with the same bits */
     uint64_t seed;         /* of random numbers (dropout) */
@@ -174,6 +179,10 @@ gradd_status_t gradd_train_open(gradd_train_state_t *state, const gradd_train_op
 /* Accepts NULL. Gradients go with it. */
 void gradd_train_close(gradd_train_session_t *session);
 gradd_train_state_t *gradd_train_session_state(const gradd_train_session_t *session);
+/* The optimizer of the steps that follow, in place of that of the options. Moments stay: those of
+ * another kind of optimizer do not fit. */
+void gradd_train_set_optimizer(gradd_train_session_t *session,
+                               const gradd_train_optimizer_t *optimizer);
 
 typedef enum gradd_train_phase_e {
     GRADD_TRAIN_TRAINING,
@@ -217,8 +226,7 @@ void gradd_train_lazy_reset_grad(gradd_train_session_t *session);
 gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *session, double *out_norm);
 
 float gradd_train_learning_rate(const gradd_train_session_t *session);
-/* Also the rate from which a schedule starts, until there is one. Errors: TENSOR (negative or not
- * finite). */
+/* Errors: TENSOR (negative or not finite). */
 gradd_status_t gradd_train_set_learning_rate(gradd_train_session_t *session, float rate);
 /* From now on gradd_train_schedule_step sets the rate, by the number t of steps that the optimizer
  * has taken: initial * t / warmup before `warmup`, then falling to 0 at `total`:

@@ -37,6 +37,12 @@ static inline gradd_adam_coefficients_t gradd_adam_coefficients(const gradd_adam
     return c;
 }
 
+/* As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). NaN where the norm is. */
+static inline double gradd_clip_factor(double max_norm, double norm) {
+    const double factor = max_norm / (norm + 1e-6);
+    return factor > 1 ? 1 : factor;
+}
+
 typedef struct gradd_adam_one_s {
     float p, m, v;
 } gradd_adam_one_t;

@@ -40,6 +40,7 @@ struct device_s {
     int64_t arena_bytes;   /* of the runs that exist */
     int64_t refused_bytes; /* for which there was no room last; the caller clears it */
     spare_t spares[DEVICE_SPARES];
+    bool any_spare; /* however large, it serves a small run: of a device with one run at a time */
     device_hook_t hook;
     void *hook_context;
     bool (*makes_way)(void *context); /* see device_set_way; NULL = never */

@@ -33,9 +33,9 @@ static void spare_free(gradd_device_t *d, spare_t *s) {
     *s = (spare_t){0};
 }
 
-static bool fits(const spare_t *s, int64_t bytes) {
+static bool fits(const gradd_device_t *d, const spare_t *s, int64_t bytes) {
     int64_t waste = s->bytes - bytes;
-    return waste >= 0 && (waste <= bytes || waste <= POOL_WASTE);
+    return waste >= 0 && (d->any_spare || waste <= bytes || waste <= POOL_WASTE);
 }
 
 /* The smallest one that is large enough, but not far too large. */
@@ -43,7 +43,7 @@ static spare_t *best_fit(gradd_device_t *d, int64_t bytes) {
     spare_t *best = NULL;
     for (int i = 0; i < DEVICE_SPARES; i++) {
         spare_t *s = &d->spares[i];
-        if (!s->memory || !fits(s, bytes)) continue;
+        if (!s->memory || !fits(d, s, bytes)) continue;
         if (!best || s->bytes < best->bytes) best = s;
     }
     return best;

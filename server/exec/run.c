@@ -14,10 +14,15 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_t **out_run) {
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->plan = plan;
     run->device = plan->device;
+    arrivals_t *a = &run->arrivals;
+    const size_t n_outputs = (size_t)plan->info.n_outputs;
     run->inputs = calloc(n_inputs(plan) + 1, sizeof run->inputs[0]);
     run->early = calloc((size_t)plan->n_grads + 1, sizeof run->early[0]);
-    gradd_status_t status =
-        run->inputs && run->early ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
+    a->given = calloc(n_outputs + 1, sizeof a->given[0]);
+    a->address = calloc(n_outputs + 1, sizeof a->address[0]);
+    a->zeros = calloc(n_outputs + 1, sizeof a->zeros[0]);
+    const bool made = run->inputs && run->early && a->given && a->address && a->zeros;
+    gradd_status_t status = made ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
     if (!status)
         status = pool_take(run->device, plan->info.arena_bytes, &run->arena, &run->arena_bytes);
     if (status) {
@@ -28,32 +33,49 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_t **out_run) {
     return GRADD_OK;
 }
 
-static void arrivals_finish(const gradd_run_t *run, arrivals_t *a) {
+static void arrivals_finish(const gradd_run_t *run) {
     const gradd_plan_t *plan = run->plan;
-    for (int j = 0; a->zeros && j < plan->info.n_outputs; j++)
-        run->device->backend->free(run->device->queue, a->zeros[j],
+    void **zeros = run->arrivals.zeros;
+    for (int j = 0; j < plan->info.n_outputs; j++) {
+        if (!zeros[j]) continue;
+        run->device->backend->free(run->device->queue, zeros[j],
                                    (size_t)gradd_type_bytes(&plan->info.outputs[j]));
-    free(a->address);
-    free(a->zeros);
+        zeros[j] = NULL;
+    }
 }
 
 /* What was underway is done, or given up. */
 static void end_program(gradd_run_t *run) {
     groups_finish(run, &run->underway.groups);
-    arrivals_finish(run, &run->underway.arrivals);
+    if (run->underway.variant) arrivals_finish(run);
     run->underway = (underway_t){0};
+}
+
+static void give_arena(gradd_run_t *run) {
+    if (run->flags & GRADD_RUN_ONCE)
+        pool_drop(run->device, run->arena, run->arena_bytes);
+    else
+        pool_give(run->device, run->arena, run->arena_bytes);
+    run->arena = NULL;
+    run->arena_bytes = 0;
 }
 
 void gradd_run_destroy(gradd_run_t *run) {
     if (!run) return;
     end_program(run);
-    if (run->flags & GRADD_RUN_ONCE)
-        pool_drop(run->device, run->arena, run->arena_bytes);
-    else
-        pool_give(run->device, run->arena, run->arena_bytes);
+    give_arena(run);
     free(run->inputs);
     free(run->early);
+    free(run->arrivals.given);
+    free(run->arrivals.address);
+    free(run->arrivals.zeros);
     free(run);
+}
+
+void run_rest(gradd_run_t *run) {
+    end_program(run);
+    run->has_forward = false;
+    give_arena(run);
 }
 
 void gradd_run_set_early(gradd_run_t *run, void *const *early) {
@@ -99,6 +121,8 @@ gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags
     run->flags = flags;
     run->has_forward = false;
     run->first_nan = NULL;
+    if (!run->arena) /* it rested */
+        GRADD_TRY(pool_take(run->device, plan->info.arena_bytes, &run->arena, &run->arena_bytes));
     exec_bases_t b = {
         .arena = run->arena, .inputs = run->inputs, .outputs = outputs, .early = run->early};
     GRADD_TRY(check_bases(plan, &plan->forward, &b));
@@ -122,8 +146,9 @@ static gradd_status_t admit_variant(const gradd_run_t *run, const variant_t *v,
 }
 
 /* Zeros for the outputs whose gradient a variant reads although none arrives. */
-static gradd_status_t fill_zeros(const gradd_run_t *run, arrivals_t *a) {
+static gradd_status_t fill_zeros(const gradd_run_t *run) {
     const gradd_plan_t *plan = run->plan;
+    const arrivals_t *a = &run->arrivals;
     const gradd_backend_t *b = run->device->backend;
     for (int k = 0; k < plan->n_grad_outputs; k++) {
         int j = plan->grad_outputs[k];
@@ -137,31 +162,23 @@ static gradd_status_t fill_zeros(const gradd_run_t *run, arrivals_t *a) {
     return GRADD_OK;
 }
 
-static gradd_status_t arrivals_init(const gradd_run_t *run, const variant_t *v,
-                                    const void *const *given, arrivals_t *a) {
-    const size_t n = (size_t)run->plan->info.n_outputs;
-    a->address = calloc(n + 1, sizeof a->address[0]);
-    a->zeros = calloc(n + 1, sizeof a->zeros[0]);
-    if (!a->address || !a->zeros) return GRADD_FAIL(NOMEM, "no memory for a backward");
-    memcpy(a->address, given, sizeof given[0] * n);
-    return v->full ? fill_zeros(run, a) : GRADD_OK;
-}
-
 /* Sets up what is underway, which the caller ends if this fails. */
 static gradd_status_t begin_variant(gradd_run_t *run, const variant_t *v,
                                     const void *const *grad_outputs, void *const *grads) {
     underway_t *u = &run->underway;
     GRADD_TRY(admit_variant(run, v, grad_outputs));
-    GRADD_TRY(arrivals_init(run, v, grad_outputs, &u->arrivals));
+    memcpy(run->arrivals.address, grad_outputs,
+           sizeof grad_outputs[0] * (size_t)run->plan->info.n_outputs);
+    u->variant = v;
+    if (v->full) GRADD_TRY(fill_zeros(run));
     if (run->groups.n) GRADD_TRY(groups_init(run, v, grads, &u->groups));
     GRADD_TRY(pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes));
-    u->variant = v;
     u->program = (program_t *)&v->program; /* its views are scratch of each launch */
     u->bases = (exec_bases_t){.arena = run->arena,
                               .inputs = run->inputs,
                               .grads = u->groups.grads ? u->groups.grads : grads,
                               .early = run->early,
-                              .grad_outputs = u->arrivals.address,
+                              .grad_outputs = run->arrivals.address,
                               .groups = u->groups.grads ? &u->groups : NULL};
     GRADD_TRY(check_bases(run->plan, u->program, &u->bases));
     if (u->bases.groups) GRADD_TRY(groups_begin(run, v, u->bases.groups));
@@ -190,13 +207,9 @@ static gradd_status_t find_variant(gradd_run_t *run, const void *const *grad_out
         return GRADD_FAIL(STALE, "the activations of this run are gone: a backward without 'keep' "
                                  "went before, or the forward failed");
     GRADD_TRY(check_kept(run, grads, keep));
-    bool *arrives = calloc((size_t)plan->info.n_outputs + 1, sizeof arrives[0]);
-    if (!arrives) return GRADD_FAIL(NOMEM, "no memory for a backward");
     for (int j = 0; j < plan->info.n_outputs; j++)
-        arrives[j] = grad_outputs[j] != NULL;
-    gradd_status_t status = plan_variant(plan, arrives, keep, out);
-    free(arrives);
-    return status;
+        run->arrivals.given[j] = grad_outputs[j] != NULL;
+    return plan_variant(plan, run->arrivals.given, keep, out);
 }
 
 static gradd_status_t begin_backward(gradd_run_t *run, const void *const *grad_outputs,

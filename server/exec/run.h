@@ -46,8 +46,10 @@ typedef struct exec_groups_s {
     int32_t *first;      /* Owned */
 } exec_groups_t;
 
-/* Gradients of the outputs as a variant reads them: what arrives, and zeros in between. */
+/* Gradients of the outputs as a variant reads them: what arrives, and zeros in between. The arrays
+ * are there as long as the run, so that a backward allocates nothing for them. */
 typedef struct arrivals_s {
+    bool *given;          /* Owned array: per output */
     const void **address; /* Owned array: per output */
     void **zeros;         /* Owned array, and the device's memory: per output */
 } arrivals_t;
@@ -69,19 +71,19 @@ typedef struct underway_s {
     nan_names_t names;
     /* Of a backward: */
     const variant_t *variant; /* Borrowed: of the plan; NULL = it is the forward */
-    arrivals_t arrivals;
     exec_groups_t groups;
 } underway_t;
 
 struct run_s {
     gradd_plan_t *plan; /* Borrowed; not touched when the run is destroyed, unless it is aside */
     gradd_device_t *device;
-    void *arena; /* Owned */
+    void *arena; /* Owned; NULL: it needs none, or run_rest gave it back */
     int64_t arena_bytes;
     uint64_t seed;
     uint32_t flags;
     const void **inputs;            /* Owned array of borrowed pointers, set by forward */
     void **early;                   /* the same, per gradient, set by gradd_run_set_early */
+    arrivals_t arrivals;            /* of the backward that is underway */
     bool has_forward;               /* the saved values are valid */
     gradd_groups_t groups;          /* of the next backward */
     const plan_launch_t *first_nan; /* Borrowed: of the forward; only the check of gradients asks */
@@ -93,6 +95,8 @@ struct run_s {
 bool run_is_aside(const gradd_run_t *run);
 /* Goes on with it. Fails as it does. */
 gradd_status_t run_continue(gradd_run_t *run);
+/* Gives the arena back until the next forward. */
+void run_rest(gradd_run_t *run);
 
 gradd_status_t groups_init(const gradd_run_t *run, const variant_t *variant, void *const *grads,
                            exec_groups_t *out);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/math/adam.h"
 #include "server/device/device.h"
 #include "server/exec/step_request.h"
 
@@ -63,10 +64,9 @@ static gradd_status_t global_norm(const stepping_t *s, double *out) {
     return status;
 }
 
-/* As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)), of scaled gradients. */
+/* Of scaled gradients. */
 static float scale_of(const step_request_t *r, double norm) {
-    const double clip = clips(r) ? r->max_norm / (norm + 1e-6) : 1;
-    return clip > 1 ? (float)grad_scale(r) : (float)(clip * grad_scale(r));
+    return (float)((clips(r) ? gradd_clip_factor(r->max_norm, norm) : 1) * grad_scale(r));
 }
 
 /* Elements of a parameter, and where the journal's buffers have them. */

@@ -77,6 +77,10 @@ gradd_status_t model_load(const void *bytes, size_t n, const model_limits_t *lim
                           model_t **out_model);
 void model_destroy(model_t *model); /* accepts NULL */
 
+/* Makes these values outputs, behind those there are; before anything else uses the model. Errors:
+ * LIMIT, NOMEM. */
+gradd_status_t model_add_outputs(model_t *model, const int32_t *values, int n);
+
 /* Fills random, half and reach; the last part of model_load. Errors: LIMIT, NOMEM. */
 gradd_status_t model_find_facts(model_t *model);
 

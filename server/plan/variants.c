@@ -194,12 +194,13 @@ static gradd_status_t new_variant(gradd_plan_t *p, const bool *arrives, const bo
 
 gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
                             const variant_t **out) {
+    if ((*out = find_variant(p, arrives, keep))) return GRADD_OK; /* allocates nothing */
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
     compile_time_start(p->device->compile_ms);
     gradd_cpu_enter(p->device->info.threads); /* to fold */
     gradd_status_t status = check_arrivals(p, arrives, full);
-    if (!status && !(*out = find_variant(p, arrives, keep))) {
+    if (!status) {
         bool many = p->n_variants >= PLAN_MAX_VARIANTS;
         status = many ? GRADD_E_UNSUPPORTED : new_variant(p, arrives, arrives, false, keep, out);
         /* what was saved serves the union: compute that, with zeros for what does not arrive */

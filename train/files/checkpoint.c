@@ -65,7 +65,7 @@ static gradd_status_t read_tensor(flat_t *flat, const flat_table_t *table, bool 
     GRADD_TRY(read_name(flat, table, TENSOR_NAME, "tensor", &tensor->name));
     gradd_status_t status = read_shape(flat, table, &tensor->type);
     if (status == GRADD_OK) status = read_values(flat, table, nominal, tensor);
-    return status == GRADD_OK ? GRADD_OK : gradd_wrap(status, "tensor '%s'", tensor->name);
+    return gradd_wrap(status, "tensor '%s'", tensor->name);
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
@@ -96,8 +96,8 @@ static gradd_status_t read_module(flat_t *flat, const flat_table_t *root,
                                    "read: write it with less than 2 GB of parameters");
     GRADD_TRY(flat_vector(flat, &module, MODULE_TRAINED, sizeof(uint32_t), &trained));
     GRADD_TRY(flat_vector(flat, &module, MODULE_FROZEN, sizeof(uint32_t), &frozen));
-    GRADD_TRY(make_list(trained.n + frozen.n, sizeof *checkpoint->parameters,
-                        &checkpoint->parameters));
+    GRADD_TRY(
+        make_list(trained.n + frozen.n, sizeof *checkpoint->parameters, &checkpoint->parameters));
     checkpoint->is_nominal = nominal != 0;
     GRADD_TRY(read_parameters(flat, &trained, true, checkpoint));
     return read_parameters(flat, &frozen, false, checkpoint);

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "platform/platform.h"
 #include "shm/status.h"
 #include "shm/tensor.h"
 
@@ -81,14 +82,16 @@ gradd_status_t checkpoint_read(const void *bytes, size_t n, checkpoint_t *out_ch
 /* Frees the lists of a checkpoint that was read. */
 void checkpoint_finish(checkpoint_t *checkpoint);
 
-/* Takes the next `n` bytes of a file; anything but OK ends the writing with that status. */
-typedef gradd_status_t (*checkpoint_sink_t)(void *context, const void *bytes, size_t n);
+/* A file as it lies in memory: tables of its own, and values where the caller has them. */
+typedef struct checkpoint_file_s {
+    gradd_file_part_t *parts; /* Owned; one after the other they are the file */
+    int n_parts;
+    void *tables, *between; /* Owned: what the parts name beside the caller's values */
+} checkpoint_file_t;
 
-/* Writes the file from front to back; values go straight to `sink`. One property of a kind is
- * written before the other; the file has them by kind.
- *
- * Errors: LIMIT (FlatBuffers end at 2 GiB), NOMEM, those of `sink`. */
-gradd_status_t checkpoint_write(const checkpoint_t *checkpoint, checkpoint_sink_t sink,
-                                void *context);
+/* Lays out the file; values are not copied and must outlive it. Errors: LIMIT (FlatBuffers end at
+ * 2 GiB), NOMEM. */
+gradd_status_t checkpoint_write(const checkpoint_t *checkpoint, checkpoint_file_t *out_file);
+void checkpoint_file_finish(checkpoint_file_t *file);
 
 #endif

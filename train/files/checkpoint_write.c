@@ -2,8 +2,8 @@
  *
  * A FlatBuffer's distances lead forward, so parents come before what they name. Each table that is
  * written has all its fields at fixed places, so that one list of fields serves all tables of a
- * kind; the lists stand in front of the first table. Values begin at multiples of 64 bytes: who
- * maps the file can compute with them where they are.
+ * kind; the lists stand in front of the first table. Values begin at multiples of 64 bytes, as the
+ * engine wants them, so that a mapped file can be computed with as it is.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ typedef struct written_s {
     size_t n, room;
     written_value_t *values; /* Owned */
     size_t n_values, values_room;
-    bool failed; /* no memory: what follows is left out */
+    bool failed; /* there is no memory: what follows is left out */
 } written_t;
 
 static void *grow(written_t *out, void *list, size_t n, size_t *room, size_t element_bytes) {
@@ -82,14 +82,14 @@ typedef struct layout_s {
 enum { ROOT, MODULE, TENSOR, GROUP, STATE, BAG, INTEGER, SHORT_PROPERTY, N_LAYOUTS };
 
 static const layout_t layouts[N_LAYOUTS] = {
-    [ROOT] = {20, ROOT_N, {4, 8, 12, 16}},
-    [MODULE] = {16, MODULE_N, {4, 8, 12, 0}},
-    [TENSOR] = {20, TENSOR_VALUES + 1, {4, 0, 8, 12, 16}},
-    [GROUP] = {24, GROUP_N, {4, 8, 16, 20}},
-    [STATE] = {12, STATE_N, {4, 8}},
-    [BAG] = {16, CHECKPOINT_STRING + 1, {4, 8, 12}},
-    [INTEGER] = {16, PROPERTY_N, {4, 8}},
-    [SHORT_PROPERTY] = {12, PROPERTY_N, {4, 8}}, /* a float, or a string's offset */
+    [ROOT] = {20, ROOT_N,                {4, 8, 12, 16}   },
+    [MODULE] = {16, MODULE_N,              {4, 8, 12, 0}    },
+    [TENSOR] = {20, TENSOR_VALUES + 1,     {4, 0, 8, 12, 16}},
+    [GROUP] = {24, GROUP_N,               {4, 8, 16, 20}   },
+    [STATE] = {12, STATE_N,               {4, 8}           },
+    [BAG] = {16, CHECKPOINT_STRING + 1, {4, 8, 12}       },
+    [INTEGER] = {16, PROPERTY_N,            {4, 8}           },
+    [SHORT_PROPERTY] = {12, PROPERTY_N,            {4, 8}           }, /* a float, or a string's offset */
 };
 
 typedef struct writer_s {
@@ -100,8 +100,7 @@ typedef struct writer_s {
 static void write_layouts(writer_t *writer) {
     for (int kind = 0; kind < N_LAYOUTS; kind++) {
         const layout_t *layout = &layouts[kind];
-        const uint16_t bytes = (uint16_t)(2 * sizeof(uint16_t) * 1 +
-                                          layout->n_fields * sizeof(uint16_t));
+        const uint16_t bytes = (uint16_t)((2 + layout->n_fields) * sizeof(uint16_t));
         const size_t at = append(&writer->out, bytes);
         writer->layout_at[kind] = at;
         put(&writer->out, at, &bytes, sizeof bytes);
@@ -145,8 +144,7 @@ static void write_values(written_t *out, size_t named_at, const checkpoint_tenso
         write_vector(out, named_at, 0, 1);
         return;
     }
-    out->values = grow(out, out->values, out->n_values + 1, &out->values_room,
-                       sizeof *out->values);
+    out->values = grow(out, out->values, out->n_values + 1, &out->values_room, sizeof *out->values);
     if (!out->failed)
         out->values[out->n_values++] =
             (written_value_t){named_at, tensor->values, (size_t)gradd_type_bytes(&tensor->type)};
@@ -196,8 +194,8 @@ static void write_module(writer_t *writer, size_t named_at, const checkpoint_t *
 static void write_state(writer_t *writer, size_t named_at, const checkpoint_moments_t *state) {
     const size_t at = write_table(writer, STATE, named_at);
     write_string(&writer->out, place(at, STATE, STATE_PARAMETER), state->parameter);
-    const size_t moments = write_vector(&writer->out, place(at, STATE, STATE_MOMENTS),
-                                        (size_t)state->n_moments, 4);
+    const size_t moments =
+        write_vector(&writer->out, place(at, STATE, STATE_MOMENTS), (size_t)state->n_moments, 4);
     for (int i = 0; i < state->n_moments; i++)
         write_tensor(writer, moments + (size_t)i * 4, &state->moments[i]);
 }
@@ -263,51 +261,73 @@ static void write_tables(writer_t *writer, const checkpoint_t *checkpoint) {
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
+/* In front of values: zeros as far as needed, then their count. */
+typedef struct between_s {
+    uint8_t zeros[GRADD_TENSOR_ALIGN - 4];
+    uint32_t n;
+} between_t;
+
 /* Bytes between `at` and the count of values that begin at a multiple of 64. */
 static size_t gap(size_t at) {
     return (GRADD_TENSOR_ALIGN - (at + 4) % GRADD_TENSOR_ALIGN) % GRADD_TENSOR_ALIGN;
 }
 
-/* Says where the values will be; the size of the whole file. */
+/* Says where the values will be; the size of the whole file, or more than MAX_FILE. */
 static size_t place_values(written_t *out) {
     size_t at = out->n;
-    for (size_t i = 0; i < out->n_values; i++) {
+    for (size_t i = 0; i < out->n_values && at <= MAX_FILE; i++) {
+        const size_t named_at = out->values[i].named_at, bytes = out->values[i].bytes;
+        if (bytes > MAX_FILE) return bytes;
         at += gap(at);
-        if (at > MAX_FILE) return at;
-        put_word(out, out->values[i].named_at, at - out->values[i].named_at);
-        at += 4;
-        if (out->values[i].bytes > (size_t)MAX_FILE) return SIZE_MAX;
-        at += out->values[i].bytes;
+        put_word(out, named_at, at - named_at);
+        at += 4 + bytes;
     }
     return at;
 }
 
-static gradd_status_t send(const written_t *out, checkpoint_sink_t sink, void *context) {
-    static const uint8_t zeros[GRADD_TENSOR_ALIGN];
+static gradd_status_t make_parts(const written_t *out, checkpoint_file_t *file) {
+    gradd_file_part_t *parts = calloc(1 + 2 * out->n_values, sizeof *parts);
+    between_t *between = calloc(out->n_values + 1, sizeof *between);
     size_t at = out->n;
-    GRADD_TRY(sink(context, out->bytes, out->n));
-    for (size_t i = 0; i < out->n_values; i++) {
-        const uint32_t n = (uint32_t)out->values[i].bytes;
-        if (gap(at)) GRADD_TRY(sink(context, zeros, gap(at)));
-        GRADD_TRY(sink(context, &n, sizeof n));
-        if (n) GRADD_TRY(sink(context, out->values[i].values, n));
-        at += gap(at) + sizeof n + n;
+    file->parts = parts;
+    file->between = between;
+    if (!parts || !between) return GRADD_FAIL(NOMEM, "no memory for the parts of a checkpoint");
+    parts[file->n_parts++] = (gradd_file_part_t){out->bytes, out->n};
+    for (size_t i = 0; i < out->n_values; i++, between++) {
+        const size_t zeros = gap(at), bytes = out->values[i].bytes;
+        between->n = (uint32_t)bytes;
+        parts[file->n_parts++] =
+            (gradd_file_part_t){between->zeros + sizeof between->zeros - zeros, zeros + 4};
+        parts[file->n_parts++] = (gradd_file_part_t){out->values[i].values, bytes};
+        at += zeros + 4 + bytes;
     }
     return GRADD_OK;
 }
 
-gradd_status_t checkpoint_write(const checkpoint_t *checkpoint, checkpoint_sink_t sink,
-                                void *context) {
+gradd_status_t checkpoint_write(const checkpoint_t *checkpoint, checkpoint_file_t *out_file) {
     writer_t writer = {0};
+    checkpoint_file_t file = {0};
     gradd_status_t status;
     write_tables(&writer, checkpoint);
+    file.tables = writer.out.bytes;
     if (writer.out.failed)
         status = GRADD_FAIL(NOMEM, "no memory for the tables of a checkpoint");
     else if (writer.out.n > MAX_FILE || place_values(&writer.out) > MAX_FILE)
         status = GRADD_FAIL(LIMIT, "a checkpoint of 2 GiB or more: the format ends there");
     else
-        status = send(&writer.out, sink, context);
-    free(writer.out.bytes);
+        status = make_parts(&writer.out, &file);
     free(writer.out.values);
+    if (status != GRADD_OK)
+        checkpoint_file_finish(&file);
+    else
+        *out_file = file;
     return status;
+}
+
+void checkpoint_file_finish(checkpoint_file_t *file) {
+    if (!file) return;
+    free(file->parts);
+    free(file->between);
+    free(file->tables);
+    *file = (checkpoint_file_t){0};
 }

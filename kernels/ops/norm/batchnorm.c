@@ -505,6 +505,14 @@ static gradd_val_t running(gradd_builder_t *b, gradd_val_t before, gradd_val_t n
     return GRADD_EMIT(b, "StopGradient", gradd_cast(b, v, dtype));
 }
 
+/* Results of BatchNormInternal behind those of BatchNormalization: of the batch the mean and
+ * 1 / sqrt(variance + epsilon), in the type of the statistics. */
+static const int saved_by[] = {GRADD_BATCH_OUT_MEAN, GRADD_BATCH_OUT_INV};
+
+static gradd_val_t saved(gradd_builder_t *b, gradd_val_t like, gradd_val_t v) {
+    return GRADD_EMIT(b, "StopGradient", gradd_cast(b, v, gradd_val_type(b, like)->dtype));
+}
+
 static gradd_status_t expand_onnx(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     const gradd_dtype_t dtype = wide_dtype(gradd_val_type(b, x->in[GRADD_BATCH_X])->dtype);
@@ -517,10 +525,13 @@ static gradd_status_t expand_onnx(gradd_expand_t *x) {
         in[i] = gradd_cast(b, x->in[i], dtype);
     if (b->status) return b->status;
     const int n_in = training ? GRADD_BATCH_MEAN : GRADD_BATCH_INPUTS;
-    GRADD_TRY(b->emit(b, &(gradd_emit_t){"BatchNorm", in, n_in, &attr, 1}, out, x->n_out));
+    const int n_out = x->n_out > GRADD_BATCH_OUT_INV ? GRADD_BATCH_OUTPUTS : x->n_out;
+    GRADD_TRY(b->emit(b, &(gradd_emit_t){"BatchNorm", in, n_in, &attr, 1}, out, n_out));
     x->out[0] = out[0];
     for (int j = 1; j < x->n_out; j++)
-        x->out[j] = running(b, x->in[GRADD_BATCH_MEAN + j - 1], out[j], momentum);
+        x->out[j] = j < GRADD_BATCH_OUT_INV
+                        ? running(b, x->in[GRADD_BATCH_MEAN + j - 1], out[j], momentum)
+                        : saved(b, x->in[GRADD_BATCH_MEAN], out[saved_by[j - GRADD_BATCH_OUT_INV]]);
     return b->status;
 }
 
@@ -573,6 +584,16 @@ GRADD_OPS(
                  {.text = "f32[4,3,5] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | training_mode=1"},
                  {.text = "f32[4,3] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | training_mode=1 "
                           "momentum=0.7 epsilon=0.01 -> 3",
+                  .grad_tol = -1})),
+    /* What ONNX Runtime makes of it in training models. */
+    GRADD_OP("BatchNormInternal", "com.microsoft", 1, (GRADD_BATCH_INPUTS, GRADD_BATCH_INPUTS),
+             (1, 5), .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
+                                      {"momentum", GRADD_ATTR_FLOAT, false},
+                                      {"training_mode", GRADD_ATTR_INT, false}),
+             .infer = infer_onnx, .expand = expand_onnx,
+             .cases = GRADD_CASES(
+                 {.text = "f32[4,3,5] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | training_mode=1 -> 5",
                   .grad_tol = -1})));
 
 GRADD_KERNELS(cpu, batchnorm,

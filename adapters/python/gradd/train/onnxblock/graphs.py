@@ -1,0 +1,226 @@
+"""The model that blocks are stacked on, and what they ask of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+
+LARGEST = 2**31 - 1  # bytes of a protobuf message: a larger model goes through files
+_numbers = itertools.count(1)
+
+
+class ModelAccessor:
+    """Holds the model that blocks change.
+
+    Args:
+        model: The model.
+        model_path: Where it came from; None if it was made in memory.
+    """
+
+    def __init__(self, model: onnx.ModelProto, model_path: str | None = None) -> None:
+        self._model = model
+        self._path = model_path
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model as the blocks have left it."""
+        return self._model
+
+    @property
+    def path(self) -> str:
+        """The path that was given with the model.
+
+        Raises:
+            RuntimeError: There was none.
+        """
+        if self._path is None:
+            raise RuntimeError("the model was given without a path: use onnxblock.base(model, path)")
+        return self._path
+
+    @property
+    def has_path(self) -> bool:
+        """Whether there is one."""
+        return self._path is not None
+
+
+_current: ModelAccessor | None = None
+
+
+def current() -> ModelAccessor:
+    """The accessor of the `with` block around the call.
+
+    Raises:
+        RuntimeError: There is no `with onnxblock.base(model)` around it.
+    """
+    if _current is None:
+        raise RuntimeError(
+            "no model to add to: build blocks inside `with onnxblock.base(model):` "
+            "or `with onnxblock.empty_base():`"
+        )
+    return _current
+
+
+@contextlib.contextmanager
+def _opened(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    global _current
+    if _current is not None:
+        raise RuntimeError("a base model is open already: one `with onnxblock.base()` at a time")
+    _current = accessor
+    try:
+        yield accessor
+    finally:
+        _current = None
+
+
+def base(
+    model: onnx.ModelProto, model_path: str | None = None
+) -> contextlib.AbstractContextManager[ModelAccessor]:
+    """Makes a copy of `model` the one that blocks add to, inside a `with`.
+
+    Args:
+        model: The model to build on.
+        model_path: Its file, if it has one.
+
+    Returns:
+        A context manager; its value has the changed model as `.model`.
+
+    Raises:
+        RuntimeError: The model is None, or another base is open.
+    """
+    if model is None:
+        raise RuntimeError("the base model is None: onnxblock.empty_base() starts without one")
+    return _opened(ModelAccessor(copy.deepcopy(model), model_path))
+
+
+def empty_base(
+    opset_version: int | None = None,
+) -> contextlib.AbstractContextManager[ModelAccessor]:
+    """The same with a model without nodes.
+
+    Args:
+        opset_version: Of ONNX's operators; None = the newest that the package onnx has.
+    """
+    model = onnx.ModelProto()
+    model.ir_version = min(onnx.IR_VERSION, 10)
+    model.producer_name = "gradd"
+    model.graph.name = "graph"
+    version = opset_version or onnx.defs.onnx_opset_version()
+    model.opset_import.extend(
+        [onnx.helper.make_opsetid("com.microsoft", 1), onnx.helper.make_opsetid("", version)]
+    )
+    return _opened(ModelAccessor(model))
+
+
+@contextlib.contextmanager
+def custom_op_library(custom_op_library_path: str | os.PathLike) -> Iterator[Path]:
+    """Where ONNX Runtime registers operators of a shared library; gradd runs none.
+
+    Raises:
+        RuntimeError: Always: the training would miss those operators.
+    """
+    raise RuntimeError(
+        f"{os.fspath(custom_op_library_path)}: gradd runs no custom operators; write them as "
+        "functions of the model, or with operators of ONNX"
+    )
+    yield Path()
+
+
+# ---- names and values of a graph -------------------------------------------------------------
+
+
+def new_name(stem: str) -> str:
+    """A name that no other call returned: "onnx::loss::7"."""
+    return f"onnx::{stem}::{next(_numbers)}"
+
+
+def has_value(model: onnx.ModelProto, name: str) -> bool:
+    """Whether some node reads or writes a value of that name."""
+    return any(name in node.input or name in node.output for node in model.graph.node)
+
+
+def value_like(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
+    """A copy of the description of an input or output.
+
+    Raises:
+        LookupError: The graph has neither of that name.
+    """
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name == name:
+            return copy.deepcopy(value)
+    raise LookupError(f"the graph has no input or output {name!r}")
+
+
+def output_like(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
+    """A copy of the description of an output.
+
+    Raises:
+        LookupError: The graph has none of that name.
+    """
+    for value in model.graph.output:
+        if value.name == name:
+            return copy.deepcopy(value)
+    raise LookupError(f"the graph has no output {name!r}")
+
+
+def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> None:
+    """Makes values the outputs of the graph, in this order.
+
+    Raises:
+        LookupError: The type of one is not known.
+    """
+    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    outputs = []
+    for name in [names] if isinstance(names, str) else names:
+        if name not in known:
+            raise LookupError(f"{name!r} cannot be an output: no value of that name has a type")
+        outputs.append(copy.deepcopy(known[name]))
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+
+
+# ---- models of 2 GiB and more ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _as_file(model: onnx.ModelProto) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="gradd-") as folder:
+        path = os.path.join(folder, "model.onnx")
+        stored = copy.deepcopy(model)
+        onnx.save(stored, path, save_as_external_data=True, location="model.onnx.data")
+        yield path
+
+
+def _fits(model: onnx.ModelProto) -> bool:
+    try:
+        return model.ByteSize() <= LARGEST
+    except Exception:  # protobuf's own, of several kinds, where it cannot count that far
+        return False
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Runs onnx's checker, shapes included.
+
+    Raises:
+        onnx.checker.ValidationError: The model is not valid.
+    """
+    if _fits(model):
+        onnx.checker.check_model(model, True)
+        return
+    with _as_file(model) as path:
+        onnx.checker.check_model(path, True)
+
+
+def infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of the model with the types of its values."""
+    if _fits(model):
+        return onnx.shape_inference.infer_shapes(model)
+    with _as_file(model) as path:
+        onnx.shape_inference.infer_shapes_path(path)
+        return onnx.load(path)

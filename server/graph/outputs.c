@@ -1,0 +1,23 @@
+/* Makes values of a model outputs. See model.h. */
+#include <string.h>
+
+#include "server/graph/arena.h"
+#include "server/graph/model.h"
+
+gradd_status_t model_add_outputs(model_t *m, const int32_t *values, int n) {
+    const size_t total = (size_t)m->n_outputs + (size_t)n;
+    if (!n) return GRADD_OK;
+    int32_t *outputs = arena_array(m->arena, total, sizeof outputs[0]);
+    model_value_t *declared = arena_array(m->arena, total, sizeof declared[0]);
+    if (!outputs || !declared) return GRADD_FAIL(NOMEM, "no memory for more outputs");
+    memcpy(outputs, m->outputs, sizeof outputs[0] * (size_t)m->n_outputs);
+    memcpy(declared, m->declared, sizeof declared[0] * (size_t)m->n_outputs);
+    for (int k = 0; k < n; k++) {
+        outputs[m->n_outputs + k] = values[k];
+        declared[m->n_outputs + k] = (model_value_t){.name = m->values[values[k]].name, .rank = -1};
+    }
+    m->outputs = outputs;
+    m->declared = declared;
+    m->n_outputs = (int)total;
+    return model_find_facts(m);
+}

@@ -1,0 +1,387 @@
+/* Export for inference. Nodes of an ONNX graph stand behind what they read, so one look at them
+ * from the last to the first finds all that some outputs need. Everything is copied as it lies in
+ * the model but the nodes that behave otherwise in training.
+ */
+#include "train/files/export.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/files/pieces.h"
+#include "train/files/wire.h"
+#include "train/session.h"
+
+/* A name of the graph, and whether the outputs need its value. */
+typedef struct exported_name_s {
+    wire_span_t text;
+    wire_span_t type; /* the ValueInfo's whole field without its head; empty = not said */
+    bool needed;
+} exported_name_t;
+
+/* Fields of the graph. */
+typedef struct exported_s {
+    wire_span_t graph;
+    wire_field_t *fields; /* Owned */
+    int n_fields;
+    exported_name_t *names; /* Owned, sorted, each once */
+    int n_names;
+} exported_t;
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static int compare_spans(wire_span_t a, wire_span_t b) {
+    const size_t n = a.n < b.n ? a.n : b.n;
+    const int order = n ? memcmp(a.at, b.at, n) : 0;
+    return order ? order : (a.n > b.n) - (a.n < b.n);
+}
+
+static int compare_names(const void *a, const void *b) {
+    return compare_spans(((const exported_name_t *)a)->text, ((const exported_name_t *)b)->text);
+}
+
+static exported_name_t *find_name(const exported_t *exported, wire_span_t text) {
+    const exported_name_t key = {.text = text};
+    return exported->n_names ? bsearch(&key, exported->names, (size_t)exported->n_names, sizeof key,
+                                       compare_names)
+                             : NULL;
+}
+
+static exported_name_t *find_text(const exported_t *exported, const char *text) {
+    return find_name(exported, (wire_span_t){(const uint8_t *)text, strlen(text)});
+}
+
+/* The first field with that id in a message; empty if there is none. */
+static gradd_status_t find_bytes(wire_span_t message, uint32_t id, wire_span_t *out_bytes) {
+    wire_field_t field;
+    bool more = true;
+    *out_bytes = (wire_span_t){0};
+    while (more && !out_bytes->at) {
+        GRADD_TRY(wire_next(&message, &field, &more));
+        if (more && field.id == id) *out_bytes = field.bytes;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t add_name(exported_t *exported, wire_span_t text, int *room) {
+    if (exported->n_names == *room) {
+        const int larger = *room * 2 + 64;
+        exported_name_t *names = realloc(exported->names, (size_t)larger * sizeof *exported->names);
+        if (!names) return GRADD_FAIL(NOMEM, "no memory for the names of the model");
+        exported->names = names;
+        *room = larger;
+    }
+    exported->names[exported->n_names++] = (exported_name_t){.text = text};
+    return GRADD_OK;
+}
+
+static gradd_status_t add_names(exported_t *exported, wire_span_t node, int *room) {
+    wire_field_t field;
+    bool more;
+    for (;;) {
+        GRADD_TRY(wire_next(&node, &field, &more));
+        if (!more) return GRADD_OK;
+        if (field.id == WIRE_NODE_INPUT || field.id == WIRE_NODE_OUTPUT)
+            GRADD_TRY(add_name(exported, field.bytes, room));
+    }
+}
+
+/* Every name that a node reads or writes, and those of inputs that are outputs as they are. */
+static gradd_status_t list_names(exported_t *exported) {
+    int room = 0, n = 0;
+    for (int i = 0; i < exported->n_fields; i++) {
+        const wire_field_t *field = &exported->fields[i];
+        wire_span_t name;
+        if (field->id == WIRE_GRAPH_NODE) {
+            GRADD_TRY(add_names(exported, field->bytes, &room));
+        } else if (field->id == WIRE_GRAPH_OUTPUT) {
+            GRADD_TRY(find_bytes(field->bytes, WIRE_VALUE_NAME, &name));
+            GRADD_TRY(add_name(exported, name, &room));
+        }
+    }
+    if (exported->n_names)
+        qsort(exported->names, (size_t)exported->n_names, sizeof *exported->names, compare_names);
+    for (int i = 0; i < exported->n_names; i++)
+        if (n == 0 || compare_names(&exported->names[n - 1], &exported->names[i]) != 0)
+            exported->names[n++] = exported->names[i];
+    exported->n_names = n;
+    return GRADD_OK;
+}
+
+/* ---- the graph ------------------------------------------------------------------------------- */
+
+static gradd_status_t list_fields(exported_t *exported) {
+    wire_span_t rest = exported->graph;
+    wire_field_t field;
+    bool more;
+    int room = 0;
+    for (;;) {
+        GRADD_TRY(wire_next(&rest, &field, &more));
+        if (!more) return GRADD_OK;
+        if (exported->n_fields == room) {
+            room = room * 2 + 64;
+            wire_field_t *fields =
+                realloc(exported->fields, (size_t)room * sizeof *exported->fields);
+            if (!fields) return GRADD_FAIL(NOMEM, "no memory for the nodes of the model");
+            exported->fields = fields;
+        }
+        exported->fields[exported->n_fields++] = field;
+    }
+}
+
+/* Types of values that may be outputs. */
+static gradd_status_t list_types(exported_t *exported) {
+    for (int i = 0; i < exported->n_fields; i++) {
+        const wire_field_t *field = &exported->fields[i];
+        wire_span_t text;
+        if (field->id != WIRE_GRAPH_OUTPUT && field->id != WIRE_GRAPH_VALUE) continue;
+        GRADD_TRY(find_bytes(field->bytes, WIRE_VALUE_NAME, &text));
+        exported_name_t *name = find_name(exported, text);
+        if (name) name->type = field->bytes;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t check_node(wire_span_t node) {
+    wire_field_t field;
+    wire_span_t op, graph;
+    bool more = true;
+    GRADD_TRY(find_bytes(node, WIRE_NODE_OP, &op));
+    while (more) {
+        GRADD_TRY(wire_next(&node, &field, &more));
+        if (!more || field.id != WIRE_NODE_ATTRIBUTE) continue;
+        GRADD_TRY(find_bytes(field.bytes, WIRE_ATTRIBUTE_GRAPH, &graph));
+        if (!graph.at) GRADD_TRY(find_bytes(field.bytes, WIRE_ATTRIBUTE_GRAPHS, &graph));
+        if (graph.at)
+            return GRADD_FAIL(UNSUPPORTED, "a node %.*s has a subgraph, which is not exported",
+                              (int)op.n, (const char *)op.at);
+    }
+    return GRADD_OK;
+}
+
+/* Nodes that behave otherwise in training. BatchNormInternal is BatchNormalization as ONNX Runtime
+ * trains it. */
+typedef enum exported_kind_e { ORDINARY, DROPOUT, NORM } exported_kind_t;
+enum { DROPOUT_INPUTS = 2, NORM_OUTPUTS = 1 }; /* in evaluation mode */
+
+static gradd_status_t find_kind(wire_span_t node, exported_kind_t *out_kind) {
+    wire_span_t op, domain;
+    GRADD_TRY(find_bytes(node, WIRE_NODE_OP, &op));
+    GRADD_TRY(find_bytes(node, WIRE_NODE_DOMAIN, &domain));
+    const bool onnx = domain.n == 0 || wire_is(domain, "ai.onnx");
+    const bool norm = (onnx && wire_is(op, "BatchNormalization")) ||
+                      (wire_is(domain, "com.microsoft") && wire_is(op, "BatchNormInternal"));
+    *out_kind = norm ? NORM : onnx && wire_is(op, "Dropout") ? DROPOUT : ORDINARY;
+    return GRADD_OK;
+}
+
+/* Whether a value that the node writes is needed; then all that it reads is. */
+static gradd_status_t need_node(exported_t *exported, wire_span_t node, bool *out_needed) {
+    wire_span_t rest = node;
+    wire_field_t field;
+    exported_kind_t kind;
+    bool more = true;
+    int inputs = 0;
+    *out_needed = false;
+    GRADD_TRY(find_kind(node, &kind));
+    while (more) {
+        GRADD_TRY(wire_next(&rest, &field, &more));
+        if (more && field.id == WIRE_NODE_OUTPUT && field.bytes.n)
+            *out_needed = *out_needed || find_name(exported, field.bytes)->needed;
+    }
+    for (more = *out_needed; more;) {
+        GRADD_TRY(wire_next(&node, &field, &more));
+        if (!more || field.id != WIRE_NODE_INPUT) continue;
+        if (kind != DROPOUT || inputs++ < DROPOUT_INPUTS)
+            find_name(exported, field.bytes)->needed = true;
+    }
+    return GRADD_OK;
+}
+
+/* Takes out the nodes that are not needed: their id becomes 0. */
+static gradd_status_t need_outputs(exported_t *exported, const char *const *outputs,
+                                   int n_outputs) {
+    for (int i = 0; i < n_outputs; i++) {
+        exported_name_t *name = find_text(exported, outputs[i]);
+        if (!name) return GRADD_FAIL(TENSOR, "the model has no output '%s'", outputs[i]);
+        if (!name->type.at)
+            return GRADD_FAIL(TENSOR, "'%s' cannot be an output: the model does not say its type",
+                              outputs[i]);
+        name->needed = true;
+    }
+    for (int i = exported->n_fields - 1; i >= 0; i--) {
+        wire_field_t *field = &exported->fields[i];
+        bool needed;
+        if (field->id != WIRE_GRAPH_NODE) continue;
+        GRADD_TRY(need_node(exported, field->bytes, &needed));
+        if (needed)
+            GRADD_TRY(check_node(field->bytes));
+        else
+            field->id = 0;
+    }
+    return GRADD_OK;
+}
+
+/* ---- nodes in evaluation mode ---------------------------------------------------------------- */
+
+static gradd_status_t is_training_mode(const wire_field_t *field, bool *out_is) {
+    wire_span_t name;
+    *out_is = false;
+    if (field->id != WIRE_NODE_ATTRIBUTE) return GRADD_OK;
+    GRADD_TRY(find_bytes(field->bytes, WIRE_ATTRIBUTE_NAME, &name));
+    *out_is = wire_is(name, "training_mode");
+    return GRADD_OK;
+}
+
+/* BatchNormalization without its statistics as outputs; Dropout without its third input, the mode.
+ */
+static gradd_status_t write_changed(pieces_t *out, wire_span_t node, bool dropout) {
+    wire_field_t field;
+    bool more = true, mode;
+    int inputs = 0, results = 0;
+    while (more) {
+        GRADD_TRY(wire_next(&node, &field, &more));
+        if (!more) return GRADD_OK;
+        GRADD_TRY(is_training_mode(&field, &mode));
+        if (mode || (field.id == WIRE_NODE_INPUT && dropout && inputs++ >= DROPOUT_INPUTS) ||
+            (field.id == WIRE_NODE_OUTPUT && !dropout && results++ >= NORM_OUTPUTS))
+            continue;
+        if (field.id == WIRE_NODE_OP && !dropout)
+            pieces_bytes(out, WIRE_NODE_OP, "BatchNormalization", strlen("BatchNormalization"));
+        else if (field.id != WIRE_NODE_DOMAIN)
+            pieces_refer(out, field.whole.at, field.whole.n);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t write_node(pieces_t *out, const wire_field_t *field) {
+    exported_kind_t kind;
+    pieces_t node = {0};
+    GRADD_TRY(find_kind(field->bytes, &kind));
+    if (kind == ORDINARY) {
+        pieces_refer(out, field->whole.at, field->whole.n);
+        return GRADD_OK;
+    }
+    const gradd_status_t status = write_changed(&node, field->bytes, kind == DROPOUT);
+    pieces_head(out, WIRE_GRAPH_NODE, node.bytes);
+    pieces_take(out, &node);
+    return status;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static void write_parameter(pieces_t *out, const gradd_train_parameter_t *parameter) {
+    const size_t bytes = (size_t)gradd_type_bytes(&parameter->type);
+    pieces_t tensor = {0};
+    for (int i = 0; i < parameter->type.rank; i++)
+        pieces_number(&tensor, WIRE_TENSOR_DIMS, (uint64_t)parameter->type.dims[i]);
+    pieces_number(&tensor, WIRE_TENSOR_TYPE, (uint64_t)parameter->type.dtype);
+    pieces_bytes(&tensor, WIRE_TENSOR_NAME, parameter->name, strlen(parameter->name));
+    pieces_bytes(&tensor, WIRE_TENSOR_RAW, parameter->data, bytes);
+    pieces_head(out, WIRE_GRAPH_INITIALIZER, tensor.bytes);
+    pieces_take(out, &tensor);
+}
+
+static gradd_status_t write_parameters(pieces_t *out, const exported_t *exported,
+                                       const gradd_train_state_t *state) {
+    for (int i = 0; i < gradd_train_state_count(state); i++) {
+        const gradd_train_parameter_t parameter = gradd_train_state_parameter(state, i);
+        const exported_name_t *name = find_text(exported, parameter.name);
+        if (!name || !name->needed) continue;
+        if (!parameter.data)
+            return GRADD_FAIL(TENSOR, "parameter '%s' has no values", parameter.name);
+        write_parameter(out, &parameter);
+    }
+    return GRADD_OK;
+}
+
+static bool is_parameter(const gradd_train_state_t *state, wire_span_t name) {
+    for (int i = 0; i < gradd_train_state_count(state); i++)
+        if (wire_is(name, gradd_train_state_parameter(state, i).name)) return true;
+    return false;
+}
+
+/* A field of the graph that is not a node: kept if its value is needed, or it is no value. */
+static gradd_status_t write_field(pieces_t *out, const exported_t *exported,
+                                  const gradd_train_state_t *state, const wire_field_t *field) {
+    wire_span_t text = {0};
+    switch (field->id) {
+    case 0: /* taken out */
+    case WIRE_GRAPH_OUTPUT:
+        return GRADD_OK;
+    case WIRE_GRAPH_NODE:
+        return write_node(out, field);
+    case WIRE_GRAPH_INPUT:
+    case WIRE_GRAPH_VALUE:
+        GRADD_TRY(find_bytes(field->bytes, WIRE_VALUE_NAME, &text));
+        break;
+    case WIRE_GRAPH_INITIALIZER:
+        GRADD_TRY(find_bytes(field->bytes, WIRE_TENSOR_NAME, &text));
+        break;
+    default:
+        pieces_refer(out, field->whole.at, field->whole.n);
+        return GRADD_OK;
+    }
+    const exported_name_t *name = find_name(exported, text);
+    if (name && name->needed && !is_parameter(state, text))
+        pieces_refer(out, field->whole.at, field->whole.n);
+    return GRADD_OK;
+}
+
+static gradd_status_t write_graph(pieces_t *out, exported_t *exported,
+                                  const gradd_train_state_t *state, const char *const *outputs,
+                                  int n_outputs) {
+    GRADD_TRY(list_fields(exported));
+    GRADD_TRY(list_names(exported));
+    GRADD_TRY(list_types(exported));
+    GRADD_TRY(need_outputs(exported, outputs, n_outputs));
+    for (int i = 0; i < exported->n_fields; i++)
+        GRADD_TRY(write_field(out, exported, state, &exported->fields[i]));
+    GRADD_TRY(write_parameters(out, exported, state));
+    for (int i = 0; i < n_outputs; i++) {
+        const wire_span_t type = find_text(exported, outputs[i])->type;
+        pieces_bytes(out, WIRE_GRAPH_OUTPUT, type.at, type.n);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t split_model(wire_span_t model, exported_t *exported, pieces_t *out) {
+    wire_field_t field;
+    bool more;
+    for (;;) {
+        GRADD_TRY(wire_next(&model, &field, &more));
+        if (!more) break;
+        if (field.id != WIRE_MODEL_GRAPH)
+            pieces_refer(out, field.whole.at, field.whole.n);
+        else if (exported->graph.at)
+            return GRADD_FAIL(MODEL, "the model has two graphs");
+        else
+            exported->graph = field.bytes;
+    }
+    return exported->graph.at ? GRADD_OK : GRADD_FAIL(MODEL, "the model has no graph");
+}
+
+gradd_status_t export_model(const void *model, size_t n, const gradd_train_state_t *state,
+                            const char *const *outputs, int n_outputs, const char *path) {
+    exported_t exported = {0};
+    pieces_t file = {0}, graph = {0};
+    gradd_status_t status = split_model((wire_span_t){model, n}, &exported, &file);
+    if (status == GRADD_OK) status = write_graph(&graph, &exported, state, outputs, n_outputs);
+    if (status == GRADD_OK) {
+        pieces_head(&file, WIRE_MODEL_GRAPH, graph.bytes);
+        pieces_take(&file, &graph);
+        status = pieces_write(&file, path);
+    }
+    pieces_finish(&graph);
+    pieces_finish(&file);
+    free(exported.names);
+    free(exported.fields);
+    return gradd_wrap(status, "export");
+}
+
+gradd_status_t gradd_train_export(const gradd_train_session_t *session, const char *path,
+                                  const char *const *outputs, int n_outputs) {
+    if (!session->eval_bytes)
+        return GRADD_FAIL(UNSUPPORTED, "the session has no eval model to export from");
+    return export_model(session->eval_bytes, session->eval_n, session->state, outputs, n_outputs,
+                        path);
+}

@@ -1,0 +1,187 @@
+/* The optimizer of a session: AdamW by the device's kernel, SGD, clipping, learning rates. See
+ * gradd_train.h; AdamW's modes are in kernels/contract/adam.h.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/math/adam.h"
+#include "server/device/device.h"
+#include "train/session.h"
+
+/* ---- clipping -------------------------------------------------------------------------------- */
+
+static double square_norm(const train_parameter_t *p, const gradd_device_t *d,
+                          gradd_status_t *status) {
+    const gradd_span_t span = {p->gradient, p->type.dtype, gradd_type_count(&p->type)};
+    double sum = 0;
+    if (!*status) *status = d->backend->norm2(d->queue, &span, 1, &sum);
+    return sum;
+}
+
+static gradd_status_t find_scale(const gradd_train_session_t *s, float *out_scale,
+                                 double *out_norm) {
+    const double most = s->options.optimizer.max_norm;
+    gradd_status_t status = GRADD_OK;
+    double sum = 0;
+    *out_scale = 1;
+    *out_norm = 0;
+    if (!(most > 0)) return GRADD_OK;
+    for (int k = 0; k < s->n_trained; k++) {
+        const train_parameter_t *p = &s->state->parameters[s->trained[k]];
+        if (p->has_gradient) sum += square_norm(p, s->device, &status);
+    }
+    *out_norm = sqrt(sum);
+    *out_scale = (float)gradd_clip_factor(most, *out_norm);
+    return status;
+}
+
+/* ---- updates --------------------------------------------------------------------------------- */
+
+static gradd_status_t adam(const gradd_train_session_t *s, train_parameter_t *p, float scale) {
+    const gradd_train_optimizer_t *o = &s->options.optimizer;
+    const gradd_adam_t hyper = {.lr = s->state->progress.learning_rate,
+                                .beta1 = o->beta1,
+                                .beta2 = o->beta2,
+                                .eps = o->eps,
+                                .weight_decay = o->weight_decay,
+                                .mode = o->mode,
+                                .bias_correction = o->bias_correction,
+                                .step = p->steps + 1};
+    const gradd_adam_span_t span = {.p = p->data,
+                                    .m = p->moments[0],
+                                    .v = p->moments[1],
+                                    .g = p->gradient,
+                                    .out_p = p->data,
+                                    .out_m = p->moments[0],
+                                    .out_v = p->moments[1],
+                                    .n = gradd_type_count(&p->type)};
+    return s->device->backend->adam(s->device->queue, &hyper, scale, &span);
+}
+
+/* The scalars of SGD, rounded once. */
+typedef struct sgd_s {
+    float rate, momentum, decay, scale;
+    bool first; /* the momentum begins with the gradient */
+} sgd_t;
+
+static void sgd_plain(const sgd_t *o, float *restrict p, const float *restrict g, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++)
+        p[i] -= o->rate * (g[i] * o->scale + o->decay * p[i]);
+}
+
+static void sgd_momentum(const sgd_t *o, float *restrict p, float *restrict m,
+                         const float *restrict g, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        const float d = g[i] * o->scale + o->decay * p[i];
+        m[i] = o->first ? d : o->momentum * m[i] + d;
+        p[i] -= o->rate * m[i];
+    }
+}
+
+static void sgd(const gradd_train_session_t *s, train_parameter_t *p, float scale) {
+    const gradd_train_optimizer_t *o = &s->options.optimizer;
+    const sgd_t scalars = {.rate = s->state->progress.learning_rate,
+                           .momentum = (float)o->momentum,
+                           .decay = (float)o->weight_decay,
+                           .scale = scale,
+                           .first = !p->steps};
+    const int64_t n = gradd_type_count(&p->type);
+    if (o->momentum)
+        sgd_momentum(&scalars, p->data, p->moments[0], p->gradient, n);
+    else
+        sgd_plain(&scalars, p->data, p->gradient, n);
+}
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+static int n_moments(const gradd_train_optimizer_t *o) {
+    return o->kind == GRADD_TRAIN_ADAMW ? 2 : o->momentum != 0;
+}
+
+static gradd_status_t make_moments(gradd_train_session_t *s) {
+    for (int k = 0; k < s->n_trained; k++) {
+        train_parameter_t *p = &s->state->parameters[s->trained[k]];
+        for (int j = 0; p->has_gradient && j < n_moments(&s->options.optimizer); j++)
+            GRADD_TRY(state_make_moment(p, j));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t update(gradd_train_session_t *s, float scale) {
+    const bool is_adam = s->options.optimizer.kind == GRADD_TRAIN_ADAMW;
+    for (int k = 0; k < s->n_trained; k++) {
+        train_parameter_t *p = &s->state->parameters[s->trained[k]];
+        if (!p->has_gradient) continue;
+        if (is_adam)
+            GRADD_TRY(adam(s, p, scale));
+        else
+            sgd(s, p, scale);
+        p->steps++;
+    }
+    s->state->progress.step++;
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *s, double *out_norm) {
+    const gradd_device_t *d = s->device;
+    float scale;
+    double norm;
+    if (s->options.optimizer.kind == GRADD_TRAIN_NO_OPTIMIZER)
+        return GRADD_FAIL(UNSUPPORTED, "the session has no optimizer");
+    GRADD_TRY(make_moments(s));
+    GRADD_TRY(d->backend->queue_enter(d->queue, 0));
+    gradd_status_t status = find_scale(s, &scale, &norm);
+    if (!status) status = update(s, scale);
+    const gradd_status_t waited = d->backend->wait(d->queue, NULL);
+    if (status || waited) return status ? status : waited;
+    if (out_norm) *out_norm = norm;
+    return GRADD_OK;
+}
+
+void gradd_train_set_optimizer(gradd_train_session_t *s, const gradd_train_optimizer_t *optimizer) {
+    s->options.optimizer = *optimizer;
+}
+
+/* ---- learning rates -------------------------------------------------------------------------- */
+
+static gradd_status_t check_rate(float rate) {
+    if (isfinite(rate) && rate >= 0) return GRADD_OK;
+    return GRADD_FAIL(TENSOR, "a learning rate of %g", (double)rate);
+}
+
+float gradd_train_learning_rate(const gradd_train_session_t *s) {
+    return s->state->progress.learning_rate;
+}
+
+gradd_status_t gradd_train_set_learning_rate(gradd_train_session_t *s, float rate) {
+    GRADD_TRY(check_rate(rate));
+    s->state->progress.learning_rate = rate;
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_train_schedule_step(gradd_train_session_t *s) {
+    gradd_train_progress_t *p = &s->state->progress;
+    if (!s->has_schedule) return GRADD_FAIL(UNSUPPORTED, "the session has no schedule");
+    const float left = (float)(s->total - p->step);
+    const int64_t fall = s->total - s->warmup;
+    const float factor = p->step < s->warmup ? (float)p->step / (float)s->warmup
+                         : left > 0          ? left / (float)(fall > 1 ? fall : 1)
+                                             : 0;
+    p->learning_rate = p->initial_learning_rate * factor;
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_train_set_linear_schedule(gradd_train_session_t *s, int64_t warmup,
+                                               int64_t total, float initial) {
+    GRADD_TRY(check_rate(initial));
+    if (warmup < 0 || total < 0)
+        return GRADD_FAIL(TENSOR, "a schedule of %lld steps, %lld of them to warm up",
+                          (long long)total, (long long)warmup);
+    s->state->progress.initial_learning_rate = initial;
+    s->has_schedule = true;
+    s->warmup = warmup;
+    s->total = total;
+    return gradd_train_schedule_step(s);
+}

@@ -1,0 +1,43 @@
+/* Inside of a training state, for the modules of train/. The functions are gradd_train.h's. */
+#ifndef GRADD_TRAIN_STATE_H
+#define GRADD_TRAIN_STATE_H
+
+#include "train/gradd_train.h"
+
+typedef struct train_parameter_s {
+    char *name; /* Owned */
+    gradd_type_t type;
+    int64_t bytes;
+    void *data;     /* Owned, as all memory below is; NULL = it has no values yet */
+    void *gradient; /* room for one; NULL = there is none */
+    float *moments[GRADD_TRAIN_MOMENTS];
+    int64_t steps;
+    bool trainable;
+    bool has_gradient; /* since the last reset */
+} train_parameter_t;
+
+struct train_state_s {
+    train_parameter_t *parameters; /* Owned */
+    int n_parameters, parameter_room;
+    gradd_train_property_t *properties; /* Owned, names and texts as well */
+    int n_properties, property_room;
+    gradd_train_progress_t progress;
+    bool has_session;
+};
+
+/* Room for a gradient, of any content; there may be some already. */
+gradd_status_t state_make_gradient(train_parameter_t *p);
+/* Moment k, zeros if it is new. */
+gradd_status_t state_make_moment(train_parameter_t *p, int k);
+/* Memory for values, of any content, if there is none. */
+gradd_status_t state_make_data(train_parameter_t *p);
+/* Bytes of a moment. */
+int64_t state_moment_bytes(const train_parameter_t *p);
+void state_drop_gradient(train_parameter_t *p);
+void state_drop_moments(train_parameter_t *p); /* and the count of steps */
+
+/* Memory for so many bytes; `what` is for the message. */
+gradd_status_t state_take(int64_t bytes, const char *what, void **out);
+void state_give_back(void *memory, int64_t bytes);
+
+#endif
