@@ -1,0 +1,161 @@
+"""Arrays of numpy as tensors of the library, and back."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from gradd.train.library import MAX_RANK, Tensor, TrainError, Type
+
+# ONNX's codes of element types, which are the library's.
+CODES = {
+    1: np.float32,
+    2: np.uint8,
+    3: np.int8,
+    4: np.uint16,
+    5: np.int16,
+    6: np.int32,
+    7: np.int64,
+    9: np.bool_,
+    10: np.float16,
+    11: np.float64,
+    12: np.uint32,
+    13: np.uint64,
+}
+BF16 = 16
+_OF_DTYPE = {np.dtype(kind): code for code, kind in CODES.items()}
+
+
+def _bf16() -> Any:
+    """numpy's bf16, which the package ml_dtypes adds; None without it."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def dtype_of(code: int) -> np.dtype:
+    """The numpy type of a code.
+
+    Raises:
+        TypeError: numpy has none.
+    """
+    if code in CODES:
+        return np.dtype(CODES[code])
+    if code == BF16 and _bf16() is not None:
+        return _bf16()
+    raise TypeError(f"numpy has no element type for ONNX's {code}; bf16 needs the package ml_dtypes")
+
+
+def code_of(array: np.ndarray, what: str) -> int:
+    """The code of an array's type.
+
+    Raises:
+        TypeError: Tensors have no such type; names `what`.
+    """
+    code = _OF_DTYPE.get(array.dtype)
+    if code is None and array.dtype.name == "bfloat16":
+        code = BF16
+    if code is None:
+        raise TypeError(f"{what} has the element type {array.dtype}, which no tensor can have")
+    return code
+
+
+def make_type(code: int, shape: tuple[int, ...] | None, what: str) -> Type:
+    """A type of the library; without a shape the rank is -1.
+
+    Raises:
+        TrainError: The shape has too many axes; names `what`.
+    """
+    if shape is None:
+        return Type(code, -1)
+    if len(shape) > MAX_RANK:
+        raise TrainError("LIMIT", f"{what} has {len(shape)} axes, at most {MAX_RANK}")
+    return Type(code, len(shape), (ctypes.c_int64 * MAX_RANK)(*shape))
+
+
+def shape_of(kind: Type) -> tuple[int, ...]:
+    """The shape of a type."""
+    return tuple(kind.dims[: kind.rank])
+
+
+def is_ortvalue(value: Any) -> bool:
+    """Whether it is an OrtValue of onnxruntime (which is not imported for that)."""
+    return hasattr(value, "numpy") and type(value).__name__ in ("OrtValue", "Buffer")
+
+
+def to_array(value: Any, what: str) -> np.ndarray:
+    """A contiguous array in native byte order of an array, a number or an OrtValue.
+
+    Raises:
+        TypeError: It is something else; names `what`.
+    """
+    array = value.numpy() if is_ortvalue(value) else value
+    if isinstance(array, (bool, int, float, np.generic, list)):
+        array = np.asarray(array)
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{what} is a {type(value).__name__}, expected an array or an OrtValue")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis where none is
+
+
+def to_tensor(array: np.ndarray, what: str) -> Tensor:
+    """A tensor on the array's memory, which must outlive it."""
+    return Tensor(make_type(code_of(array, what), array.shape, what), array.ctypes.data)
+
+
+def copy_values(kind: Type, data: int | None) -> np.ndarray:
+    """A new array with values that lie at an address."""
+    made = np.empty(shape_of(kind), dtype_of(kind.dtype))
+    if made.nbytes:
+        ctypes.memmove(made.ctypes.data, data, made.nbytes)
+    return made
+
+
+class Buffer:
+    """Values that belong together, with the methods of onnxruntime's OrtValue.
+
+    Args:
+        array: The values, which are not copied.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def numpy(self) -> np.ndarray:
+        """The values."""
+        return self._array
+
+    def shape(self) -> list[int]:
+        """Their shape."""
+        return list(self._array.shape)
+
+    def data_type(self) -> str:
+        """Their type as onnxruntime names it."""
+        return "tensor(float)"
+
+    def element_type(self) -> int:
+        """Their type as ONNX numbers it."""
+        return code_of(self._array, "the buffer")
+
+    def data_ptr(self) -> int:
+        """Their address."""
+        return self._array.ctypes.data
+
+    def device_name(self) -> str:
+        """Where they are."""
+        return "cpu"
+
+    def is_tensor(self) -> bool:
+        """True."""
+        return True
+
+    def has_value(self) -> bool:
+        """True."""
+        return True
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._array, dtype=dtype, copy=bool(copy))
