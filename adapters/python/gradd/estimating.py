@@ -21,10 +21,12 @@ import torch
 from gradd import arguments, errors, picture, private, progress
 from gradd.calls.planned import Planned
 from gradd.dynamo import locks
-from gradd.dynamo.owner import device_of
-from gradd.dynamo.planner import Planner
+from gradd.dynamo.frontend import function_of
+from gradd.dynamo.owner import Owner, device_of
+from gradd.dynamo.planning import plans
 from gradd.memory.budget import Memory, parse_bytes
 from gradd.session.client import Client, get_client
+from gradd.spec import CaptureError
 
 _MAX_BATCH = 1 << 20
 
@@ -251,7 +253,7 @@ def _largest(planner: _Planner, limit: int) -> Estimate:
 
 
 class _Planner:
-    """A model, and all that stays the same for all batch sizes."""
+    """A model that stays where it is, and all that is the same for all batch sizes."""
 
     def __init__(
         self,
@@ -272,18 +274,24 @@ class _Planner:
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         own = getattr(model, "_gradd_memory", None)
         self.memory = Memory() if own is None else Memory(parse_bytes(own, "memory_budget"))
-        self.front = Planner(self.module, self.client)
+        self._owner = Owner(
+            self.module, type(self.module).__name__, client=self.client, moves=False
+        )
+        self._function = function_of(self._owner, self.module)
         self.begin: Callable[[str], None] = lambda part: None  # is called before a size is planned
 
     def close(self) -> None:
-        self.front.close()
+        self._owner.finish()()
 
     def of(self, size: int) -> Estimate:
         self.begin(f"batch {size}")
         args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
         with locks.both(self.client):
-            given = size == self.size
-            found, in_torch = self.front.plans(args, kwargs, given, self.memory.budget)
+            given, budget = size == self.size, self.memory.budget
+            found, in_torch = plans(self._owner, self._function, args, kwargs, given, budget)
+            if not found:
+                none = CaptureError("export_failed", "torch.compile makes no graph of this call")
+                raise next(iter(in_torch.values()), self._owner.refused or none)
             return replace(self._add_up(found, in_torch), batch=size)
 
     def within(self, size: int, limit: int) -> Estimate | None:

@@ -305,10 +305,7 @@ class Kept:
         with torch.no_grad(), client.lock, interrupts.deferred:
             client.parameters.reserve([nbytes(p.dtype, p.shape) for p in away])
             for p in away:
-                block = client.parameters.allocate(nbytes(p.dtype, p.shape))
-                copy = block.tensor(p.dtype, tuple(p.shape))
-                block.drop()
-                p.data = copy.copy_(p)
+                p.data = client.parameters.tensor(p.dtype, p.shape).copy_(p)
             client.parameters.drop_empty()
 
     # ---- taking over ----

@@ -282,6 +282,10 @@ class FusedAdam(torch.optim.Optimizer):
         self.max_grad_norm = max_grad_norm
         self.master_weights = master_weights
         self.sparse_rows = sparse_rows
+        self._begin()
+
+    def _begin(self) -> None:
+        """What belongs to a session is made anew: a copy has a journal of its own."""
         self._norm: float | _Sent | None = None
         self._awaited: _Sent | None = None  # the step whose reply has the norm
         self.skipped = False
@@ -306,31 +310,17 @@ class FusedAdam(torch.optim.Optimizer):
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return {**state, "adam_w_mode": self.adam_w_mode, "set_grad_none": self.set_grad_none,
-                "max_grad_norm": self.max_grad_norm,
-                "master_weights": self.master_weights,
-                "sparse_rows": self.sparse_rows}  # fmt: skip
+        own = ("adam_w_mode", "set_grad_none", "max_grad_norm", "master_weights", "sparse_rows")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:  # a state of torch's AdamW has no such key
             group.setdefault("bias_correction", True)
         self.__dict__.setdefault("sparse_rows", False)  # one of an older version
-        # What belongs to a session is made anew: a copy has a journal of its own. With another
-        # state there is nothing left to finish.
-        if self.__dict__.get("_doubtful"):
+        if self.__dict__.get("_doubtful"):  # with another state there is nothing left to finish
             self._doubtful.forget()
-        self._doubtful = None
-        self._norm = self._awaited = None
-        self.skipped = False
-        self.copied_grads = 0
-        self.copied_params = 0
-        self._client, self._journal, self._journal_words = None, None, None
-        self._journal_step = 0
-        self._bound = {}
-        self._copies = {}
-        self._warned_of_tables = False
+        self._begin()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but what is float32 by definition is not rounded to the parameter's type."""
@@ -465,11 +455,7 @@ class FusedAdam(torch.optim.Optimizer):
         """The tensor itself if it lies in shared memory, else a copy there."""
         if self._is_shared(client, tensor):
             return tensor
-        block = pool.allocate(nbytes(tensor.dtype, tensor.shape))
-        copy = block.tensor(tensor.dtype, tuple(tensor.shape))
-        block.drop()  # the tensor alone keeps it
-        copy.copy_(tensor.detach())
-        return copy
+        return pool.tensor(tensor.dtype, tensor.shape).copy_(tensor.detach())
 
     def _state_names(self, p: torch.Tensor) -> tuple[str, ...]:
         """Names of the float32 tensors in a parameter's state."""
@@ -528,9 +514,7 @@ class FusedAdam(torch.optim.Optimizer):
     @staticmethod
     def _begun(client: Client, p: torch.Tensor, name: str) -> torch.Tensor:
         """The state of a parameter that has not been stepped, made in shared memory."""
-        block = client.state.allocate(4 * p.numel())
-        state = block.tensor(torch.float32, tuple(p.shape))
-        block.drop()  # the tensor alone keeps it
+        state = client.state.tensor(torch.float32, p.shape)
         return state.copy_(p.detach()) if name == _MASTER else state.zero_()
 
     def _gradient(self, client: Client, grad: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,8 @@ class Capture:
         params: Qualified names of the parameters that are graph inputs (canonical aliases).
         buffers: Qualified names of the buffers that are graph inputs.
         outputs: Graph outputs in order.
-        loss_leaf: Result leaf that is the loss (see outputs.find_loss), or None.
+        loss_leaf: Result leaf that is the loss: a scalar of floats, the one called "loss" before
+            others; or None.
         depends: Result leaves on which a result leaf depends, for those that do.
         sources: (node name, "module.path @ file:line"), for messages; not part of the bytes.
         checkpoints: forward() has called activation checkpoints, which are not in the graph.

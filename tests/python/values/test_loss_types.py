@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradd import ORTModule
-from gradd.graph.translation import build, decompositions, stock
+from gradd.graph import rules
+from gradd.graph.translation import build, stock
 from gradd.spec import CaptureError
 from helpers.graphs.captures import Lambda, capture
 from helpers.selection import drawn, every_run
@@ -196,13 +197,13 @@ def test_all_rules_that_misread_arguments_are_known():
         if hasattr(target, "_schema") and not target._schema.name.endswith("backward")
         if "out" not in [a.name for a in target._schema.arguments] and _misread(target, rule)
     }
-    assert found <= set(decompositions.MISREAD), found - set(decompositions.MISREAD)
+    assert found <= set(rules.MISREAD), found - set(rules.MISREAD)
 
 
 def test_torchs_table_is_left_as_it_was():
     table = dict(torch._decomp.decomposition_table)
-    with decompositions.sound():
-        assert not set(decompositions.MISREAD) & set(torch._decomp.decomposition_table)
+    with rules.sound():
+        assert not set(rules.MISREAD) & set(torch._decomp.decomposition_table)
     assert torch._decomp.decomposition_table == table
 
 
@@ -215,7 +216,7 @@ def _refused(module: nn.Module, *args: torch.Tensor) -> str:
 
 
 def test_a_wrong_rank_of_the_trace_is_refused(monkeypatch):
-    monkeypatch.setattr(decompositions, "sound", contextlib.nullcontext)
+    monkeypatch.setattr(rules, "sound", contextlib.nullcontext)
     text = _refused(_module(_nll, USES["exp sum"], DECOMPOSED[1]), *_data())
     assert "aten.nll_loss.default" in text and "rank 0" in text
     text = _refused(_module(_nll, lambda n: n, DECOMPOSED[1]), *_data())

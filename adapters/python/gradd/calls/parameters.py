@@ -269,9 +269,7 @@ class State:
                     left = 0
         except BaseException:
             for gone in self._homes.keys() - known:  # the daemon will not know them
-                home = self._homes.pop(gone)
-                self.mirrored -= home.mirror is not None
-                home.block.drop()
+                self._leave(gone)
             raise
 
     def _other_users(self, tensors: list[torch.Tensor]) -> list[int]:
@@ -317,11 +315,13 @@ class State:
         """Drops homes at whose address none of the module's tensors is any more."""
         here = {identity(t) for t in self._tensors()}
         for gone in [i for i in self._homes if i[0] and i not in here]:
-            home = self._homes.pop(gone)
-            if home.mirror is not None:
-                self.mirrored -= 1
-                home.mirror = None
-            home.block.drop()
+            self._leave(gone)
+
+    def _leave(self, place: tuple) -> None:
+        home = self._homes.pop(place)
+        self.mirrored -= home.mirror is not None
+        home.mirror = None
+        home.block.drop()
 
     def refresh_mirrors(self, pairs: Sequence[tuple[torch.Tensor, Home]]) -> None:
         """Copies the present values of mirrored tensors; moves those that are alone by now.
@@ -338,16 +338,11 @@ class State:
                     continue
                 if home.mirror is None:  # this call has the memory by two names
                     continue
-                self._homes.pop(identity(tensor), None)
-                self.mirrored -= 1
-                home.mirror = None
-                home.block.drop()
+                self._leave(identity(tensor))
                 self._move_one(tensor, stays)
                 self.generation = next(_generations)
 
     def drop_all(self) -> None:
         """Gives up all homes at the end; the module's tensors keep their memory."""
-        for home in self._homes.values():
-            home.mirror = None
-            home.block.drop()
-        self._homes.clear()
+        for place in list(self._homes):
+            self._leave(place)

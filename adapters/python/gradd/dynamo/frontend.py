@@ -77,7 +77,6 @@ class Compiled:
         forward: Callable[..., Any] | None = None,
         *,
         strict: bool = False,
-        client: Client | None = None,
         debug: Any = None,
         in_torch: Callable[..., Any] | None = None,
         memory_budget: int | str | None = None,
@@ -89,7 +88,6 @@ class Compiled:
         module: Owner of parameters and buffers, which move into shared memory here.
         forward: The meaning of a call (default: a call of the module).
         strict: Raise instead of running anything in PyTorch.
-        client: Session to use (default: the one of the user's daemon, made when needed).
         debug: DebugOptions, which are given every new capture, and its first plan.
         in_torch: The function to run in PyTorch (default: `forward`, else the module).
         memory_budget: The most that a training run may take.
@@ -116,7 +114,6 @@ class Compiled:
             module,
             title,
             strict=strict,
-            client=client,
             debug=debug,
             memory_budget=memory_budget,
             flags=flags,

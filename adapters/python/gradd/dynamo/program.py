@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,12 +22,13 @@ from torch.export import graph_signature as signatures
 from gradd import private
 from gradd.dynamo import lower
 from gradd.dynamo.inputs import Input
-from gradd.graph import fx, outputs, sources
-from gradd.graph.locations import location_of
-from gradd.graph.silence import silence
-from gradd.graph.translation import decompositions, model_bytes, translate
+from gradd.graph import fx, rules
+from gradd.graph.locations import location_of, source_of
+from gradd.graph.translation import model_bytes, translate
 from gradd.memory.shm import DTYPE_CODES
 from gradd.spec import Capture, CaptureError, InputSpec, OutputSpec
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
 class Program:
@@ -165,15 +168,15 @@ def capture(
     program = Program(done, inputs)
     _check_states(done, inputs)
     # Dynamo has a mode of its own for back ends, which is not that of the graph's tensors.
-    with private.tracing(None), _numbers_of_tensors(done), silence(), decompositions.sound():
+    with private.tracing(None), _numbers_of_tensors(done), _silence(), rules.sound():
         fx.prepare(program)
         model, used = translate.to_onnx(program)
         cleaned = model_bytes.clean(model, used)
     named = _Named(program, used, cleaned, names)
-    found = outputs.find_loss(names, cleaned.user_outputs)
-    below = outputs.dependencies(cleaned.model.graph, cleaned.user_outputs)
+    found = _find_loss(names, cleaned.user_outputs)
+    below = _dependencies(cleaned.model.graph, cleaned.user_outputs)
     model_bytes.rename(cleaned.model.graph, named.fixed)
-    lines = sources.sources_of(cleaned.model.graph)
+    lines = _sources_of(cleaned.model.graph)
     data = model_bytes.serialize(cleaned.model)
     return Capture(
         onnx=data,
@@ -186,6 +189,29 @@ def capture(
         sources=lines,
         checkpoints=checkpoints,
     )
+
+
+# Of the exporter, and of what it calls.
+_LOUD = (
+    *("onnxscript", "onnx_ir", "torch.onnx", "torch.fx", "torch.export", "torch._export"),
+    *("torch._dynamo", "torch._subclasses"),
+)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without warnings and log lines: a failure is raised, not logged."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -284,3 +310,51 @@ class _Named:
                 continue
             name = self.fixed[value] = self._names.fresh(f"{state}:rows")
             yield OutputSpec(name, "rows", state, None, padding)
+
+
+def _find_loss(names: Sequence[str], values: list[ir.Value]) -> int | None:
+    """Position of the loss: a scalar of floats called "loss", or else the first scalar."""
+    scalars = [
+        i
+        for i, value in enumerate(values)
+        if value.dtype in _FLOATS and value.shape is not None and len(value.shape) == 0
+    ]
+    named = [i for i in scalars if names[i] == "loss"]
+    return (named or scalars or [None])[0]
+
+
+def _dependencies(graph: ir.Graph, values: list[ir.Value]) -> list[frozenset[int]]:
+    """Per value, the numbers of the values on which it depends."""
+    own: dict[ir.Value, int] = {}
+    for i, value in enumerate(values):
+        own[value] = own.get(value, 0) | 1 << i
+    below = {value: own.get(value, 0) for value in graph.inputs}  # a bit per value, its own among
+    for node in graph:
+        bits = 0
+        for value in node.inputs:
+            bits |= below.get(value, 0) if value is not None else 0
+        for value in node.outputs:
+            below[value] = bits | own.get(value, 0)
+    masks = [below.get(value, 0) & ~own[value] for value in values]
+    return [frozenset(i for i in range(len(values)) if mask >> i & 1) for mask in masks]
+
+
+def _sources_of(graph: ir.Graph) -> tuple[tuple[str, str], ...]:
+    """(node name, "module.path @ file:line") of every node that has one, or a known neighbour.
+
+    A rewrite makes nodes without: they take the place of their operands, or else of their readers.
+    """
+
+    def first(nodes: Iterable[Any]) -> str | None:
+        return next((known[n] for n in nodes if n in known), None)
+
+    known: dict[ir.Node, str] = {}
+    for node in graph:
+        operands = (v.producer() for v in node.inputs if v is not None)
+        if text := source_of(node) or first(operands):
+            known[node] = text
+    for node in reversed(graph):
+        readers = (user for v in node.outputs for user, _ in v.uses())
+        if node not in known and (text := first(readers)):
+            known[node] = text
+    return tuple((node.name, known[node]) for node in graph if node in known)

@@ -18,7 +18,7 @@ from torch.backends import mha
 
 from gradd import private
 from gradd.dynamo import membership
-from gradd.graph import missing_rules, recurrent, scans
+from gradd.graph import recurrent, rules, scans
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
@@ -129,7 +129,7 @@ def _is_applied() -> bool:
 recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
-missing_rules.give()
+rules.give_missing()
 # Names of modules of torch, whose loggers these are: with other names their lines come as they are.
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())

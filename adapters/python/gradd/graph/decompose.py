@@ -16,7 +16,7 @@ import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gradd import private
-from gradd.graph import draws
+from gradd.graph import rules as own
 from gradd.graph.nodes import Operator, argument, is_mutable, replace_call
 
 # Products and rearrangements whose operator in ONNX would not do, where it has one. What checks
@@ -35,7 +35,7 @@ def decompose(
     graph: torch.fx.Graph,
     signature: Any,
     wanted: Wanted | None = None,
-    rules: Rules = draws.RULES,
+    rules: Rules = own.DRAWS,
 ) -> None:
     """Replaces operators that consist of others, in place.
 
@@ -67,7 +67,7 @@ def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
 
 def _is_composed(target: Operator) -> bool:
     name = private.schema(target).name.removeprefix("aten::")
-    return target in draws.RULES or name in _COMPOSED and _is_torchs(target)
+    return target in own.DRAWS or name in _COMPOSED and _is_torchs(target)
 
 
 def _is_open_split(node: torch.fx.Node) -> bool:

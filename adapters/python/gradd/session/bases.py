@@ -75,11 +75,8 @@ def leave(client: Client, tensor: torch.Tensor, base: Base, why: str) -> None:
             why,
         )
     with torch.no_grad(), client.lock:
-        block = client.parameters.allocate(size)
-        copy = block.tensor(tensor.dtype, tuple(tensor.shape))
-        block.drop()  # the tensor alone keeps it
-        copy.copy_(tensor.detach())
-        tensor.data = copy
+        copy = client.parameters.tensor(tensor.dtype, tensor.shape)
+        tensor.data = copy.copy_(tensor.detach())
     _seen.pop(id(tensor), None)
 
 

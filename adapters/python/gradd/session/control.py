@@ -15,7 +15,6 @@ import select
 import socket
 import threading
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from os import sched_yield
 from pathlib import Path
@@ -192,17 +191,9 @@ class Connection:
         Descriptors that come with the answer are appended to `fds`. A packet that a worker has not
         answered before it died is lost with it; one that comes after is answered by the next.
         """
-        ancillary = []
-        if fd is not None:
-            ancillary = [
-                (
-                    socket.SOL_SOCKET,
-                    socket.SCM_RIGHTS,
-                    array("i", fd if isinstance(fd, tuple) else [fd]),
-                )
-            ]
+        given = () if fd is None else fd if isinstance(fd, tuple) else (fd,)
         try:
-            self._control.sendmsg([protocol.pack(fields)], ancillary)
+            socket.send_fds(self._control, [protocol.pack(fields)], given)
             self._control.settimeout(_CONTROL_SECONDS)
             while True:
                 while patient and not self._is_told(_POLL_MS):
@@ -301,7 +292,7 @@ class Connection:
 
     # ---- the next worker ----
 
-    def _is_told(self, wait_ms: int = 0) -> bool:
+    def _is_told(self, wait_ms: int) -> bool:
         """Whether there is something to read on the control socket."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN | select.POLLHUP)
@@ -532,9 +523,9 @@ class Connection:
             )
         self._wanted = wanted
 
-    def alive(self, wait_ms: int = 0) -> bool:
+    def alive(self) -> bool:
         """False once the daemon has hung up, or told of its next worker."""
-        return self._notice is None and not self._is_told(wait_ms)
+        return self._notice is None and not self._is_told(0)
 
     # ---- end ----
 

@@ -212,6 +212,13 @@ class Pool:
         self.busy[segment.id, offset] = block
         return block
 
+    def tensor(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """A new tensor, which alone keeps its block."""
+        block = self.allocate(nbytes(dtype, shape))
+        made = block.tensor(dtype, tuple(shape))
+        block.drop()
+        return made
+
     def reserve(self, sizes: Sequence[int]) -> None:
         """Makes room for blocks of these sizes that are allocated next, in this order.
 

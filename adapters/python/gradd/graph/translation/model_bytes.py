@@ -14,12 +14,13 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import rewriter
 
-from gradd.graph.translation import doubles, inference, rewrites, wide
+from gradd.graph.translation import doubles, inference, rewrites
 from gradd.graph.translation.build import SPARSE
 from gradd.graph.translation.translate import OPSET
 from gradd.spec import CaptureError
 
 IR_VERSION = 10
+_MOST = 64  # operands of a node
 _REFUSED = {"Loop", "Scan", "If", "Optional", "OptionalGetElement", "OptionalHasElement"}
 _OPTIONAL_OUTPUTS = {
     *("BatchNormalization", "Dropout", "LayerNormalization", "MaxPool", "SoftmaxCrossEntropyLoss"),
@@ -68,7 +69,7 @@ def clean(model: ir.Model, program: Any) -> Cleaned:
     doubles.check(graph)
     _unmark_draws(graph)
     _trim_outputs(graph)
-    wide.narrow(graph)
+    _narrow(graph)
     _canonical_order(graph)
     _check_nodes(graph)
     done.user_outputs = list(graph.outputs[:n_user])
@@ -199,6 +200,35 @@ def _optimize_or_named(model: ir.Model) -> None:
         raise CaptureError(
             "export_failed", f"the translated graph cannot be simplified: {'; '.join(texts[-2:])}"
         ) from error
+
+
+def _narrow(graph: ir.Graph) -> None:
+    """Splits a Concat with more operands than the daemon takes into several, in place."""
+    for node in list(graph):
+        if node.op_type != "Concat" or len(node.inputs) <= _MOST:
+            continue
+        operands, made = list(node.inputs), []
+        while len(operands) > _MOST:
+            groups = [operands[i : i + _MOST] for i in range(0, len(operands), _MOST)]
+            joined = [_joined(node, group) for group in groups]
+            made += joined
+            operands = [join.outputs[0] for join in joined]
+        made.append(_joined(node, operands))
+        (old,), (new,) = node.outputs, made[-1].outputs
+        new.name, new.shape = old.name, old.shape
+        ir.convenience.replace_nodes_and_values(graph, node, [node], made, [old], [new])
+
+
+def _joined(node: ir.Node, operands: list[ir.Value | None]) -> ir.Node:
+    made = ir.Node(
+        "",
+        "Concat",
+        operands,
+        list(node.attributes.values()),
+        metadata_props=dict(node.metadata_props),
+    )
+    made.outputs[0].type = node.outputs[0].type
+    return made
 
 
 def _canonical_order(graph: ir.Graph) -> None:

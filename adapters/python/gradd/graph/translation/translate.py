@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,11 +19,11 @@ import onnx_ir as ir
 import torch
 
 from gradd import private
-from gradd.graph import lost, nodes
+from gradd.graph import nodes, rules
 from gradd.graph.decompose import decompose
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import Operator
-from gradd.graph.translation import doubles, operators, quotients, stock
+from gradd.graph.translation import doubles, operators, stock
 from gradd.spec import CaptureError
 
 OPSET = 23
@@ -85,9 +86,39 @@ def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
 
 
 def _translated(program: Any, registry: Any) -> Any:
-    quotients.round_down(program)
+    _round_down(program)
     with doubles.translating(program), _signatures_once():
         return private.to_onnx_program(program, registry=registry).model
+
+
+def _round_down(program: Any) -> None:
+    """Quotients of sizes: ONNX rounds towards zero, Python rounds down.
+
+    Where one may be negative, a // b becomes (a - a % b) // b, which leaves no remainder.
+    """
+    graph = program.graph_module.graph
+    for node in graph.find_nodes(op="call_function", target=operator.floordiv):
+        if not isinstance(node.meta.get("val"), torch.SymInt) or _is_positive(node):
+            continue
+        over, under = node.args
+        a, b = (x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in node.args)
+        with graph.inserting_before(node):
+            rest = graph.call_function(operator.mod, (over, under))
+            whole = graph.call_function(operator.sub, (over, rest))
+        rest.meta, whole.meta = {**node.meta, "val": a % b}, {**node.meta, "val": a - a % b}
+        node.args = (whole, under)
+
+
+def _is_positive(quotient: torch.fx.Node) -> bool:
+    """Whether neither operand can be negative."""
+    symbols = quotient.meta["val"].node.shape_env
+    for operand in quotient.args:
+        value = operand.meta["val"] if isinstance(operand, torch.fx.Node) else operand
+        if isinstance(value, torch.SymInt):
+            value = symbols.bound_sympy(value.node.expr).lower
+        if not value >= 0:
+            return False
+    return True
 
 
 @contextlib.contextmanager
@@ -116,7 +147,9 @@ _signatures: dict[tuple[str, str, int], Any] = {}
 
 
 def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
-    decompose(program.graph_module.graph, program.graph_signature, lost.is_lost, lost.RULES)
+    decompose(
+        program.graph_module.graph, program.graph_signature, rules.LOST.__contains__, rules.LOST
+    )
     _refuse_early(program, registry)
     traced = _results(program)
     program = program.exported().run_decompositions(_untranslated(registry))

@@ -1,0 +1,125 @@
+"""Rules for operators where torch has none, or none that serves.
+
+FakeTensor, decompositions of one operator (decompose.py), and those of a whole graph use them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gradd import private
+
+_aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+# Where FakeTensor looks up the result of an operator on symbolic sizes, some of torch's entries are
+# functions of its Python interface, whose parameters have another order than the operator's: the
+# reduction of nll_loss arrives as `size_average`, and "none" has a mean's rank.
+MISREAD = (
+    *(_aten.nll_loss.default, _aten.std_mean.dim),
+    *(_aten.add.Scalar, _aten.sub.Scalar, _aten.add_.Scalar, _aten.sub_.Scalar),
+    *(_aten.baddbmm.dtype, _aten.baddbmm.dtype_out),
+)
+# Without a rule for types and sizes Dynamo cannot trace an operator.
+_MASKED = (
+    "fake_quantize_per_tensor_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_channel_affine_cachemask",
+)
+
+
+@contextlib.contextmanager
+def sound() -> Iterator[None]:
+    """torch computes those operators from their parts in C, as a call does."""
+    table = private.decompositions
+    taken = {target: table.pop(target) for target in MISREAD if target in table}
+    try:
+        yield
+    finally:
+        table.update(taken)
+
+
+def _quantised(x: torch.Tensor, *unused: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def give_missing() -> None:
+    """Registers those of fake quantisation, where torch has none."""
+    for name in _MASKED:
+        found = getattr(torch.ops.aten, name, None)
+        if found is not None and not found.default.has_kernel_for_dispatch_key("Meta"):
+            torch.library.register_fake(f"aten::{name}", _quantised)
+
+
+def _zero(of: Any) -> Any:
+    """0 whose gradient is 0; a product with 0 would be NaN for infinite values."""
+    if not isinstance(of, torch.Tensor):
+        return 0.0
+    return torch.where(torch.zeros_like(of, dtype=torch.bool), of, torch.zeros_like(of))
+
+
+def _normal(mean: Any, std: Any, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    drawn = mean + std * torch.randn_like(mean + std)
+    return torch.ops.gradd.stop_gradient(drawn) + _zero(mean) + _zero(std)
+
+
+# torch's own, mean + deviation x normal number, would pass a gradient on to both operands, which
+# get zeros in PyTorch.
+DRAWS = {
+    _aten.normal.Tensor_Tensor: _normal,
+    _aten.normal.Tensor_float: lambda mean, std=1.0, **kw: _normal(mean, std, **kw),
+    _aten.normal.float_Tensor: _normal,
+}
+
+
+def _beyond(x: torch.Tensor, lambd: float) -> torch.Tensor:
+    """x where it is outside of [-lambd, lambd], a bound in the type of x; else 0 without slope."""
+    low, high = (torch.full((), bound, dtype=x.dtype, device=x.device) for bound in (-lambd, lambd))
+    return torch.where((x < low) | (x > high), x, torch.zeros_like(x))
+
+
+def _hardshrink(x: torch.Tensor, lambd: float = 0.5) -> torch.Tensor:
+    beyond = _beyond(x, lambd)
+    value = torch.where(x.isnan(), x, beyond)
+    return torch.ops.gradd.straight_through(value, beyond)
+
+
+def _softshrink(x: torch.Tensor, lambd: float = 0.5) -> torch.Tensor:
+    z = x.to(torch.float32) if x.dtype in _HALVES else x
+    value = torch.where(z < -lambd, z + lambd, z * 0.0)
+    value = torch.where(z > lambd, z - lambd, value).to(x.dtype)
+    return torch.ops.gradd.straight_through(value, _beyond(x, lambd))
+
+
+def _multi_margin(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    p: float = 1,
+    margin: float = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
+    x = scores if scores.dim() == 2 else scores.unsqueeze(0)
+    label = torch.ops.gradd.check_index(target.reshape(-1, 1), x.shape[1])
+    above = margin - x.gather(1, label) + x
+    counts = (label != torch.arange(x.shape[1], device=x.device)) & (above > 0)
+    nothing = torch.zeros_like(above)
+    above = torch.where(counts, above, nothing)
+    above = above * above if p == 2 else above
+    if weight is not None:
+        above = torch.where(counts, above * weight[label], nothing)
+    rows = above.mean(1)
+    if reduction == 0:
+        return rows if scores.dim() == 2 else rows.squeeze(0)
+    return rows.mean() if reduction == 1 else rows.sum()
+
+
+# torch decomposes these into parts with other derivatives at ties and NaN.
+LOST: dict[Any, Any] = {
+    _aten.hardshrink.default: _hardshrink,
+    _aten.softshrink.default: _softshrink,
+    _aten.multi_margin_loss.default: _multi_margin,
+}
