@@ -43,7 +43,8 @@ _OF_MODULES = (
 )
 _OF_TRAINERS = (
     "A step is all that a trainer does for it: data, forward, backward, clipping and optimizer. "
-    "The last row is a speed-up: Trainer's time over ORTTrainer's."
+    "ORTTrainer stands for other packages' trainers with a wrapped model, too. The last row is a "
+    "speed-up: Trainer's time over ORTTrainer's."
 )
 
 
@@ -62,7 +63,7 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         lines += ["", f"## {_name(result)}", ""]
         if "sequences" in result:
             lines += [*textwrap.wrap(f"{result['what']}.", 100), ""]
-        lines += _rows(result)
+        lines += [*_rows(result), *_equality(result)]
         for engine, why in result["failed"].items():
             said = f"{_name(result)}, {engine} failed: {why.splitlines()[-1]}"
             lines += ["", *textwrap.wrap(said, 100, break_long_words=False)]
@@ -91,6 +92,19 @@ def _rows(result: dict[str, Any]) -> list[str]:
             empty = [""] * (len(columns) - 1 - len(cells))
             lines.append(_line([f"{against} / {ours}", *cells, *empty]))
     return lines
+
+
+def _equality(result: dict[str, Any]) -> list[str]:
+    """How far the losses of two trainers are apart, and what did not run in the daemon."""
+    pairs = [e["losses"] for e in result["engines"].values() if "losses" in e]
+    if len(pairs) != 2:
+        return []
+    apart = max(abs(a - b) / max(abs(a), 1e-30) for a, b in zip(*pairs, strict=False))
+    stayed = [e.get("in_torch", {}) for e in result["engines"].values()]
+    reasons = ", ".join(f"{name} ({n})" for each in stayed for name, n in each.items())
+    said = f"Losses of {len(pairs[0])} steps differ by at most {apart:.0e} of their size; "
+    said += f"in PyTorch: {reasons}." if reasons else "no fallback."
+    return ["", *textwrap.wrap(said, 100)]
 
 
 def _rate(samples: list[float], each: int) -> stats.Interval:

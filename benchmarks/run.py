@@ -5,8 +5,9 @@ that a slow moment of the machine hits all of them. Medians come with 95 % boots
 no speed-up is printed whose interval spans 1.0. `plain` is gradd with the recognition of patterns
 switched off. Results: JSON, an SVG and a Markdown table.
 
-`--trainers` compares plain Trainer with ORTTrainer on the samples at small size, in samples and
-tokens per second, in the same way.
+`--trainers` compares whole trainers in the same way, in samples and tokens per second: plain
+Trainer with ORTTrainer on the samples at small size, and trainers of other packages without and
+with gradd.
 
     python benchmarks/run.py [--quick] [--trainers] [--only llama,mlp] [--starts 6]
                              [--engines eager,compile,gradd,plain]
@@ -46,7 +47,8 @@ class Engine:
     def __init__(self, name: str, what: list[str], env: dict[str, str]) -> None:
         self.name = name
         program = "trainers.py" if name in TRAINERS else "worker.py"
-        command = [sys.executable, str(HERE / program), name, *what]
+        python = interpreter() if what[0] in workloads.OTHERS else sys.executable
+        command = [python, str(HERE / program), name, *what]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by end()
         self._process = subprocess.Popen(
             command,
@@ -114,9 +116,9 @@ def _measure_once(
     name: str, precision: str, options: argparse.Namespace, env: dict[str, str], start: int
 ) -> dict[str, Any]:
     """One start of all engines; one that fails is reported and left out. Memory: the last time."""
-    result: dict[str, Any] = {"workload": name, "precision": precision}
-    result |= {"engines": {}, "failed": {}}
     load = workloads.make(name, options.quick)
+    result: dict[str, Any] = {"workload": name, "precision": load.precision or precision}
+    result |= {"engines": {}, "failed": {}}
     result |= {"what": load.what, "tokens": load.tokens}
     if options.trainers:
         result["sequences"] = load.sequences
@@ -134,6 +136,8 @@ def _measure_once(
             answer = _ask(engine, "memory", options.memory_steps, engines, result)
             if answer is not None:
                 result["engines"][engine.name]["memory"] = answer
+        for engine in list(engines) if options.trainers else ():
+            result["engines"][engine.name] |= _ask(engine, "facts", 0, engines, result) or {}
     finally:
         for engine in engines:
             engine.end()
@@ -260,7 +264,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--engines", help="engines, by comma")
     parser.add_argument("--precision", help="precisions, by comma")
     parser.add_argument(
-        "--rounds", type=int, help="rounds of turns (default 10, quick 6; half with AdamW)"
+        "--rounds",
+        type=int,
+        help="rounds of turns (default 10, quick 6, trainers 4; half with AdamW)",
     )
     parser.add_argument("--samples", type=int, help="samples per turn (default 2, quick 4)")
     parser.add_argument(
@@ -284,10 +290,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     ):
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(unknown)} is none of {', '.join(known)}")
-    options.rounds = options.rounds or (6 if options.quick else 10)
+    options.rounds = options.rounds or (4 if options.trainers else 6 if options.quick else 10)
     options.samples = options.samples or (4 if options.quick else 2)
     options.warm = 3
-    options.memory_steps = 5
+    options.memory_steps = 2 if options.trainers else 5
     options.pause = 0.1
     return options
 
@@ -330,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
 def _whole(trainers: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Workloads, engines and precisions of a table that leaves nothing out."""
     if trainers:
-        return workloads.SAMPLES, TRAINERS, PRECISIONS[:1]
+        return workloads.SAMPLES + workloads.OTHERS, TRAINERS, PRECISIONS[:1]
     return workloads.NAMES, ENGINES, PRECISIONS
 
 
@@ -352,6 +358,14 @@ def environment(folder: str, threads: int) -> dict[str, str]:
     ours = [str(HERE.parent / "adapters" / name) for name in ("python", "optimum")]
     env["PYTHONPATH"] = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(":")
     return env
+
+
+def interpreter() -> str:
+    """That of the environment with the packages of other trainers, which is made once."""
+    sys.path.insert(0, str(HERE.parent / "tests" / "python"))
+    from helpers.trainers import environment
+
+    return environment.interpreter()
 
 
 def stop_daemons(env: dict[str, str]) -> None:

@@ -1,9 +1,9 @@
 """The workloads of the benchmark: a module, a batch, and how many tokens it holds.
 
 Dropout is 0 everywhere and every random number comes from one seed, so all engines compute the
-same. Beside the five of the table there are the samples (samples/README.md) at small size, which
-whole trainers train. `--quick` keeps the shapes and shrinks the sizes: it checks the machinery, its
-figures mean little.
+same. Beside the five of the table there are those that whole trainers train: the samples
+(samples/README.md) at small size, and those of other_trainers.py. `--quick` keeps the shapes and
+shrinks the sizes: it checks the machinery, its figures mean little.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 SEED = 20
+STEPS = 4000  # of a trainer, more than a run takes; rows of the data are made as they are read
 IGNORE = -100
 
 
@@ -32,7 +33,9 @@ class Workload:
         repeat: steps per timed sample; more than 1 where one step is too short to time well.
         samples: timed samples for each that is asked for; more where they are short.
         sequences: of a step, for samples per second; 0 where tokens are all that counts.
-        sample: the module of samples/ and its size, for a trainer; () for others.
+        precision: of a trainer that has its own, for the table.
+        make_trainer: makes a trainer of (the module, whether it is ours, its folder); also returns
+            what counts the calls of the daemon, or None.
     """
 
     name: str
@@ -42,7 +45,8 @@ class Workload:
     repeat: int = 1
     samples: int = 1
     sequences: int = 0
-    sample: tuple[Any, ...] = ()
+    precision: str = ""
+    make_trainer: Callable[[nn.Module, bool, str], tuple[Any, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,14 @@ def make(name: str, quick: bool) -> Workload:
         )
     if name in SAMPLES:
         return _sample(name)
-    raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES + SAMPLES)}")
+    if name in OTHERS:
+        return _other(name, quick)
+    raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES + SAMPLES + OTHERS)}")
 
 
 NAMES = ("llama", "sft", "bert", "lora", "mlp")
 SAMPLES = ("bert_pretraining", "llama_lora")
+OTHERS = ("trl_sft", "trl_lora", "trl_dpo", "sentences", "lightning")
 PRECISIONS = ("fp32", "bf16", "autocast")
 
 
@@ -117,8 +124,43 @@ def _sample(name: str) -> Workload:
         return sample.build(size), default_data_collator(list(sample.Rows(size, size.sequences)))
 
     tokens = size.sequences * size.tokens
+
+    def make_trainer(module: nn.Module, ours: bool, folder: str) -> tuple[Any, Any]:
+        import common
+
+        trainer = common.make_trainer(
+            *(sample, size, folder),
+            plain=not ours,
+            model=module,
+            max_steps=STEPS,
+            logging_strategy="no",
+            use_cpu=True,
+        )
+        return trainer, trainer if ours else None
+
     text = f"{sample.__doc__.split(', with')[0]} at small size, {size.sequences} x {size.tokens}"
-    return Workload(name, text, build, tokens, sequences=size.sequences, sample=(sample, size))
+    return Workload(
+        *(name, text, build, tokens), sequences=size.sequences, make_trainer=make_trainer
+    )
+
+
+def _other(name: str, quick: bool) -> Workload:
+    """A trainer of another package."""
+    import other_trainers
+
+    other = other_trainers.OTHERS[name]
+    tokens = other_trainers.tokens_of(name, quick)
+
+    def make_trainer(module: nn.Module, ours: bool, folder: str) -> tuple[Any, Any]:
+        return other.make(module, ours, quick, folder)
+
+    text = f"{other.what}, {other.sequences} x {tokens // other.sequences}"
+    return Workload(
+        *(name, text, lambda: (other.build(quick), {}), tokens),
+        sequences=other.sequences,
+        precision=other.precision,
+        make_trainer=make_trainer,
+    )
 
 
 def _ids(size: _LlamaSize) -> torch.Tensor:

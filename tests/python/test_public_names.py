@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradd_aliases import modules
 
 from gradd import options
 from helpers import ROOT
 
 pytestmark = pytest.mark.quick
-_PACKAGES = ("gradd", "gradd.optim", "gradd.errors", "optimum.gradd")
+_PACKAGES = ("gradd", "gradd.optim", "gradd.errors", "optimum.gradd", *modules.MODULES)
 _REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 _FLAG = re.compile(r'^OPTION\(\w+, \w+, .*?"(--[\w-]+)", "(\w*)"', re.MULTILINE)
 
 
 def _public() -> Iterator[tuple[str, Any]]:
-    """Names that users import, and those of the Python reference, with their objects."""
+    """Names that users import, old ones as well, and those of the Python reference."""
     for package in _PACKAGES:
         module = importlib.import_module(package)
         named = getattr(module, "__all__", None)

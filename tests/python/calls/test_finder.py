@@ -218,6 +218,7 @@ ONE_LINERS = [
     "from onnxruntime.training.utils.data import LoadBalancingDistributedBatchSampler",
     "from onnxruntime.training.utils.hooks import GlobalSubscriberManager, inspect_activation",
     "from onnxruntime.training.utils.hooks import StatisticsSubscriber",
+    "from onnxruntime.training.ortmodule.experimental import hierarchical_ortmodule",
     "import onnxruntime.training.ortmodule.torch_cpp_extensions",
     "from onnxruntime import training; from onnxruntime.training import optim, ortmodule",
 ]
@@ -243,6 +244,7 @@ def test_imports_of_old_scripts(installed: bool, inference_package: Path) -> Non
         "assert ORTModule is gradd.ORTModule and FusedAdam is gradd.optim.FusedAdam",
         "assert DebugOptions is gradd.DebugOptions and LogLevel is gradd.LogLevel",
         "assert AdamWMode is gradd.optim.AdamWMode",
+        "assert hierarchical_ortmodule.HierarchicalORTModule is ORTModule",
         "import gradd.legacy.trainer as legacy, gradd.legacy.configs as configs",
         "assert ORTTrainer is orttrainer.ORTTrainer is legacy.ORTTrainer",
         "assert optim.config.AdamConfig is optim.AdamConfig is AdamConfig is configs.AdamConfig",

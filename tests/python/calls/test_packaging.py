@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -49,6 +50,22 @@ def test_every_requirement_is_pinned() -> None:
 def test_optimum_stays_a_namespace_package() -> None:
     """An optimum/__init__.py of ours would hide every other distribution's optimum."""
     assert not (ROOT / "adapters" / "optimum" / "optimum" / "__init__.py").exists()
+
+
+def test_the_container_takes_what_make_wheel_builds() -> None:
+    """It cannot be built where there is no registry of images: its names are compared."""
+    lines = [line.split(maxsplit=1) for line in read("Containerfile").splitlines() if line]
+    steps = {word: rest for word, rest in lines if word != "#"}
+    copied, to = steps["COPY"].split()
+    assert copied == f"{re.findall(r'(?m)^DIST +[?]= (.+)$', read('mk/wheel.mk'))[0]}/*.whl"
+    first = next(rest for word, rest in lines if word == "RUN")
+    assert first == f"pip install --no-cache-dir {to}*.whl && rm -r {to.rstrip('/')}"
+    major, minor = map(int, re.findall(r"^python:(\d+)[.](\d+)-slim$", steps["FROM"])[0])
+    assert f"{major}.{minor}" in read("README.md").split("<!-- versions -->")[1]
+    (command,) = json.loads(steps["ENTRYPOINT"])
+    assert f'{command} = "gradd_command:main"' in read("adapters/python/pyproject.toml")
+    (verb,) = json.loads(steps["CMD"])
+    assert f'== ["{verb}"]' in read("adapters/python/gradd_command.py")
 
 
 def test_a_checkout_finds_its_own_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

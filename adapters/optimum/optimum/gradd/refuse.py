@@ -14,13 +14,17 @@ def check_trainer(trainer: Any) -> None:
     """Raises for arguments under which a model cannot be captured as a whole.
 
     Raises:
-        NotImplementedError: FSDP, stage 3 of ZeRO, parallelism_config: parameters are shards.
+        NotImplementedError: FSDP, whose hooks would cut the graph of a call at every block; stage 3
+            of ZeRO and parallelism_config, under which parameters are shards.
         ValueError: torch_compile: two compilers cannot own one forward. Or DeepSpeed has to divide
             the state of adamw_ort_fused.
     """
     args = trainer.args
     if trainer.is_fsdp_enabled or getattr(trainer, "is_fsdp_xla_enabled", False):
-        raise NotImplementedError(f"ORTTrainer: FSDP shards parameters. {_INSTEAD}")
+        raise NotImplementedError(
+            "ORTTrainer: FSDP's hooks cut the graph of a call at every block; a loop that wraps "
+            f"the blocks trains under FSDP2 (docs/launchers.md). {_INSTEAD}"
+        )
     if trainer.is_deepspeed_enabled:
         _check_deepspeed(trainer)
     if getattr(args, "parallelism_config", None) is not None:

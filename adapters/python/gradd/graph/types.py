@@ -9,8 +9,9 @@ represents, as in `x / 301`. Integers beside floats become floats where torch's 
 (`1.0 - mask`, `torch.pow(ints, floats)`, `torch.where(mask, 0.5, ints)`). If torch computes an
 operator of halves in f32 and rounds once, and its translation takes several steps, values would be
 rounded, or overflow, between the steps. The daemon has no operators of 8-bit integers, other than
-casts and moves: i32 computes the same, and a cast back wraps as torch does. All of these become casts around the operator in the
-exported program, which neither decomposition nor translation can get wrong.
+casts and moves: i32 computes the same, and a cast back wraps as torch does. All of these become
+casts around the operator in the exported program, which neither decomposition nor translation can
+get wrong.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ class LossScaler:
         self._loss_scale = float(loss_scale)
 
     def reset(self) -> None:
+        """Goes back to the state at the beginning."""
         raise NotImplementedError
 
     def update(self, train_step_info: TrainStepInfo) -> float:
