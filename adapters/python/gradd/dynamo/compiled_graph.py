@@ -20,6 +20,7 @@ from gradd.dynamo import (
     checkpoints,
     complex_pairs,
     generator_state,
+    instance_norms,
     known_functions,
     lower,
     modes,
@@ -116,7 +117,7 @@ class CompiledGraph:
         self.imagined: planning.Imagined | None = None  # for trials that are planned as well
         self.draws = False  # random numbers, in the daemon
         self.checkpoints = checkpoints.inline(module)
-        if complex_pairs.replace(module.graph):
+        if complex_pairs.replace(module.graph) + instance_norms.replace(module.graph):
             module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)
