@@ -77,6 +77,38 @@ def test_a_gradient_that_is_read(name: str) -> None:
         assert_close(xs[0].grad, xs[1].grad)
 
 
+class Features(nn.Module):
+    """Two maps of features, one of them beside its mean over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.first(x).relu()
+        return y, self.second(y), y.mean((2, 3))
+
+
+def test_results_lie_as_in_torch() -> None:
+    torch.manual_seed(0)
+    theirs = Features()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    for form in (torch.channels_last, torch.contiguous_format):
+        for size in (6, 8):
+            x = torch.randn(2, 3, 7, size).to(memory_format=form)
+            pairs = [x.clone().requires_grad_() for _ in range(2)]
+            results = [net(leaf) for net, leaf in zip((ours, theirs), pairs, strict=True)]
+            for a, b in zip(*results, strict=True):
+                assert a.stride() == b.stride()
+                assert_close(a, b)
+            for y, z, mean in results:
+                z.mul_(2)  # as users may
+                (y.square().sum() + z.sum() + mean.sum()).backward()
+            assert_close(*(leaf.grad for leaf in pairs))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(p.grad, q.grad)
+
+
 class AsksItself(nn.Module):
     """Asks how a parameter or a buffer lies; both are square, so that any layout fits."""
 

@@ -107,8 +107,8 @@ def test_many_random_graphs(monkeypatch, seed: int, dtype: torch.dtype) -> None:
 
 def check_layers(seed: int, dtype: torch.dtype) -> None:
     """Nothing is refused: the tables have what runs in the daemon."""
-    module = Network(seed).to(dtype)
-    text = outcome(module, module.given().to(dtype))
+    module = Network(seed, dtype)
+    text = outcome(module, module.given())
     assert text in ("right", "impossible"), f"{text}\n{module}"
 
 

@@ -20,7 +20,9 @@ from gradd.dynamo import (
     checkpoints,
     complex_pairs,
     generator_state,
+    instance_norms,
     known_functions,
+    layouts,
     lower,
     modes,
     own_forward,
@@ -48,6 +50,7 @@ _numbers = itertools.count()
 _TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
 _HALVED = 8  # parts of a graph at most in which an operator is searched for by halving
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
+_CHANGES = (complex_pairs.replace, instance_norms.replace, layouts.keep)
 _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
 
 
@@ -117,7 +120,7 @@ class CompiledGraph:
         self.draws = False  # random numbers, in the daemon
         self.tell: Callable[[], None] | None = None  # of what runs in PyTorch, after a first call
         self.checkpoints = checkpoints.inline(module)
-        if complex_pairs.replace(module.graph):
+        if sum(change(module.graph) for change in _CHANGES):
             module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 import torch.fx
-from torch.nn import functional
 
 from gradd.dynamo import lower, sizes
 from gradd.dynamo.complex_pairs import VIEWED
@@ -15,12 +12,7 @@ from gradd.spec import CaptureError
 
 Node = torch.fx.Node
 _META = torch.device("meta")
-_INSTANCE_NORM = {  # the names of arguments
-    functional.instance_norm: tuple(inspect.signature(functional.instance_norm).parameters),
-    torch.instance_norm: (
-        *("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
-    ),
-}
+_INSTANCE_NORM = ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats")
 
 
 def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exception]:
@@ -87,11 +79,10 @@ def _complex(node: Node) -> CaptureError | None:
 
 
 def _remembers(node: Node) -> CaptureError | None:
-    """Why an instance_norm() runs in PyTorch: its decomposition does not show its writes."""
-    names = _INSTANCE_NORM.get(node.target)
-    if names is None:
+    """Why a torch.instance_norm() runs in PyTorch: its decomposition does not show its writes."""
+    if node.target is not torch.instance_norm:
         return None
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    given = dict(zip(_INSTANCE_NORM, node.args, strict=False)) | node.kwargs
     if given.get("running_mean") is None or not given.get("use_input_stats", True):
         return None
     return CaptureError(

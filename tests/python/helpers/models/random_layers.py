@@ -92,7 +92,9 @@ def _batch_norm(d: Draw) -> nn.Module:
 
 
 def _instance_norm(d: Draw) -> nn.Module:
-    return d.named("InstanceNorm")(d.channels, affine=d.of((True, False)))
+    return d.named("InstanceNorm")(
+        d.channels, affine=d.of((True, False)), track_running_stats=d.of((True, False))
+    )
 
 
 def _group_norm(d: Draw) -> nn.Module:
@@ -353,14 +355,15 @@ KINDS: list[Kind] = [
 class Network(nn.Module):
     """A network of a seed: a scalar loss of all its tensors, and one of them."""
 
-    def __init__(self, seed: int, length: int = 7) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32, length: int = 7) -> None:
         super().__init__()
+        self.dtype = dtype
         self.random = random.Random(seed)
         self.steps: list[Layer] = []
         self.layers = nn.ModuleList()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.first = nn.Parameter(torch.rand(self._form()[1]) + 0.5)
+            self.first = nn.Parameter(torch.rand(self._form()[1]).to(dtype) + 0.5)
             self._draw(length)
 
     def _form(self) -> tuple[int, ...]:
@@ -372,9 +375,9 @@ class Network(nn.Module):
         return self.form
 
     def given(self) -> torch.Tensor:
-        """The input, f32."""
+        """The input."""
         generator = torch.Generator().manual_seed(sum(self.form))
-        return torch.randn(self.form, generator=generator)
+        return torch.randn(self.form, generator=generator).to(self.dtype)
 
     def _begin(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.first.reshape(-1, *[1] * (x.dim() - 2))
@@ -408,7 +411,7 @@ class Network(nn.Module):
         except (ValueError, RuntimeError):  # options that exclude each other
             return None
         if isinstance(step, nn.Module):
-            return Layer(name, step, operands, len(self.layers)), [step]
+            return Layer(name, step, operands, len(self.layers)), [step.to(self.dtype)]
         return Layer(name, step, operands, None), []
 
     def _result(self, made: Any, x: torch.Tensor, tensors: list) -> torch.Tensor | None:

@@ -20,13 +20,14 @@ pytestmark = pytest.mark.quick
 
 OPERATORS = (
     *("BatchNormalization", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
-    *("Resize", "GridSample", "Col2Im"),
+    *("Resize", "GridSample", "Col2Im", "GRU", "LSTM", "RNN"),
 )
 MODULES = {"BatchNormalization": "batch_normalization"}
 # Part of a test's name -> part of the error.
 REFUSED = {
     "argmax_2d_precomputed_strides": "storage_order",
     "tf_crop_and_resize": "tf_crop_and_resize",
+    "lstm_with_peepholes": "sequence_lens",
     "averagepool_3d_dilations": "dilations",
     "averagepool_2d_dilations": "dilations",
 }
