@@ -190,6 +190,7 @@ static gradd_status_t fill_lists(gradd_train_state_t *state, train_side_t *side)
     bool *shown = needed_by(side->model, true), *hidden = needed_by(side->model, false);
     gradd_status_t status = shown && hidden ? GRADD_OK : no_memory();
     if (!status) status = sort_inputs(state, side, shown, hidden);
+    if (!status) model_drop_nodes(side->model, shown);
     free(shown);
     free(hidden);
     if (!status) show_outputs(side);
