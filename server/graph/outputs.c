@@ -22,6 +22,17 @@ gradd_status_t model_add_outputs(model_t *m, const int32_t *values, int n) {
     return model_find_facts(m);
 }
 
+void model_mark_needed(const model_t *m, bool *needed) {
+    for (int k = m->n_nodes - 1; k >= 0; k--) {
+        const model_node_t *n = &m->nodes[k];
+        bool any = false;
+        for (int j = 0; j < n->n_out; j++)
+            any |= n->out[j] >= 0 && needed[n->out[j]];
+        for (int i = 0; any && i < n->n_in; i++)
+            if (n->in[i] >= 0) needed[n->in[i]] = true;
+    }
+}
+
 void model_drop_nodes(model_t *m, const bool *needed) {
     int n = 0;
     m->n_unsupported = 0;
