@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,7 +28,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--loss", choices=LOSSES, default="none", help="on its outputs (none)")
     made.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="(adamw)")
     made.add_argument(
-        "--train", action="append", metavar="PATTERN", help="initializers to train: 'head.*' (all)"
+        "--train",
+        action="append",
+        required=True,
+        metavar="PATTERN",
+        help="initializers to train: 'head.*'; may be repeated",
     )
     made.add_argument("--out", type=Path, default=Path(), help="the folder, which is made (.)")
     made.add_argument("--prefix", default="", help="of the files' names")
@@ -49,17 +54,14 @@ def artifacts(options: argparse.Namespace) -> str:
         sys.exit("gradd artifacts: making artifacts needs the package onnx: pip install onnx")
     from gradd.train import artifacts as made
 
-    names = [
-        t.name
-        for t in onnx.load(options.model, load_external_data=False).graph.initializer
-        if t.data_type in FLOATS
-    ]
-    patterns = options.train or ["*"]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+    tensors = onnx.load(options.model, load_external_data=False).graph.initializer
+    sizes = {t.name: math.prod(t.dims) for t in tensors if t.data_type in FLOATS}
+    for pattern in options.train:
+        if not any(fnmatchcase(name, pattern) for name in sizes):
             sys.exit(f"gradd artifacts: no initializer of floats matches {pattern!r}")
-    trained = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
-    frozen = [n for n in names if n not in trained]
+    trained = [n for n in sizes if any(fnmatchcase(n, p) for p in options.train)]
+    # Single numbers are constants of operators; larger ones can be thawed on the device.
+    frozen = [n for n, size in sizes.items() if n not in trained and size > 1]
     options.out.mkdir(parents=True, exist_ok=True)
     loss, optimizer = LOSSES[options.loss], OPTIMIZERS[options.optimizer]
     made.generate_artifacts(

@@ -41,7 +41,8 @@ class StateHandle:
         """Fails if a parameter has no values.
 
         Raises:
-            TrainError: The checkpoint is nominal, and copy_buffer_to_parameters has not been called.
+            TrainError: The checkpoint is nominal, and Module.copy_buffer_to_parameters was not
+                called.
         """
         if self.is_nominal:
             raise library.TrainError(

@@ -6,8 +6,8 @@ import os
 
 import onnx
 
-from gradd.train.state import CheckpointState
 from gradd.train.onnxblock.training import Parameters
+from gradd.train.state import CheckpointState
 
 
 def raw_values(tensor: onnx.TensorProto) -> bytes:
