@@ -78,9 +78,7 @@ _BLOCKS = "onnxruntime.training.onnxblock"  # its own modules have other homes t
 _SAME |= {
     f"{_BLOCKS}.blocks": "gradd.train.onnxblock.blocks",
     f"{_BLOCKS}.loss": "gradd.train.onnxblock.loss",
-    f"{_BLOCKS}.loss.loss": "gradd.train.onnxblock.loss",
     f"{_BLOCKS}.optim": "gradd.train.onnxblock.optim",
-    f"{_BLOCKS}.optim.optim": "gradd.train.onnxblock.optim",
     f"{_BLOCKS}.onnxblock": "gradd.train.onnxblock.training",
     f"{_BLOCKS}.checkpoint_utils": "gradd.train.onnxblock.files",
     f"{_BLOCKS}.model_accessor": "gradd.train.onnxblock.graphs",
@@ -194,6 +192,8 @@ def find_spec(fullname, path, target):
             reaches the user.)
     """
     parent, _, name = fullname.rpartition(".")
+    if fullname in _SAME and _is_ours(parent):  # its files lie where its path says
+        return ModuleSpec(fullname, SameLoader(_SAME[fullname]))
     if parent and parent not in MODULES and fullname != _TRAINING[1]:
         return None
     if PathFinder.find_spec(fullname, path, target) is not None:
@@ -204,11 +204,16 @@ def find_spec(fullname, path, target):
         return None
     if fullname in MODULES:
         return ModuleSpec(fullname, _ServedLoader(), is_package=True)
-    if fullname in _SAME:
-        return ModuleSpec(fullname, SameLoader(_SAME[fullname]))
-    if isinstance(getattr(sys.modules.get(parent), "__loader__", None), _ServedLoader):
+    if _is_ours(parent):
         raise ImportError(missing(parent, name), name=fullname)
     return None
+
+
+def _is_ours(name):
+    """Whether a module is served: an empty one with names, or a module of gradd."""
+    module = sys.modules.get(name)
+    loader = getattr(module, "__loader__", None)
+    return isinstance(loader, _ServedLoader) or getattr(module, "__name__", "").startswith("gradd")
 
 
 def _is_for_training():
