@@ -3,8 +3,9 @@
     tools/wheel.py build/wheel .venv [--plugin build/lib/libgradd_cuda.so]
 
 The first folder has native/bin/gradd, native/lib/libgradd.so and train/libgradd_train.so
-(mk/wheel.mk links them); the libraries that these need, and that not every machine has, are added beside them. The tag of the
-wheel is that of the newest symbol version of glibc that a file in it needs.
+(mk/wheel.mk links them); the libraries that these need, and that not every machine has, are added
+beside them. The tag of a wheel is that of the newest symbol version of glibc that a file in it
+needs.
 """
 
 from __future__ import annotations
