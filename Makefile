@@ -76,6 +76,7 @@ PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
 SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(PLATFORM_SRC) $(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
+TRAIN_OBJ  := $(call obj,$(filter-out $(TRAIN_OWN),$(TRAIN_SRC)))
 # The devices of the tests, and the list of devices with them in place of the library's own.
 EMU_OBJ    := $(CUDA_SRC:%.cu=$(B)/emu/%.o) $(EMU_SRC:%.cc=$(B)/%.o)
 DEVICES    := $(B)/fake/kernels/contract/devices.o
@@ -89,7 +90,8 @@ ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ
 # The runner holds the daemon's modules too, except the one with main().
 TESTED_DAEMON_OBJ := $(filter-out $(B)/server/cli/main.o,$(DAEMON_OBJ))
 
-LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B)/lib/libgradd.so
+LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B)/lib/libgradd.so \
+        $(B)/lib/libgradd_train.so
 BIN  := $(B)/bin/gradd
 FAKE := $(B)/bin/gradd-fake
 
@@ -195,6 +197,9 @@ $(B)/gen/engine_members.txt: FORCE
 $(B)/lib/libgradd_shm.so: $(SHM_OBJ) $(B)/gen/shm_members.txt tools/exports.map
 	$(call share,-lpthread)
 $(B)/lib/libgradd.so: $(ENGINE_OBJ) $(B)/gen/engine_members.txt tools/exports.map
+	$(call share,$(ENGINE_LIBS))
+# train/ over this engine and its libraries, for Python's tests; mk/train.mk makes that of a device.
+$(B)/lib/libgradd_train.so: $(ENGINE_OBJ) $(TRAIN_OBJ) tools/exports.map
 	$(call share,$(ENGINE_LIBS))
 $(B)/bin/gradd: $(DAEMON_OBJ) $(ENGINE_OBJ)
 	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))

@@ -38,7 +38,7 @@ fuzz-run-%:
 FUZZ_DRIVER := $(if $(findstring fuzzer,$(CFLAGS)),,tests/fuzz/standalone.c)
 FUZZ_BINS   := $(FUZZ_TARGETS:%=$(B)/bin/fuzz_%)
 $(FUZZ_BINS): $(B)/bin/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(call obj,$(FUZZ_HELP) $(FUZZ_DRIVER)) \
-    $(call obj,$(filter-out $(TRAIN_OWN),$(TRAIN_SRC))) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
+    $(TRAIN_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
 fuzz-bins: $(FUZZ_BINS)
 fuzz-quick: fuzz-bins ## a few seconds of blind mutations with the ordinary build

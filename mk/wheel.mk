@@ -1,4 +1,5 @@
-# Wheels: `gradd` (with the daemon, libgradd and the libraries that they link) and `optimum-gradd`.
+# Wheels: `gradd` (with the daemon, libgradd and the libraries that they link), `gradd-train` (with
+# the library for devices) and `optimum-gradd`.
 
 # libzmq and libsodium are those of pyzmq's wheel: a distribution's libzmq may need pgm, norm and
 # gssapi. protobuf-c and msgpack are linked statically, oneDNN and libgomp lie beside the binary.
@@ -14,7 +15,8 @@ WHEEL_ENGINE = $(filter-out -Wl$(comma)-rpath%,$(DNNL_LIBS)) $(call STATIC,$(PRO
 WHEEL_DAEMON = $(WHEEL_ZMQ) -Wl,-rpath-link,$(dir $(WHEEL_ZMQ)) $(call STATIC,$(MSGPACK_LIBS)) \
                $(WHEEL_ENGINE)
 
-wheel: $(WHEEL_TREE)/bin/gradd $(WHEEL_TREE)/lib/libgradd.so ## build the wheels into dist/
+WHEEL_TRAIN := $(WHEEL_B)/train/libgradd_train.so
+wheel: $(WHEEL_TREE)/bin/gradd $(WHEEL_TREE)/lib/libgradd.so $(WHEEL_TRAIN) ## build the wheels into dist/
 	@$(PY) tools/wheel.py $(WHEEL_B) $(VENV) --out $(DIST) $(if $(wildcard $(B)/lib/libgradd_cuda.so),\
 	    --plugin $(B)/lib/libgradd_cuda.so)
 
@@ -22,3 +24,5 @@ $(WHEEL_TREE)/bin/gradd: $(DAEMON_OBJ) $(ENGINE_OBJ)
 	$(call link,$(PLUGIN_HOST) $(WHEEL_FOUND) $(WHEEL_DAEMON))
 $(WHEEL_TREE)/lib/libgradd.so: $(ENGINE_OBJ) $(B)/gen/engine_members.txt tools/exports.map
 	$(call share,$(WHEEL_FOUND) $(WHEEL_ENGINE))
+$(WHEEL_TRAIN): $(B)/train/native/libgradd_train.so
+	@mkdir -p $(@D); cp $< $@

@@ -1,10 +1,11 @@
-"""Builds the wheels `gradd` and `optimum-gradd` into dist/.
+"""Builds the wheels `gradd`, `gradd-train` and `optimum-gradd` into dist/.
 
     tools/wheel.py build/wheel .venv [--plugin build/lib/libgradd_cuda.so]
 
-The first folder has native/bin/gradd and native/lib/libgradd.so (mk/wheel.mk links them); the
-libraries that these need, and that not every machine has, are added beside them. The tag of the
-wheel is that of the newest symbol version of glibc that a file in it needs.
+The first folder has native/bin/gradd, native/lib/libgradd.so and train/libgradd_train.so
+(mk/wheel.mk links them); the libraries that these need, and that not every machine has, are added
+beside them. The tag of a wheel is that of the newest symbol version of glibc that a file in it
+needs.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ def bundle(folder: Path, site: Path) -> list[str]:
     return sorted(found)
 
 
-def licences(names: Iterable[str], site: Path, folder: Path) -> None:
+def licences(
+    names: Iterable[str], site: Path, folder: Path, linked: Iterable[str] = tuple(LINKED)
+) -> None:
     """Copies the licences of libraries into `folder`, one or more files for each."""
     tables = LICENCES | LINKED
-    for name in sorted({*map(stem, names), *LINKED}):
+    for name in sorted({*map(stem, names), *linked}):
         files = [file for pattern in tables[name] for file in _matching(site, pattern)]
         if not files:
             raise SystemExit(f"wheel: no licence of {name} in {', '.join(tables[name])}")
@@ -122,6 +125,33 @@ def staged(name: str, folder: Path) -> Path:
     return to
 
 
+# What gradd-train has of adapters/python.
+OF_TRAIN = ("gradd/train", "gradd_aliases", "gradd_aliases.pth")
+
+
+def staged_train(folder: Path, native: Path, site: Path) -> tuple[Path, list[Path]]:
+    """The project gradd-train with its library, which is in `native`, and its binaries."""
+    source, project = staged("python", folder), staged("train", folder)
+    for name in OF_TRAIN:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(source / name, project / name)
+    shutil.copy(source / "hatch_build.py", project)
+    inside = project / "gradd" / "train" / "_native"
+    inside.mkdir()
+    library = Path(shutil.copy(native / "libgradd_train.so", inside))
+    (project / "licences").mkdir()
+    names = []
+    for name, path in needed(library, site):
+        shutil.copy(path, inside)
+        names.append(name)
+    licences(names, site, project / "licences", linked=())
+    return project, sorted(inside.iterdir())
+
+
+def _wheels(folder: Path) -> list[Path]:
+    return sorted({*folder.glob("gradd*.whl"), *folder.glob("optimum_gradd*.whl")})
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -142,11 +172,13 @@ def main() -> None:
     subprocess.run(["strip", "--strip-debug", *binaries], check=True)
     (project / "licences").mkdir()
     licences(names, site, project / "licences")
-    for old in options.out.glob("*gradd-*.whl"):
+    for old in _wheels(options.out):
         old.unlink()
     build(project, options.out, tag(binaries))
+    train, of_train = staged_train(options.folder / "of-train", options.folder / "train", site)
+    build(train, options.out, tag(of_train))
     build(staged("optimum", options.folder), options.out)
-    for wheel in sorted(options.out.glob("*gradd-*.whl")):
+    for wheel in _wheels(options.out):
         print(f"{wheel}  {wheel.stat().st_size / 2**20:.1f} MiB")
     if not options.plugin:
         print("without the CUDA plug-in, which was not built (make cuda)")

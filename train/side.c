@@ -21,18 +21,6 @@ static bool ends_with(const char *text, const char *end) {
 
 /* ---- what the outputs need ------------------------------------------------------------------- */
 
-/* Marks all values that the marked ones are computed from. */
-static void mark_needed(const model_t *m, bool *needed) {
-    for (int k = m->n_nodes - 1; k >= 0; k--) {
-        const model_node_t *n = &m->nodes[k];
-        bool any = false;
-        for (int j = 0; j < n->n_out; j++)
-            any |= n->out[j] >= 0 && needed[n->out[j]];
-        for (int i = 0; any && i < n->n_in; i++)
-            if (n->in[i] >= 0) needed[n->in[i]] = true;
-    }
-}
-
 /* Which values the outputs need that are shown, or those that are not. */
 static bool *needed_by(const model_t *m, bool shown) {
     bool *needed = calloc((size_t)m->n_values + 1, sizeof needed[0]);
@@ -40,7 +28,7 @@ static bool *needed_by(const model_t *m, bool shown) {
     for (int j = 0; j < m->n_outputs; j++)
         if (ends_with(m->values[m->outputs[j]].name, ACCUMULATED) != shown)
             needed[m->outputs[j]] = true;
-    mark_needed(m, needed);
+    model_mark_needed(m, needed);
     return needed;
 }
 
@@ -190,6 +178,7 @@ static gradd_status_t fill_lists(gradd_train_state_t *state, train_side_t *side)
     bool *shown = needed_by(side->model, true), *hidden = needed_by(side->model, false);
     gradd_status_t status = shown && hidden ? GRADD_OK : no_memory();
     if (!status) status = sort_inputs(state, side, shown, hidden);
+    if (!status) model_drop_nodes(side->model, shown);
     free(shown);
     free(hidden);
     if (!status) show_outputs(side);

@@ -236,13 +236,22 @@ static int handle_cache(const options_t *options) {
     return st == GRADD_OK ? EXIT_DONE : failed(st);
 }
 
-/* The command of the wheels has it, which is a program of Python, and leaves the rest to this one.
+/* The command of the wheels has these, which are programs of Python, and leaves the rest to this
+ * one.
  */
 static int handle_demo(const options_t *options) {
     (void)options;
     fputs("gradd: the demo is a program of Python: run `make demo` in a clone, or `gradd demo` of "
           "the installed wheels\n",
           stderr);
+    return EXIT_USAGE;
+}
+
+static int artifacts_main(void) {
+    fputs(
+        "gradd: artifacts are made by a program of Python: run `python -m gradd.train artifacts`, "
+        "or `gradd artifacts` of the installed wheels\n",
+        stderr);
     return EXIT_USAGE;
 }
 
@@ -283,6 +292,7 @@ int main(int argc, char **argv) {
     options_t options;
     if (argc > 1 && !strcmp(argv[1], "explain")) return explain_main(argc - 2, argv + 2);
     if (argc > 1 && !strcmp(argv[1], "estimate")) return estimate_main(argc - 2, argv + 2);
+    if (argc > 1 && !strcmp(argv[1], "artifacts")) return artifacts_main();
     if (options_parse(argc, argv, &options) != GRADD_OK) return wrong_usage();
     if (!strcmp(options.command, "worker")) return handle_worker(&options);
     if (!strncmp(options.command, RESTART_COMMAND, strlen(RESTART_COMMAND)))

@@ -80,6 +80,11 @@ void model_destroy(model_t *model); /* accepts NULL */
 /* Makes these values outputs, behind those there are; before anything else uses the model. Errors:
  * LIMIT, NOMEM. */
 gradd_status_t model_add_outputs(model_t *model, const int32_t *values, int n);
+/* Marks all values that the marked ones are computed from (needed: per value). */
+void model_mark_needed(const model_t *model, bool *needed);
+/* Leaves out the nodes without a needed result (needed: per value). Outputs that they made must not
+ * be asked for any more. */
+void model_drop_nodes(model_t *model, const bool *needed);
 
 /* Fills random, half and reach; the last part of model_load. Errors: LIMIT, NOMEM. */
 gradd_status_t model_find_facts(model_t *model);

@@ -48,6 +48,7 @@ static const struct {
     {"doctor",     "the devices, and why others are not available",                         NULL    },
     {"cache",      "the translated graphs that trainers keep on disk",                      NULL    },
     {"demo",       "train a small Llama (of the wheels; in a clone: make demo)",            NULL    },
+    {"artifacts",  "files for training on devices (of the wheels, as demo is)",             NULL    },
     {"--list-ops", "operators of the engine",                                               NULL    },
 };
 #define N_VERBS (sizeof verbs / sizeof *verbs)

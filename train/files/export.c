@@ -203,9 +203,6 @@ static gradd_status_t need_outputs(exported_t *exported, const char *const *outp
     for (int i = 0; i < n_outputs; i++) {
         exported_name_t *name = find_text(exported, outputs[i]);
         if (!name) return GRADD_FAIL(TENSOR, "the model has no output '%s'", outputs[i]);
-        if (!name->type.at)
-            return GRADD_FAIL(TENSOR, "'%s' cannot be an output: the model does not say its type",
-                              outputs[i]);
         name->needed = true;
     }
     for (int i = exported->n_fields - 1; i >= 0; i--) {
@@ -327,9 +324,48 @@ static gradd_status_t write_field(pieces_t *out, const exported_t *exported,
     return GRADD_OK;
 }
 
+/* A ValueInfo; a dimension that is not known is there without a value. */
+static void write_type(pieces_t *out, const char *name, const gradd_type_t *type) {
+    pieces_t shape = {0}, tensor = {0}, kind = {0}, value = {0};
+    for (int i = 0; i < type->rank; i++) {
+        pieces_t dim = {0};
+        if (type->dims[i] >= 0) pieces_number(&dim, WIRE_DIM_VALUE, (uint64_t)type->dims[i]);
+        pieces_head(&shape, WIRE_SHAPE_DIM, dim.bytes);
+        pieces_take(&shape, &dim);
+    }
+    pieces_number(&tensor, WIRE_TYPE_ELEMENT, (uint64_t)type->dtype);
+    pieces_head(&tensor, WIRE_TYPE_SHAPE, shape.bytes);
+    pieces_take(&tensor, &shape);
+    pieces_head(&kind, WIRE_TYPE_TENSOR, tensor.bytes);
+    pieces_take(&kind, &tensor);
+    pieces_bytes(&value, WIRE_VALUE_NAME, name, strlen(name));
+    pieces_head(&value, WIRE_VALUE_TYPE, kind.bytes);
+    pieces_take(&value, &kind);
+    pieces_head(out, WIRE_GRAPH_OUTPUT, value.bytes);
+    pieces_take(out, &value);
+}
+
+static gradd_status_t write_output(pieces_t *out, const exported_t *exported,
+                                   const export_source_t *source, const char *output) {
+    const wire_span_t declared = find_text(exported, output)->type;
+    gradd_type_t type;
+    if (declared.at) {
+        pieces_bytes(out, WIRE_GRAPH_OUTPUT, declared.at, declared.n);
+        return GRADD_OK;
+    }
+    if (!source->device)
+        return GRADD_FAIL(TENSOR, "'%s' cannot be an output: the model does not say its type",
+                          output);
+    GRADD_TRY(gradd_wrap(export_output_type(source, output, &type),
+                         "the type of output '%s' is not known", output));
+    write_type(out, output, &type);
+    return GRADD_OK;
+}
+
 static gradd_status_t write_graph(pieces_t *out, exported_t *exported,
-                                  const gradd_train_state_t *state, const char *const *outputs,
+                                  const export_source_t *source, const char *const *outputs,
                                   int n_outputs) {
+    const gradd_train_state_t *state = source->state;
     GRADD_TRY(list_fields(exported));
     GRADD_TRY(list_names(exported));
     GRADD_TRY(list_types(exported));
@@ -337,10 +373,8 @@ static gradd_status_t write_graph(pieces_t *out, exported_t *exported,
     for (int i = 0; i < exported->n_fields; i++)
         GRADD_TRY(write_field(out, exported, state, &exported->fields[i]));
     GRADD_TRY(write_parameters(out, exported, state));
-    for (int i = 0; i < n_outputs; i++) {
-        const wire_span_t type = find_text(exported, outputs[i])->type;
-        pieces_bytes(out, WIRE_GRAPH_OUTPUT, type.at, type.n);
-    }
+    for (int i = 0; i < n_outputs; i++)
+        GRADD_TRY(write_output(out, exported, source, outputs[i]));
     return GRADD_OK;
 }
 
@@ -360,12 +394,12 @@ static gradd_status_t split_model(wire_span_t model, exported_t *exported, piece
     return exported->graph.at ? GRADD_OK : GRADD_FAIL(MODEL, "the model has no graph");
 }
 
-gradd_status_t export_model(const void *model, size_t n, const gradd_train_state_t *state,
-                            const char *const *outputs, int n_outputs, const char *path) {
+gradd_status_t export_model(const export_source_t *source, const char *const *outputs,
+                            int n_outputs, const char *path) {
     exported_t exported = {0};
     pieces_t file = {0}, graph = {0};
-    gradd_status_t status = split_model((wire_span_t){model, n}, &exported, &file);
-    if (status == GRADD_OK) status = write_graph(&graph, &exported, state, outputs, n_outputs);
+    gradd_status_t status = split_model((wire_span_t){source->model, source->n}, &exported, &file);
+    if (status == GRADD_OK) status = write_graph(&graph, &exported, source, outputs, n_outputs);
     if (status == GRADD_OK) {
         pieces_head(&file, WIRE_MODEL_GRAPH, graph.bytes);
         pieces_take(&file, &graph);
@@ -382,6 +416,7 @@ gradd_status_t gradd_train_export(const gradd_train_session_t *session, const ch
                                   const char *const *outputs, int n_outputs) {
     if (!session->eval_bytes)
         return GRADD_FAIL(UNSUPPORTED, "the session has no eval model to export from");
-    return export_model(session->eval_bytes, session->eval_n, session->state, outputs, n_outputs,
-                        path);
+    const export_source_t source = {session->eval_bytes, session->eval_n, session->state,
+                                    session->device};
+    return export_model(&source, outputs, n_outputs, path);
 }

@@ -27,7 +27,7 @@ static gradd_status_t take_bytes(wire_span_t *rest, uint64_t n, wire_span_t *out
 }
 
 static gradd_status_t take_value(wire_span_t *rest, int type, wire_field_t *field) {
-    wire_span_t fixed;
+    wire_span_t fixed = {0};
     uint64_t n;
     switch (type) {
     case VARINT:

@@ -28,6 +28,14 @@ _HOOKS = dict.fromkeys(
     ("GlobalSubscriberManager", "StatisticsSubscriber", "inspect_activation"), "gradd.legacy.hooks"
 )
 
+_STATE = dict.fromkeys(
+    ("CheckpointState", "Parameter", "Parameters", "Properties"), "gradd.train.state"
+)
+_MODULES = {"Module": "gradd.train.module"}
+_STEPS = {"Optimizer": "gradd.train.optimizer"}
+_LINEAR = {"LinearLRScheduler": "gradd.train.optimizer"}
+_API = {"CheckpointState": "gradd.train.state", **_MODULES, **_STEPS, **_LINEAR}
+
 # Module that is served -> name in it -> the module that has it, and after a colon its name there.
 MODULES = {
     "torch_ort": {**_MODULE, **_SEED},
@@ -53,14 +61,29 @@ MODULES = {
     "onnxruntime.training.utils.data": _SAMPLERS,
     "onnxruntime.training.utils.data.sampler": _SAMPLERS,
     "onnxruntime.training.utils.hooks": _HOOKS,
+    "onnxruntime.training.api": _API,
+    "onnxruntime.training.api.checkpoint_state": _STATE,
+    "onnxruntime.training.api.module": _MODULES,
+    "onnxruntime.training.api.optimizer": _STEPS,
+    "onnxruntime.training.api.lr_scheduler": _LINEAR,
 }
 # Modules that are another one.
 _SAME = {
     "torch_ort.configure": "gradd_aliases.configure",
     "onnxruntime.training.ortmodule.torch_cpp_extensions.install": "gradd_aliases.configure",
+    "onnxruntime.training.artifacts": "gradd.train.artifacts",
+    "onnxruntime.training.onnxblock": "gradd.train.onnxblock",
+}
+_BLOCKS = "onnxruntime.training.onnxblock"  # its own modules have other homes than their parent
+_SAME |= {
+    f"{_BLOCKS}.blocks": "gradd.train.onnxblock.blocks",
+    f"{_BLOCKS}.loss": "gradd.train.onnxblock.loss",
+    f"{_BLOCKS}.optim": "gradd.train.onnxblock.optim",
+    f"{_BLOCKS}.onnxblock": "gradd.train.onnxblock.training",
+    f"{_BLOCKS}.checkpoint_utils": "gradd.train.onnxblock.files",
+    f"{_BLOCKS}.model_accessor": "gradd.train.onnxblock.graphs",
 }
 
-_ON_DEVICE = "gradd has no counterpart yet; it trains from Python with gradd.ORTModule"
 _INFERENCE = "inference comes with the package onnxruntime, which gradd leaves alone"
 _OLDER = "use onnxruntime.training.ORTTrainer, which takes a dict as the model's description"
 _GRADIENTS = "write a torch.autograd.Function, which runs in PyTorch; gradd registers no gradients"
@@ -71,7 +94,6 @@ _ARGUMENTS = (
 )
 _PASSES = "graphs are optimized by the daemon's own passes (docs/patterns.md); Python adds none"
 _INSTEAD = {
-    **dict.fromkeys(("api", "artifacts", "onnxblock"), _ON_DEVICE),
     **dict.fromkeys(("InferenceSession", "SessionOptions"), _INFERENCE),
     "ort_trainer": _OLDER,
     "capi": f"{_INFERENCE}; in place of capi.ort_trainer, {_OLDER}",
@@ -170,6 +192,8 @@ def find_spec(fullname, path, target):
             reaches the user.)
     """
     parent, _, name = fullname.rpartition(".")
+    if fullname in _SAME and _is_ours(parent):  # its files lie where its path says
+        return ModuleSpec(fullname, SameLoader(_SAME[fullname]))
     if parent and parent not in MODULES and fullname != _TRAINING[1]:
         return None
     if PathFinder.find_spec(fullname, path, target) is not None:
@@ -180,11 +204,16 @@ def find_spec(fullname, path, target):
         return None
     if fullname in MODULES:
         return ModuleSpec(fullname, _ServedLoader(), is_package=True)
-    if fullname in _SAME:
-        return ModuleSpec(fullname, SameLoader(_SAME[fullname]))
-    if isinstance(getattr(sys.modules.get(parent), "__loader__", None), _ServedLoader):
+    if _is_ours(parent):
         raise ImportError(missing(parent, name), name=fullname)
     return None
+
+
+def _is_ours(name):
+    """Whether a module is served: an empty one with names, or a module of gradd."""
+    module = sys.modules.get(name)
+    loader = getattr(module, "__loader__", None)
+    return isinstance(loader, _ServedLoader) or getattr(module, "__name__", "").startswith("gradd")
 
 
 def _is_for_training():

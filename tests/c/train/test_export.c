@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "platform/platform.h"
+#include "server/api/gradd.h"
 #include "tests/c/onnx_build.h"
 #include "train/files/export.h"
 
@@ -48,7 +49,8 @@ static gradd_status_t export_to(const char *path, const char *output) {
     size_t n;
     const uint8_t *bytes = build_pack(make_model(), &n);
     gradd_train_state_t *state = make_state();
-    const gradd_status_t status = export_model(bytes, n, state, &output, 1, path);
+    const export_source_t source = {bytes, n, state, NULL};
+    const gradd_status_t status = export_model(&source, &output, 1, path);
     gradd_train_state_destroy(state);
     return status;
 }
@@ -106,6 +108,38 @@ TEST(nodes_are_in_evaluation_mode) {
     onnx__model_proto__free_unpacked(model, NULL);
 }
 
+/* Of a value inside the model the engine finds the type: what follows the batch is not fixed. */
+TEST(an_output_that_the_model_does_not_declare) {
+    void *bytes;
+    size_t n, model_n;
+    Onnx__ModelProto *model = build_model();
+    build_input(model, "x", GRADD_DT_F32, 2, BUILD_DIMS(-1, 3));
+    build_input(model, "w", GRADD_DT_F32, 1, BUILD_DIMS(3));
+    build_node(model, "Mul", "mul", "x,w", "product");
+    build_node(model, "Neg", "neg", "product", "y");
+    build_output(model, "y");
+    const uint8_t *model_bytes = build_pack(model, &model_n);
+    gradd_train_state_t *state = make_state();
+    gradd_device_t *device;
+    CHECK_OK(gradd_device_open(&(gradd_device_options_t){.threads = 1}, &device));
+    const export_source_t source = {model_bytes, model_n, state, device};
+    const char *output = "product";
+    CHECK_OK(export_model(&source, &output, 1, path_of()));
+    CHECK_OK(gradd_platform.read_file(path_of(), 1 << 20, &bytes, &n));
+    unlink(path_of());
+    Onnx__ModelProto *read = onnx__model_proto__unpack(NULL, n, bytes);
+    CHECK(read && read->graph->n_node == 1 && read->graph->n_output == 1);
+    const Onnx__TypeProto__Tensor *type = read->graph->output[0]->type->tensor_type;
+    CHECK_EQ_INT(type->elem_type, GRADD_DT_F32);
+    CHECK_EQ_INT(type->shape->n_dim, 2);
+    CHECK_EQ_INT(type->shape->dim[1]->dim_value, 3);
+    CHECK(!type->shape->dim[0]->has_dim_value);
+    onnx__model_proto__free_unpacked(read, NULL);
+    free(bytes);
+    gradd_device_close(device);
+    gradd_train_state_destroy(state);
+}
+
 TEST(all_of_it) {
     Onnx__ModelProto *model = export_and_read("loss");
     CHECK_EQ_INT(model->graph->n_node, 5);
@@ -122,8 +156,10 @@ TEST(errors) {
     CHECK_ERROR_HAS("/nowhere/model.onnx");
     gradd_train_state_t *state = make_state();
     const char *output = "y";
-    CHECK_STATUS(GRADD_E_MODEL, export_model("\x3a\x02\x0a", 3, state, &output, 1, path_of()));
-    CHECK_STATUS(GRADD_E_MODEL, export_model("", 0, state, &output, 1, path_of()));
+    export_source_t source = {"\x3a\x02\x0a", 3, state, NULL};
+    CHECK_STATUS(GRADD_E_MODEL, export_model(&source, &output, 1, path_of()));
+    source.n = 0;
+    CHECK_STATUS(GRADD_E_MODEL, export_model(&source, &output, 1, path_of()));
     CHECK_ERROR_HAS("the model has no graph");
     gradd_train_state_destroy(state);
 }
@@ -139,7 +175,8 @@ TEST(any_damaged_byte_is_survived) {
         for (int bit = 0; bit < 8; bit += 3) {
             memcpy(changed, bytes, n);
             changed[at] ^= (uint8_t)(1 << bit);
-            (void)export_model(changed, n, state, &output, 1, "/nowhere/model.onnx");
+            const export_source_t source = {changed, n, state, NULL};
+            (void)export_model(&source, &output, 1, "/nowhere/model.onnx");
         }
     free(changed);
     gradd_train_state_destroy(state);

@@ -234,6 +234,8 @@ def test_the_demo_of_the_wheels_is_named() -> None:
     code, out, error = _gradd("demo")
     assert (code, out) == (2, "") and "make demo" in error
     assert "make demo" in _gradd("--help")[1]
+    code, out, error = _gradd("artifacts", "model.onnx", "--train", "head.*")
+    assert (code, out) == (2, "") and "python -m gradd.train artifacts" in error
 
 
 def test_help_is_printed_beside_wrong_options() -> None:

@@ -11,7 +11,10 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from helpers import device_models as models
 
 ROOT = Path(__file__).resolve().parents[3]
 MANYLINUX = re.compile(r"-py3-none-manylinux_2_(\d+)_\w+\.whl$")
@@ -21,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("readelf") is None, reason="no read
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Both, built from this tree's objects."""
+    """All three, built from this tree's objects."""
     out = tmp_path_factory.mktemp("dist")
     build = os.environ.get("GRADD_BUILD") or ROOT / "build"
     folder = os.path.relpath(build, ROOT)  # objects depend on how it is written
@@ -29,7 +32,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = sorted(out.glob("*.whl"))
-    assert [w.name.split("-")[0] for w in found] == ["gradd", "optimum_gradd"]
+    assert [w.name.split("-")[0] for w in found] == ["gradd", "gradd_train", "optimum_gradd"]
     return found
 
 
@@ -107,7 +110,8 @@ def test_the_tag_is_that_of_the_newest_symbol(wheels: list[Path]) -> None:
     assert found, wheels[0].name
     version = os.confstr("CS_GNU_LIBC_VERSION")
     assert version and int(found[1]) <= int(version.rsplit(".")[1])
-    assert wheels[1].name.endswith("-py3-none-any.whl")
+    assert MANYLINUX.search(wheels[1].name)
+    assert wheels[2].name.endswith("-py3-none-any.whl")
 
 
 def test_every_public_name_makes_a_step(installed: Path, tmp_path: Path) -> None:
@@ -122,6 +126,34 @@ def test_every_public_name_makes_a_step(installed: Path, tmp_path: Path) -> None
         assert "1 session" in _run([command, "ps"], environ, tmp_path) or names
     finally:
         subprocess.run([command, "stop"], env=environ, capture_output=True)
+
+
+def test_gradd_train_trains_alone(wheels: list[Path], tmp_path: Path) -> None:
+    """With numpy, from a folder that has neither gradd nor torch."""
+    models.generate(tmp_path)
+    with zipfile.ZipFile(wheels[1]) as archive:
+        archive.extractall(tmp_path / "site")
+    inside = sorted(p.name for p in (tmp_path / "site").iterdir())
+    assert inside[:3] == ["gradd", "gradd_aliases", "gradd_aliases.pth"] and len(inside) == 4
+    assert [p.name for p in (tmp_path / "site" / "gradd").iterdir()] == ["train"]
+    numpy = Path(np.__file__).parent
+    for part in (numpy, numpy.with_name("numpy.libs")):
+        if part.exists():
+            (tmp_path / "site" / part.name).symlink_to(part)
+    program = [
+        "import sys; sys.path.insert(0, 'site'); import gradd_aliases",
+        "from onnxruntime.training.api import CheckpointState, Module, Optimizer",
+        "import numpy as np",
+        "state = CheckpointState.load_checkpoint('checkpoint')",
+        "module = Module('training_model.onnx', state)",
+        "module(np.ones((2, 4), np.float32), np.array([0, 1]))",
+        "Optimizer('optimizer_model.onnx', module).step()",
+        "assert state.parameters['fc1.weight'].grad.any() and 'torch' not in sys.modules",
+        "from gradd.train import library; print(library.library()._name)",
+    ]
+    command = [sys.executable, "-S", "-c", "\n".join(program)]
+    said = _run(command, {"PATH": ""}, tmp_path)
+    assert said.strip() == str(tmp_path / "site/gradd/train/_native/libgradd_train.so")
 
 
 def test_a_directory_of_packages_without_the_daemon_is_named(tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def dtype_of(code: int) -> np.dtype:
         return np.dtype(CODES[code])
     if code == BF16 and _bf16() is not None:
         return _bf16()
-    raise TypeError(f"numpy has no element type for ONNX's {code}; bf16 needs the package ml_dtypes")
+    raise TypeError(
+        f"numpy has no element type for ONNX's {code}; bf16 needs the package ml_dtypes"
+    )
 
 
 def code_of(array: np.ndarray, what: str) -> int:

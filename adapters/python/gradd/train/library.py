@@ -178,7 +178,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def candidates() -> list[Path]:
     """Where the library may be: in the package, or built in the source tree."""
     here = Path(__file__).resolve().parent
-    return [here / "_native" / FILE, here.parents[3] / "build" / "train" / "native" / FILE]
+    build = here.parents[3] / "build"
+    return [here / "_native" / FILE, build / "lib" / FILE, build / "train" / "native" / FILE]
 
 
 @functools.cache
@@ -192,7 +193,7 @@ def library() -> ctypes.CDLL:
         raise ImportError("gradd.train: this machine is big-endian")
     path = next((p for p in candidates() if p.exists()), None)
     if path is None:
-        raise ImportError(f"gradd.train: no {FILE}; in a source tree `make train` builds it")
+        raise ImportError(f"gradd.train: no {FILE}; in a source tree `make` builds it")
     made = ctypes.CDLL(str(path))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(made, f"gradd_train_{name}")

@@ -15,6 +15,8 @@ from gradd.train.library import call
 from gradd.train.state import CheckpointState, StateHandle
 
 _TRAINING, _EVAL = range(2)
+# What ONNX Runtime says of nominal checkpoints.
+LOAD_PARAMETERS = "Please load the model parameters first. (Module.copy_buffer_to_parameters)"
 Outputs = Any  # an array or an OrtValue, or a tuple of them
 
 
@@ -22,6 +24,7 @@ def _close(session: c_void_p, state: StateHandle) -> None:
     """Closes a session; the state, which is kept by this call's argument, goes after it."""
     with state.lock:
         call("close", session)
+        state.has_module = False
 
 
 class Module:
@@ -74,6 +77,7 @@ class Module:
         handle = state._state
         with handle.lock:
             self._session = library.create("open", handle.handle, byref(options))
+            handle.has_module = True
         weakref.finalize(self, _close, self._session, handle)
 
     def __call__(self, *user_inputs: Any) -> Outputs:
@@ -110,6 +114,7 @@ class Module:
         outputs = (library.Tensor * max(n_outputs, 1))()
         inputs = (library.Tensor * max(len(tensors), 1))(*tensors)
         with self._state._state.lock:
+            self._state._state.need_values(LOAD_PARAMETERS)
             name = "step" if self.training else "eval_step"
             call(name, self._session, inputs, len(tensors), outputs, None)
             return [arrays.copy_values(t.type, t.data) for t in outputs[:n_outputs]]
@@ -139,6 +144,7 @@ class Module:
         """
         values = np.empty(self.get_parameters_size(trainable_only), np.float32)
         with self._state._state.lock:
+            self._state._state.need_values(LOAD_PARAMETERS)
             call("copy_out", self._session, trainable_only, values.ctypes.data, values.size)
         return arrays.Buffer(values)
 
@@ -171,6 +177,7 @@ class Module:
             raise TypeError(f"the buffer has the element type {values.dtype}, expected float32")
         with self._state._state.lock:
             call("copy_in", self._session, trainable_only, values.ctypes.data, values.size)
+            self._state._state.find_nominal()
 
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike, graph_output_names: Sequence[str]
@@ -255,5 +262,3 @@ def refuse_ort_format(*paths: str | os.PathLike | None) -> None:
                 f"{os.fspath(path)}: gradd reads .onnx models; generate the artifacts without "
                 "ort_format=True",
             )
-
-

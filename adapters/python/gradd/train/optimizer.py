@@ -7,7 +7,7 @@ from ctypes import byref
 
 from gradd.train import library
 from gradd.train.library import call
-from gradd.train.module import Module, refuse_ort_format
+from gradd.train.module import LOAD_PARAMETERS, Module, refuse_ort_format
 
 
 class Optimizer:
@@ -34,6 +34,7 @@ class Optimizer:
     def step(self) -> None:
         """Changes every parameter that has a gradient."""
         with self._lock:
+            self._module._state._state.need_values(LOAD_PARAMETERS)
             call("optimizer_step", self._module._session, None)
 
     def set_learning_rate(self, learning_rate: float) -> None:

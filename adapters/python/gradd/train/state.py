@@ -16,6 +16,9 @@ from gradd.train.library import call, create
 
 _INT, _FLOAT, _TEXT = range(3)
 _INT64 = (-(2**63), 2**63 - 1)
+# What ONNX Runtime says of nominal checkpoints.
+_LOAD_STATES = "Please load the parameter states first (Module.copy_buffer_to_parameters)"
+_LOAD_ALL_STATES = "Please load all the parameter states first (Module.copy_buffer_to_parameters)"
 
 
 class StateHandle:
@@ -24,7 +27,27 @@ class StateHandle:
     def __init__(self, handle: c_void_p) -> None:
         self.handle = handle
         self.lock = threading.RLock()  # one thread at a time uses a state and its session
-        self._finalizer = weakref.finalize(self, call, "state_destroy", handle)
+        self.has_module = False
+        self.is_nominal = False
+        self.find_nominal()
+        weakref.finalize(self, call, "state_destroy", handle)
+
+    def find_nominal(self) -> None:
+        """Looks whether a parameter has no values."""
+        count = call("state_count", self.handle)
+        self.is_nominal = any(not self.parameter(i).data for i in range(count))
+
+    def need_values(self, what: str) -> None:
+        """Fails if a parameter has no values.
+
+        Raises:
+            TrainError: The checkpoint is nominal, and Module.copy_buffer_to_parameters was not
+                called.
+        """
+        if self.is_nominal:
+            raise library.TrainError(
+                "TENSOR", f"the checkpoint is nominal, its parameters have no values. {what}"
+            )
 
     def find(self, name: str) -> int:
         """Position of a parameter; -1 = there is none."""
@@ -65,11 +88,8 @@ class Parameter:
                 another type or shape.
         """
         with self._state.lock:
+            self._state.need_values(_LOAD_STATES)
             now = self._now
-            if not now.data:
-                name = now.name.decode()
-                message = f"parameter {name!r} has no values yet: the checkpoint is nominal"
-                raise library.TrainError("TENSOR", message)
             return arrays.copy_values(now.type, now.data)
 
     @data.setter
@@ -82,10 +102,18 @@ class Parameter:
 
     @property
     def grad(self) -> np.ndarray | None:
-        """A copy of its gradient since the last reset; None if there is none."""
+        """A copy of its gradient since the last reset: zeros before the first step, None if it is
+        frozen or there is no module."""
         with self._state.lock:
             now = self._now
-            return arrays.copy_values(now.type, now.gradient) if now.gradient else None
+            if now.gradient:
+                return arrays.copy_values(now.type, now.gradient)
+            zeros = now.trainable and self._state.has_module
+            return (
+                np.zeros(arrays.shape_of(now.type), arrays.dtype_of(now.type.dtype))
+                if zeros
+                else None
+            )
 
     @property
     def requires_grad(self) -> bool:
@@ -110,9 +138,13 @@ class Parameters:
         index = self._state.find(name)
         if index < 0:
             raise KeyError(f"Parameter {name} not found.")
+        self._state.need_values(_LOAD_STATES)
         return Parameter(self._state, index)
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if name not in self:
+            raise KeyError(f"Parameter {name} not found.")
+        self._state.need_values(_LOAD_ALL_STATES)
         self[name].data = value
 
     def __contains__(self, name: str) -> bool:
@@ -167,7 +199,9 @@ class Properties:
             made.kind, made.real = _FLOAT, float(value)
         elif isinstance(value, str):
             if "\0" in value:
-                raise ValueError(f"property {name!r} has a zero character, which a file cannot hold")
+                raise ValueError(
+                    f"property {name!r} has a zero character, which a file cannot hold"
+                )
             made.kind, made.text = _TEXT, value.encode()
         else:
             kind = type(value).__name__
@@ -272,9 +306,7 @@ class CheckpointState:
                 message = f"parameter {name!r}: {len(values)} bytes of values, expected {expected}"
                 raise library.TrainError("TENSOR", message)
         with self._state.lock:
-            call(
-                "state_add", self._state.handle, name.encode(), byref(kind), values, requires_grad
-            )
+            call("state_add", self._state.handle, name.encode(), byref(kind), values, requires_grad)
 
     @property
     def parameters(self) -> Parameters:

@@ -127,7 +127,9 @@ class Pow(Block):
         self._exponent = exponent
 
     def build(self, pow_input_name: str) -> str:
-        return self.add_node("Pow", [pow_input_name, self.add_floats("pow_exponent", self._exponent)])
+        return self.add_node(
+            "Pow", [pow_input_name, self.add_floats("pow_exponent", self._exponent)]
+        )
 
 
 class _UnaryOp(Block):

@@ -6,8 +6,8 @@ import os
 
 import onnx
 
-from gradd.train.state import CheckpointState
 from gradd.train.onnxblock.training import Parameters
+from gradd.train.state import CheckpointState
 
 
 def raw_values(tensor: onnx.TensorProto) -> bytes:
@@ -58,8 +58,9 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike, model: onnx.
     tensors = [t for t in model.graph.initializer if t.name not in values]
     tensors += [onnx.numpy_helper.from_array(values[n], n) for n in values if n in known]
     inputs = [value for value in model.graph.input if value.name not in values]
-    tensors, inputs = ([type(p).FromString(p.SerializeToString()) for p in ps]
-                       for ps in (tensors, inputs))
+    tensors, inputs = (
+        [type(p).FromString(p.SerializeToString()) for p in ps] for ps in (tensors, inputs)
+    )
     del model.graph.initializer[:], model.graph.input[:]
     model.graph.initializer.extend(tensors)
     model.graph.input.extend(inputs)

@@ -41,7 +41,9 @@ class ModelAccessor:
             RuntimeError: There was none.
         """
         if self._path is None:
-            raise RuntimeError("the model was given without a path: use onnxblock.base(model, path)")
+            raise RuntimeError(
+                "the model was given without a path: use onnxblock.base(model, path)"
+            )
         return self._path
 
     @property

@@ -148,5 +148,3 @@ class SGD(_Optimizer):
         return self.add_node(
             "SGDOptimizerV2", inputs, stem="update_completed", domain=_DOMAIN, **self._attributes
         )
-
-

@@ -1,0 +1,344 @@
+"""Artifacts: their files, losses against PyTorch's, blocks, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from gradd.train import CheckpointState, Module, Optimizer, artifacts, onnxblock
+from helpers import ROOT
+from helpers import device_models as models
+
+pytestmark = pytest.mark.quick
+FILES = ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"]
+
+
+def test_the_files_and_what_is_in_them(tmp_path: Path) -> None:
+    trained = ["fc2.weight", "fc2.bias"]
+    models.generate(
+        tmp_path,
+        requires_grad=trained,
+        frozen_params=["fc1.weight"],
+        prefix="my_",
+        nominal_checkpoint=True,
+        additional_output_names=["scores"],
+    )
+    made = {file.name for file in tmp_path.iterdir()}
+    assert made == {f"my_{name}" for name in (*FILES, "nominal_checkpoint")}
+    training = onnx.load(tmp_path / "my_training_model.onnx")
+    onnx.checker.check_model(training, True)
+    assert [node.op_type for node in training.graph.node] == [
+        *("Gemm", "Relu", "Gemm", "SoftmaxCrossEntropyLoss")
+    ]
+    inputs = [value.name for value in training.graph.input]
+    assert inputs == ["x", "labels", "fc1.weight", "fc2.weight", "fc2.bias"]
+    assert models.names(training) == ["fc1.bias"]
+    loss, scores = (value.name for value in training.graph.output)
+    assert scores == "scores" and "loss" in loss
+    state = CheckpointState.load_checkpoint(tmp_path / "my_checkpoint")
+    assert [n for n, p in state.parameters if p.requires_grad] == trained
+    assert [n for n, p in state.parameters if not p.requires_grad] == ["fc1.weight"]
+    module = Module(tmp_path / "my_training_model.onnx", state)
+    assert [output.shape for output in module(*models.batch())] == [(), (models.ROWS, models.OUT)]
+
+
+def step_of(folder: Path, *inputs: np.ndarray) -> tuple[Any, CheckpointState, Any]:
+    """The outputs of one training step, the state, and the gradient of w."""
+    state, module = models.load(folder)
+    return module(*inputs), state, state.parameters["w"].grad
+
+
+def one_weight(folder: Path, loss: Any, **arguments: Any) -> Path:
+    """Artifacts of y = x * w for x[batch, 3], with a loss."""
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    values = {"w": np.array([0.5, -2, 30], np.float32)}
+    made = models.model([node], {"x": ["batch", 3]}, {"y": ["batch", 3]}, values)
+    return models.generate(folder, made, loss=loss, **arguments)
+
+
+LOSSES = {
+    "mse": (onnxblock.loss.MSELoss, torch.nn.MSELoss),
+    "l1": (onnxblock.loss.L1Loss, torch.nn.L1Loss),
+    "bce": (onnxblock.loss.BCEWithLogitsLoss, torch.nn.BCEWithLogitsLoss),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_is_torchs(kind: str, reduction: str, tmp_path: Path) -> None:
+    ours, theirs = LOSSES[kind]
+    inputs = np.array([[1, 2, 9], [-3, 0.5, -9]], np.float32)  # logits up to 270
+    target = np.array([[0, 1, 0.25], [1, 1, 0.5]], np.float32)
+    folder = one_weight(tmp_path, ours(reduction=reduction))
+    loss, state, grad = step_of(folder, inputs, target)
+    weight = torch.tensor(state.parameters["w"].data, requires_grad=True)
+    expected = theirs(reduction=reduction)(torch.tensor(inputs) * weight, torch.tensor(target))
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.detach(), rtol=1e-5)
+    np.testing.assert_allclose(grad, weight.grad, rtol=1e-5)
+
+
+def test_weights_of_losses(tmp_path: Path) -> None:
+    inputs = np.array([[1, 2, 0.1], [-3, 0.5, -0.2]], np.float32)
+    target = np.array([[0, 1, 0.25], [1, 1, 0.5]], np.float32)
+    weights = [np.array([1, 2, 3], np.float32), np.array([3, 2, 0.5], np.float32)]
+    loss = onnxblock.loss.BCEWithLogitsLoss(weight=weights[0], pos_weight=weights[1])
+    got, state, _ = step_of(one_weight(tmp_path, loss), inputs, target)
+    other = torch.nn.BCEWithLogitsLoss(*(torch.tensor(w) for w in weights[:1]))
+    other.pos_weight = torch.tensor(weights[1])
+    scores = torch.tensor(inputs) * torch.tensor(state.parameters["w"].data)
+    np.testing.assert_allclose(got, other(scores, torch.tensor(target)), rtol=1e-5)
+    ignored = onnxblock.loss.CrossEntropyLoss(weight=weights[0], ignore_index=1)
+    got, *_ = step_of(one_weight(tmp_path, ignored), inputs, np.array([2, 1]))
+    other = torch.nn.CrossEntropyLoss(torch.tensor(weights[0]), ignore_index=1)
+    np.testing.assert_allclose(got, other(scores, torch.tensor([2, 1])), rtol=1e-5)
+
+
+class Distance(onnxblock.TrainingBlock):
+    """A loss of several blocks: the weighted mean of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mse = onnxblock.loss.MSELoss()
+        self._l1 = onnxblock.loss.L1Loss()
+
+    def build(self, output: str) -> str:
+        blocks = onnxblock.blocks
+        half = blocks.Constant(0.5)()
+        first = blocks.Mul()(half, self._mse(output, "target"))
+        return blocks.Add()(first, self._l1(output, "target"))
+
+
+def test_any_graph_may_be_the_loss(tmp_path: Path) -> None:
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    values = {"w": np.array([0.5, -2, 30], np.float32)}
+    made = models.model([node], {"x": ["n", 3]}, {"y": ["n", 3]}, values)
+    block = Distance()
+    block.requires_grad("w")
+    with pytest.raises(RuntimeError, match="not built yet"):
+        block.to_model_proto()
+    with pytest.raises(RuntimeError, match="not known yet"):
+        block.parameters()
+    with onnxblock.base(made) as accessor:
+        block("y")
+        assert not accessor.has_path
+    training, _ = block.to_model_proto()
+    onnx.save(training, tmp_path / "training_model.onnx")
+    onnxblock.save_checkpoint(block.parameters(), tmp_path / "checkpoint")
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    inputs, target = (np.ones((2, 3), np.float32) * k for k in (1, 2))
+    loss = Module(tmp_path / "training_model.onnx", state)(inputs, target)
+    gap = values["w"] - 2
+    np.testing.assert_allclose(loss, [0.5 * np.mean(gap**2) + np.mean(abs(gap))], rtol=1e-6)
+    assert models.names(made) == ["w"]  # the model that was given is as it was
+
+
+def test_a_model_may_be_its_own_loss(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["y"]),
+        helper.make_node("ReduceMean", ["y"], ["loss"], keepdims=0),
+    ]
+    made = models.model(nodes, {"x": ["n"]}, {"loss": []}, {"w": np.ones(1, np.float32)})
+    folder = models.generate(tmp_path, made, loss=None, optimizer=None)
+    assert not (folder / "optimizer_model.onnx").exists()
+    loss, _, grad = step_of(folder, np.array([1, 2, 6], np.float32))
+    assert loss == 3 and grad == [3]
+
+
+def test_dropout_and_norm_are_off_in_the_eval_model(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node(
+            *("BatchNormalization", ["x", "s", "b", "m", "v"], ["n", "m2", "v2"]), training_mode=1
+        ),
+        helper.make_node("Dropout", ["n", "ratio", "mode"], ["y"]),
+    ]
+    values = {n: np.full(2, k, np.float32) for n, k in (("s", 1), ("b", 0), ("m", 0), ("v", 4))}
+    constants = {"ratio": np.float32(0.5), "mode": np.bool_(True)}
+    made = models.model(nodes, {"x": ["n", 2]}, {"y": ["n", 2]}, values | constants)
+    models.generate(
+        *(tmp_path, made), requires_grad=["s", "b"], frozen_params=["m", "v"],
+        loss=artifacts.LossType.MSELoss, additional_output_names=["y"],
+    )  # fmt: skip
+    evaluation = onnx.load(tmp_path / "eval_model.onnx")
+    onnx.checker.check_model(evaluation, True)
+    norm, dropout = evaluation.graph.node[:2]
+    assert list(norm.output) == ["n"] and not norm.attribute
+    assert list(dropout.input) == ["n", "ratio"]
+    training = onnx.load(tmp_path / "training_model.onnx")
+    assert len(training.graph.node[0].output) == 3 and len(training.graph.node[1].input) == 3
+    feeds = {value.name: values[value.name] for value in evaluation.graph.input[2:]}
+    inputs = np.array([[2, 4], [6, 8]], np.float32)
+    feeds |= {"x": inputs, "target": inputs}
+    output = ReferenceEvaluator(evaluation).run(None, feeds)[1]
+    np.testing.assert_allclose(output, inputs / 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"model": 3}, RuntimeError, "model is a int"),
+        ({"loss": "mse"}, RuntimeError, "loss is a str, expected a LossType"),
+        ({"optimizer": "adam"}, TypeError, "optimizer is a str, expected an OptimType"),
+        ({"frozen_params": ["fc1.bias"]}, RuntimeError, "fc1.bias: a parameter is trained or"),
+        ({"requires_grad": ["fc9"]}, RuntimeError, "no initializer 'fc9'"),
+        ({"ort_format": True}, RuntimeError, "no .ort files"),
+        ({"custom_op_library": "x.so"}, RuntimeError, "no custom operators"),
+        ({"additional_output_names": "scores"}, RuntimeError, "is a str, expected a list"),
+        ({"additional_output_names": ["k"]}, LookupError, "'k' cannot be an output"),
+        ({"requires_grad": []}, RuntimeError, "nothing to optimize"),
+    ],
+)
+def test_what_is_refused(arguments: dict, error: type, words: str, tmp_path: Path) -> None:
+    model = arguments.pop("model", None)
+    with pytest.raises(error, match=words):
+        if model is not None:
+            artifacts.generate_artifacts(model)
+        models.generate(tmp_path, **arguments)
+
+
+def test_blocks_need_a_model() -> None:
+    with pytest.raises(RuntimeError, match="inside `with onnxblock.base"):
+        onnxblock.blocks.Abs()("x")
+    with pytest.raises(RuntimeError, match="is None"):
+        onnxblock.base(None)
+    with onnxblock.empty_base(), pytest.raises(RuntimeError, match="open already"):
+        onnxblock.empty_base().__enter__()
+    with pytest.raises(RuntimeError, match="no custom operators"):
+        onnxblock.custom_op_library("x.so").__enter__()
+
+
+class Chain(onnxblock.ForwardBlock):
+    """Blocks that are applied one after the other."""
+
+    def __init__(self, *blocks: onnxblock.Block) -> None:
+        super().__init__()
+        self._blocks = blocks
+
+    def build(self, name: str) -> str:
+        for block in self._blocks:
+            name = block(name)
+        return name
+
+
+BLOCKS = {
+    "Abs": (onnxblock.blocks.Abs(), np.abs),
+    "Neg": (onnxblock.blocks.Neg(), np.negative),
+    "Log": (onnxblock.blocks.Log(), np.log),
+    "Sigmoid": (onnxblock.blocks.Sigmoid(), lambda x: 1 / (1 + np.exp(-x))),
+    "Softplus": (onnxblock.blocks.Softplus(), lambda x: np.log1p(np.exp(x))),
+    "Pow": (onnxblock.blocks.Pow(3.0), lambda x: x**3),
+    "Clip": (onnxblock.blocks.Clip(0.5, 1.5), lambda x: np.clip(x, 0.5, 1.5)),
+    "Clip above": (onnxblock.blocks.Clip(clip_max=1.5), lambda x: np.minimum(x, 1.5)),
+    "ReduceMean": (onnxblock.blocks.ReduceMean(), lambda x: np.mean(x, keepdims=True)),
+    "ReduceSum": (onnxblock.blocks.ReduceSum(keepdims=False), np.sum),
+    "Cast": (onnxblock.blocks.Cast(to=TensorProto.INT64), lambda x: x.astype(np.int64)),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_computes(name: str) -> None:
+    block, expected = BLOCKS[name]
+    chain = Chain(block)
+    inputs = np.array([[0.25, 1, 2]], np.float32)
+    with onnxblock.empty_base(17) as accessor:
+        value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3])
+        accessor.model.graph.input.append(value)
+        chain("x")
+    made = chain.to_model_proto()
+    (got,) = ReferenceEvaluator(made).run(None, {"x": inputs})
+    np.testing.assert_allclose(got, expected(inputs), rtol=1e-5)
+
+
+def test_blocks_of_two_values_and_of_new_weights() -> None:
+    blocks = onnxblock.blocks
+    with onnxblock.empty_base(17) as accessor:
+        graph = accessor.model.graph
+        graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]))
+        assert blocks.InputLike("x")("other") == "other"
+        with pytest.raises(LookupError, match="no input or output 'z'"):
+            blocks.InputLike("z")()
+        pair = ("x", "other")
+        values = [kind()(*pair) for kind in (blocks.Add, blocks.Sub, blocks.Mul, blocks.Div)]
+        values.append(blocks.Linear(3, 4)("x"))
+        assert blocks.PassThrough()(*pair) == pair
+        blocks.SequenceConstruct()(*pair)
+        norm = blocks.ReduceAllL2()(*pair)
+        assert [value.name for value in graph.value_info] == [norm]
+        assert len(graph.node) == 7 and graph.node[-1].domain == "com.microsoft"
+        del graph.node[5:]
+        made = onnx.shape_inference.infer_shapes(accessor.model)
+    made.graph.output.extend(v for v in made.graph.value_info if v.name in values)
+    x, other = np.full((2, 3), 6, np.float32), np.full((2, 3), 2, np.float32)
+    got = ReferenceEvaluator(made).run(values, {"x": x, "other": other})
+    assert [value.flat[0] for value in got[:4]] == [8, 4, 12, 3]
+    weight, bias = (onnx.numpy_helper.to_array(t) for t in made.graph.initializer)
+    np.testing.assert_allclose(got[4], x @ weight + bias, rtol=1e-4)
+
+
+def test_a_label_encoder() -> None:
+    encoder = onnxblock.blocks.LabelEncoder(keys_int64s=[1, 2], values_int64s=[10, 20])
+    with onnxblock.empty_base(17) as accessor:
+        accessor.model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+        value = helper.make_tensor_value_info("x", TensorProto.INT64, [3])
+        accessor.model.graph.input.append(value)
+        encoder("x")
+        attributes = {a.name: a for a in accessor.model.graph.node[0].attribute}
+    assert list(attributes["values_int64s"].ints) == [10, 20]
+    assert "keys_floats" not in attributes and attributes["default_int64"].i == -1
+
+
+def test_optimizers_say_kind_and_constants(tmp_path: Path) -> None:
+    clip = onnxblock.optim.ClipGradNorm(2.5)
+    adamw = onnxblock.optim.AdamW(False, (0.5, 0.75), 0.25, 0.125, clip)
+    models.generate(tmp_path, optimizer=adamw)
+    _, module = models.load(tmp_path)
+    read = Optimizer(tmp_path / "optimizer_model.onnx", module)._constants
+    assert (read.kind, read.mode, read.bias_correction) == (1, 1, False)
+    assert (read.beta1, read.beta2, read.eps, read.weight_decay) == (0.5, 0.75, 0.25, 0.125)
+    assert (read.max_norm, read.momentum) == (2.5, 0)
+    models.generate(tmp_path, optimizer=onnxblock.optim.SGD(momentum=0.5))
+    read = Optimizer(tmp_path / "optimizer_model.onnx", module)._constants
+    assert (read.kind, read.momentum, read.max_norm) == (2, 0.5, 0)
+
+
+def test_a_checkpoint_goes_into_a_model(tmp_path: Path) -> None:
+    models.generate(tmp_path)
+    made = models.mlp(seed=7)
+    onnxblock.load_checkpoint_to_model(tmp_path / "checkpoint", made)
+    expected = {t.name: onnx.numpy_helper.to_array(t) for t in models.mlp().graph.initializer}
+    got = {t.name: onnx.numpy_helper.to_array(t) for t in made.graph.initializer}
+    assert got.keys() == expected.keys()
+    assert all(np.array_equal(got[name], expected[name]) for name in got)
+    assert [value.name for value in made.graph.input] == ["x"]
+    with pytest.raises(RuntimeError, match="no parameters"):
+        onnxblock.save_checkpoint(None, tmp_path / "checkpoint")
+
+
+def run_command(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "gradd.train", "artifacts", *map(str, arguments)]
+    path = {"PYTHONPATH": str(ROOT / "adapters/python")}
+    return subprocess.run(command, capture_output=True, text=True, env=path, timeout=60)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    onnx.save(models.mlp(), tmp_path / "model.onnx")
+    out = tmp_path / "files"
+    options = ("--loss", "cross_entropy", "--train", "fc2.*", "--out", out)
+    done = run_command(tmp_path / "model.onnx", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"2 parameters to train, 2 frozen; files in {out}\n"
+    assert {file.name for file in out.iterdir()} == set(FILES)
+    done = run_command(tmp_path / "model.onnx", "--train", "head.*", "--out", out)
+    assert done.returncode == 1
+    assert done.stderr == "gradd artifacts: no initializer of floats matches 'head.*'\n"
+    done = run_command(tmp_path / "none.onnx", "--train", "*")
+    assert done.returncode == 1 and "none.onnx" in done.stderr
