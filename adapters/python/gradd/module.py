@@ -217,7 +217,8 @@ class ORTModule(torch.nn.Module):
         there and compile them, is told the truth.
         """
         module = self.__dict__.get("_gradd_module")
-        return type(self) if module is None or _is_traced() else module.__class__
+        traced = torch._guards.detect_fake_mode() is not None
+        return type(self) if module is None or traced else module.__class__
 
     @property  # type: ignore[override]
     def training(self) -> bool:
@@ -477,11 +478,6 @@ def _check(module: Any) -> None:
             "ORTModule cannot wrap torch.nn.DataParallel: use DistributedDataParallel around "
             "ORTModule, one process per replica"
         )
-
-
-def _is_traced() -> bool:
-    """Whether Dynamo traces something in this thread."""
-    return torch._guards.detect_fake_mode() is not None
 
 
 def _is_hook_table(name: str) -> bool:

@@ -168,7 +168,9 @@ class LazyTensor(torch.Tensor):
         if func is torch.Tensor.__reduce_ex__ or func is torch.Tensor.__deepcopy__:
             return func(args[0].gradd_value().clone(), *args[1:], **kwargs)
         if func in _FROM_ROOTS:
-            args, kwargs = private.pytree.tree_map_only(LazyTensor, _latest, (args, kwargs))
+            args, kwargs = private.pytree.tree_map_only(
+                LazyTensor, lambda x: x if x._read is None else x._read, (args, kwargs)
+            )
         if func in _AUTOGRAD:
             return untouched(func, *args, **kwargs)
         if func is torch.Tensor.__repr__ and args[0]._is_lost():
@@ -246,10 +248,6 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
             _waiting.append(weakref.ref(tensor))
     for graph in stepped:
         graph.stepped = True
-
-
-def _latest(tensor: LazyTensor) -> torch.Tensor:
-    return tensor if tensor._read is None else tensor._read
 
 
 def _plain(tensor: LazyTensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from gradd.memory.parameter_changes import Snapshot, steps, version_of
 from gradd.memory.shm import DTYPE_CODES, DTYPES
 from gradd.memory.watch import accesses
 from gradd.session.finalizers import Tie
-from gradd.session.protocol import DROPOUT_OFF, GRADIENT_CHECK, ONCE, Type
+from gradd.session.protocol import DROPOUT_OFF, GRADIENT_CHECK, ONCE
 
 if TYPE_CHECKING:
     from gradd.calls.call import Call, TensorType
@@ -440,7 +440,7 @@ class Run:
         """The same run, planned for other outputs; not started. Pins the inputs for itself."""
         plan = self.graph.plan(
             self.client,
-            self._wire_types(),
+            tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.call.in_types),
             tuple(self.graph.bound.index(n) for n in self.plan.params) if grad_outputs else (),
             self.plan.input_grads if grad_outputs else (),
             outputs,
@@ -481,9 +481,6 @@ class Run:
         other = self._again(outputs, grad_outputs)
         other._again_of = missing[0]
         return other
-
-    def _wire_types(self) -> tuple[Type, ...]:
-        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.call.in_types)
 
     def type_of_output(self, name: str) -> TensorType:
         """dtype and shape of an output that the plan leaves out."""

@@ -20,15 +20,11 @@ _NAMES = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoint"})
 def inline(module: torch.fx.GraphModule) -> int:
     """Inlines them, in place; returns how many there were."""
     count = 0
-    while found := [n for n in module.graph.nodes if _is_checkpoint(n)]:
+    while found := [n for n in module.graph.nodes if takes_graphs(n.target, _NAMES)]:
         for node in found:
             _inline_one(module, node, count)
             count += 1
     return count
-
-
-def _is_checkpoint(node: torch.fx.Node) -> bool:
-    return takes_graphs(node.target) and node.target.name() in _NAMES
 
 
 def _inline_one(module: torch.fx.GraphModule, node: torch.fx.Node, number: int) -> None:

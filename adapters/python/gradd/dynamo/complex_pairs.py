@@ -126,22 +126,10 @@ class _Walk(Rewriter):
         return value
 
 
-def _of_pair(walk: _Walk, node: Node) -> Node:
-    return node.args[0]  # type: ignore[return-value]
-
-
-def _as_pair(walk: _Walk, node: Node) -> Node:
-    return walk.pair(node.args[0])
-
-
 def _polar(walk: _Walk, node: Node) -> Node:
     length, angle = node.args
     parts = (walk.call(f, angle) for f in (torch.cos, torch.sin))
     return walk.joined(*(walk.call(torch.mul, length, part) for part in parts))
-
-
-def _complex(walk: _Walk, node: Node) -> Node:
-    return walk.joined(*node.args)  # type: ignore[arg-type]
 
 
 def _product(walk: _Walk, node: Node) -> Node | None:
@@ -174,21 +162,9 @@ def _sum_of_two(function: Callable) -> Callable:
     return form
 
 
-def _negative(walk: _Walk, node: Node) -> Node:
-    return walk.call(torch.neg, walk.pair(node.args[0]))
-
-
 def _conjugate(walk: _Walk, node: Node) -> Node:
     z = node.args[0]
     return walk.joined(walk.part(z, 0), walk.call(torch.neg, walk.part(z, 1)))
-
-
-def _real(walk: _Walk, node: Node) -> Node:
-    return walk.part(node.args[0], 0)
-
-
-def _imaginary(walk: _Walk, node: Node) -> Node:
-    return walk.part(node.args[0], 1)
 
 
 def _length(walk: _Walk, node: Node) -> Node:
@@ -263,19 +239,19 @@ def _added(walk: _Walk, node: Node) -> Node | None:
     return walk.call(node.target, walk.pair(z), [d % rank for d in dims])
 
 
-_FORMS: dict[str, Callable[[_Walk, Node], Node | None]] = {
-    "view_as_complex": _of_pair,
-    "view_as_real": _as_pair,
+_FORMS: dict[str, Callable[[_Walk, Node], Any]] = {
+    "view_as_complex": lambda walk, node: node.args[0],
+    "view_as_real": lambda walk, node: walk.pair(node.args[0]),
     "polar": _polar,
-    "complex": _complex,
+    "complex": lambda walk, node: walk.joined(*node.args),
     **dict.fromkeys(("mul", "multiply"), _product),
     **dict.fromkeys(("div", "truediv", "true_divide"), _quotient),
     "add": _sum_of_two(torch.add),
     "sub": _sum_of_two(torch.sub),
-    "neg": _negative,
+    "neg": lambda walk, node: walk.call(torch.neg, walk.pair(node.args[0])),
     **dict.fromkeys(("conj", "conj_physical"), _conjugate),
-    "real": _real,
-    "imag": _imaginary,
+    "real": lambda walk, node: walk.part(node.args[0], 0),
+    "imag": lambda walk, node: walk.part(node.args[0], 1),
     **dict.fromkeys(("abs", "absolute"), _length),
     "getitem": _indexed,
     **dict.fromkeys(("unsqueeze", "transpose", "flatten", "swapaxes"), _along),

@@ -295,7 +295,8 @@ class Compiled:
         seen = self._gaps.count(ran, why)
         failed = after.failed(frames)
         if owner.keeps_places and after != frames and (failed or now.graphs == before):
-            owner.keeps_places &= not _may_be_open(why)
+            # It may have failed at sizes that depend on data, which it recorded.
+            owner.keeps_places &= bool(why) and "data-dependent" not in why.lower()
         if now.graphs == before:
             if self._computes_nothing(leaves, result, after != frames and not (failed or why)):
                 return result
@@ -522,11 +523,6 @@ class Compiled:
             for graph in self.owner.graphs:
                 graph.close()
             self.owner.finish()()
-
-
-def _may_be_open(why: str) -> bool:
-    """Whether Dynamo may have failed at sizes that depend on data, which it recorded."""
-    return not why or "data-dependent" in why.lower()
 
 
 def _form(leaves: Sequence[Any]) -> tuple[Any, ...]:

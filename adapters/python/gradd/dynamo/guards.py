@@ -82,8 +82,8 @@ class Supplement:
             *((_dictionary(cls), self._of_class) for cls in found.classes),
             *((_dictionary(cls), self._of_torch) for cls in _OF_TORCH),
             (vars(functional), self._of_class),
-            (vars(torch), _of_called),
-            (vars(builtins), self._of_builtins),
+            (vars(torch), lambda table: list(map(table.get, _CALLED))),
+            (vars(builtins), lambda table: list(map(table.get, ("__import__", *self._builtins)))),
             *((table, self._over_builtins) for table in found.globals.values()),
             (sys.modules, self._of_modules),
             (_ENVIRONMENT, dict),
@@ -107,7 +107,8 @@ class Supplement:
             pairs = zip(versions, self._versions, strict=True)
             for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
                 found = self._found(i)
-                if self._is_environment(i) and self._is_noise(found, self._seen[i]):
+                environment = i < len(self._tables) and self._tables[i][0] is _ENVIRONMENT
+                if environment and self._is_noise(found, self._seen[i]):
                     self._seen[i] = found
                 if found != self._seen[i]:
                     return False
@@ -146,9 +147,6 @@ class Supplement:
             return what_counts(table)
         return self._names & self._holders[i - len(self._tables)]().keys()
 
-    def _is_environment(self, i: int) -> bool:
-        return i < len(self._tables) and self._tables[i][0] is _ENVIRONMENT
-
     def _rest_now(self) -> list[Any]:
         """The compared state outside of dictionaries."""
         return [
@@ -173,9 +171,6 @@ class Supplement:
             for name, value in list(table.items())
             if (name in self._names or _is_function(value)) and name not in _OF_DYNAMO
         }
-
-    def _of_builtins(self, table: dict[str, Any]) -> list[Any]:
-        return [table.get(name) for name in ("__import__", *self._builtins)]
 
     def _over_builtins(self, table: dict[str, Any]) -> list[str]:
         """Names of builtins that globals have as well."""
@@ -212,10 +207,6 @@ _IN_FUNCTIONAL = {
 _CALLED = _IN_FUNCTIONAL & {
     n for n, f in vars(torch).items() if callable(f) and not isinstance(f, type)
 }
-
-
-def _of_called(table: dict[str, Any]) -> list[Any]:
-    return [table.get(name) for name in _CALLED]
 
 
 class _Reached:

@@ -41,13 +41,9 @@ def inline(module: torch.fx.GraphModule) -> int:
     Args:
         module: A graph of Dynamo, whose modes are marked; it is changed.
     """
-    found = [node for node in module.graph.nodes if _is_custom(node)]
+    found = [node for node in module.graph.nodes if takes_graphs(node.target, {CUSTOM})]
     lines = _lines() if found else {}
     return sum(_inlined(module, node, lines) for node in found)
-
-
-def _is_custom(node: Node) -> bool:
-    return takes_graphs(node.target) and node.target.name() == CUSTOM
 
 
 def _lines() -> set[tuple[str, int]]:

@@ -246,7 +246,8 @@ class _Walk(Rewriter):
             self.numbers[node] = self.rows[rows[0]][1].count
         elif name.partition(".")[0] in _COMPARING:
             both = {self.numbers[n] for n in node.all_input_nodes if n in self.numbers}
-            if len(both) > 1 or any(not _is_asserted(user) for user in node.users):
+            readers = {name_of(user).partition(".")[0] for user in node.users}
+            if len(both) > 1 or readers - {"_assert_scalar"}:
                 raise RewriteError(node)
             self.numbers[node] = next(iter(both))
         elif name in _ARITHMETIC and isinstance(value_of(node), SYMBOLIC):
@@ -398,7 +399,3 @@ class _Walk(Rewriter):
                 made = self._call(torch.ops.aten.sym_size.int, x, axis)
             found.append(made)
         return found
-
-
-def _is_asserted(node: Node) -> bool:
-    return name_of(node).partition(".")[0] == "_assert_scalar"

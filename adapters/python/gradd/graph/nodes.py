@@ -9,7 +9,7 @@ com.gradd::StraightThrough. gradd::check_index(x, limit) has the values of x, wh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -44,9 +44,10 @@ INFERENCE = "gradd_inference"  # mark of nodes that ran in inference mode
 Operator = type(torch.ops.aten.add.Tensor)
 
 
-def takes_graphs(target: Any) -> bool:
-    """True for an operator whose arguments are graphs, as checkpoints and custom Functions are."""
-    return getattr(target, "namespace", "") == "higher_order"
+def takes_graphs(target: Any, names: Collection[str] = ()) -> bool:
+    """True for an operator (of these names) whose arguments are graphs, such as a checkpoint."""
+    is_one = getattr(target, "namespace", "") == "higher_order"
+    return is_one and (not names or target.name() in names)
 
 
 def fake_mode(values: Iterable[Any]) -> Any:

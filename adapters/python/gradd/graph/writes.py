@@ -90,10 +90,6 @@ def _is_whole(view: torch.fx.Node, source: torch.fx.Node) -> bool:
     return statically_known_true(a.numel() == b.numel())
 
 
-def _forgets_result(node: torch.fx.Node) -> bool:
-    return packet(node) in _FORGET
-
-
 def _keep_copies(graph: torch.fx.Graph, written: set[int]) -> None:
     """A reshape() that copied, for the layout of its operand, and whose result is written.
 
@@ -202,7 +198,7 @@ class _Pass:
         if not off:
             self._stop_reads(node, set())
         self._add(node, history)
-        if history and not _forgets_result(node):
+        if history and packet(node) not in _FORGET:
             self.kept |= storages(node) & self.written
 
     def _keep(self, node: torch.fx.Node) -> None:

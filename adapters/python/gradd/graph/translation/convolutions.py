@@ -90,13 +90,10 @@ def convolution(
 
 def table() -> dict[Any, Callable]:
     return {
-        **{o: conv for p in (_aten.conv1d, _aten.conv2d, _aten.conv3d) for o in _overloads(p)},
+        **dict.fromkeys((_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default), conv),
+        **dict.fromkeys((_aten.conv1d.padding, _aten.conv2d.padding, _aten.conv3d.padding), conv),
         _aten.conv_transpose1d.default: conv_transpose,
         _aten.conv_transpose2d.input: conv_transpose,
         _aten.conv_transpose3d.input: conv_transpose,
         _aten.convolution.default: convolution,
     }
-
-
-def _overloads(packet: Any) -> tuple[Any, Any]:
-    return packet.default, packet.padding

@@ -52,11 +52,8 @@ def _double(x: Any) -> Any:
 
 def _rounded(value: Any, slope: Any, x: Any) -> Any:
     """The result in the type of x, with its derivative, which may be that of a wider one."""
-    return with_slope(cast(typed(value, DOUBLE), x.dtype), x, _slope(slope, x))
-
-
-def _slope(slope: Any, x: Any) -> Any:
-    return cast(typed(slope, DOUBLE), wide_type(x))
+    slope = cast(typed(slope, DOUBLE), wide_type(x))
+    return with_slope(cast(typed(value, DOUBLE), x.dtype), x, slope)
 
 
 # --- series ----------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     registry = stock.table()
     try:
         _inline_untranslated(program, registry)
-        if not _is_only_decomposed(program, registry):
+        if all(_is_direct(node.target, registry) for node in _calls(program)):
             try:
                 return _direct(program, registry)
             except CaptureError:
@@ -253,11 +253,6 @@ def _name_outputs(program: Any) -> None:
             spec.arg.name = node.name
 
 
-def _is_only_decomposed(program: Any, registry: Any) -> bool:
-    """Whether there is a node that only torch's decompositions, of the whole graph, translate."""
-    return not all(_is_direct(node.target, registry) for node in _calls(program))
-
-
 def _is_direct(target: Any, registry: Any) -> bool:
     if not isinstance(target, Operator):
         return _is_translated(target, registry)
@@ -297,7 +292,8 @@ def _needs_promotion(node: torch.fx.Node) -> bool:
     result = node.meta.get("val")
     if not isinstance(result, torch.Tensor) or not isinstance(node.target, Operator):
         return False
-    if not _promotable(node.target):
+    promoted = node.target.overloadpacket.__name__ in _PROMOTED
+    if not promoted and torch.Tag.pointwise not in node.target.tags:
         return False
     operands = [a.meta.get("val") for a in node.all_input_nodes]
     dtypes = {t.dtype for t in operands if isinstance(t, torch.Tensor)}
@@ -305,7 +301,8 @@ def _needs_promotion(node: torch.fx.Node) -> bool:
         return True
     if dtypes and result.dtype is not torch.bool and result.dtype not in dtypes:
         return True
-    return any(not t.is_floating_point for t in dtypes) and _has_float(node.args)
+    has_float = any(isinstance(a, (float, torch.SymFloat)) for a in node.args)
+    return has_float and any(not t.is_floating_point for t in dtypes)
 
 
 # Of the operators that convert their operands those that are not tagged as pointwise.
@@ -315,14 +312,6 @@ _PROMOTED = {
     *("pdist", "poisson_nll_loss", "prelu", "prod", "smooth_l1_loss", "std", "std_mean", "sum"),
     *("var", "vdot"),
 }
-
-
-def _promotable(target: Any) -> bool:
-    return torch.Tag.pointwise in target.tags or target.overloadpacket.__name__ in _PROMOTED
-
-
-def _has_float(args: tuple) -> bool:
-    return any(isinstance(a, (float, torch.SymFloat)) for a in args)
 
 
 def _check_signature(signature: Any) -> None:
