@@ -17,7 +17,8 @@ WHEEL_DAEMON = $(WHEEL_ZMQ) -Wl,-rpath-link,$(dir $(WHEEL_ZMQ)) $(call STATIC,$(
                $(WHEEL_ENGINE)
 
 WHEEL_TRAIN := $(WHEEL_B)/train/libgradd_train.so
-wheel: $(WHEEL_TREE)/bin/gradd $(WHEEL_TREE)/lib/libgradd.so $(WHEEL_TRAIN) ## build the wheels into dist/
+wheel: $(WHEEL_TREE)/bin/gradd $(WHEEL_TREE)/lib/libgradd.so $(WHEEL_TRAIN) \
+    ## build the wheels into dist/
 	@$(PY) tools/wheel.py $(WHEEL_B) $(VENV) --out $(DIST) $(if $(wildcard $(B)/lib/libgradd_cuda.so),\
 	    --plugin $(B)/lib/libgradd_cuda.so)
 
