@@ -56,7 +56,7 @@ $(T_B)/libgradd_train.a: $(T_OBJ) $(T_B)/members.txt
 $(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
 	@echo "  LD      $@"
 	$(Q)$(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
-	    -Wl,-soname,$(@F) -Wl,-rpath,'$$ORIGIN' -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm
+	    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm
 	$(Q)$(T_STRIP) -o $@ $@.full && rm $@.full
 
 # A program that uses nothing else, for the tests; emulated where the machine is another one.

@@ -34,6 +34,7 @@ BODY = re.compile(r"\s*\{")
 GIVEN = {
     "adapters/python/gradd/graph/translation/": "translations take what torch's operator takes",
     "adapters/python/gradd/legacy/": "classes of onnxruntime.training",
+    "adapters/python/gradd/train/": "functions of onnxruntime.training",
     "adapters/python/gradd/optim.py:__init__": "FusedAdam of onnxruntime.training.optim",
     "tests/sim/nccl/library.c:ncclAllReduce": "a function of NCCL",
     "server/web/web.c:handle": "a callback of libmicrohttpd",

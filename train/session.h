@@ -75,6 +75,8 @@ struct train_session_s {
 gradd_status_t side_open(gradd_train_session_t *session, gradd_train_phase_t phase,
                          const void *bytes, size_t n);
 void side_close(train_side_t *side);
+/* Batch norms in evaluation mode have one result. */
+void side_trim_norms(struct model_s *model);
 /* Of a parameter of the state: whether the model writes it. */
 bool side_writes(const train_side_t *side, int parameter);
 

@@ -161,6 +161,15 @@ static gradd_status_t find_statistics(train_side_t *side) {
     return status;
 }
 
+/* ONNX Runtime's eval models still ask batch norms for the statistics that only a training has. */
+void side_trim_norms(model_t *m) {
+    for (int k = 0; k < m->n_nodes; k++) {
+        model_node_t *n = &m->nodes[k];
+        if (!strcmp(n->op_type, "BatchNormalization") && !has_statistics(n) && n->n_out > 1)
+            n->n_out = 1;
+    }
+}
+
 /* ---- the side -------------------------------------------------------------------------------- */
 
 static gradd_status_t make_lists(train_side_t *side) {
@@ -189,6 +198,7 @@ gradd_status_t side_open(gradd_train_session_t *s, gradd_train_phase_t phase, co
                          size_t n) {
     train_side_t *side = &s->sides[phase];
     GRADD_TRY(gradd_model_load(bytes, n, &side->model));
+    if (phase == GRADD_TRAIN_EVAL) side_trim_norms(side->model);
     GRADD_TRY(make_lists(side));
     side->shapes = calloc((size_t)s->options.max_plans, sizeof side->shapes[0]);
     if (!side->shapes) return no_memory();

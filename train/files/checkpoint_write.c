@@ -73,15 +73,15 @@ static void name_next(written_t *out, size_t at) {
 
 /* Where the fields of each kind of table lie: bytes from its beginning, 0 = absent. The first word
  * is the distance to this list. */
-typedef struct layout_s {
+typedef struct table_layout_s {
     uint16_t bytes;
     uint16_t n_fields;
     uint16_t fields[MAX_FIELDS];
-} layout_t;
+} table_layout_t;
 
 enum { ROOT, MODULE, TENSOR, GROUP, STATE, BAG, INTEGER, SHORT_PROPERTY, N_LAYOUTS };
 
-static const layout_t layouts[N_LAYOUTS] = {
+static const table_layout_t layouts[N_LAYOUTS] = {
     [ROOT] = {20, ROOT_N,                {4, 8, 12, 16}   },
     [MODULE] = {16, MODULE_N,              {4, 8, 12, 0}    },
     [TENSOR] = {20, TENSOR_VALUES + 1,     {4, 0, 8, 12, 16}},
@@ -99,7 +99,7 @@ typedef struct writer_s {
 
 static void write_layouts(writer_t *writer) {
     for (int kind = 0; kind < N_LAYOUTS; kind++) {
-        const layout_t *layout = &layouts[kind];
+        const table_layout_t *layout = &layouts[kind];
         const uint16_t bytes = (uint16_t)((2 + layout->n_fields) * sizeof(uint16_t));
         const size_t at = append(&writer->out, bytes);
         writer->layout_at[kind] = at;

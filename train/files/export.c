@@ -8,20 +8,20 @@
 #include <string.h>
 
 #include "train/files/pieces.h"
-#include "train/files/wire.h"
+#include "train/files/proto.h"
 #include "train/session.h"
 
 /* A name of the graph, and whether the outputs need its value. */
 typedef struct exported_name_s {
-    wire_span_t text;
-    wire_span_t type; /* the ValueInfo's whole field without its head; empty = not said */
+    proto_span_t text;
+    proto_span_t type; /* the ValueInfo's whole field without its head; empty = not said */
     bool needed;
 } exported_name_t;
 
 /* Fields of the graph. */
 typedef struct exported_s {
-    wire_span_t graph;
-    wire_field_t *fields; /* Owned */
+    proto_span_t graph;
+    proto_field_t *fields; /* Owned */
     int n_fields;
     exported_name_t *names; /* Owned, sorted, each once */
     int n_names;
@@ -29,7 +29,7 @@ typedef struct exported_s {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static int compare_spans(wire_span_t a, wire_span_t b) {
+static int compare_spans(proto_span_t a, proto_span_t b) {
     const size_t n = a.n < b.n ? a.n : b.n;
     const int order = n ? memcmp(a.at, b.at, n) : 0;
     return order ? order : (a.n > b.n) - (a.n < b.n);
@@ -39,7 +39,7 @@ static int compare_names(const void *a, const void *b) {
     return compare_spans(((const exported_name_t *)a)->text, ((const exported_name_t *)b)->text);
 }
 
-static exported_name_t *find_name(const exported_t *exported, wire_span_t text) {
+static exported_name_t *find_name(const exported_t *exported, proto_span_t text) {
     const exported_name_t key = {.text = text};
     return exported->n_names ? bsearch(&key, exported->names, (size_t)exported->n_names, sizeof key,
                                        compare_names)
@@ -47,22 +47,22 @@ static exported_name_t *find_name(const exported_t *exported, wire_span_t text) 
 }
 
 static exported_name_t *find_text(const exported_t *exported, const char *text) {
-    return find_name(exported, (wire_span_t){(const uint8_t *)text, strlen(text)});
+    return find_name(exported, (proto_span_t){(const uint8_t *)text, strlen(text)});
 }
 
 /* The first field with that id in a message; empty if there is none. */
-static gradd_status_t find_bytes(wire_span_t message, uint32_t id, wire_span_t *out_bytes) {
-    wire_field_t field;
+static gradd_status_t find_bytes(proto_span_t message, uint32_t id, proto_span_t *out_bytes) {
+    proto_field_t field;
     bool more = true;
-    *out_bytes = (wire_span_t){0};
+    *out_bytes = (proto_span_t){0};
     while (more && !out_bytes->at) {
-        GRADD_TRY(wire_next(&message, &field, &more));
+        GRADD_TRY(proto_next(&message, &field, &more));
         if (more && field.id == id) *out_bytes = field.bytes;
     }
     return GRADD_OK;
 }
 
-static gradd_status_t add_name(exported_t *exported, wire_span_t text, int *room) {
+static gradd_status_t add_name(exported_t *exported, proto_span_t text, int *room) {
     if (exported->n_names == *room) {
         const int larger = *room * 2 + 64;
         exported_name_t *names = realloc(exported->names, (size_t)larger * sizeof *exported->names);
@@ -74,13 +74,13 @@ static gradd_status_t add_name(exported_t *exported, wire_span_t text, int *room
     return GRADD_OK;
 }
 
-static gradd_status_t add_names(exported_t *exported, wire_span_t node, int *room) {
-    wire_field_t field;
+static gradd_status_t add_names(exported_t *exported, proto_span_t node, int *room) {
+    proto_field_t field;
     bool more;
     for (;;) {
-        GRADD_TRY(wire_next(&node, &field, &more));
+        GRADD_TRY(proto_next(&node, &field, &more));
         if (!more) return GRADD_OK;
-        if (field.id == WIRE_NODE_INPUT || field.id == WIRE_NODE_OUTPUT)
+        if (field.id == PROTO_NODE_INPUT || field.id == PROTO_NODE_OUTPUT)
             GRADD_TRY(add_name(exported, field.bytes, room));
     }
 }
@@ -89,12 +89,12 @@ static gradd_status_t add_names(exported_t *exported, wire_span_t node, int *roo
 static gradd_status_t list_names(exported_t *exported) {
     int room = 0, n = 0;
     for (int i = 0; i < exported->n_fields; i++) {
-        const wire_field_t *field = &exported->fields[i];
-        wire_span_t name;
-        if (field->id == WIRE_GRAPH_NODE) {
+        const proto_field_t *field = &exported->fields[i];
+        proto_span_t name;
+        if (field->id == PROTO_GRAPH_NODE) {
             GRADD_TRY(add_names(exported, field->bytes, &room));
-        } else if (field->id == WIRE_GRAPH_OUTPUT) {
-            GRADD_TRY(find_bytes(field->bytes, WIRE_VALUE_NAME, &name));
+        } else if (field->id == PROTO_GRAPH_OUTPUT) {
+            GRADD_TRY(find_bytes(field->bytes, PROTO_VALUE_NAME, &name));
             GRADD_TRY(add_name(exported, name, &room));
         }
     }
@@ -110,16 +110,16 @@ static gradd_status_t list_names(exported_t *exported) {
 /* ---- the graph ------------------------------------------------------------------------------- */
 
 static gradd_status_t list_fields(exported_t *exported) {
-    wire_span_t rest = exported->graph;
-    wire_field_t field;
+    proto_span_t rest = exported->graph;
+    proto_field_t field;
     bool more;
     int room = 0;
     for (;;) {
-        GRADD_TRY(wire_next(&rest, &field, &more));
+        GRADD_TRY(proto_next(&rest, &field, &more));
         if (!more) return GRADD_OK;
         if (exported->n_fields == room) {
             room = room * 2 + 64;
-            wire_field_t *fields =
+            proto_field_t *fields =
                 realloc(exported->fields, (size_t)room * sizeof *exported->fields);
             if (!fields) return GRADD_FAIL(NOMEM, "no memory for the nodes of the model");
             exported->fields = fields;
@@ -131,26 +131,26 @@ static gradd_status_t list_fields(exported_t *exported) {
 /* Types of values that may be outputs. */
 static gradd_status_t list_types(exported_t *exported) {
     for (int i = 0; i < exported->n_fields; i++) {
-        const wire_field_t *field = &exported->fields[i];
-        wire_span_t text;
-        if (field->id != WIRE_GRAPH_OUTPUT && field->id != WIRE_GRAPH_VALUE) continue;
-        GRADD_TRY(find_bytes(field->bytes, WIRE_VALUE_NAME, &text));
+        const proto_field_t *field = &exported->fields[i];
+        proto_span_t text;
+        if (field->id != PROTO_GRAPH_OUTPUT && field->id != PROTO_GRAPH_VALUE) continue;
+        GRADD_TRY(find_bytes(field->bytes, PROTO_VALUE_NAME, &text));
         exported_name_t *name = find_name(exported, text);
         if (name) name->type = field->bytes;
     }
     return GRADD_OK;
 }
 
-static gradd_status_t check_node(wire_span_t node) {
-    wire_field_t field;
-    wire_span_t op, graph;
+static gradd_status_t check_node(proto_span_t node) {
+    proto_field_t field;
+    proto_span_t op, graph;
     bool more = true;
-    GRADD_TRY(find_bytes(node, WIRE_NODE_OP, &op));
+    GRADD_TRY(find_bytes(node, PROTO_NODE_OP, &op));
     while (more) {
-        GRADD_TRY(wire_next(&node, &field, &more));
-        if (!more || field.id != WIRE_NODE_ATTRIBUTE) continue;
-        GRADD_TRY(find_bytes(field.bytes, WIRE_ATTRIBUTE_GRAPH, &graph));
-        if (!graph.at) GRADD_TRY(find_bytes(field.bytes, WIRE_ATTRIBUTE_GRAPHS, &graph));
+        GRADD_TRY(proto_next(&node, &field, &more));
+        if (!more || field.id != PROTO_NODE_ATTRIBUTE) continue;
+        GRADD_TRY(find_bytes(field.bytes, PROTO_ATTRIBUTE_GRAPH, &graph));
+        if (!graph.at) GRADD_TRY(find_bytes(field.bytes, PROTO_ATTRIBUTE_GRAPHS, &graph));
         if (graph.at)
             return GRADD_FAIL(UNSUPPORTED, "a node %.*s has a subgraph, which is not exported",
                               (int)op.n, (const char *)op.at);
@@ -163,34 +163,34 @@ static gradd_status_t check_node(wire_span_t node) {
 typedef enum exported_kind_e { ORDINARY, DROPOUT, NORM } exported_kind_t;
 enum { DROPOUT_INPUTS = 2, NORM_OUTPUTS = 1 }; /* in evaluation mode */
 
-static gradd_status_t find_kind(wire_span_t node, exported_kind_t *out_kind) {
-    wire_span_t op, domain;
-    GRADD_TRY(find_bytes(node, WIRE_NODE_OP, &op));
-    GRADD_TRY(find_bytes(node, WIRE_NODE_DOMAIN, &domain));
-    const bool onnx = domain.n == 0 || wire_is(domain, "ai.onnx");
-    const bool norm = (onnx && wire_is(op, "BatchNormalization")) ||
-                      (wire_is(domain, "com.microsoft") && wire_is(op, "BatchNormInternal"));
-    *out_kind = norm ? NORM : onnx && wire_is(op, "Dropout") ? DROPOUT : ORDINARY;
+static gradd_status_t find_kind(proto_span_t node, exported_kind_t *out_kind) {
+    proto_span_t op, domain;
+    GRADD_TRY(find_bytes(node, PROTO_NODE_OP, &op));
+    GRADD_TRY(find_bytes(node, PROTO_NODE_DOMAIN, &domain));
+    const bool onnx = domain.n == 0 || proto_is(domain, "ai.onnx");
+    const bool norm = (onnx && proto_is(op, "BatchNormalization")) ||
+                      (proto_is(domain, "com.microsoft") && proto_is(op, "BatchNormInternal"));
+    *out_kind = norm ? NORM : onnx && proto_is(op, "Dropout") ? DROPOUT : ORDINARY;
     return GRADD_OK;
 }
 
 /* Whether a value that the node writes is needed; then all that it reads is. */
-static gradd_status_t need_node(exported_t *exported, wire_span_t node, bool *out_needed) {
-    wire_span_t rest = node;
-    wire_field_t field;
+static gradd_status_t need_node(exported_t *exported, proto_span_t node, bool *out_needed) {
+    proto_span_t rest = node;
+    proto_field_t field;
     exported_kind_t kind;
     bool more = true;
     int inputs = 0;
     *out_needed = false;
     GRADD_TRY(find_kind(node, &kind));
     while (more) {
-        GRADD_TRY(wire_next(&rest, &field, &more));
-        if (more && field.id == WIRE_NODE_OUTPUT && field.bytes.n)
+        GRADD_TRY(proto_next(&rest, &field, &more));
+        if (more && field.id == PROTO_NODE_OUTPUT && field.bytes.n)
             *out_needed = *out_needed || find_name(exported, field.bytes)->needed;
     }
     for (more = *out_needed; more;) {
-        GRADD_TRY(wire_next(&node, &field, &more));
-        if (!more || field.id != WIRE_NODE_INPUT) continue;
+        GRADD_TRY(proto_next(&node, &field, &more));
+        if (!more || field.id != PROTO_NODE_INPUT) continue;
         if (kind != DROPOUT || inputs++ < DROPOUT_INPUTS)
             find_name(exported, field.bytes)->needed = true;
     }
@@ -206,9 +206,9 @@ static gradd_status_t need_outputs(exported_t *exported, const char *const *outp
         name->needed = true;
     }
     for (int i = exported->n_fields - 1; i >= 0; i--) {
-        wire_field_t *field = &exported->fields[i];
+        proto_field_t *field = &exported->fields[i];
         bool needed;
-        if (field->id != WIRE_GRAPH_NODE) continue;
+        if (field->id != PROTO_GRAPH_NODE) continue;
         GRADD_TRY(need_node(exported, field->bytes, &needed));
         if (needed)
             GRADD_TRY(check_node(field->bytes));
@@ -220,37 +220,37 @@ static gradd_status_t need_outputs(exported_t *exported, const char *const *outp
 
 /* ---- nodes in evaluation mode ---------------------------------------------------------------- */
 
-static gradd_status_t is_training_mode(const wire_field_t *field, bool *out_is) {
-    wire_span_t name;
+static gradd_status_t is_training_mode(const proto_field_t *field, bool *out_is) {
+    proto_span_t name;
     *out_is = false;
-    if (field->id != WIRE_NODE_ATTRIBUTE) return GRADD_OK;
-    GRADD_TRY(find_bytes(field->bytes, WIRE_ATTRIBUTE_NAME, &name));
-    *out_is = wire_is(name, "training_mode");
+    if (field->id != PROTO_NODE_ATTRIBUTE) return GRADD_OK;
+    GRADD_TRY(find_bytes(field->bytes, PROTO_ATTRIBUTE_NAME, &name));
+    *out_is = proto_is(name, "training_mode");
     return GRADD_OK;
 }
 
 /* BatchNormalization without its statistics as outputs; Dropout without its third input, the mode.
  */
-static gradd_status_t write_changed(pieces_t *out, wire_span_t node, bool dropout) {
-    wire_field_t field;
+static gradd_status_t write_changed(pieces_t *out, proto_span_t node, bool dropout) {
+    proto_field_t field;
     bool more = true, mode;
     int inputs = 0, results = 0;
     while (more) {
-        GRADD_TRY(wire_next(&node, &field, &more));
+        GRADD_TRY(proto_next(&node, &field, &more));
         if (!more) return GRADD_OK;
         GRADD_TRY(is_training_mode(&field, &mode));
-        if (mode || (field.id == WIRE_NODE_INPUT && dropout && inputs++ >= DROPOUT_INPUTS) ||
-            (field.id == WIRE_NODE_OUTPUT && !dropout && results++ >= NORM_OUTPUTS))
+        if (mode || (field.id == PROTO_NODE_INPUT && dropout && inputs++ >= DROPOUT_INPUTS) ||
+            (field.id == PROTO_NODE_OUTPUT && !dropout && results++ >= NORM_OUTPUTS))
             continue;
-        if (field.id == WIRE_NODE_OP && !dropout)
-            pieces_bytes(out, WIRE_NODE_OP, "BatchNormalization", strlen("BatchNormalization"));
-        else if (field.id != WIRE_NODE_DOMAIN)
+        if (field.id == PROTO_NODE_OP && !dropout)
+            pieces_bytes(out, PROTO_NODE_OP, "BatchNormalization", strlen("BatchNormalization"));
+        else if (field.id != PROTO_NODE_DOMAIN)
             pieces_refer(out, field.whole.at, field.whole.n);
     }
     return GRADD_OK;
 }
 
-static gradd_status_t write_node(pieces_t *out, const wire_field_t *field) {
+static gradd_status_t write_node(pieces_t *out, const proto_field_t *field) {
     exported_kind_t kind;
     pieces_t node = {0};
     GRADD_TRY(find_kind(field->bytes, &kind));
@@ -259,7 +259,7 @@ static gradd_status_t write_node(pieces_t *out, const wire_field_t *field) {
         return GRADD_OK;
     }
     const gradd_status_t status = write_changed(&node, field->bytes, kind == DROPOUT);
-    pieces_head(out, WIRE_GRAPH_NODE, node.bytes);
+    pieces_head(out, PROTO_GRAPH_NODE, node.bytes);
     pieces_take(out, &node);
     return status;
 }
@@ -270,11 +270,11 @@ static void write_parameter(pieces_t *out, const gradd_train_parameter_t *parame
     const size_t bytes = (size_t)gradd_type_bytes(&parameter->type);
     pieces_t tensor = {0};
     for (int i = 0; i < parameter->type.rank; i++)
-        pieces_number(&tensor, WIRE_TENSOR_DIMS, (uint64_t)parameter->type.dims[i]);
-    pieces_number(&tensor, WIRE_TENSOR_TYPE, (uint64_t)parameter->type.dtype);
-    pieces_bytes(&tensor, WIRE_TENSOR_NAME, parameter->name, strlen(parameter->name));
-    pieces_bytes(&tensor, WIRE_TENSOR_RAW, parameter->data, bytes);
-    pieces_head(out, WIRE_GRAPH_INITIALIZER, tensor.bytes);
+        pieces_number(&tensor, PROTO_TENSOR_DIMS, (uint64_t)parameter->type.dims[i]);
+    pieces_number(&tensor, PROTO_TENSOR_TYPE, (uint64_t)parameter->type.dtype);
+    pieces_bytes(&tensor, PROTO_TENSOR_NAME, parameter->name, strlen(parameter->name));
+    pieces_bytes(&tensor, PROTO_TENSOR_RAW, parameter->data, bytes);
+    pieces_head(out, PROTO_GRAPH_INITIALIZER, tensor.bytes);
     pieces_take(out, &tensor);
 }
 
@@ -291,28 +291,28 @@ static gradd_status_t write_parameters(pieces_t *out, const exported_t *exported
     return GRADD_OK;
 }
 
-static bool is_parameter(const gradd_train_state_t *state, wire_span_t name) {
+static bool is_parameter(const gradd_train_state_t *state, proto_span_t name) {
     for (int i = 0; i < gradd_train_state_count(state); i++)
-        if (wire_is(name, gradd_train_state_parameter(state, i).name)) return true;
+        if (proto_is(name, gradd_train_state_parameter(state, i).name)) return true;
     return false;
 }
 
 /* A field of the graph that is not a node: kept if its value is needed, or it is no value. */
 static gradd_status_t write_field(pieces_t *out, const exported_t *exported,
-                                  const gradd_train_state_t *state, const wire_field_t *field) {
-    wire_span_t text = {0};
+                                  const gradd_train_state_t *state, const proto_field_t *field) {
+    proto_span_t text = {0};
     switch (field->id) {
     case 0: /* taken out */
-    case WIRE_GRAPH_OUTPUT:
+    case PROTO_GRAPH_OUTPUT:
         return GRADD_OK;
-    case WIRE_GRAPH_NODE:
+    case PROTO_GRAPH_NODE:
         return write_node(out, field);
-    case WIRE_GRAPH_INPUT:
-    case WIRE_GRAPH_VALUE:
-        GRADD_TRY(find_bytes(field->bytes, WIRE_VALUE_NAME, &text));
+    case PROTO_GRAPH_INPUT:
+    case PROTO_GRAPH_VALUE:
+        GRADD_TRY(find_bytes(field->bytes, PROTO_VALUE_NAME, &text));
         break;
-    case WIRE_GRAPH_INITIALIZER:
-        GRADD_TRY(find_bytes(field->bytes, WIRE_TENSOR_NAME, &text));
+    case PROTO_GRAPH_INITIALIZER:
+        GRADD_TRY(find_bytes(field->bytes, PROTO_TENSOR_NAME, &text));
         break;
     default:
         pieces_refer(out, field->whole.at, field->whole.n);
@@ -329,28 +329,28 @@ static void write_type(pieces_t *out, const char *name, const gradd_type_t *type
     pieces_t shape = {0}, tensor = {0}, kind = {0}, value = {0};
     for (int i = 0; i < type->rank; i++) {
         pieces_t dim = {0};
-        if (type->dims[i] >= 0) pieces_number(&dim, WIRE_DIM_VALUE, (uint64_t)type->dims[i]);
-        pieces_head(&shape, WIRE_SHAPE_DIM, dim.bytes);
+        if (type->dims[i] >= 0) pieces_number(&dim, PROTO_DIM_VALUE, (uint64_t)type->dims[i]);
+        pieces_head(&shape, PROTO_SHAPE_DIM, dim.bytes);
         pieces_take(&shape, &dim);
     }
-    pieces_number(&tensor, WIRE_TYPE_ELEMENT, (uint64_t)type->dtype);
-    pieces_head(&tensor, WIRE_TYPE_SHAPE, shape.bytes);
+    pieces_number(&tensor, PROTO_TYPE_ELEMENT, (uint64_t)type->dtype);
+    pieces_head(&tensor, PROTO_TYPE_SHAPE, shape.bytes);
     pieces_take(&tensor, &shape);
-    pieces_head(&kind, WIRE_TYPE_TENSOR, tensor.bytes);
+    pieces_head(&kind, PROTO_TYPE_TENSOR, tensor.bytes);
     pieces_take(&kind, &tensor);
-    pieces_bytes(&value, WIRE_VALUE_NAME, name, strlen(name));
-    pieces_head(&value, WIRE_VALUE_TYPE, kind.bytes);
+    pieces_bytes(&value, PROTO_VALUE_NAME, name, strlen(name));
+    pieces_head(&value, PROTO_VALUE_TYPE, kind.bytes);
     pieces_take(&value, &kind);
-    pieces_head(out, WIRE_GRAPH_OUTPUT, value.bytes);
+    pieces_head(out, PROTO_GRAPH_OUTPUT, value.bytes);
     pieces_take(out, &value);
 }
 
 static gradd_status_t write_output(pieces_t *out, const exported_t *exported,
                                    const export_source_t *source, const char *output) {
-    const wire_span_t declared = find_text(exported, output)->type;
+    const proto_span_t declared = find_text(exported, output)->type;
     gradd_type_t type;
     if (declared.at) {
-        pieces_bytes(out, WIRE_GRAPH_OUTPUT, declared.at, declared.n);
+        pieces_bytes(out, PROTO_GRAPH_OUTPUT, declared.at, declared.n);
         return GRADD_OK;
     }
     if (!source->device)
@@ -378,13 +378,13 @@ static gradd_status_t write_graph(pieces_t *out, exported_t *exported,
     return GRADD_OK;
 }
 
-static gradd_status_t split_model(wire_span_t model, exported_t *exported, pieces_t *out) {
-    wire_field_t field;
+static gradd_status_t split_model(proto_span_t model, exported_t *exported, pieces_t *out) {
+    proto_field_t field;
     bool more;
     for (;;) {
-        GRADD_TRY(wire_next(&model, &field, &more));
+        GRADD_TRY(proto_next(&model, &field, &more));
         if (!more) break;
-        if (field.id != WIRE_MODEL_GRAPH)
+        if (field.id != PROTO_MODEL_GRAPH)
             pieces_refer(out, field.whole.at, field.whole.n);
         else if (exported->graph.at)
             return GRADD_FAIL(MODEL, "the model has two graphs");
@@ -398,10 +398,10 @@ gradd_status_t export_model(const export_source_t *source, const char *const *ou
                             int n_outputs, const char *path) {
     exported_t exported = {0};
     pieces_t file = {0}, graph = {0};
-    gradd_status_t status = split_model((wire_span_t){source->model, source->n}, &exported, &file);
+    gradd_status_t status = split_model((proto_span_t){source->model, source->n}, &exported, &file);
     if (status == GRADD_OK) status = write_graph(&graph, &exported, source, outputs, n_outputs);
     if (status == GRADD_OK) {
-        pieces_head(&file, WIRE_MODEL_GRAPH, graph.bytes);
+        pieces_head(&file, PROTO_MODEL_GRAPH, graph.bytes);
         pieces_take(&file, &graph);
         status = pieces_write(&file, path);
     }

@@ -9,14 +9,14 @@
 #include <string.h>
 
 #include "platform/platform.h"
-#include "train/files/wire.h"
+#include "train/files/proto.h"
 #include "train/gradd_train.h"
 
 #define MAX_MODEL (1 << 20) /* bytes: it holds no parameters */
 
 typedef struct node_s {
-    wire_span_t op, domain;
-    wire_span_t whole; /* the message */
+    proto_span_t op, domain;
+    proto_span_t whole; /* the message */
 } node_t;
 
 /* An attribute's place for its value, found by name. */
@@ -25,30 +25,30 @@ typedef struct setting_s {
     double *value;
 } setting_t;
 
-static gradd_status_t read_node(wire_span_t message, node_t *out_node) {
-    wire_field_t field;
+static gradd_status_t read_node(proto_span_t message, node_t *out_node) {
+    proto_field_t field;
     bool more;
     *out_node = (node_t){.whole = message};
     for (;;) {
-        GRADD_TRY(wire_next(&message, &field, &more));
+        GRADD_TRY(proto_next(&message, &field, &more));
         if (!more) return GRADD_OK;
-        if (field.id == WIRE_NODE_OP) out_node->op = field.bytes;
-        if (field.id == WIRE_NODE_DOMAIN) out_node->domain = field.bytes;
+        if (field.id == PROTO_NODE_OP) out_node->op = field.bytes;
+        if (field.id == PROTO_NODE_DOMAIN) out_node->domain = field.bytes;
     }
 }
 
-static gradd_status_t read_attribute(wire_span_t message, wire_span_t *out_name,
+static gradd_status_t read_attribute(proto_span_t message, proto_span_t *out_name,
                                      double *out_value) {
-    wire_field_t field;
+    proto_field_t field;
     bool more;
-    *out_name = (wire_span_t){0};
+    *out_name = (proto_span_t){0};
     *out_value = 0;
     for (;;) {
-        GRADD_TRY(wire_next(&message, &field, &more));
+        GRADD_TRY(proto_next(&message, &field, &more));
         if (!more) return GRADD_OK;
-        if (field.id == WIRE_ATTRIBUTE_NAME) *out_name = field.bytes;
-        if (field.id == WIRE_ATTRIBUTE_INT) *out_value = (double)(int64_t)field.number;
-        if (field.id == WIRE_ATTRIBUTE_FLOAT) {
+        if (field.id == PROTO_ATTRIBUTE_NAME) *out_name = field.bytes;
+        if (field.id == PROTO_ATTRIBUTE_INT) *out_value = (double)(int64_t)field.number;
+        if (field.id == PROTO_ATTRIBUTE_FLOAT) {
             float value;
             memcpy(&value, &field.number, sizeof value);
             *out_value = (double)value;
@@ -58,18 +58,18 @@ static gradd_status_t read_attribute(wire_span_t message, wire_span_t *out_name,
 
 /* Gives each attribute of a node to its setting; one that is not in the list fails. */
 static gradd_status_t read_settings(const node_t *node, const setting_t *settings, size_t n) {
-    wire_span_t rest = node->whole;
-    wire_field_t field;
+    proto_span_t rest = node->whole;
+    proto_field_t field;
     bool more;
     for (;;) {
-        GRADD_TRY(wire_next(&rest, &field, &more));
+        GRADD_TRY(proto_next(&rest, &field, &more));
         if (!more) return GRADD_OK;
-        if (field.id != WIRE_NODE_ATTRIBUTE) continue;
-        wire_span_t name;
+        if (field.id != PROTO_NODE_ATTRIBUTE) continue;
+        proto_span_t name;
         double value;
         size_t i = 0;
         GRADD_TRY(read_attribute(field.bytes, &name, &value));
-        while (i < n && !wire_is(name, settings[i].name))
+        while (i < n && !proto_is(name, settings[i].name))
             i++;
         if (i == n)
             return GRADD_FAIL(UNSUPPORTED, "%.*s has an attribute '%.*s', which is not known",
@@ -119,13 +119,13 @@ static gradd_status_t read_clip(const node_t *node, gradd_train_optimizer_t *opt
     return read_settings(node, settings, 1);
 }
 
-static gradd_status_t use_node(wire_span_t message, gradd_train_optimizer_t *optimizer) {
+static gradd_status_t use_node(proto_span_t message, gradd_train_optimizer_t *optimizer) {
     node_t node;
     GRADD_TRY(read_node(message, &node));
-    const bool ours = wire_is(node.domain, "com.microsoft");
-    if (ours && wire_is(node.op, "InplaceClipGradNorm")) return read_clip(&node, optimizer);
-    const bool adamw = ours && wire_is(node.op, "AdamWOptimizer");
-    if (!adamw && !(ours && wire_is(node.op, "SGDOptimizerV2")))
+    const bool ours = proto_is(node.domain, "com.microsoft");
+    if (ours && proto_is(node.op, "InplaceClipGradNorm")) return read_clip(&node, optimizer);
+    const bool adamw = ours && proto_is(node.op, "AdamWOptimizer");
+    if (!adamw && !(ours && proto_is(node.op, "SGDOptimizerV2")))
         return GRADD_FAIL(UNSUPPORTED,
                           "node %.*s of domain '%.*s', expected AdamWOptimizer, "
                           "SGDOptimizerV2 or InplaceClipGradNorm of com.microsoft",
@@ -136,23 +136,23 @@ static gradd_status_t use_node(wire_span_t message, gradd_train_optimizer_t *opt
     return adamw ? read_adamw(&node, optimizer) : read_sgd(&node, optimizer);
 }
 
-static gradd_status_t use_graph(wire_span_t message, gradd_train_optimizer_t *optimizer) {
-    wire_field_t field;
+static gradd_status_t use_graph(proto_span_t message, gradd_train_optimizer_t *optimizer) {
+    proto_field_t field;
     bool more;
     for (;;) {
-        GRADD_TRY(wire_next(&message, &field, &more));
+        GRADD_TRY(proto_next(&message, &field, &more));
         if (!more) return GRADD_OK;
-        if (field.id == WIRE_GRAPH_NODE) GRADD_TRY(use_node(field.bytes, optimizer));
+        if (field.id == PROTO_GRAPH_NODE) GRADD_TRY(use_node(field.bytes, optimizer));
     }
 }
 
-static gradd_status_t use_model(wire_span_t message, gradd_train_optimizer_t *optimizer) {
-    wire_field_t field;
+static gradd_status_t use_model(proto_span_t message, gradd_train_optimizer_t *optimizer) {
+    proto_field_t field;
     bool more;
     for (;;) {
-        GRADD_TRY(wire_next(&message, &field, &more));
+        GRADD_TRY(proto_next(&message, &field, &more));
         if (!more) break;
-        if (field.id == WIRE_MODEL_GRAPH) GRADD_TRY(use_graph(field.bytes, optimizer));
+        if (field.id == PROTO_MODEL_GRAPH) GRADD_TRY(use_graph(field.bytes, optimizer));
     }
     if (optimizer->kind == GRADD_TRAIN_NO_OPTIMIZER)
         return GRADD_FAIL(MODEL, "no node AdamWOptimizer or SGDOptimizerV2");
@@ -162,7 +162,7 @@ static gradd_status_t use_model(wire_span_t message, gradd_train_optimizer_t *op
 gradd_status_t gradd_train_optimizer_load(const gradd_train_model_t *model,
                                           gradd_train_optimizer_t *out_optimizer) {
     gradd_train_optimizer_t optimizer = {0};
-    wire_span_t bytes = {model->bytes, model->n};
+    proto_span_t bytes = {model->bytes, model->n};
     void *read = NULL;
     if (!model->bytes) {
         GRADD_TRY(gradd_platform.read_file(model->path, MAX_MODEL, &read, &bytes.n));

@@ -7,6 +7,7 @@
 #include "server/api/gradd.h"
 #include "server/graph/model.h"
 #include "train/files/export.h"
+#include "train/session.h"
 
 static const int64_t sizes[] = {2, 3}; /* of dynamic dimensions */
 
@@ -69,6 +70,7 @@ gradd_status_t export_output_type(const export_source_t *source, const char *nam
     gradd_model_t *model = NULL;
     gradd_type_t types[2];
     GRADD_TRY(gradd_model_load(source->model, source->n, &model));
+    side_trim_norms(model);
     gradd_status_t status = end_at(model, name);
     for (int k = 0; k < 2 && !status; k++)
         status = type_at(model, source, sizes[k], &types[k]);

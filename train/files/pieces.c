@@ -14,9 +14,9 @@ void pieces_finish(pieces_t *pieces) {
     *pieces = (pieces_t){0};
 }
 
-static void add(pieces_t *pieces, piece_t piece) {
+static void add(pieces_t *pieces, file_piece_t piece) {
     if (piece.n == 0 || pieces->failed) return;
-    piece_t *last = pieces->n ? &pieces->list[pieces->n - 1] : NULL;
+    file_piece_t *last = pieces->n ? &pieces->list[pieces->n - 1] : NULL;
     pieces->bytes += piece.n;
     if (last && !last->data && !piece.data && last->at + last->n == piece.at) {
         last->n += piece.n;
@@ -24,7 +24,7 @@ static void add(pieces_t *pieces, piece_t piece) {
     }
     if (pieces->n == pieces->room) {
         const int room = pieces->room * 2 + 16;
-        piece_t *list = realloc(pieces->list, (size_t)room * sizeof *list);
+        file_piece_t *list = realloc(pieces->list, (size_t)room * sizeof *list);
         pieces->failed = !list;
         if (!list) return;
         pieces->list = list;
@@ -34,7 +34,7 @@ static void add(pieces_t *pieces, piece_t piece) {
 }
 
 void pieces_refer(pieces_t *pieces, const void *data, size_t n) {
-    add(pieces, (piece_t){.data = data, .n = n});
+    add(pieces, (file_piece_t){.data = data, .n = n});
 }
 
 void pieces_copy(pieces_t *pieces, const void *data, size_t n) {
@@ -48,13 +48,13 @@ void pieces_copy(pieces_t *pieces, const void *data, size_t n) {
         pieces->own_room = room;
     }
     memcpy(pieces->own + pieces->own_n, data, n);
-    add(pieces, (piece_t){.at = pieces->own_n, .n = n});
+    add(pieces, (file_piece_t){.at = pieces->own_n, .n = n});
     pieces->own_n += n;
 }
 
 void pieces_take(pieces_t *pieces, pieces_t *other) {
     for (int i = 0; i < other->n; i++) {
-        const piece_t *piece = &other->list[i];
+        const file_piece_t *piece = &other->list[i];
         if (piece->data)
             pieces_refer(pieces, piece->data, piece->n);
         else
@@ -94,7 +94,7 @@ gradd_status_t pieces_write(const pieces_t *pieces, const char *path) {
     if (!parts) return GRADD_FAIL(NOMEM, "no memory for the parts of '%s'", path);
     gradd_status_t status;
     for (int i = 0; i < pieces->n; i++) {
-        const piece_t *piece = &pieces->list[i];
+        const file_piece_t *piece = &pieces->list[i];
         parts[i] =
             (gradd_file_part_t){piece->data ? piece->data : pieces->own + piece->at, piece->n};
     }

@@ -7,15 +7,15 @@
 #include <stdint.h>
 
 #include "shm/status.h"
-#include "train/files/wire.h"
+#include "train/files/proto.h"
 
-typedef struct piece_s {
+typedef struct file_piece_s {
     const void *data; /* Borrowed; NULL = own bytes from `at` */
     size_t at, n;
-} piece_t;
+} file_piece_t;
 
 typedef struct pieces_s {
-    piece_t *list; /* Owned */
+    file_piece_t *list; /* Owned */
     int n, room;
     uint8_t *own; /* Owned */
     size_t own_n, own_room;

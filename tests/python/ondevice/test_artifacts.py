@@ -154,20 +154,29 @@ def test_a_model_may_be_its_own_loss(tmp_path: Path) -> None:
     assert loss == 3 and grad == [3]
 
 
+NORM_VALUES = {n: np.full(2, k, np.float32) for n, k in (("s", 1), ("b", 0), ("m", 0), ("v", 4))}
+
+
+def with_norm(folder: Path) -> Path:
+    """Artifacts of a batch norm and a dropout in training mode, for x[n, 2]."""
+    norm = helper.make_node(
+        "BatchNormalization", ["x", "s", "b", "m", "v"], ["n", "m2", "v2"], training_mode=1
+    )
+    dropout = helper.make_node("Dropout", ["n", "ratio", "mode"], ["y"])
+    values = NORM_VALUES | {"ratio": np.float32(0.5), "mode": np.bool_(True)}
+    made = models.model([norm, dropout], {"x": ["n", 2]}, {"y": ["n", 2]}, values)
+    return models.generate(
+        folder,
+        made,
+        requires_grad=["s", "b"],
+        frozen_params=["m", "v"],
+        loss=artifacts.LossType.MSELoss,
+        additional_output_names=["y"],
+    )
+
+
 def test_dropout_and_norm_are_off_in_the_eval_model(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node(
-            *("BatchNormalization", ["x", "s", "b", "m", "v"], ["n", "m2", "v2"]), training_mode=1
-        ),
-        helper.make_node("Dropout", ["n", "ratio", "mode"], ["y"]),
-    ]
-    values = {n: np.full(2, k, np.float32) for n, k in (("s", 1), ("b", 0), ("m", 0), ("v", 4))}
-    constants = {"ratio": np.float32(0.5), "mode": np.bool_(True)}
-    made = models.model(nodes, {"x": ["n", 2]}, {"y": ["n", 2]}, values | constants)
-    models.generate(
-        *(tmp_path, made), requires_grad=["s", "b"], frozen_params=["m", "v"],
-        loss=artifacts.LossType.MSELoss, additional_output_names=["y"],
-    )  # fmt: skip
+    with_norm(tmp_path)
     evaluation = onnx.load(tmp_path / "eval_model.onnx")
     onnx.checker.check_model(evaluation, True)
     norm, dropout = evaluation.graph.node[:2]
@@ -175,10 +184,31 @@ def test_dropout_and_norm_are_off_in_the_eval_model(tmp_path: Path) -> None:
     assert list(dropout.input) == ["n", "ratio"]
     training = onnx.load(tmp_path / "training_model.onnx")
     assert len(training.graph.node[0].output) == 3 and len(training.graph.node[1].input) == 3
-    feeds = {value.name: values[value.name] for value in evaluation.graph.input[2:]}
     inputs = np.array([[2, 4], [6, 8]], np.float32)
-    feeds |= {"x": inputs, "target": inputs}
-    output = ReferenceEvaluator(evaluation).run(None, feeds)[1]
+    _, module = models.load(tmp_path)
+    np.testing.assert_allclose(module.eval()(inputs, inputs)[1], inputs / 2, rtol=1e-4)
+
+
+def test_a_step_moves_running_statistics(tmp_path: Path) -> None:
+    state, module = models.load(with_norm(tmp_path))
+    inputs = np.array([[2, 4], [6, 8]], np.float32)
+    module(inputs, inputs)
+    np.testing.assert_allclose(state.parameters["m"].data, [0.4, 0.6], rtol=1e-5)
+
+
+def test_eval_models_of_onnx_runtime_ask_norms_for_three_results(tmp_path: Path) -> None:
+    """Which ONNX Runtime itself refuses."""
+    evaluation = onnx.load(with_norm(tmp_path) / "eval_model.onnx")
+    evaluation.graph.node[0].output.extend(["m2", "v2"])
+    del evaluation.graph.value_info[:]
+    onnx.save(evaluation, tmp_path / "eval_model.onnx")
+    _, module = models.load(tmp_path)
+    inputs = np.array([[2, 4], [6, 8]], np.float32)
+    np.testing.assert_allclose(module.eval()(inputs, inputs)[1], inputs / 2, rtol=1e-4)
+    module.export_model_for_inferencing(tmp_path / "model.onnx", ["n"])
+    exported = onnx.load(tmp_path / "model.onnx")
+    onnx.checker.check_model(exported, True)
+    (output,) = ReferenceEvaluator(exported).run(None, {"x": inputs})
     np.testing.assert_allclose(output, inputs / 2, rtol=1e-4)
 
 

@@ -131,6 +131,7 @@ class Memory(Structure):
     ]
 
 
+MEMORY = [name for name, _ in Memory._fields_]
 _P = c_void_p
 # Function, what it returns (STATUS: a failure becomes a TrainError), what it takes.
 STATUS = "status"

@@ -32,6 +32,8 @@ class Module:
 
     Attributes:
         training: Whether a call is a training step.
+        state: The parameters.
+        session: The library's object.
 
     Args:
         train_model_uri: The training model.
@@ -66,19 +68,18 @@ class Module:
             raise library.TrainError(
                 "UNSUPPORTED", f"device {device!r}: gradd.train runs on the CPU, device='cpu'"
             )
-        self._state = state
-        self._device = device
+        self.state = state
         options = library.Options(memory_budget=memory_budget, seed=seed)
         options.threads = int(getattr(session_options, "intra_op_num_threads", 0) or 0)
         options.training.path = os.fsencode(train_model_uri)
         if eval_model_uri is not None:
             options.eval.path = os.fsencode(eval_model_uri)
         refuse_ort_format(train_model_uri, eval_model_uri)
-        handle = state._state
+        handle = state.handle
         with handle.lock:
-            self._session = library.create("open", handle.handle, byref(options))
+            self.session = library.create("open", handle.pointer, byref(options))
             handle.has_module = True
-        weakref.finalize(self, _close, self._session, handle)
+        weakref.finalize(self, _close, self.session, handle)
 
     def __call__(self, *user_inputs: Any) -> Outputs:
         """One step: with `training` a forward and a backward, else a forward of the eval model.
@@ -110,13 +111,13 @@ class Module:
         whats += ["an input too many"] * (len(user_inputs) - len(whats))
         held = [arrays.to_array(value, what) for value, what in zip(user_inputs, whats)]
         tensors = [arrays.to_tensor(array, what) for array, what in zip(held, whats)]
-        n_outputs = call("output_count", self._session, phase)
+        n_outputs = call("output_count", self.session, phase)
         outputs = (library.Tensor * max(n_outputs, 1))()
         inputs = (library.Tensor * max(len(tensors), 1))(*tensors)
-        with self._state._state.lock:
-            self._state._state.need_values(LOAD_PARAMETERS)
+        with self.state.handle.lock:
+            self.state.handle.need_values(LOAD_PARAMETERS)
             name = "step" if self.training else "eval_step"
-            call(name, self._session, inputs, len(tensors), outputs, None)
+            call(name, self.session, inputs, len(tensors), outputs, None)
             return [arrays.copy_values(t.type, t.data) for t in outputs[:n_outputs]]
 
     def train(self, mode: bool = True) -> Module:
@@ -130,8 +131,8 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """The next step's gradients replace those there are, instead of being added."""
-        with self._state._state.lock:
-            call("lazy_reset_grad", self._session)
+        with self.state.handle.lock:
+            call("lazy_reset_grad", self.session)
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> arrays.Buffer:
         """A copy of the parameters, one after the other in the order of the model's inputs.
@@ -143,9 +144,9 @@ class Module:
             RuntimeError: One has no values, or is not of f32.
         """
         values = np.empty(self.get_parameters_size(trainable_only), np.float32)
-        with self._state._state.lock:
-            self._state._state.need_values(LOAD_PARAMETERS)
-            call("copy_out", self._session, trainable_only, values.ctypes.data, values.size)
+        with self.state.handle.lock:
+            self.state.handle.need_values(LOAD_PARAMETERS)
+            call("copy_out", self.session, trainable_only, values.ctypes.data, values.size)
         return arrays.Buffer(values)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
@@ -155,8 +156,8 @@ class Module:
             trainable_only: Whether to leave out those that are frozen.
         """
         count = c_int64()
-        with self._state._state.lock:
-            call("contiguous_count", self._session, trainable_only, byref(count))
+        with self.state.handle.lock:
+            call("contiguous_count", self.session, trainable_only, byref(count))
         return count.value
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
@@ -175,9 +176,9 @@ class Module:
         values = arrays.to_array(buffer, "the buffer")
         if values.dtype != np.float32:
             raise TypeError(f"the buffer has the element type {values.dtype}, expected float32")
-        with self._state._state.lock:
-            call("copy_in", self._session, trainable_only, values.ctypes.data, values.size)
-            self._state._state.find_nominal()
+        with self.state.handle.lock:
+            call("copy_in", self.session, trainable_only, values.ctypes.data, values.size)
+            self.state.handle.find_nominal()
 
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike, graph_output_names: Sequence[str]
@@ -194,9 +195,9 @@ class Module:
         names = (c_char_p * max(len(graph_output_names), 1))(
             *(name.encode() for name in graph_output_names)
         )
-        with self._state._state.lock:
+        with self.state.handle.lock:
             path = os.fsencode(inference_model_uri)
-            call("export", self._session, path, names, len(graph_output_names))
+            call("export", self.session, path, names, len(graph_output_names))
 
     def input_names(self) -> list[str]:
         """Names of the inputs that a call takes."""
@@ -207,8 +208,8 @@ class Module:
         return self._names("output", _TRAINING if self.training else _EVAL)
 
     def _names(self, what: str, phase: int) -> list[str]:
-        n = call(f"{what}_count", self._session, phase)
-        return [call(f"{what}_name", self._session, phase, i).decode() for i in range(n)]
+        n = call(f"{what}_count", self.session, phase)
+        return [call(f"{what}_name", self.session, phase, i).decode() for i in range(n)]
 
     # ---- beyond ONNX Runtime's interface ------------------------------------------------------
 
@@ -232,21 +233,21 @@ class Module:
 
     def _choose(self, name: str, pattern: str) -> int:
         changed = c_int()
-        with self._state._state.lock:
-            call(name, self._session, pattern.encode(), byref(changed))
+        with self.state.handle.lock:
+            call(name, self.session, pattern.encode(), byref(changed))
         return changed.value
 
     def set_seed(self, seed: int) -> None:
         """Starts the random numbers of the steps that follow again."""
-        with self._state._state.lock:
-            call("set_seed", self._session, seed)
+        with self.state.handle.lock:
+            call("set_seed", self.session, seed)
 
     def memory(self) -> dict[str, int]:
         """Bytes that the module holds: of `parameters`, `gradients`, `moments`, the `arena` of
         activations, `constants` and `buffers`; and how many `plans`."""
-        with self._state._state.lock:
-            found = call("memory", self._session)
-        return {name: getattr(found, name) for name, *_ in found._fields_}
+        with self.state.handle.lock:
+            found = call("memory", self.session)
+        return {name: getattr(found, name) for name in library.MEMORY}
 
 
 def refuse_ort_format(*paths: str | os.PathLike | None) -> None:

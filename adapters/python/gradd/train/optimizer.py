@@ -25,17 +25,17 @@ class Optimizer:
         refuse_ort_format(optimizer_uri)
         model = library.Model(path=os.fsencode(optimizer_uri))
         self._constants = library.OptimizerConstants()
-        self._module = module
-        self._lock = module._state._state.lock
+        self.module = module
+        self.lock = module.state.handle.lock
         call("optimizer_load", byref(model), byref(self._constants))
-        with self._lock:
-            call("set_optimizer", module._session, byref(self._constants))
+        with self.lock:
+            call("set_optimizer", module.session, byref(self._constants))
 
     def step(self) -> None:
         """Changes every parameter that has a gradient."""
-        with self._lock:
-            self._module._state._state.need_values(LOAD_PARAMETERS)
-            call("optimizer_step", self._module._session, None)
+        with self.lock:
+            self.module.state.handle.need_values(LOAD_PARAMETERS)
+            call("optimizer_step", self.module.session, None)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the steps that follow.
@@ -43,12 +43,12 @@ class Optimizer:
         Args:
             learning_rate: 0 or more; 1e-3 by default.
         """
-        with self._lock:
-            call("set_learning_rate", self._module._session, learning_rate)
+        with self.lock:
+            call("set_learning_rate", self.module.session, learning_rate)
 
     def get_learning_rate(self) -> float:
         """The learning rate of the next step."""
-        return call("learning_rate", self._module._session)
+        return call("learning_rate", self.module.session)
 
 
 class LinearLRScheduler:
@@ -69,12 +69,12 @@ class LinearLRScheduler:
         initial_lr: float,
     ) -> None:
         self._optimizer = optimizer
-        with optimizer._lock:
-            session = optimizer._module._session
+        with optimizer.lock:
+            session = optimizer.module.session
             counts = (warmup_step_count, total_step_count)
             call("set_linear_schedule", session, *counts, initial_lr)
 
     def step(self) -> None:
         """Sets the learning rate for the number of steps that the optimizer has taken."""
-        with self._optimizer._lock:
-            call("schedule_step", self._optimizer._module._session)
+        with self._optimizer.lock:
+            call("schedule_step", self._optimizer.module.session)

@@ -24,17 +24,17 @@ _LOAD_ALL_STATES = "Please load all the parameter states first (Module.copy_buff
 class StateHandle:
     """The library's object, alive as long as its state or a session of it."""
 
-    def __init__(self, handle: c_void_p) -> None:
-        self.handle = handle
+    def __init__(self, pointer: c_void_p) -> None:
+        self.pointer = pointer
         self.lock = threading.RLock()  # one thread at a time uses a state and its session
         self.has_module = False
         self.is_nominal = False
         self.find_nominal()
-        weakref.finalize(self, call, "state_destroy", handle)
+        weakref.finalize(self, call, "state_destroy", pointer)
 
     def find_nominal(self) -> None:
         """Looks whether a parameter has no values."""
-        count = call("state_count", self.handle)
+        count = call("state_count", self.pointer)
         self.is_nominal = any(not self.parameter(i).data for i in range(count))
 
     def need_values(self, what: str) -> None:
@@ -51,11 +51,11 @@ class StateHandle:
 
     def find(self, name: str) -> int:
         """Position of a parameter; -1 = there is none."""
-        return call("state_find", self.handle, name.encode())
+        return call("state_find", self.pointer, name.encode())
 
     def parameter(self, i: int) -> library.Parameter:
         """The parameter at a position."""
-        return call("state_parameter", self.handle, i)
+        return call("state_parameter", self.pointer, i)
 
 
 class Parameter:
@@ -98,7 +98,7 @@ class Parameter:
         array = arrays.to_array(value, what)
         tensor = arrays.to_tensor(array, what)
         with self._state.lock:
-            call("state_write", self._state.handle, self._index, byref(tensor.type), tensor.data)
+            call("state_write", self._state.pointer, self._index, byref(tensor.type), tensor.data)
 
     @property
     def grad(self) -> np.ndarray | None:
@@ -159,7 +159,7 @@ class Parameters:
         return str([name for name, _ in self])
 
     def __len__(self) -> int:
-        return call("state_count", self._state.handle)
+        return call("state_count", self._state.pointer)
 
 
 class Properties:
@@ -175,12 +175,12 @@ class Properties:
         self._state = state
 
     def _at(self, i: int) -> tuple[str, int | float | str]:
-        found = call("state_property", self._state.handle, i)
+        found = call("state_property", self._state.pointer, i)
         values = (found.integer, found.real, (found.text or b"").decode())
         return found.name.decode(), values[found.kind]
 
     def _find(self, name: str) -> int:
-        return call("state_find_property", self._state.handle, name.encode())
+        return call("state_find_property", self._state.pointer, name.encode())
 
     def __getitem__(self, name: str) -> int | float | str:
         with self._state.lock:
@@ -207,7 +207,7 @@ class Properties:
             kind = type(value).__name__
             raise TypeError(f"property {name!r} is a {kind}, expected an int, a float or a str")
         with self._state.lock:
-            call("state_set_property", self._state.handle, byref(made))
+            call("state_set_property", self._state.pointer, byref(made))
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) >= 0
@@ -220,7 +220,7 @@ class Properties:
         return str([name for name, _ in self])
 
     def __len__(self) -> int:
-        return call("state_property_count", self._state.handle)
+        return call("state_property_count", self._state.pointer)
 
 
 class CheckpointState:
@@ -236,7 +236,7 @@ class CheckpointState:
             raise TypeError(
                 f"CheckpointState of a {kind}: use CheckpointState.load_checkpoint(path)"
             )
-        self._state = state
+        self.handle = state
         self._parameters = Parameters(state)
         self._properties = Properties(state)
 
@@ -274,9 +274,9 @@ class CheckpointState:
         Raises:
             RuntimeError: It cannot be written.
         """
-        with state._state.lock:
+        with state.handle.lock:
             path = os.fsencode(checkpoint_uri)
-            call("state_save", state._state.handle, path, bool(include_optimizer_state))
+            call("state_save", state.handle.pointer, path, bool(include_optimizer_state))
 
     def add(
         self,
@@ -305,8 +305,10 @@ class CheckpointState:
             if len(values) != expected:
                 message = f"parameter {name!r}: {len(values)} bytes of values, expected {expected}"
                 raise library.TrainError("TENSOR", message)
-        with self._state.lock:
-            call("state_add", self._state.handle, name.encode(), byref(kind), values, requires_grad)
+        with self.handle.lock:
+            call(
+                "state_add", self.handle.pointer, name.encode(), byref(kind), values, requires_grad
+            )
 
     @property
     def parameters(self) -> Parameters:

@@ -1,33 +1,33 @@
-/* See wire.h. */
-#include "train/files/wire.h"
+/* See proto.h. */
+#include "train/files/proto.h"
 
 #include <string.h>
 
 enum { VARINT = 0, EIGHT = 1, BYTES = 2, FOUR = 5, MAX_VARINT = 10 };
 
-static gradd_status_t take_varint(wire_span_t *rest, uint64_t *out_value) {
+static gradd_status_t take_varint(proto_span_t *rest, uint64_t *out_value) {
     uint64_t value = 0;
     for (size_t i = 0; i < MAX_VARINT && i < rest->n; i++) {
         value |= (uint64_t)(rest->at[i] & 0x7f) << (7 * i);
         if (rest->at[i] & 0x80) continue;
-        *rest = (wire_span_t){rest->at + i + 1, rest->n - i - 1};
+        *rest = (proto_span_t){rest->at + i + 1, rest->n - i - 1};
         *out_value = value;
         return GRADD_OK;
     }
     return GRADD_FAIL(MODEL, "a number in the model does not end");
 }
 
-static gradd_status_t take_bytes(wire_span_t *rest, uint64_t n, wire_span_t *out_bytes) {
+static gradd_status_t take_bytes(proto_span_t *rest, uint64_t n, proto_span_t *out_bytes) {
     if (n > rest->n)
         return GRADD_FAIL(MODEL, "a part of the model claims %llu bytes, %zu are left",
                           (unsigned long long)n, rest->n);
-    *out_bytes = (wire_span_t){rest->at, (size_t)n};
-    *rest = (wire_span_t){rest->at + n, rest->n - (size_t)n};
+    *out_bytes = (proto_span_t){rest->at, (size_t)n};
+    *rest = (proto_span_t){rest->at + n, rest->n - (size_t)n};
     return GRADD_OK;
 }
 
-static gradd_status_t take_value(wire_span_t *rest, int type, wire_field_t *field) {
-    wire_span_t fixed = {0};
+static gradd_status_t take_value(proto_span_t *rest, int type, proto_field_t *field) {
+    proto_span_t fixed = {0};
     uint64_t n;
     switch (type) {
     case VARINT:
@@ -46,9 +46,9 @@ static gradd_status_t take_value(wire_span_t *rest, int type, wire_field_t *fiel
     }
 }
 
-gradd_status_t wire_next(wire_span_t *rest, wire_field_t *out_field, bool *out_more) {
+gradd_status_t proto_next(proto_span_t *rest, proto_field_t *out_field, bool *out_more) {
     const uint8_t *begin = rest->at;
-    wire_field_t field = {0};
+    proto_field_t field = {0};
     uint64_t tag;
     *out_more = rest->n > 0;
     if (!*out_more) return GRADD_OK;
@@ -58,11 +58,11 @@ gradd_status_t wire_next(wire_span_t *rest, wire_field_t *out_field, bool *out_m
                           (unsigned long long)(tag >> 3));
     field.id = (uint32_t)(tag >> 3);
     GRADD_TRY(take_value(rest, (int)(tag & 7), &field));
-    field.whole = (wire_span_t){begin, (size_t)(rest->at - begin)};
+    field.whole = (proto_span_t){begin, (size_t)(rest->at - begin)};
     *out_field = field;
     return GRADD_OK;
 }
 
-bool wire_is(wire_span_t bytes, const char *text) {
+bool proto_is(proto_span_t bytes, const char *text) {
     return bytes.n == strlen(text) && memcmp(bytes.at, text, bytes.n) == 0;
 }
