@@ -19,7 +19,17 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ["shm", "platform", "kernels", "server", "train", "adapters", "tests", "benchmarks", "tools"]
+FOLDERS = [
+    "shm",
+    "platform",
+    "kernels",
+    "server",
+    "train",
+    "adapters",
+    "tests",
+    "benchmarks",
+    "tools",
+]
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".py", ".sh"}
 MAX_FILE = 800
 MAX_FUNCTION = 100

@@ -157,11 +157,12 @@ static gradd_val_t product_of(gradd_builder_t *b, gradd_val_t rows, gradd_val_t 
 typedef struct way_s {
     bool reverse;
     gradd_val_t rows, weight, matrix, biases, state, cells;
-} way_t;
+} direction_t;
 
 /* The steps of a GRU, z = s(x_z + h R_z), r = s(x_r + h R_r), n = tanh(x_n + (r h) R_n),
  * h' = n + z (h - n), where x has the biases. Of [B, H] each. */
-static void run_steps(gradd_builder_t *b, const onnx_layer_t *k, const way_t *w, gradd_val_t *out) {
+static void run_steps(gradd_builder_t *b, const onnx_layer_t *k, const direction_t *w,
+                      gradd_val_t *out) {
     const int64_t n = k->cells, gates = 2 * n, sizes[] = {1, k->batch, n};
     const gradd_val_t both = gradd_slice(b, w->matrix, 0, 0, gates, 1);
     const gradd_val_t last = gradd_slice(b, w->matrix, 0, gates, 3 * n, 1);
@@ -188,8 +189,8 @@ static void run_steps(gradd_builder_t *b, const onnx_layer_t *k, const way_t *w,
     out[1] = h;
 }
 
-static void run_recurrence(gradd_builder_t *b, const onnx_layer_t *k, const way_t *w, int n_out,
-                           gradd_val_t *out) {
+static void run_recurrence(gradd_builder_t *b, const onnx_layer_t *k, const direction_t *w,
+                           int n_out, gradd_val_t *out) {
     const gradd_attr_t attrs[] = {gradd_make_string(GRADD_RNN_KIND, k->kind),
                                   gradd_make_int(GRADD_RNN_REVERSE, w->reverse)};
     gradd_val_t product = product_of(b, w->rows, ordered(b, k, w->weight, 0));
@@ -220,7 +221,7 @@ static void run_way(gradd_expand_t *x, const onnx_layer_t *k, int64_t way, gradd
     for (int i = 0; i <= IN_PEEPHOLES; i++)
         in[i] = i < x->n_in ? gradd_wide(b, x->in[i]) : GRADD_NONE;
     const char *direction = gradd_attr_string(x->attrs, "direction", "forward");
-    const way_t w = {
+    const direction_t w = {
         .reverse = way || !strcmp(direction, "reverse"),
         .rows = turned(b, k, in[IN_SEQUENCES]),
         .weight = of_way(b, in[IN_WEIGHT], way),

@@ -9,7 +9,7 @@ The control socket hangs up when the daemon dies. Then the client connects again
 if it may), passes its segments, repeats the requests in the ledger and then the current request:
 the caller sees a pause and the same bits.
 
-A child after fork is not the client: every request compares the process id.
+A child after fork is not the client: requests compare the process id.
 """
 
 from __future__ import annotations
@@ -179,12 +179,15 @@ class Client:
 
     def _send(self, pending: Pending) -> None:
         envelope = self.timeline.envelope(pending)  # type: ignore[union-attr]
-        if pending.verb in _RUNS and (ms := wait_ms()) is not None:
+        self._complete(envelope, pending.verb)
+        pending.q = self._connection.send_later(envelope)  # type: ignore[union-attr]
+
+    def _complete(self, envelope: dict[str, Any], verb: str) -> None:
+        if verb in _RUNS and (ms := wait_ms()) is not None:
             envelope["wait"] = ms
         if self._releases and not self._resending:
             envelope["rel"] = self._take_releases()
         self.requests += 1
-        pending.q = self._connection.send_later(envelope)  # type: ignore[union-attr]
 
     def catch_up(self, most: int = 0) -> None:
         """Takes the replies that have come, and waits until at most so many requests have none.
@@ -269,11 +272,7 @@ class Client:
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         envelope = {"v": verb, **fields}
-        if verb in _RUNS and (ms := wait_ms()) is not None:
-            envelope["wait"] = ms
-        if self._releases and not self._resending:
-            envelope["rel"] = self._take_releases()
-        self.requests += 1
+        self._complete(envelope, verb)
         sent = now()
         reply = self._connection.call(envelope, frames, None, meanwhile)  # type: ignore[union-attr]
         if reply.get("ok"):
