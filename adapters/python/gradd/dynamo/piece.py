@@ -11,7 +11,7 @@ import contextlib
 import operator
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from os import getpid
 from typing import TYPE_CHECKING, Any
@@ -398,9 +398,6 @@ class Piece:
             for i, leaf in zip(self._free_at, leaves, strict=True):
                 args[i] = leaf
         return args
-
-    def buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
-        return [(p.name, p.get()) for p in self.graph.changed_entries]
 
     def fits(self, data: Data) -> bool:
         """Whether the graph may take data of other sizes."""
