@@ -133,6 +133,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="torch_compile"):
         ORTTrainer(model=model, args=make(tmp_path, torch_compile=True))
+    ours = make(tmp_path, torch_compile=True, torch_compile_backend="gradd")
+    ORTTrainer(model=model, args=ours)
+    assert not ours.torch_compile and ours.torch_compile_backend is None
     with pytest.warns(UserWarning, match="use_liger_kernel"):
         assert make(tmp_path, use_liger_kernel=True).use_liger_kernel is False
 

@@ -16,7 +16,7 @@ def check_trainer(trainer: Any) -> None:
     Raises:
         NotImplementedError: FSDP, whose hooks would cut the graph of a call at every block; stage 3
             of ZeRO and parallelism_config, under which parameters are shards.
-        ValueError: torch_compile: two compilers cannot own one forward. Or DeepSpeed has to divide
+        ValueError: torch_compile by another back end: two compilers cannot own one forward. Or DeepSpeed has to divide
             the state of adamw_ort_fused.
     """
     args = trainer.args
@@ -30,7 +30,10 @@ def check_trainer(trainer: Any) -> None:
     if getattr(args, "parallelism_config", None) is not None:
         raise NotImplementedError(f"ORTTrainer: parallelism_config is not supported. {_INSTEAD}")
     if args.torch_compile:
-        raise ValueError(f"ORTTrainer: torch_compile=True and gradd exclude each other. {_INSTEAD}")
+        raise ValueError(
+            "ORTTrainer: torch_compile=True and gradd exclude each other; "
+            f"torch_compile_backend='gradd' is what it trains with. {_INSTEAD}"
+        )
 
 
 def _check_deepspeed(trainer: Any) -> None:

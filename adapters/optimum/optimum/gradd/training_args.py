@@ -88,6 +88,9 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
         self._map_legacy_arguments()
         self._check_onnx_arguments()
         self._check_memory_budget()
+        if self.torch_compile_backend == "gradd":  # accelerate takes its own back ends only
+            self.torch_compile = False  # this one is what ORTTrainer trains with
+            self.torch_compile_backend = self.torch_compile_mode = None
         chosen = self.optim
         if chosen == ORTOptimizerNames.ADAMW_ORT_FUSED:
             self.optim = "adamw_torch"  # TrainingArguments accepts its own names only

@@ -94,20 +94,20 @@ def _common(folder: Path) -> dict[str, Any]:
     }
 
 
-def _sft_trainer(model: Any, folder: Path) -> Any:
+def _sft_trainer(model: Any, folder: Path, **options: Any) -> Any:
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
     return SFTTrainer(
         model=model,
-        args=SFTConfig(**_common(folder), bf16=False, max_length=32),
+        args=SFTConfig(**_common(folder), bf16=False, max_length=32, **options),
         train_dataset=Dataset.from_dict({"text": TEXTS}),
         processing_class=_tokenizer(),
     )
 
 
-def _train_sft(model: Any, folder: Path) -> list[float]:
-    trainer = _sft_trainer(model, folder)
+def _train_sft(model: Any, folder: Path, **options: Any) -> list[float]:
+    trainer = _sft_trainer(model, folder, **options)
     trainer.train()
     return _logged(trainer)
 
@@ -123,6 +123,12 @@ def sft(wrap: bool, folder: Path) -> Result:
     """TRL's supervised fine-tuning, which computes the loss itself, with the layers wrapped."""
     model, layers = _with_layers_wrapped(wrap)
     return _train_sft(model, folder), layers
+
+
+def packed_sft(wrap: bool, folder: Path) -> Result:
+    """The same with texts packed into rows, as TRL packs them by default."""
+    model, layers = _with_layers_wrapped(wrap)
+    return _train_sft(model, folder, packing=True), layers
 
 
 def whole_sft(wrap: bool, folder: Path) -> Result:
@@ -516,7 +522,7 @@ def neftune(wrap: bool, folder: Path) -> Result:
 TRAINERS: dict[str, Callable[[bool, Path], Result]] = {
     f.__name__: f
     for f in (
-        *(sft, whole_sft, accelerated_sft, dpo, reward, kto, grpo, accelerated_grpo),
+        *(sft, packed_sft, whole_sft, accelerated_sft, dpo, reward, kto, grpo, accelerated_grpo),
         *(sentences, whole_sentences, setfit, lightning, lightning_mixed),
         *(fabric, fabric_mixed, fabric_half, accelerator, skorch, loop),
         *(lora, dora, loha, adalora, neftune),
