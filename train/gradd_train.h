@@ -217,6 +217,10 @@ gradd_status_t gradd_train_step(gradd_train_session_t *session, const gradd_trai
 gradd_status_t gradd_train_eval_step(gradd_train_session_t *session,
                                      const gradd_train_tensor_t *inputs, int n_inputs,
                                      gradd_train_tensor_t *outputs, const volatile int *cancel);
+/* Makes the plan of a step with inputs of these types, whose data are not read. gradd_train_memory
+ * then says what it takes. Errors: TENSOR, NOMEM, UNSUPPORTED, as of a step. */
+gradd_status_t gradd_train_prepare(gradd_train_session_t *session, gradd_train_phase_t phase,
+                                   const gradd_train_tensor_t *inputs, int n_inputs);
 /* The next step's gradients replace those there are. */
 void gradd_train_lazy_reset_grad(gradd_train_session_t *session);
 /* Changes every trainable parameter that has a gradient. *out_norm (may be NULL): L2 norm of all

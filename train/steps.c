@@ -10,15 +10,21 @@ static const char *name_of(const train_side_t *side, int i) {
     return gradd_model_input_name(side->model, i);
 }
 
-static gradd_status_t check_inputs(const gradd_train_session_t *s, const train_side_t *side,
-                                   const gradd_train_tensor_t *inputs, int n) {
+static gradd_status_t check_types(const train_side_t *side, const gradd_train_tensor_t *inputs,
+                                  int n) {
     if (n != side->n_user) return GRADD_FAIL(TENSOR, "expected %d inputs, got %d", side->n_user, n);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         GRADD_TRY(gradd_wrap(gradd_type_check(&inputs[i].type), "input '%s'",
                              name_of(side, side->user[i])));
+    return GRADD_OK;
+}
+
+static gradd_status_t check_inputs(const gradd_train_session_t *s, const train_side_t *side,
+                                   const gradd_train_tensor_t *inputs, int n) {
+    GRADD_TRY(check_types(side, inputs, n));
+    for (int i = 0; i < n; i++)
         if (!inputs[i].data && gradd_type_count(&inputs[i].type))
             return GRADD_FAIL(TENSOR, "input '%s' has no data", name_of(side, side->user[i]));
-    }
     for (int i = 0; i < gradd_model_n_inputs(side->model); i++)
         if (side->origin[i] >= 0 && !s->state->parameters[side->origin[i]].data)
             return GRADD_FAIL(TENSOR, "parameter '%s' has no values yet", name_of(side, i));
@@ -171,4 +177,13 @@ void gradd_train_lazy_reset_grad(gradd_train_session_t *s) {
 void gradd_train_set_seed(gradd_train_session_t *s, uint64_t seed) {
     s->options.seed = seed;
     s->draws = 0;
+}
+
+gradd_status_t gradd_train_prepare(gradd_train_session_t *session, gradd_train_phase_t phase,
+                                   const gradd_train_tensor_t *inputs, int n_inputs) {
+    train_side_t *side = &session->sides[phase];
+    train_shape_t *shape;
+    if (!side->model) return GRADD_FAIL(UNSUPPORTED, "the session has no such model");
+    GRADD_TRY(check_types(side, inputs, n_inputs));
+    return shape_find(session, phase, inputs, &shape);
 }

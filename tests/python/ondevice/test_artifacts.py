@@ -331,12 +331,12 @@ def test_optimizers_say_kind_and_constants(tmp_path: Path) -> None:
     adamw = onnxblock.optim.AdamW(False, (0.5, 0.75), 0.25, 0.125, clip)
     models.generate(tmp_path, optimizer=adamw)
     _, module = models.load(tmp_path)
-    read = Optimizer(tmp_path / "optimizer_model.onnx", module)._constants
+    read = Optimizer(tmp_path / "optimizer_model.onnx", module).constants
     assert (read.kind, read.mode, read.bias_correction) == (1, 1, False)
     assert (read.beta1, read.beta2, read.eps, read.weight_decay) == (0.5, 0.75, 0.25, 0.125)
     assert (read.max_norm, read.momentum) == (2.5, 0)
     models.generate(tmp_path, optimizer=onnxblock.optim.SGD(momentum=0.5))
-    read = Optimizer(tmp_path / "optimizer_model.onnx", module)._constants
+    read = Optimizer(tmp_path / "optimizer_model.onnx", module).constants
     assert (read.kind, read.momentum, read.max_norm) == (2, 0.5, 0)
 
 
@@ -367,6 +367,15 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"2 parameters to train, 2 frozen; files in {out}\n"
     assert {file.name for file in out.iterdir()} == set(FILES)
+    estimate = ("--estimate", "--batch", 1, 4096)
+    done = run_command(tmp_path / "model.onnx", *options, *estimate)
+    lines = done.stdout.splitlines()[1:]
+    assert [line.split("  ")[0] for line in lines] == [
+        *("parameters", "gradients", "optimizer"),
+        *("activations, batch 1", "activations, batch 4096"),
+    ]
+    assert lines[1].split()[1:] == ["0.1", "KiB"] and lines[2].split()[1:] == ["0.2", "KiB"]
+    assert float(lines[4].split()[-2]) > float(lines[3].split()[-2]) > 0
     done = run_command(tmp_path / "model.onnx", "--train", "head.*", "--out", out)
     assert done.returncode == 1
     assert done.stderr == "gradd artifacts: no initializer of floats matches 'head.*'\n"

@@ -38,6 +38,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prefix", default="", help="of the files' names")
     made.add_argument("--outputs", nargs="*", default=[], help="more outputs behind the loss")
     made.add_argument("--loss-inputs", nargs="*", default=[], help="values that the loss gets")
+    made.add_argument("--estimate", action="store_true", help="print what the training takes")
+    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="(1 8 32)")
+    made.add_argument("--dim", action="append", default=[], help="size of another: sequence=128")
+    made.add_argument("--budget", type=int, default=0, help="most bytes of activations")
     made.add_argument("--nominal", action="store_true", help="a checkpoint without values as well")
     return made
 
@@ -76,7 +80,24 @@ def artifacts(options: argparse.Namespace) -> str:
         nominal_checkpoint=options.nominal,
         loss_input_names=options.loss_inputs or None,
     )
-    return f"{len(trained)} parameters to train, {len(frozen)} frozen; files in {options.out}"
+    said = f"{len(trained)} parameters to train, {len(frozen)} frozen; files in {options.out}"
+    return f"{said}\n{estimate(options)}" if options.estimate else said
+
+
+def estimate(options: argparse.Namespace) -> str:
+    """The table of --estimate."""
+    from gradd.train import estimating
+
+    optimizer = options.out / f"{options.prefix}optimizer_model.onnx"
+    sizes = dict(text.split("=", 1) for text in options.dim)
+    return estimating.estimate(
+        options.out / f"{options.prefix}training_model.onnx",
+        options.out / f"{options.prefix}checkpoint",
+        optimizer if OPTIMIZERS[options.optimizer] else None,
+        options.batch,
+        sizes={name: int(size) for name, size in sizes.items()},
+        budget=options.budget,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -86,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("usage: python -m gradd.train artifacts MODEL [options]")
     try:
         print(artifacts(parser().parse_args(given[1:])))
-    except (RuntimeError, OSError, LookupError) as error:
+    except (RuntimeError, OSError, LookupError, ValueError) as error:
         sys.exit(f"gradd artifacts: {error}")
 
 

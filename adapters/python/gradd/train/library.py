@@ -159,6 +159,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "output_name": (c_char_p, (_P, c_int, c_int)),
     "step": (STATUS, (_P, POINTER(Tensor), c_int, POINTER(Tensor), POINTER(c_int))),
     "eval_step": (STATUS, (_P, POINTER(Tensor), c_int, POINTER(Tensor), POINTER(c_int))),
+    "prepare": (STATUS, (_P, c_int, POINTER(Tensor), c_int)),
+    "input_type": (Type, (_P, c_int, c_int)),
     "lazy_reset_grad": (None, (_P,)),
     "optimizer_step": (STATUS, (_P, POINTER(c_double))),
     "learning_rate": (c_float, (_P,)),

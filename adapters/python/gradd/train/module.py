@@ -242,6 +242,23 @@ class Module:
         with self.state.handle.lock:
             call("set_seed", self.session, seed)
 
+    def prepare(self, *shapes: Sequence[int]) -> None:
+        """Makes what a step with inputs of these shapes needs, without a step; memory() says it.
+
+        Args:
+            *shapes: Of the inputs in the order of input_names().
+
+        Raises:
+            RuntimeError: They do not fit, or a budget of memory cannot be met.
+        """
+        phase = _TRAINING if self.training else _EVAL
+        inputs = (library.Tensor * max(len(shapes), 1))()
+        for i, (name, shape) in enumerate(zip(self._names("input", phase), shapes)):
+            code = call("input_type", self.session, phase, i).dtype
+            inputs[i].type = arrays.make_type(code, tuple(shape), f"input {name!r}")
+        with self.state.handle.lock:
+            call("prepare", self.session, phase, inputs, len(shapes))
+
     def memory(self) -> dict[str, int]:
         """Bytes that the module holds: of `parameters`, `gradients`, `moments`, the `arena` of
         activations, `constants` and `buffers`; and how many `plans`."""

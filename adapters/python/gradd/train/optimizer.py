@@ -24,12 +24,12 @@ class Optimizer:
     def __init__(self, optimizer_uri: str | os.PathLike, module: Module) -> None:
         refuse_ort_format(optimizer_uri)
         model = library.Model(path=os.fsencode(optimizer_uri))
-        self._constants = library.OptimizerConstants()
+        self.constants = library.OptimizerConstants()
         self.module = module
         self.lock = module.state.handle.lock
-        call("optimizer_load", byref(model), byref(self._constants))
+        call("optimizer_load", byref(model), byref(self.constants))
         with self.lock:
-            call("set_optimizer", module.session, byref(self._constants))
+            call("set_optimizer", module.session, byref(self.constants))
 
     def step(self) -> None:
         """Changes every parameter that has a gradient."""
