@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gradd import reasons
 
@@ -18,14 +19,16 @@ class CaptureError(Exception):
     Attributes:
         reason: Name of a row of the list of reasons.
         message: The problem, its location, and a remedy.
+        node: Of Dynamo's graph, which cannot be captured; a copy of the error has none.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, node: Any = None) -> None:
         if reason not in reasons.BY_NAME:
             raise ValueError(f"unknown capture error reason {reason!r}")
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
+        self.node = node
 
     def __reduce__(self) -> tuple:
         return (type(self), (self.reason, self.message))

@@ -136,7 +136,7 @@ def _open(owner: Owner, graph: torch.fx.GraphModule, error: CaptureError, first:
     try:
         reason = owner.fallback.decide(error)
     except CaptureError:
-        return _raising(owner, error)
+        return _raising(error)
     owner.fallback.warn(reason, error, 0.0, 0.0)
 
     def run(*args: Any) -> Any:
@@ -167,7 +167,7 @@ def _run_of(
         try:
             owner.fallback.decide(error)
         except type(error):  # where nothing may run in PyTorch
-            return _raising(owner, error)
+            return _raising(error)
     if made.refusals:
         made.tell = _telling(owner, made)
     return made.__call__, made.amounts
@@ -187,7 +187,7 @@ def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return made
 
 
-def _raising(owner: Owner, error: Exception) -> _Run:
+def _raising(error: Exception) -> _Run:
     """A graph that may not run. Raised at once, Dynamo would take the error for one of its own."""
 
     error = copy.copy(bare(error))  # one that knows no node, and no frames
@@ -219,7 +219,7 @@ def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> _Ru
     try:
         reason = owner.fallback.decide(error)
     except type(error):
-        return _raising(owner, error)
+        return _raising(error)
     if owner.is_new(str(error)):
         owner.fallback.warn(reason, error, 0.0, 0.0)
     if isinstance(error, DrawnError) and config.suppress_errors:

@@ -75,7 +75,7 @@ def _is_lasting(error: CaptureError) -> bool:
 
     One that names a node of this graph is not kept: it is raised before anything is translated.
     """
-    return error.reason != _TRANSIENT and getattr(error, "node", None) is None
+    return error.reason != _TRANSIENT and error.node is None
 
 
 def _taken(found: Capture | CaptureError) -> Capture:

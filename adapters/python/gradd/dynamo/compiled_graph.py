@@ -250,12 +250,8 @@ class CompiledGraph:
         """PyTorch does not repeat the writes of a piece."""
         for node in part.after:
             if partition.is_write(node) and node not in part.same:
-                error = CaptureError(
-                    "input_mutation",
-                    f"{location_of(node)}: writes in place, and returns another view of the tensor",
-                )
-                error.node = node  # type: ignore[attr-defined]
-                raise error
+                text = "writes in place, and returns another view of the tensor"
+                raise CaptureError("input_mutation", f"{location_of(node)}: {text}", node)
 
     def _asks_layout(self) -> bool:
         """Whether PyTorch runs something that depends on how a tensor lies in memory."""
@@ -353,7 +349,7 @@ class CompiledGraph:
         twins = _twins(given)
         given = [n for n in given if n not in twins]
         if not trial:  # of a node alone even what a graph makes is an argument
-            self._check_written(done, given)
+            self._check_written(done)
         inputs = self._inputs(done, given)
         names = [n.name for n in part.outputs]  # of the user's variables, where Dynamo knows them
         key = cache.key_of(done, inputs, names, self.checkpoints)
@@ -416,7 +412,7 @@ class CompiledGraph:
         part.inputs = given
         return piece
 
-    def _check_written(self, done: lower.Lowered, given: Sequence[Node]) -> None:
+    def _check_written(self, done: lower.Lowered) -> None:
         """A write whose gradient would have to go on in PyTorch is PyTorch's."""
         placeholders = done.placeholders()
         memory = [storages(node) for node in placeholders]  # none of a number
@@ -429,11 +425,8 @@ class CompiledGraph:
                 what = "an argument that has a gradient, or shares its memory with another one"
                 if constant:
                     what = "a constant of its graph"
-                error = CaptureError(
-                    "input_mutation", f"{location_of(writer)}: forward() writes in place to {what}"
-                )
-                error.node = writer  # type: ignore[attr-defined]
-                raise error
+                text = f"{location_of(writer)}: forward() writes in place to {what}"
+                raise CaptureError("input_mutation", text, writer)
 
     def _inputs(self, done: lower.Lowered, given: list[Node]) -> list[Input]:
         examples = dict(zip(self.placeholders, self.examples, strict=True))

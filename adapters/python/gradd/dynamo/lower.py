@@ -708,9 +708,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
 
     def _refusal(self, reason: str, text: str) -> CaptureError:
         where = "forward()" if self.origin is None else location_of(self.origin)
-        error = CaptureError(reason, f"{where}: {text}")
-        error.node = self.origin  # type: ignore[attr-defined]
-        return error
+        return CaptureError(reason, f"{where}: {text}", self.origin)
 
     def _explained(self, error: Exception) -> CaptureError:
         text = str(error).strip().splitlines()

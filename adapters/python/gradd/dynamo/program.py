@@ -242,13 +242,12 @@ def _check_states(done: lower.Lowered, inputs: Sequence[Input]) -> None:
             )
     for node in done.graph.output_node().args[0]:  # type: ignore[union-attr]
         if node.meta["val"].dtype not in DTYPE_CODES:  # type: ignore[union-attr]
-            error = CaptureError(
+            raise CaptureError(
                 "unsupported_operator",
                 f"{location_of(node)}: gives {node.meta['val'].dtype}, which the daemon does not "
                 "have",
+                node.meta.get(lower.ORIGIN),
             )
-            error.node = node.meta.get(lower.ORIGIN)  # type: ignore[attr-defined]
-            raise error
 
 
 class _Named:

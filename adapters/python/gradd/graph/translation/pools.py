@@ -103,7 +103,7 @@ def _avg_pool(axes: int) -> Callable:
     return translate
 
 
-def _parts(x: Any, axes: int, sizes: Any) -> Any:
+def _parts(axes: int, sizes: Any) -> Any:
     """Sizes of a result, int64: numbers or values; torch keeps a size for None."""
     given = list(sizes) if isinstance(sizes, Sequence) else [sizes] * axes
     parts = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(1)) for n in given]
@@ -113,7 +113,7 @@ def _parts(x: Any, axes: int, sizes: Any) -> Any:
 def _adaptive_avg_pool(axes: int) -> Callable:
     def translate(x: Any, output_size: Any) -> Any:
         _only_floats(x)
-        sizes = _parts(x, axes, output_size)
+        sizes = _parts(axes, output_size)
         return of_batch(
             x, axes, lambda batch: first_of("com.gradd", "AdaptiveAveragePool", batch, sizes)
         )
@@ -124,7 +124,7 @@ def _adaptive_avg_pool(axes: int) -> Callable:
 def _adaptive_max_pool(axes: int) -> Callable:
     def translate(x: Any, output_size: Any) -> Any:
         _only_floats(x)
-        sizes = _parts(x, axes, output_size)
+        sizes = _parts(axes, output_size)
 
         def make(batch: Any) -> Any:
             return tuple(several("com.gradd", "AdaptiveMaxPool", 2, batch, sizes))
