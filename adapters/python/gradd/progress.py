@@ -120,21 +120,13 @@ def bar(title: str, total: int | None = None) -> Iterator[Callable[[str], None]]
 
 @dataclass
 class Tally:
-    """What became of the calls of one wrapped module.
+    """What became of the calls of one wrapped module."""
 
-    Attributes:
-        title: Name of its class.
-        calls: Of the module.
-        counts: Of what the daemon did: `forwards`.
-        in_torch: Calls and parts of calls in PyTorch, by reason.
-        steps: Of optimizers that have trained it without a call since the one before.
-    """
-
-    title: str
-    calls: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    in_torch: tuple[Counter[str], ...] = ()
-    steps: int = 0
+    title: str  # name of its class
+    calls: int = 0  # of the module
+    counts: Counter[str] = field(default_factory=Counter)  # of what the daemon did: `forwards`
+    in_torch: tuple[Counter[str], ...] = ()  # calls and parts of calls in PyTorch, by reason
+    steps: int = 0  # of optimizers that have trained it without a call since the one before
     seen: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
 
     def note_step(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -32,16 +32,11 @@ _LOGGED = 100  # entries of the log that are noted
 
 
 class Session:
-    """The kept session of one train().
-
-    Attributes:
-        name: Of the session.
-        folder: Where Trainer finds the state to resume from; "": it is a new training.
-    """
+    """The kept session of one train()."""
 
     def __init__(self, trainer: DaemonTraining, name: str, keep_alive: str) -> None:
-        self.name = name
-        self.folder = ""
+        self.name = name  # of the session
+        self.folder = ""  # where Trainer finds the state to resume from; "": it is a new training
         self._trainer = trainer
         self._keep_alive = keep_alive
         self._kept: Any = None

@@ -69,15 +69,10 @@ class Plan:
 
 
 class Passes(NamedTuple):
-    """Which rewrites the daemon leaves out.
+    """Which rewrites the daemon leaves out."""
 
-    Attributes:
-        plain: Patterns that become one operator.
-        dense: A loss that never holds its logits.
-    """
-
-    plain: bool
-    dense: bool
+    plain: bool  # patterns that become one operator
+    dense: bool  # a loss that never holds its logits
 
     @classmethod
     def read(cls) -> Passes:

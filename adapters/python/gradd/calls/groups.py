@@ -35,15 +35,10 @@ _MOST = 1024  # groups; the daemon takes 4096
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """How the gradients of a plan are grouped.
+    """How the gradients of a plan are grouped."""
 
-    Attributes:
-        members: Per group, positions among the plan's gradients.
-        of: Per gradient its group.
-    """
-
-    members: tuple[tuple[int, ...], ...]
-    of: list[int]
+    members: tuple[tuple[int, ...], ...]  # per group, positions among the plan's gradients
+    of: list[int]  # per gradient its group
 
     @staticmethod
     def of_plan(plan: Plan, averaged: bool = False) -> Groups | None:

@@ -17,23 +17,14 @@ _ALL: Sizes = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Planned:
-    """The plans of one graph of a call.
-
-    Attributes:
-        graph: The graph.
-        plan: Over all rows.
-        less: Over the rows that the call needs; None = over all.
-        rows: Sizes of its lists of rows.
-        trained: The parameters that get a gradient, by identity.
-        pinned: Bytes of inputs that PyTorch has made for it, which stay until its backward.
-    """
+    """The plans of one graph of a call."""
 
     graph: Graph
-    plan: Plan
-    less: Plan | None
-    rows: Sizes
-    trained: dict[int, torch.Tensor]
-    pinned: int = 0
+    plan: Plan  # over all rows
+    less: Plan | None  # over the rows that the call needs; None = over all
+    rows: Sizes  # sizes of its lists of rows
+    trained: dict[int, torch.Tensor]  # the parameters that get a gradient, by identity
+    pinned: int = 0  # bytes of inputs that PyTorch has made for it, which stay until its backward
 
     @property
     def used(self) -> Plan:

@@ -71,25 +71,18 @@ _layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictiona
 
 
 class Slot:
-    """One set of buffers and the binding under which the daemon knows it.
-
-    Attributes:
-        blocks: Its memory, one per part of the layout.
-        busy: A request or a run has it.
-        dropped: It is given up once it is no longer busy.
-        used: When it was, on the set's clock.
-    """
+    """One set of buffers and the binding under which the daemon knows it."""
 
     __slots__ = ("bind", "blocks", "busy", "client", "dropped", "layout", "used")
 
     def __init__(self, client: Client, layout: Layout, blocks: list[Block], bind: int) -> None:
         self.client = client
         self.layout = layout
-        self.blocks = blocks
+        self.blocks = blocks  # its memory, one per part of the layout
         self.bind = bind
-        self.busy = False
-        self.used = 0
-        self.dropped = False
+        self.busy = False  # a request or a run has it
+        self.used = 0  # when it was, on the set's clock
+        self.dropped = False  # it is given up once it is no longer busy
 
     def free(self) -> None:
         """Returns the slot; safe in finalizers of any thread."""

@@ -52,17 +52,11 @@ _numbers = itertools.count()
 
 
 class Reached(NamedTuple):
-    """A graph that a call has run.
+    """A graph that a call has run."""
 
-    Attributes:
-        number: Of the graph.
-        end: Where and why Dynamo has broken it; None = it has not.
-        amounts: Returns the operations of a forward.
-    """
-
-    number: int
-    end: traces.End | None
-    amounts: Callable[[], Amounts]
+    number: int  # of the graph
+    end: traces.End | None  # where and why Dynamo has broken it; None = it has not
+    amounts: Callable[[], Amounts]  # returns the operations of a forward
 
 
 class _Gap:
@@ -92,17 +86,13 @@ class _Gap:
 
 
 class Watch(TorchDispatchMode):
-    """Sees the operators of a call outside of graphs.
-
-    Attributes:
-        gaps: By the number of graphs in front.
-    """
+    """Sees the operators of a call outside of graphs."""
 
     supports_higher_order_operators = True
 
     def __init__(self, path: list[Reached]) -> None:
         super().__init__()
-        self.gaps: dict[int, _Gap] = {}
+        self.gaps: dict[int, _Gap] = {}  # by the number of graphs in front
         self._path = path
         self._paused = 0
 
@@ -138,19 +128,12 @@ class Watch(TorchDispatchMode):
 
 
 class Between(NamedTuple):
-    """What calls that run the same graphs do between them.
+    """What calls that run the same graphs do between them."""
 
-    Attributes:
-        breaks: Times that a call leaves a graph.
-        gaps: Times that PyTorch runs operators there.
-        error: Says which.
-        texts: Of each place.
-    """
-
-    breaks: int = 0
-    gaps: int = 0
-    error: CaptureError | None = None
-    texts: tuple[str, ...] = ()
+    breaks: int = 0  # times that a call leaves a graph
+    gaps: int = 0  # times that PyTorch runs operators there
+    error: CaptureError | None = None  # says which
+    texts: tuple[str, ...] = ()  # of each place
 
 
 class Call:

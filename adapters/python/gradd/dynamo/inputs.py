@@ -9,20 +9,11 @@ import torch
 
 @dataclass(frozen=True)
 class Input:
-    """The input of a placeholder of a lowered graph.
+    """The input of a placeholder of a lowered graph."""
 
-    Attributes:
-        name: For messages, and in the ONNX graph.
-        position: Index among the arguments of the graph; -1: it is a constant.
-        bound: A parameter or a buffer, which lives in shared memory.
-        tensor: The tensor of the first call (or the constant).
-        varies: It has other sizes in other calls.
-        planned: It stands for a number, see planned_numbers.py.
-    """
-
-    name: str
-    position: int
-    bound: bool
-    tensor: torch.Tensor | None
-    varies: bool = False
-    planned: bool = False
+    name: str  # for messages, and in the ONNX graph
+    position: int  # index among the arguments of the graph; -1: it is a constant
+    bound: bool  # a parameter or a buffer, which lives in shared memory
+    tensor: torch.Tensor | None  # the tensor of the first call (or the constant)
+    varies: bool = False  # it has other sizes in other calls
+    planned: bool = False  # it stands for a number, see planned_numbers.py

@@ -72,23 +72,14 @@ def _is_open(node: Node) -> bool:
 
 
 class _Mask(NamedTuple):
-    """A mask of rows.
+    """A mask of rows."""
 
-    Attributes:
-        key: Equal for masks with the same values.
-        given: The tensor of booleans.
-        flat: The same, of rank 1.
-        count: How many rows it chooses, int64 of rank 0.
-        first: The number of the first of them, of rank 1; of none 0.
-        any: Whether there is one, of rank 1.
-    """
-
-    key: Any
-    given: Node
-    flat: Node
-    count: Node
-    first: Node
-    any: Node
+    key: Any  # equal for masks with the same values
+    given: Node  # the tensor of booleans
+    flat: Node  # the same, of rank 1
+    count: Node  # how many rows it chooses, int64 of rank 0
+    first: Node  # the number of the first of them, of rank 1; of none 0
+    any: Node  # whether there is one, of rank 1
 
 
 class _Walk(Rewriter):

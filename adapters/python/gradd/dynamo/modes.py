@@ -26,17 +26,11 @@ _INFERENCE = torch.autograd.grad_mode.__name__
 
 
 class Modes(NamedTuple):
-    """The modes of a node.
+    """The modes of a node."""
 
-    Attributes:
-        grad: Gradients are recorded.
-        inference: By inference_mode that they are not.
-        casts: Where autocast is on, and to which element types.
-    """
-
-    grad: bool
-    inference: bool
-    casts: autocast.Active
+    grad: bool  # gradients are recorded
+    inference: bool  # by inference_mode that they are not
+    casts: autocast.Active  # where autocast is on, and to which element types
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:

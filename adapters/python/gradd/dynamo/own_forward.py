@@ -81,21 +81,13 @@ def stored() -> set[str]:
 
 
 class Present(NamedTuple):
-    """The call of a module that is computed now.
+    """The call of a module that is computed now."""
 
-    Attributes:
-        module: The called module.
-        compiled: The same in the daemon.
-        args: Of the call.
-        kwargs: Of the call.
-        before: Calls of graphs before this one.
-    """
-
-    module: torch.nn.Module
-    compiled: Callable[..., Any]
-    args: tuple
-    kwargs: dict[str, Any]
-    before: int
+    module: torch.nn.Module  # the called module
+    compiled: Callable[..., Any]  # the same in the daemon
+    args: tuple  # of the call
+    kwargs: dict[str, Any]  # of the call
+    before: int  # calls of graphs before this one
 
 
 class Now(threading.local):

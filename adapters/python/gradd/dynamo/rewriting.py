@@ -22,16 +22,11 @@ class RewriteError(Exception):
 
 
 class Rewriter:
-    """Makes calls in front of a node, under its modes.
-
-    Attributes:
-        graph: Of Dynamo; its nodes have been told their modes.
-        at: The present node.
-    """
+    """Makes calls in front of a node, under its modes."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.graph = graph
-        self.at: Node | None = None
+        self.graph = graph  # of Dynamo; its nodes have been told their modes
+        self.at: Node | None = None  # the present node
 
     def call(self, target: Any, /, *args: Any, **kwargs: Any) -> Node:
         """A call of a function, or of a method that a text names.

@@ -43,17 +43,11 @@ _ALGEBRA = frozenset(
 
 
 class Amounts(NamedTuple):
-    """Operations of a forward.
+    """Operations of a forward."""
 
-    Attributes:
-        daemon: The daemon's.
-        torch: PyTorch's, without those of unknown cost.
-        unknown: The name of an operator of unknown cost that PyTorch runs; "" = none.
-    """
-
-    daemon: int = 0
-    torch: int = 0
-    unknown: str = ""
+    daemon: int = 0  # the daemon's
+    torch: int = 0  # PyTorch's, without those of unknown cost
+    unknown: str = ""  # the name of an operator of unknown cost that PyTorch runs; "" = none
 
     def plus(self, other: Amounts) -> Amounts:
         return Amounts(

@@ -86,21 +86,13 @@ def entered(active: Active) -> Iterator[None]:
 
 
 class Call(NamedTuple):
-    """A call of an operator under autocast.
+    """A call of an operator under autocast."""
 
-    Attributes:
-        target: The operator.
-        args: Its arguments; tensors without values.
-        kwargs: The same.
-        device: The type of device whose autocast is on.
-        dtype: Its element type.
-    """
-
-    target: Any
-    args: tuple
-    kwargs: dict
-    device: str
-    dtype: torch.dtype
+    target: Any  # the operator
+    args: tuple  # its arguments; tensors without values
+    kwargs: dict  # the same
+    device: str  # the type of device whose autocast is on
+    dtype: torch.dtype  # its element type
 
     def has_casts(self) -> bool:
         """Whether autocast has a kernel of its own for the operator."""

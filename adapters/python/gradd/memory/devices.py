@@ -92,17 +92,13 @@ HOST = Host()
 
 
 class HostWords:
-    """Numbers of 64 bits in memory that the host and the daemon share.
-
-    Attributes:
-        segment: Their memory: a page of the host's.
-    """
+    """Numbers of 64 bits in memory that the host and the daemon share."""
 
     READY, DONE, GROUPS = 0, 16, 32  # positions: in lines of the cache of their own
 
     def __init__(self) -> None:
         """Raises: NoSpaceError."""
-        self.segment = Segment(0, 1)
+        self.segment = Segment(0, 1)  # their memory: a page of the host's
         self._numbers = self.segment.view.cast("Q")
 
     def read(self, word: int) -> int:

@@ -31,12 +31,7 @@ _BLOCK = 2 << 20  # of the driver: smaller allocations share one, and with it th
 
 
 class _Memory:
-    """Memory at an address of this process and its GPU, until nothing refers to it.
-
-    Attributes:
-        address: Where it is.
-        ends: What ends it.
-    """
+    """Memory at an address of this process and its GPU, until nothing refers to it."""
 
     def __init__(
         self, driver: Driver, address: int, ends: Sequence[Call], kept: object = None
@@ -47,8 +42,8 @@ class _Memory:
         ends: See the attribute.
         kept: Is let go after that.
         """
-        self.address = address
-        self.ends = list(ends)
+        self.address = address  # where it is
+        self.ends = list(ends)  # what ends it
         self._driver, self._kept = driver, kept
 
     def end(self) -> None:

@@ -37,15 +37,10 @@ def _storage(tensor: torch.Tensor) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The meaning of the words in this version of torch.
+    """The meaning of the words in this version of torch."""
 
-    Attributes:
-        deleter: Of memory with a context of its own, in which the owner is.
-        calls: The code of contexts whose owner is an object of Python.
-    """
-
-    deleter: int
-    calls: frozenset[tuple[int, ...]]
+    deleter: int  # of memory with a context of its own, in which the owner is
+    calls: frozenset[tuple[int, ...]]  # the code of contexts whose owner is an object of Python
 
 
 @functools.cache

@@ -26,15 +26,10 @@ from gradd.memory.watch import accesses, untyped_storage
 
 
 class _Steps:
-    """Steps of optimizers in this process.
+    """Steps of optimizers in this process."""
 
-    Attributes:
-        count: Of all optimizers.
-        gone: Number of the last step of an optimizer that no longer exists.
-    """
-
-    count = 0
-    gone = 0
+    count = 0  # of all optimizers
+    gone = 0  # number of the last step of an optimizer that no longer exists
 
 
 steps = _Steps()

@@ -97,15 +97,10 @@ def available_bytes() -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """The contents of the first page of a segment, beside its id and size.
+    """The contents of the first page of a segment, beside its id and size."""
 
-    Attributes:
-        purpose: Of the segment, one of PURPOSES.
-        owner: A number that its client has drawn.
-    """
-
-    purpose: str
-    owner: int
+    purpose: str  # of the segment, one of PURPOSES
+    owner: int  # a number that its client has drawn
 
 
 class Segment:

@@ -131,17 +131,11 @@ def place(tensor: Tensor) -> list[Any]:
 
 @dataclass
 class Taken:
-    """A kept session that this process has taken over.
+    """A kept session that this process has taken over."""
 
-    Attributes:
-        content: Of the manifest.
-        seconds: How long it is kept without a process.
-        blocks: By place: segment's former id, and offset.
-    """
-
-    content: dict[str, Any]
-    seconds: float
-    blocks: dict[tuple[int, int], Block]
+    content: dict[str, Any]  # of the manifest
+    seconds: float  # how long it is kept without a process
+    blocks: dict[tuple[int, int], Block]  # by place: segment's former id, and offset
 
     def tensor(self, at: Sequence[Any]) -> torch.Tensor:
         """The tensor at a place, on the memory itself."""

@@ -65,35 +65,20 @@ class GraphInfo:
 
 @dataclass(frozen=True)
 class Live:
-    """The rows that a plan over all rows could leave out: see calls/liverows.py.
+    """The rows that a plan over all rows could leave out: see calls/liverows.py."""
 
-    Attributes:
-        labels: Position of the labels among the graph's inputs.
-        mask: The same of the mask that tells real rows; -1 = there is none.
-        ignore: Label of the rows that count nothing.
-        shift: Row (b, s) answers for the label at (b, s + 1).
-        batch: Sequences.
-        positions: Of each.
-        label_share: Part of the forward's operations that is made in labelled rows alone.
-        real_share: The same of real rows.
-        source: Position of the mask that tells an encoder's real rows; -1 = there is none.
-        source_positions: Of each sequence of the encoder.
-        source_share: Part of the forward's operations that is made in such rows alone.
-        flops: Operations of the forward.
-    """
-
-    labels: int
-    mask: int
-    ignore: int
-    shift: bool
-    batch: int
-    positions: int
-    label_share: float
-    real_share: float
-    source: int
-    source_positions: int
-    source_share: float
-    flops: float
+    labels: int  # position of the labels among the graph's inputs
+    mask: int  # the same of the mask that tells real rows; -1 = there is none
+    ignore: int  # label of the rows that count nothing
+    shift: bool  # row (b, s) answers for the label at (b, s + 1)
+    batch: int  # sequences
+    positions: int  # of each
+    label_share: float  # part of the forward's operations that is made in labelled rows alone
+    real_share: float  # the same of real rows
+    source: int  # position of the mask that tells an encoder's real rows; -1 = there is none
+    source_positions: int  # of each sequence of the encoder
+    source_share: float  # part of the forward's operations that is made in such rows alone
+    flops: float  # operations of the forward
 
 
 @dataclass(frozen=True)

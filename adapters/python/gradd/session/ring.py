@@ -38,14 +38,7 @@ _AHEAD = 64 << 20  # bytes that a later one has beyond that, at most
 
 
 class Block:
-    """A range of a segment.
-
-    Attributes:
-        segment: The segment.
-        offset: First byte, a multiple of 64.
-        size: Bytes, a multiple of 64.
-        pins: Owners that hold the block, plus living exporters.
-    """
+    """A range of a segment."""
 
     __slots__ = ("__weakref__", "offset", "pins", "pool", "returned", "segment", "size", "ties")
 
@@ -53,9 +46,9 @@ class Block:
         self.pool = pool
         self.returned = pool.returned
         self.segment = segment
-        self.offset = offset
-        self.size = size
-        self.pins = 1
+        self.offset = offset  # first byte, a multiple of 64
+        self.size = size  # bytes, a multiple of 64
+        self.pins = 1  # owners that hold the block, plus living exporters
         self.ties: set[Tie] = set()
 
     def tensor(
