@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,9 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from gradd import ORTModule
+from gradd.dynamo import cache
 from gradd.dynamo.traces import Frames
+from gradd.graph.translation import translate
 from helpers.graphs.captures import Lambda
 from helpers.nets import assert_close, assert_same_grads
 
@@ -185,6 +188,25 @@ PARTS: dict[str, Callable] = {
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_a_forward(name: str) -> None:
     compare(PARTS[name], X)
+
+
+def test_each_refusal_has_its_own_cause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Operators are tried one after the other: an unexpected error is none of an earlier one."""
+    translated = translate._translated
+
+    def failing(program: Any, registry: Any) -> Any:
+        operators = {str(n.target) for n in program.graph_module.graph.nodes}
+        for name in ("erf", "atan"):
+            if f"aten.{name}.default" in operators:
+                raise RuntimeError(f"no {name} today")
+        return translated(program, registry)
+
+    monkeypatch.setattr(translate, "_translated", failing)
+    monkeypatch.setattr(cache, "_captures", OrderedDict())
+    ORTModule(_module(lambda self, x: self.lin(x).erf().atan()))(X)
+    assert "erf today" in caplog.text and "atan today" in caplog.text
 
 
 RESULTS: dict[str, Callable] = {
