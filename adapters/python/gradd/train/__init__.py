@@ -32,9 +32,7 @@ __all__ = [
     "Module",
     "Optimizer",
     "TrainError",
-    "artifacts",
-    "onnxblock",
-]
+]  # and the modules artifacts and onnxblock, which need the package onnx
 
 _HOMES = {
     "CheckpointState": "gradd.train.state",
