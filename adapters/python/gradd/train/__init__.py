@@ -20,7 +20,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradd.train import artifacts, onnxblock
     from gradd.train.library import TrainError
     from gradd.train.module import Module
     from gradd.train.optimizer import LinearLRScheduler, Optimizer
