@@ -103,6 +103,9 @@ def test_names_are_those_of_gradd_train(installed: bool, alone: Path, tmp_path: 
         from onnxruntime.training import artifacts, onnxblock
         from onnxruntime.training.onnxblock import blocks, loss, optim
         import onnxruntime.training.onnxblock.blocks as same
+        import onnxruntime.training as training
+        assert training.artifacts is artifacts and training.onnxblock is onnxblock
+        assert training.api is api
         import gradd.train, gradd.train.state
         assert same is blocks is onnxblock.blocks is gradd.train.onnxblock.blocks
         assert artifacts is gradd.train.artifacts
