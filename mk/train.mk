@@ -73,3 +73,7 @@ $(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
 train-run: $(T_PROGRAM) ## the bits of three trainings: make train-run TARGET=aarch64
 	@$(T_RUN_$(TARGET)) $(T_PROGRAM)
 -include $(T_OBJ:.o=.d)
+
+# The inner loops of products: a step of a small MLP takes 1.8 times as long without, and the
+# library 50 KB less.
+$(T_B)/kernels/cpu/gemm/gemm_blocked.o: T_CFLAGS += -O3

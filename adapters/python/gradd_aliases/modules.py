@@ -139,7 +139,7 @@ def _served(module, name):
     place = MODULES[module].get(name)
     if place is None:
         inner = f"{module}.{name}"
-        return import_module(inner) if inner in MODULES else None
+        return import_module(inner) if inner in MODULES or inner in _SAME else None
     home, _, own = place.partition(":")
     return getattr(import_module(home), own or name)
 

@@ -51,6 +51,40 @@ def test_the_files_and_what_is_in_them(tmp_path: Path) -> None:
     assert [output.shape for output in module(*models.batch())] == [(), (models.ROWS, models.OUT)]
 
 
+def with_gradients(training: onnx.ModelProto) -> onnx.ModelProto:
+    """A training model as ONNX Runtime makes it: nodes of gradients behind the loss."""
+    graph, loss = training.graph, training.graph.output[0].name
+    ours = "com.microsoft"
+    log_prob = graph.node[-1].output[1]
+    graph.initializer.append(onnx.numpy_helper.from_array(np.ones((), np.float32), f"{loss}_grad"))
+    graph.node.append(
+        helper.make_node(
+            "SoftmaxCrossEntropyLossGrad", [f"{loss}_grad", log_prob, "labels"], ["g"], domain=ours
+        )
+    )
+    graph.node.append(helper.make_node("ReduceSum", ["g"], ["fc2.bias_grad"], keepdims=0))
+    buffer, out = (f"fc2.bias_grad.accumulation.{part}" for part in ("buffer", "out"))
+    inputs = [buffer, "fc2.bias_grad", "lazy_reset_grad"]
+    graph.node.append(helper.make_node("InPlaceAccumulatorV2", inputs, [out], domain=ours))
+    for name, kind in ((buffer, TensorProto.FLOAT), ("lazy_reset_grad", TensorProto.BOOL)):
+        graph.input.append(helper.make_tensor_value_info(name, kind, [models.OUT]))
+    graph.output.append(helper.make_tensor_value_info(out, TensorProto.BOOL, [1]))
+    training.opset_import.append(helper.make_opsetid(ours, 1))
+    return training
+
+
+def test_training_models_of_onnx_runtime_are_taken_as_they_are(tmp_path: Path) -> None:
+    models.generate(tmp_path)
+    _, module = models.load(tmp_path)
+    expected = module(*models.batch())
+    training = onnx.load(tmp_path / "training_model.onnx")
+    onnx.save(with_gradients(training), tmp_path / "training_model.onnx")
+    state, module = models.load(tmp_path)
+    assert module.input_names() == ["x", "labels"] and len(module.output_names()) == 1
+    assert module(*models.batch()) == expected
+    assert state.parameters["fc1.weight"].grad.any()
+
+
 def step_of(folder: Path, *inputs: np.ndarray) -> tuple[Any, CheckpointState, Any]:
     """The outputs of one training step, the state, and the gradient of w."""
     state, module = models.load(folder)
@@ -233,6 +267,21 @@ def test_what_is_refused(arguments: dict, error: type, words: str, tmp_path: Pat
         if model is not None:
             artifacts.generate_artifacts(model)
         models.generate(tmp_path, **arguments)
+
+
+def test_strings_that_are_cast_are_read_as_numbers(tmp_path: Path) -> None:
+    chain = Chain(onnxblock.blocks.Cast(to=TensorProto.FLOAT), onnxblock.blocks.Linear(3, 2))
+    with onnxblock.empty_base(17) as accessor:
+        value = helper.make_tensor_value_info("x", TensorProto.STRING, [1, 3])
+        accessor.model.graph.input.append(value)
+        chain("x")
+    models.generate(tmp_path, chain.to_model_proto())
+    _, module = models.load(tmp_path)
+    strings, numbers = np.array([["1.0", "-2", "3e2"]]), np.array([[1, -2, 300]], np.float32)
+    assert module(strings, np.array([1])) == module(numbers, np.array([1]))
+    assert module.eval()(strings, np.array([1])) == module(numbers, np.array([1]))
+    with pytest.raises(TypeError, match="input 'x' has a string that is no float32"):
+        module(np.array([["1", "2", "three"]]), np.array([1]))
 
 
 def test_blocks_need_a_model() -> None:

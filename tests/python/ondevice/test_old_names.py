@@ -103,6 +103,9 @@ def test_names_are_those_of_gradd_train(installed: bool, alone: Path, tmp_path: 
         from onnxruntime.training import artifacts, onnxblock
         from onnxruntime.training.onnxblock import blocks, loss, optim
         import onnxruntime.training.onnxblock.blocks as same
+        import onnxruntime.training as training
+        assert training.artifacts is artifacts and training.onnxblock is onnxblock
+        assert training.api is api
         import gradd.train, gradd.train.state
         assert same is blocks is onnxblock.blocks is gradd.train.onnxblock.blocks
         assert artifacts is gradd.train.artifacts
@@ -123,7 +126,9 @@ def test_without_onnx_only_artifacts_are_missing(alone: Path) -> None:
     out = run_python(
         """
         import gradd_aliases
-        from onnxruntime.training.api import Module
+        from onnxruntime.training.api import *
+        from gradd.train import *
+        assert Module and TrainError
         try:
             from onnxruntime.training import artifacts
         except ImportError as error:

@@ -20,7 +20,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradd.train import artifacts, onnxblock
     from gradd.train.library import TrainError
     from gradd.train.module import Module
     from gradd.train.optimizer import LinearLRScheduler, Optimizer
@@ -32,9 +31,7 @@ __all__ = [
     "Module",
     "Optimizer",
     "TrainError",
-    "artifacts",
-    "onnxblock",
-]
+]  # and the modules artifacts and onnxblock, which need the package onnx
 
 _HOMES = {
     "CheckpointState": "gradd.train.state",

@@ -104,6 +104,18 @@ def to_array(value: Any, what: str) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis where none is
 
 
+def read_numbers(array: np.ndarray, code: int, what: str) -> np.ndarray:
+    """The numbers that the strings of an array are.
+
+    Raises:
+        TypeError: One is no number of the type that the code says; names `what`.
+    """
+    try:
+        return array.astype(dtype_of(code))
+    except ValueError as error:
+        raise TypeError(f"{what} has a string that is no {dtype_of(code)}: {error}") from None
+
+
 def to_tensor(array: np.ndarray, what: str) -> Tensor:
     """A tensor on the array's memory, which must outlive it."""
     return Tensor(make_type(code_of(array, what), array.shape, what), array.ctypes.data)

@@ -110,6 +110,10 @@ class Module:
         whats = [f"input {name!r}" for name in names[: len(user_inputs)]]
         whats += ["an input too many"] * (len(user_inputs) - len(whats))
         held = [arrays.to_array(value, what) for value, what in zip(user_inputs, whats)]
+        for i, array in enumerate(held[: len(names)]):
+            if array.dtype.kind in "US":
+                code = call("input_type", self.session, phase, i).dtype
+                held[i] = arrays.read_numbers(array, code, whats[i])
         tensors = [arrays.to_tensor(array, what) for array, what in zip(held, whats)]
         n_outputs = call("output_count", self.session, phase)
         outputs = (library.Tensor * max(n_outputs, 1))()

@@ -187,6 +187,25 @@ def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> None:
     model.graph.output.extend(outputs)
 
 
+def read_numbers(model: onnx.ModelProto) -> None:
+    """Makes inputs of strings, which nodes cast to a number, inputs of such numbers.
+
+    The engine has no strings; a module reads the numbers in an array of strings by itself.
+    """
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        if kind.elem_type != onnx.TensorProto.STRING:
+            continue
+        users = [node for node in model.graph.node if value.name in node.input]
+        types = {a.i for node in users for a in node.attribute if a.name == "to"}
+        if len(types) != 1 or any(node.op_type != "Cast" for node in users):
+            continue
+        kind.elem_type = types.pop()
+        for node in users:
+            node.op_type = "Identity"
+            del node.attribute[:]
+
+
 # ---- models of 2 GiB and more ----------------------------------------------------------------
 
 

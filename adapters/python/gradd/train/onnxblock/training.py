@@ -110,6 +110,7 @@ class TrainingBlock(Block):
         output = self.build(*args, **kwargs)
         model = self.infer_shapes_on_base()
         graphs.set_outputs(model, output)
+        graphs.read_numbers(model)
         self._parameters = self._take_parameters(model)
         evaluation = copy.deepcopy(model)
         _stop_training(evaluation)
