@@ -65,7 +65,8 @@ def stored() -> set[str]:
     found: set[str] = set()
 
     def note(item: Any) -> None:
-        if (proxy := getattr(item, "proxy", None)) is not None:
+        # To ask an item that Dynamo has not looked at would make an argument of the graph of it.
+        if (proxy := getattr(item, "__dict__", {}).get("proxy")) is not None:
             found.add(proxy.node.name)
 
     try:
