@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -168,3 +169,75 @@ def test_an_equal_container_assigned_anew(kind: Any) -> None:
         module.active.clear()
         getattr(module.active, FILL[kind])(kind("a"))
     assert_close(model(x), eager(x))
+
+
+class Derived(nn.Module):
+    """Keeps a weight that it derives, and for which call: numbers that no graph reads."""
+
+    def __init__(self, form: Callable[[int, int], Any]) -> None:
+        super().__init__()
+        self.lin, self.form = nn.Linear(4, 4), form
+        self.weight: Any = None
+        self.known: Any = None
+        self.count = 0
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        known = self.form(number, self.count)
+        torch._dynamo.graph_break()
+        if self.known != known:
+            self.known = known
+            self.weight = nn.functional.normalize(self.lin.weight.detach(), dim=1)
+            self.count += 1
+        return x @ self.weight.T + self.lin(x)
+
+
+FORMS: dict[str, Callable[[int, int], Any]] = {
+    "two numbers": lambda v, n: (v, n),
+    "a list": lambda v, n: [n, [v]],
+    "a dictionary": lambda v, n: {"version": v, "count": n},
+    "one within another": lambda v, n: {"count": n, "of": {"version": (v, n)}},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_numbers_of_before_a_break_are_kept(name: str) -> None:
+    eager = Derived(FORMS[name])
+    model = ORTModule(copy.deepcopy(eager))
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (eager, model)]
+    for step in range(5):
+        x = torch.full((3 + step % 2, 4), 0.5 + step)
+        losses = [m(x, 5 + 2 * step).square().mean() for m in (eager, model)]
+        assert_close(losses[1], losses[0])
+        assert repr(model.module.known) == repr(eager.known)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert model.module.count == eager.count
+
+
+def test_a_weight_is_derived_anew_for_each_version_of_another() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.known, self.count = nn.Linear(4, 4), None, 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            known = self.lin.weight._version, id(self.lin.weight)
+            if known != self.known:
+                self.known = known
+                self.weight = nn.functional.normalize(self.lin.weight.detach(), dim=1)
+                self.count += 1
+            return x @ self.weight.T + self.lin(x)
+
+    eager = Normed()
+    model = ORTModule(copy.deepcopy(eager))
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (eager, model)]
+    for step in range(5):
+        losses = [m(torch.full((3, 4), 0.5 + step)).square().mean() for m in (eager, model)]
+        assert_close(losses[1], losses[0])
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert model.module.count == eager.count == 5

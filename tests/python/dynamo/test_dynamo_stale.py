@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -95,6 +96,19 @@ def test_a_forward_with_effects_runs_once(effect: str, forwards: list[bool]) -> 
     assert bool(forwards) is (effect == "none") and all(forwards)
     if effect in ("number", "list"):
         assert (model.module.calls, len(model.module.seen)) in ((2, 0), (0, 2))
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_forward_runs_on_few_rows_in_every_mode(
+    mode: Any, forwards: list[bool], now: list[float]
+) -> None:
+    model = ORTModule(Counting("none"), strict=True)
+    with mode():
+        for _ in range(3):
+            model(torch.randn(4, 40).t())
+            now[0] += 3600
+    assert forwards == [True, True]
+    assert model.gradd_stats()["self_checks_on_few_rows"] == 1
 
 
 def test_a_parameter_that_a_closure_holds(forwards: list[bool]) -> None:

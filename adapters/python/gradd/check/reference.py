@@ -94,12 +94,14 @@ class Reference:
         Raises:
             Exception: Any exception of forward().
         """
-        stands = own.stand_ins(data, self.stand_in)
+        if not own.takes(data):
+            return False
+        stands = own.stand_ins(data, self._like)
         args, inputs = self.piece.arguments(), []
         for given in self.piece.inputs_:
             tensor = args[given.position]
             if (stand := stands.get(id(tensor))) is not None:
-                inputs.append((given, stand))
+                inputs.append((given, _leaf_of(stand)))
             elif tensor.requires_grad or data.parts and not given.bound:
                 return False
         versions = list(map(_version, stands.values()))
@@ -127,6 +129,17 @@ class Reference:
         vars(own).update(vars(tensor))  # attributes that a script has written there
         return own.requires_grad_(wants)
 
+    @torch.inference_mode(False)
+    def _like(self, tensor: torch.Tensor, values: torch.Tensor, shared: bool) -> torch.Tensor:
+        """A stand-in that tells forward() of itself what the tensor does: a history, a gradient."""
+        if tensor.grad_fn is None:
+            return self.stand_in(tensor, values, shared).requires_grad_(tensor.requires_grad)
+        leaf = values.detach().requires_grad_()
+        with torch.enable_grad():
+            own = leaf.clone()
+        vars(own).update(vars(tensor))
+        return own
+
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
         unused.trim()
@@ -153,7 +166,8 @@ class Reference:
         wanted = {}
         for given, own in inputs:
             key = GRADIENT if given.bound else INPUT, given.name
-            if own.requires_grad and (self._only is None or key in self._only):
+            wants = own.requires_grad and self.task.grad
+            if wants and (self._only is None or key in self._only):
                 wanted[id(own)] = own, key
 
         def made(leaf: torch.Tensor) -> None:
@@ -181,6 +195,12 @@ class Reference:
                     hook.remove()  # they know what knows their tensor
         for _, key in wanted.values():
             take(key, None)
+
+
+def _leaf_of(stand: torch.Tensor) -> torch.Tensor:
+    """Where the gradient of a stand-in arrives."""
+    node: Any = stand.grad_fn
+    return stand if node is None else node.next_functions[0][0].variable
 
 
 def _version(tensor: torch.Tensor) -> int:

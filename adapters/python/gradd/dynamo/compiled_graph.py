@@ -138,7 +138,6 @@ class CompiledGraph:
         self._forget()
         self._find_ends()
         self.whole = self._as_whole()
-        self.leaves: list[int] | None = None  # of a call's result, see own_forward.py
         if alone and self.returns and self.whole is not None and not self.checkpoints:
             this = weakref.ref(self)
             self.whole[0].own_forward = lambda: own_forward.of(owner, this())

@@ -7,12 +7,14 @@ effects of a traced function.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._dynamo import config
 from torch.func import functional_call
 
 from gradd import private
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from gradd.dynamo.compiled_graph import CompiledGraph
     from gradd.dynamo.owner import Owner
 
+logger = logging.getLogger("gradd")
 StandIn = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 
@@ -65,7 +68,8 @@ def stored() -> set[str]:
     found: set[str] = set()
 
     def note(item: Any) -> None:
-        if (proxy := getattr(item, "proxy", None)) is not None:
+        # To ask an item that Dynamo has not looked at would make an argument of the graph of it.
+        if (proxy := getattr(item, "__dict__", {}).get("proxy")) is not None:
             found.add(proxy.node.name)
 
     try:
@@ -109,28 +113,7 @@ def of(owner: Owner, graph: CompiledGraph) -> OwnForward | None:
     present = None if owner.now.call is None else Present(*owner.now.call)
     if present is None or owner.now.graphs != present.before + 1 or graph.whole[0].graph.changed:
         return None  # writes may be seen elsewhere
-    if graph.leaves is None:
-        graph.leaves = _leaves(owner, graph, present)
-    return OwnForward(present, graph.leaves) if graph.leaves else None
-
-
-def _leaves(owner: Owner, graph: CompiledGraph, present: Present) -> list[int]:
-    """Where the results of a graph are among those of the call; empty = somewhere else.
-
-    Dynamo alone knows how it makes one of the other: it is given marked tensors.
-    """
-    marks = [torch.empty(0) for _ in graph.results]
-    calls = owner.now.graphs
-    try:
-        with owner.planning.given(marks):
-            result = present.compiled(*present.args, **present.kwargs)
-    except Exception:
-        return []
-    finally:
-        owner.now.graphs = calls
-    at = {id(x): i for i, x in enumerate(private.pytree.tree_leaves(result))}
-    found = [at.get(id(mark), -1) for mark in marks]
-    return [] if -1 in found else found
+    return OwnForward(owner, graph, present)
 
 
 def _by_place(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -160,6 +143,18 @@ def _exchanged(value: Any, stands: dict[int, torch.Tensor], done: dict[int, Any]
     return done[id(value)]
 
 
+class _Instead(torch.nn.Module):
+    """Calls a module's compiled function, so that functional_call() can exchange its tensors."""
+
+    def __init__(self, present: Present) -> None:
+        super().__init__()
+        self.module, self._compiled = present.module, present.compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Without hooks of all modules, which are not to see it."""
+        return self._compiled(*args, **kwargs)
+
+
 class OwnForward:
     """Runs of one call's forward.
 
@@ -167,10 +162,39 @@ class OwnForward:
         parameters: Identities of the module's own.
     """
 
-    def __init__(self, present: Present, leaves: list[int]) -> None:
-        self._present, self._leaves = present, leaves
+    def __init__(self, owner: Owner, graph: CompiledGraph, present: Present) -> None:
+        self._owner, self._graph, self._present = owner, graph, present
+        self._leaves: list[int] = []  # where they are among those of the call
         self._tensors = dict(_by_place(present.module))
         self.parameters = {id(p) for p in present.module.parameters()}
+
+    def takes(self, data: Data) -> bool:
+        """Whether the graph applies to other tensors in place of the call's.
+
+        It does not where forward() asks which tensors they are (`is`, id(), keys of dictionaries):
+        with stand-ins it would do something else, and keep them for later calls. Dynamo compares
+        that with its guards, and makes no graph now. It alone knows how it makes the call's results
+        of the graph's, too: it is given marked tensors.
+        """
+        marks = [torch.empty(0) for _ in self._graph.results]
+        now, frames = self._owner.now, private.counters["frames"]
+        calls, total = now.graphs, frames["total"]
+        try:
+            with (
+                self._owner.planning.given(self._graph, marks),
+                config.patch(error_on_recompile=True, suppress_errors=False),
+            ):
+                stands = self.stand_ins(data, _alias)
+                result = self._call(_Instead(self._present), "module.", stands)
+        except Exception as error:  # Dynamo's, most often
+            logger.debug("forward() is not run on stand-ins: %s", error)
+            frames["total"] = total
+            return False
+        finally:
+            now.graphs = calls
+        at = {id(x): i for i, x in enumerate(private.pytree.tree_leaves(result))}
+        self._leaves = [at.get(id(mark), -1) for mark in marks]
+        return bool(marks) and -1 not in self._leaves
 
     def stand_ins(self, data: Data, stand_in: StandIn) -> dict[int, torch.Tensor]:
         """Tensors to run with, by those of the call: that part of it which the data are."""
@@ -185,12 +209,24 @@ class OwnForward:
 
     def __call__(self, stands: dict[int, torch.Tensor]) -> list[torch.Tensor] | None:
         """The results in the order of the graph; None if the call returns something else."""
-        present = self._present
-        args, kwargs = _exchanged((present.args, present.kwargs), stands, {})
-        names = {name: stands[id(t)] for name, t in self._tensors.items()}
-        result = functional_call(present.module, names, args, kwargs, tie_weights=False)
-        leaves = private.pytree.tree_leaves(result)
+        leaves = private.pytree.tree_leaves(self._call(self._present.module, "", stands))
         if len(leaves) <= max(self._leaves):
             return None
         found = [leaves[i] for i in self._leaves]
         return found if all(isinstance(x, torch.Tensor) for x in found) else None
+
+    def _call(self, module: torch.nn.Module, prefix: str, stands: dict[int, torch.Tensor]) -> Any:
+        args, kwargs = _exchanged((self._present.args, self._present.kwargs), stands, {})
+        names = {prefix + name: stands[id(t)] for name, t in self._tensors.items()}
+        return functional_call(module, names, args, kwargs, tie_weights=False)
+
+
+def _alias(tensor: torch.Tensor, values: torch.Tensor, shared: bool) -> torch.Tensor:
+    """Another object with the same values, and all that a guard asks of a tensor."""
+    found = values.detach()
+    if values is not tensor:  # a part of it, whose strides are to fit its sizes
+        found = found.clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        found = torch.nn.Parameter(found, tensor.requires_grad)
+    vars(found).update(vars(tensor))
+    return found.requires_grad_(tensor.requires_grad)

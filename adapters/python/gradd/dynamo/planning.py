@@ -41,7 +41,7 @@ class Planning(threading.local):
     """
 
     on = False
-    _given: Sequence[torch.Tensor] | None = None
+    _given: tuple[CompiledGraph, Sequence[torch.Tensor]] | None = None
 
     @contextlib.contextmanager
     def begun(self, values: bool) -> Iterator[None]:
@@ -54,9 +54,9 @@ class Planning(threading.local):
             self.on, self.pieces = False, []  # these hold parameters
 
     @contextlib.contextmanager
-    def given(self, results: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Graphs of this thread return these, and compute nothing."""
-        self.on, self._given = True, results
+    def given(self, graph: CompiledGraph, results: Sequence[torch.Tensor]) -> Iterator[None]:
+        """In this thread a graph returns these, and computes nothing; another one raises."""
+        self.on, self._given = True, (graph, results)
         try:
             yield
         finally:
@@ -65,7 +65,10 @@ class Planning(threading.local):
     def results(self, made: CompiledGraph, args: Sequence[Any]) -> tuple[Any, ...]:
         """Plans a graph; its results have sizes alone."""
         if self._given is not None:
-            return tuple(self._given)
+            graph, given = self._given
+            if made is not graph:
+                raise RuntimeError("another graph")
+            return tuple(given)
         found = Imagined(made, args)
         self.pieces += plan(made, found, self.values)
         self.in_torch |= made.reasons()
