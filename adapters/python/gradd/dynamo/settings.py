@@ -34,6 +34,8 @@ _WANTED: dict[str, Any] = {
     "use_numpy_random_stream": True,
     # DDP would split graphs by its buckets, and their losses from their heads.
     "optimize_ddp": False,
+    # Of a node's symbolic sizes it makes everything twice: a fifth of the first call of two layers.
+    "fake_tensor_cache_enabled": False,
 }
 # Dynamo would tell a profiler when it fetches the arguments of a graph: 10 us of a call.
 if hasattr(config, "record_runtime_overhead"):

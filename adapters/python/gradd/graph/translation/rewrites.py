@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -30,13 +30,16 @@ class Rules:
         self.all = rules
         self.remove_nodes = False  # that of the rule that has matched
         self._of: dict[str, list[Any]] = {}  # by type of node
+        self._order: dict[ir.Node, int] = {}  # of a graph's nodes, before a pass has changed any
 
     def graph_pre_visitor(self) -> None:
+        self._order = {}
         for rule in self.all:
             if rule.graph_pre_visitor:
                 rule.graph_pre_visitor()
 
     def graph_post_visitor(self) -> None:
+        self._order = {}
         for rule in self.all:
             if rule.graph_post_visitor:
                 rule.graph_post_visitor()
@@ -50,11 +53,40 @@ class Rules:
         if not rules or _changes_value(node):
             return None
         for rule in rules:
-            done = rule.try_rewrite(model, scope, node, **options)
+            several = len(rule._target_pattern.output_nodes) > 1
+            around = self._beside(scope, node) if several else scope
+            done = rule.try_rewrite(model, around, node, **options)
             if done is not None:
                 self.remove_nodes = rule.remove_nodes
                 return done
         return None
+
+    def _beside(self, scope: Any, node: ir.Node) -> Any:
+        """The nodes that a pattern with several ends, all of one operand, may end at.
+
+        The matcher would look at every node of the graph, for each node that may be one end.
+        """
+        if not self._order:
+            self._order = {other: i for i, other in enumerate(scope)}
+        operand = node.inputs[0]
+        found = {node} if operand is None else {use.node for use in operand.uses()}
+        if not found <= self._order.keys():
+            return scope
+        return _Part(scope, sorted(found, key=self._order.__getitem__))
+
+
+class _Part:
+    """Some nodes of a graph, in its order, as the matcher takes a function."""
+
+    def __init__(self, graph: Any, nodes: list[ir.Node]) -> None:
+        self.graph = graph if isinstance(graph, ir.Graph) else graph.graph
+        self._nodes = nodes
+
+    def __iter__(self) -> Iterator[ir.Node]:
+        return iter(self._nodes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.graph, name)
 
 
 @functools.lru_cache(maxsize=1)
