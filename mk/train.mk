@@ -1,5 +1,7 @@
 # libgradd_train: the engine and train/ for a device, small and without libraries. TARGET says for
 # which: native, aarch64, armhf, riscv64 or wasm, each in a folder of its own, $(B)/train/$(TARGET).
+# Their compilers are packages of Debian: gcc-aarch64-linux-gnu and its like, emscripten; programs
+# for them run in qemu-user and node.
 TARGET ?= native
 T_B    := $(B)/train/$(TARGET)
 
@@ -18,6 +20,9 @@ T_ARCH_wasm    := -msimd128
 # One thread where the compiler has no OpenMP: platform/serial/omp.h stands in.
 T_OMP_wasm := -Iplatform/serial -Wno-unknown-pragmas
 T_OMP      := $(or $(T_OMP_$(TARGET)),-fopenmp)
+# clang knows not all of gcc's; what only `#pragma omp` reads is unused without it.
+T_WARN_wasm := $(filter-out %maybe-uninitialized,$(WARN)) -Wno-unused-variable -Wno-unused-function
+T_WARN      := $(or $(T_WARN_$(TARGET)),$(WARN))
 
 # Of the engine all but what only a daemon or its tests need: segments, leases, plug-ins, oneDNN,
 # the journal of a step. protobuf-c's runtime is replaced by train/onnx_unpack.c.
@@ -41,11 +46,11 @@ $(T_B)/include/protobuf-c:
 	    $(CC) $(PROTO_CFLAGS) -E -x c - | sed -n 's/^# 1 "\(.*\)\/protobuf-c.h".*/\1/p') && \
 	    ln -sfn $$(echo "$$at" | head -n 1) $@
 $(T_B)/flags.txt: FORCE
-	$(call put_list,echo '$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN)')
+	$(call put_list,echo '$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(T_WARN)')
 $(T_OBJ): $(T_B)/flags.txt | $(GEN) $(PB_C:.c=.h) $(T_B)/include/protobuf-c
 $(T_B)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC      $< ($(TARGET))"
-	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN) -MMD -MP -c $< -o $@
+	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(T_WARN) -MMD -MP -c $< -o $@
 $(T_B)/gen/%.o: $(B)/gen/%.c
 	@mkdir -p $(@D); echo "  CC      $< ($(TARGET))"
 	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) -MMD -MP -c $< -o $@
@@ -66,7 +71,7 @@ T_RUN_riscv64 := qemu-riscv64 -L /usr/riscv64-linux-gnu
 T_RUN_wasm    := node
 T_PROGRAM     := $(T_B)/device_program$(if $(filter wasm,$(TARGET)),.js)
 $(T_B)/device_program: tests/c/train/device_program.c $(T_B)/libgradd_train.so
-	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'
+	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(T_WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'
 $(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
 	$(Q)$(T_CC) -std=gnu11 -Os -I. $(T_ARCH_wasm) -sALLOW_MEMORY_GROWTH=1 -o $@ $^ -lm
 .PHONY: train-run

@@ -1,0 +1,80 @@
+"""libgradd_train: what it asks of the system, and a program of a device that uses it alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helpers import BUILD, ROOT
+
+LIST = ROOT / "train/symbols.txt"
+# Targets whose machine has fused multiply-add: the bits of x86. armhf has no vectors of doubles.
+SAME_BITS = ("aarch64", "riscv64")
+# Beginnings of names that talk to another program, or become one.
+TALKS = re.compile(r"socket|connect|send|recv|fork|vfork|exec|posix_spawn|popen|system|dl[os]|pipe")
+
+
+def undefined(library: Path) -> set[str]:
+    """Names that a shared object takes from others, without versions."""
+    lines = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
+    return {line.split()[1].split("@")[0] for line in lines.splitlines()}
+
+
+def listed() -> set[str]:
+    """The names in train/symbols.txt."""
+    lines = LIST.read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def run_program(target: str) -> str:
+    """Builds the program for a target where that is missing, and runs it there."""
+    command = ["make", "--no-print-directory", f"TARGET={target}", f"B={BUILD}", "train-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return "".join(re.findall(r"^(?:shallow|deep|norms) .*\n", done.stdout, re.M))
+
+
+def test_all_that_the_library_takes_is_listed() -> None:
+    """So "data stay on the device" can be checked: nothing in the list can send them."""
+    names = undefined(BUILD / "train/native/libgradd_train.so")
+    assert not names - listed(), "add them to train/symbols.txt, or do without"
+    assert not [name for name in listed() if TALKS.match(name)]
+
+
+def test_a_program_trains_and_allocates_nothing_after_its_first_steps() -> None:
+    """Three models; the program itself counts allocations and fails if there are any."""
+    program = BUILD / "train/native/device_program"
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = re.findall(r"^(\w+)((?: [0-9a-f]{8})+)$", done.stdout, re.M)
+    assert [name for name, _ in losses] == ["shallow", "deep", "norms"]
+    for name, bits in losses:
+        first, *_, last = (int(word, 16) for word in bits.split())  # positive floats: same order
+        assert last < first, name
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", SAME_BITS)
+def test_another_machine_has_the_same_bits(target: str) -> None:
+    """By emulation, in f32, after forward, backward and optimizer steps."""
+    compiler = f"{target}-linux-gnu-gcc"
+    if not shutil.which(compiler) or not shutil.which(f"qemu-{target}"):
+        pytest.skip(f"no {compiler} or qemu-{target}")
+    assert run_program(target) == run_program("native")
+
+
+@pytest.mark.nightly
+def test_webassembly_trains() -> None:
+    """In node. Without fused multiply-add the last bits differ: the first loss is the same."""
+    if not shutil.which("emcc"):
+        pytest.skip("no emcc")
+    os.environ.setdefault("NODE_PATH", "/usr/share/nodejs")
+    ours, theirs = run_program("native").split(), run_program("wasm").split()
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a == b or abs(int(a, 16) - int(b, 16)) < 64  # units in the last place
