@@ -68,7 +68,9 @@ $(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
 T_RUN_aarch64 := qemu-aarch64 -L /usr/aarch64-linux-gnu
 T_RUN_armhf   := qemu-arm -L /usr/arm-linux-gnueabihf
 T_RUN_riscv64 := qemu-riscv64 -L /usr/riscv64-linux-gnu
-T_RUN_wasm    := node
+T_RUN_wasm    := node --no-experimental-fetch # emscripten 3.1 takes it for a browser's
+# Where Debian has the modules that emscripten needs, whatever node finds them.
+$(B)/train/wasm/device_program.js: export NODE_PATH := /usr/share/nodejs
 T_PROGRAM     := $(T_B)/device_program$(if $(filter wasm,$(TARGET)),.js)
 $(T_B)/device_program: tests/c/train/device_program.c $(T_B)/libgradd_train.so
 	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(T_WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -73,7 +72,6 @@ def test_webassembly_trains() -> None:
     """In node. Without fused multiply-add the last bits differ: the first loss is the same."""
     if not shutil.which("emcc"):
         pytest.skip("no emcc")
-    os.environ.setdefault("NODE_PATH", "/usr/share/nodejs")
     ours, theirs = run_program("native").split(), run_program("wasm").split()
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
