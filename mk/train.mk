@@ -58,11 +58,42 @@ $(T_B)/members.txt: FORCE
 	$(call put_list,echo '$(T_OBJ)')
 $(T_B)/libgradd_train.a: $(T_OBJ) $(T_B)/members.txt
 	@echo "  AR      $@"; rm -f $@; $(T_AR) rcs $@ $(filter %.o,$^)
+t_share = @echo "  LD      $@"; \
+    $(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
+    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm && \
+    $(T_STRIP) -o $@ $@.full && rm $@.full
 $(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
-	@echo "  LD      $@"
-	$(Q)$(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
-	    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm
-	$(Q)$(T_STRIP) -o $@ $@.full && rm $@.full
+	$(t_share)
+
+# OPS=model.onnx,...: in $(T_B)/ops a library with those families of operators alone that training
+# these models needs, by the plans of a native library that has all. Only two files know the list;
+# what neither names is left out by the linker.
+T_OPS  := $(subst $(comma), ,$(OPS))
+T_LIST := registry backend
+T_OPS_OBJ := $(T_LIST:%=$(T_B)/ops/%.o) \
+             $(filter-out %/contract/registry.o %/cpu/backend.o,$(T_OBJ))
+ifneq ($(T_OPS),)
+train: $(T_B)/ops/libgradd_train.so
+endif
+NATIVE_TRAIN := $(B)/train/native/libgradd_train.a
+ifneq ($(TARGET),native)
+$(NATIVE_TRAIN): FORCE
+	@$(MAKE) --no-print-directory TARGET=native OPS= $@
+endif
+$(B)/train/families: tools/train_families.c $(NATIVE_TRAIN)
+	$(Q)$(CC) -std=gnu11 -O1 -D_GNU_SOURCE -fopenmp -I. -I$(B)/gen $(WARN) -Wl,--gc-sections \
+	    -Wl,--wrap=gradd_op_find,--wrap=gradd_op_by_name -o $@ $^ -lm
+$(T_B)/ops/gen/op_list.inc: $(B)/train/families $(T_OPS) FORCE
+	@mkdir -p $(@D); $< $(T_OPS) > $(@D)/families
+	$(call put_list,sed 's/.*/X(&)/' $(@D)/families)
+$(T_B)/ops/gen/cpu_list.inc: $(T_B)/ops/gen/op_list.inc FORCE
+	$(call put_list,grep -Fxf $(B)/gen/cpu_list.inc $<)
+$(T_B)/ops/registry.o: kernels/contract/registry.c
+$(T_B)/ops/backend.o: kernels/cpu/backend.c
+$(T_LIST:%=$(T_B)/ops/%.o): $(T_B)/ops/gen/op_list.inc $(T_B)/ops/gen/cpu_list.inc
+	$(Q)$(T_CC) -I$(T_B)/ops/gen $(T_CPPFLAGS) $(T_CFLAGS) $(T_WARN) -c $(filter %.c,$^) -o $@
+$(T_B)/ops/libgradd_train.so: $(T_OPS_OBJ) tools/train.map
+	$(t_share)
 
 # A program that uses nothing else, for the tests; emulated where the machine is another one.
 T_RUN_aarch64 := qemu-aarch64 -L /usr/aarch64-linux-gnu
@@ -74,6 +105,11 @@ $(B)/train/wasm/device_program.js: export NODE_PATH := /usr/share/nodejs
 T_PROGRAM     := $(T_B)/device_program$(if $(filter wasm,$(TARGET)),.js)
 $(T_B)/device_program: tests/c/train/device_program.c $(T_B)/libgradd_train.so
 	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(T_WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'
+# The same for C++.
+$(T_B)/device_program_cpp: tests/c/train/device_program.cc train/gradd_train.hpp \
+    train/gradd_train.h $(T_B)/libgradd_train.so
+	$(Q)$(CXX) -std=gnu++17 -O1 -I. -Wall -Wextra -o $@ $< -L$(T_B) -lgradd_train \
+	    -Wl,-rpath,'$$ORIGIN'
 $(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
 	$(Q)$(T_CC) -std=gnu11 -Os -I. $(T_ARCH_wasm) -sALLOW_MEMORY_GROWTH=1 -o $@ $^ -lm
 .PHONY: train-run
