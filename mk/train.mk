@@ -34,7 +34,8 @@ T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)
 T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen \
              -I$(T_B)/include $(CPPFLAGS)
 T_CFLAGS   = -std=gnu11 -Os $(T_ARCH_$(TARGET)) $(T_OMP) -fPIC -ffp-contract=off -fno-math-errno \
-             -fno-trapping-math -ffunction-sections -fdata-sections $(CFLAGS)
+             -fno-trapping-math -ffunction-sections -fdata-sections \
+             -fno-unwind-tables -fno-asynchronous-unwind-tables $(CFLAGS)
 
 T_LIBS := $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so)
 .PHONY: train
