@@ -112,7 +112,8 @@ bench: all ## measure against torch eager and torch.compile
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) benchmarks/run.py $(ARGS)
 
 C_FILES = $(shell find shm platform kernels server train tests benchmarks \
-                       \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort)
+                       \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | sort) \
+          $(wildcard tools/*.c)
 format: ## rewrite all sources in the house format
 	$(Q)$(VENV)/bin/clang-format -i $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q . && $(VENV)/bin/ruff check -q --fix .

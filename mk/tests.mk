@@ -1,10 +1,11 @@
 # Running the tests, with and without sanitizers, and linking them.
 
 TESTED := $(B)/bin/tests $(FAKE) $(EMU_TORCH) $(B)/bin/bench_engine-fake
-test: all $(TESTED) fuzz-bins ## every test: checks, C, mutated input, Python
+TRAINS := $(addprefix $(B)/train/native/,device_program $(if $(EMU_TORCH),device_program_cpp))
+test: all $(TESTED) $(TRAINS) fuzz-bins ## every test: checks, C, mutated input, Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 
-nightly: all $(TESTED) ## long property tests, parity per switch (ONLY="FILES SWITCHES"), hours
+nightly: all $(TESTED) $(TRAINS) ## long property tests, a parity per switch (ONLY="..."), hours
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) \
 	    --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
 

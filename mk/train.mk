@@ -1,5 +1,7 @@
 # libgradd_train: the engine and train/ for a device, small and without libraries. TARGET says for
 # which: native, aarch64, armhf, riscv64 or wasm, each in a folder of its own, $(B)/train/$(TARGET).
+# Their compilers are packages of Debian: gcc-aarch64-linux-gnu and its like, emscripten; programs
+# for them run in qemu-user and node.
 TARGET ?= native
 T_B    := $(B)/train/$(TARGET)
 
@@ -18,6 +20,9 @@ T_ARCH_wasm    := -msimd128
 # One thread where the compiler has no OpenMP: platform/serial/omp.h stands in.
 T_OMP_wasm := -Iplatform/serial -Wno-unknown-pragmas
 T_OMP      := $(or $(T_OMP_$(TARGET)),-fopenmp)
+# clang knows not all of gcc's; what only `#pragma omp` reads is unused without it.
+T_WARN_wasm := $(filter-out %maybe-uninitialized,$(WARN)) -Wno-unused-variable -Wno-unused-function
+T_WARN      := $(or $(T_WARN_$(TARGET)),$(WARN))
 
 # Of the engine all but what only a daemon or its tests need: segments, leases, plug-ins, oneDNN,
 # the journal of a step. protobuf-c's runtime is replaced by train/onnx_unpack.c.
@@ -29,7 +34,8 @@ T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)
 T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen \
              -I$(T_B)/include $(CPPFLAGS)
 T_CFLAGS   = -std=gnu11 -Os $(T_ARCH_$(TARGET)) $(T_OMP) -fPIC -ffp-contract=off -fno-math-errno \
-             -fno-trapping-math -ffunction-sections -fdata-sections $(CFLAGS)
+             -fno-trapping-math -ffunction-sections -fdata-sections \
+             -fno-unwind-tables -fno-asynchronous-unwind-tables $(CFLAGS)
 
 T_LIBS := $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so)
 .PHONY: train
@@ -41,11 +47,11 @@ $(T_B)/include/protobuf-c:
 	    $(CC) $(PROTO_CFLAGS) -E -x c - | sed -n 's/^# 1 "\(.*\)\/protobuf-c.h".*/\1/p') && \
 	    ln -sfn $$(echo "$$at" | head -n 1) $@
 $(T_B)/flags.txt: FORCE
-	$(call put_list,echo '$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN)')
+	$(call put_list,echo '$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(T_WARN)')
 $(T_OBJ): $(T_B)/flags.txt | $(GEN) $(PB_C:.c=.h) $(T_B)/include/protobuf-c
 $(T_B)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC      $< ($(TARGET))"
-	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(WARN) -MMD -MP -c $< -o $@
+	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) $(T_WARN) -MMD -MP -c $< -o $@
 $(T_B)/gen/%.o: $(B)/gen/%.c
 	@mkdir -p $(@D); echo "  CC      $< ($(TARGET))"
 	$(Q)$(T_CC) $(T_CPPFLAGS) $(T_CFLAGS) -MMD -MP -c $< -o $@
@@ -53,20 +59,58 @@ $(T_B)/members.txt: FORCE
 	$(call put_list,echo '$(T_OBJ)')
 $(T_B)/libgradd_train.a: $(T_OBJ) $(T_B)/members.txt
 	@echo "  AR      $@"; rm -f $@; $(T_AR) rcs $@ $(filter %.o,$^)
+t_share = @echo "  LD      $@"; \
+    $(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
+    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm && \
+    $(T_STRIP) -o $@ $@.full && rm $@.full
 $(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
-	@echo "  LD      $@"
-	$(Q)$(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
-	    -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm
-	$(Q)$(T_STRIP) -o $@ $@.full && rm $@.full
+	$(t_share)
+
+# OPS=model.onnx,...: in $(T_B)/ops a library with those families of operators alone that training
+# these models needs, by the plans of a native library that has all. Only two files know the list;
+# what neither names is left out by the linker.
+T_OPS  := $(subst $(comma), ,$(OPS))
+T_LIST := registry backend
+T_OPS_OBJ := $(T_LIST:%=$(T_B)/ops/%.o) \
+             $(filter-out %/contract/registry.o %/cpu/backend.o,$(T_OBJ))
+ifneq ($(T_OPS),)
+train: $(T_B)/ops/libgradd_train.so
+endif
+NATIVE_TRAIN := $(B)/train/native/libgradd_train.a
+ifneq ($(TARGET),native)
+$(NATIVE_TRAIN): FORCE
+	@$(MAKE) --no-print-directory TARGET=native OPS= $@
+endif
+$(B)/train/families: tools/train_families.c $(NATIVE_TRAIN)
+	$(Q)$(CC) -std=gnu11 -O1 -D_GNU_SOURCE -fopenmp -I. -I$(B)/gen $(WARN) -Wl,--gc-sections \
+	    -Wl,--wrap=gradd_op_find,--wrap=gradd_op_by_name -o $@ $^ -lm
+$(T_B)/ops/gen/op_list.inc: $(B)/train/families $(T_OPS) FORCE
+	@mkdir -p $(@D); $< $(T_OPS) > $(@D)/families
+	$(call put_list,sed 's/.*/X(&)/' $(@D)/families)
+$(T_B)/ops/gen/cpu_list.inc: $(T_B)/ops/gen/op_list.inc FORCE
+	$(call put_list,grep -Fxf $(B)/gen/cpu_list.inc $<)
+$(T_B)/ops/registry.o: kernels/contract/registry.c
+$(T_B)/ops/backend.o: kernels/cpu/backend.c
+$(T_LIST:%=$(T_B)/ops/%.o): $(T_B)/ops/gen/op_list.inc $(T_B)/ops/gen/cpu_list.inc
+	$(Q)$(T_CC) -I$(T_B)/ops/gen $(T_CPPFLAGS) $(T_CFLAGS) $(T_WARN) -c $(filter %.c,$^) -o $@
+$(T_B)/ops/libgradd_train.so: $(T_OPS_OBJ) tools/train.map
+	$(t_share)
 
 # A program that uses nothing else, for the tests; emulated where the machine is another one.
 T_RUN_aarch64 := qemu-aarch64 -L /usr/aarch64-linux-gnu
 T_RUN_armhf   := qemu-arm -L /usr/arm-linux-gnueabihf
 T_RUN_riscv64 := qemu-riscv64 -L /usr/riscv64-linux-gnu
-T_RUN_wasm    := node
+T_RUN_wasm    := node --no-experimental-fetch # emscripten 3.1 takes it for a browser's
+# Where Debian has the modules that emscripten needs, whatever node finds them.
+$(B)/train/wasm/device_program.js: export NODE_PATH := /usr/share/nodejs
 T_PROGRAM     := $(T_B)/device_program$(if $(filter wasm,$(TARGET)),.js)
 $(T_B)/device_program: tests/c/train/device_program.c $(T_B)/libgradd_train.so
-	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'
+	$(Q)$(T_CC) -std=gnu11 -O1 -I. $(T_WARN) -o $@ $< -L$(T_B) -lgradd_train -Wl,-rpath,'$$ORIGIN'
+# The same for C++.
+$(T_B)/device_program_cpp: tests/c/train/device_program.cc train/gradd_train.hpp \
+    train/gradd_train.h $(T_B)/libgradd_train.so
+	$(Q)$(CXX) -std=gnu++17 -O1 -I. -Wall -Wextra -o $@ $< -L$(T_B) -lgradd_train \
+	    -Wl,-rpath,'$$ORIGIN'
 $(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
 	$(Q)$(T_CC) -std=gnu11 -Os -I. $(T_ARCH_wasm) -sALLOW_MEMORY_GROWTH=1 -o $@ $^ -lm
 .PHONY: train-run

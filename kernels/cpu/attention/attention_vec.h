@@ -7,8 +7,8 @@
 
 GRADD_PANEL(VEC(panel), REAL, VEC_BYTES, VEC_TARGET)
 
-__attribute__((optimize("fp-contract=fast"))) VEC_TARGET static void
-VEC(product)(const attn_product_t *p, const REAL *a, const REAL *b, REAL *c) {
+GRADD_FUSED VEC_TARGET static void VEC(product)(const attn_product_t *p, const REAL *a,
+                                                const REAL *b, REAL *c) {
     const gradd_panel_t panel = {p->k, p->a_m, p->a_k, p->ldb, p->ldc, p->add};
     for (int64_t j = 0; j < p->n; j += LANES, b += LANES, c += LANES) {
         int64_t i = 0;

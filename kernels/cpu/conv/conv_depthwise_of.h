@@ -4,8 +4,8 @@
 /* out[i] = sum over taps of w[k] from[offset[k] + i], for i < n; up to GROUP_BYTES more are read
  * and written. An element is one chain of multiply-adds, so its bits do not depend on `bytes`. */
 #define CORRELATE(name, bytes, target)                                                             \
-    __attribute__((optimize("fp-contract=fast"))) target static void name(                         \
-        const T *from, const depthwise_t *k, const T *w, int64_t n, T *out) {                      \
+    GRADD_FUSED target static void name(const T *from, const depthwise_t *k, const T *w,           \
+                                        int64_t n, T *out) {                                       \
         typedef T vec_t __attribute__((vector_size(bytes), aligned(sizeof(T)), may_alias));        \
         enum { EACH = (bytes) / sizeof(T), PARTS = GROUP_BYTES / (bytes) };                        \
         for (int64_t i = 0; i < n; i += GROUP_BYTES / (int64_t)sizeof(T)) {                        \
@@ -23,8 +23,8 @@
 /* total[k] += sum over i < n of y[i] from[offset[k] + i]; y is zero from n on, up to a multiple of
  * LANE_BYTES. Sums have as many lanes with either length of vectors. */
 #define ADD_PRODUCTS(name, bytes, target)                                                          \
-    __attribute__((optimize("fp-contract=fast"))) target static void name(                         \
-        const T *from, const depthwise_t *k, const T *y, int64_t n, double *total) {               \
+    GRADD_FUSED target static void name(const T *from, const depthwise_t *k, const T *y,           \
+                                        int64_t n, double *total) {                                \
         typedef T vec_t __attribute__((vector_size(bytes), aligned(sizeof(T)), may_alias));        \
         enum { EACH = (bytes) / sizeof(T), PARTS = LANE_BYTES / (bytes), LANES = EACH * PARTS };   \
         for (int64_t first = 0; first < k->taps; first += TAPS) {                                  \

@@ -29,8 +29,7 @@ static int workers(const gradd_gemm_t *g) {
 
 /* One register tile of C += A B, operands packed. */
 #define MICRO(name, panel, T, TARGET)                                                              \
-    __attribute__((optimize("fp-contract=fast"))) TARGET static void name(const T *a, const T *b,  \
-                                                                          T *c, int64_t depth) {   \
+    GRADD_FUSED TARGET static void name(const T *a, const T *b, T *c, int64_t depth) {             \
         const int64_t lanes = GRADD_PANEL_BYTES / sizeof(T);                                       \
         const gradd_panel_t p = {depth, 1, MR, lanes, COLS, true};                                 \
         panel(&p, MR, a, b, c);                                                                    \

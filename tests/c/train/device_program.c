@@ -234,6 +234,7 @@ static float step(gradd_train_session_t *session, int rows) {
         {type_of(GRADD_DT_F32, 2, rows, IN), x     },
         {type_of(GRADD_DT_I64, 1, rows, 0),  labels}
     };
+    drawn = 7; /* the same rows in every step */
     for (int i = 0; i < rows * IN; i++)
         x[i] = 2 * draw();
     for (int i = 0; i < rows; i++)

@@ -1,0 +1,56 @@
+/* gradd_train.hpp, as a program of a device uses it: the model is the first argument, a training
+ * model loss = mean((x w - y)^2) of x [n, 2] and w [2, 1]. Prints the line that it has learnt, and
+ * the texts of two failures.
+ */
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "train/gradd_train.hpp"
+
+static gradd::Session open(const gradd::State &state, const char *path) {
+    gradd_train_options_t options{};
+    options.training.path = path;
+    options.optimizer = gradd_train_sgd();
+    options.threads = 1;
+    return gradd::Session(state, options);
+}
+
+static int train(const char *path) {
+    const float x[] = {1, 0, 0, 1, 1, 1, 2, 1}, y[] = {3, -1, 2, 5}, zeros[] = {0, 0};
+    gradd::State state;
+    state.add("w", gradd::tensor(zeros, {2, 1}));
+    state.set("epoch", std::int64_t{3});
+    state.set("name", std::string("line"));
+    gradd::Session session = open(state, path);
+    session.set_learning_rate(0.25f);
+    float loss = 0;
+    for (int i = 0; i < 200; i++) {
+        session.lazy_reset_grad();
+        const auto outputs = session.step({gradd::tensor(x, {4, 2}), gradd::tensor(y, {4, 1})});
+        loss = *gradd::elements<float>(outputs[0]);
+        session.optimizer_step();
+    }
+    const std::vector<float> w = session.parameters();
+    std::printf("%.3f %.3f %.3f\n", loss, w[0], w[1]);
+    std::printf("%s %lld %s\n", session.input_names()[1].c_str(),
+                static_cast<long long>(state.property("epoch").integer),
+                state.property("name").text);
+    try {
+        session.step({gradd::tensor(x, {4, 2})});
+    } catch (const gradd::Error &error) {
+        std::printf("%s: %s\n", gradd_status_name(error.status), error.what());
+    }
+    gradd::Session moved = std::move(session);
+    return moved.freeze("v*");
+}
+
+int main(int n, char **paths) {
+    try {
+        return train(n > 1 ? paths[1] : "");
+    } catch (const gradd::Error &error) {
+        std::printf("%s: %s\n", gradd_status_name(error.status), error.what());
+        return error.status == GRADD_E_TENSOR ? 0 : 1;
+    }
+}

@@ -1,0 +1,149 @@
+"""libgradd_train: what it asks of the system, and a program of a device that uses it alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from helpers import BUILD, ROOT
+
+LIST = ROOT / "train/symbols.txt"
+B = os.path.relpath(BUILD, ROOT)  # as `make` has it: another spelling is another build
+# Targets whose machine has fused multiply-add: the bits of x86, by these compilers.
+SAME_BITS = {
+    "aarch64": ("aarch64-linux-gnu-gcc", "qemu-aarch64"),
+    "armhf": ("arm-linux-gnueabihf-gcc", "qemu-arm"),
+    "riscv64": ("riscv64-linux-gnu-gcc", "qemu-riscv64"),
+}
+# Beginnings of names that talk to another program, or become one.
+TALKS = re.compile(r"socket|connect|send|recv|fork|vfork|exec|posix_spawn|popen|system|dl[os]|pipe")
+
+
+def undefined(library: Path) -> set[str]:
+    """Names that a shared object takes from others, without versions."""
+    lines = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
+    return {line.split()[1].split("@")[0] for line in lines.splitlines()}
+
+
+def listed() -> set[str]:
+    """The names in train/symbols.txt."""
+    lines = LIST.read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def line() -> onnx.ModelProto:
+    """A training model: loss = mean((x w - y)^2), of two weights."""
+    info = helper.make_tensor_value_info
+    inputs = [
+        info("x", TensorProto.FLOAT, ["n", 2]),
+        info("y", TensorProto.FLOAT, ["n", 1]),
+        info("w", TensorProto.FLOAT, [2, 1]),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Sub", ["p", "y"], ["d"]),
+        helper.make_node("Mul", ["d", "d"], ["s"]),
+        helper.make_node("ReduceMean", ["s"], ["loss"], keepdims=0),
+    ]
+    graph = helper.make_graph(nodes, "line", inputs, [info("loss", TensorProto.FLOAT, [])])
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def run_program(target: str) -> str:
+    """Builds the program for a target where that is missing, and runs it there."""
+    command = ["make", "--no-print-directory", f"TARGET={target}", f"B={B}", "train-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return "".join(re.findall(r"^(?:shallow|deep|norms) .*\n", done.stdout, re.M))
+
+
+def test_all_that_the_library_takes_is_listed() -> None:
+    """So "data stay on the device" can be checked: nothing in the list can send them."""
+    names = undefined(BUILD / "train/native/libgradd_train.so")
+    assert not names - listed(), "add them to train/symbols.txt, or do without"
+    assert not [name for name in listed() if TALKS.match(name)]
+
+
+def test_a_program_trains_and_allocates_nothing_after_its_first_steps() -> None:
+    """Three models; the program itself counts allocations and fails if there are any."""
+    program = BUILD / "train/native/device_program"
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = re.findall(r"^(\w+)((?: [0-9a-f]{8})+)$", done.stdout, re.M)
+    assert [name for name, _ in losses] == ["shallow", "deep", "norms"]
+    for name, bits in losses:
+        first, *_, last = (int(word, 16) for word in bits.split())  # positive floats: same order
+        assert last < first, name
+
+
+def test_the_header_for_cpp_learns_a_line(tmp_path: Path) -> None:
+    """y = 3 x0 - x1; and what fails throws, with the sentence of the library."""
+    program = BUILD / "train/native/device_program_cpp"
+    model = tmp_path / "line.onnx"
+    onnx.save(line(), model)
+    done = subprocess.run([program, model], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "0.000 3.000 -1.000",
+        "y 3 line",
+        "TENSOR: expected 2 inputs, got 1",
+        "TENSOR: no parameter of the model matches 'v*'",
+    ]
+
+
+def test_the_page_has_a_counterpart_for_each_function_of_onnx_runtime() -> None:
+    """The 33 of its table, each by functions that the library exports."""
+    page = (ROOT / "docs/on-device.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]\w+) \| `(gradd_\w+)`", page, re.M)
+    lines = subprocess.check_output(
+        ["nm", "-D", "--defined-only", BUILD / "train/native/libgradd_train.so"], text=True
+    )
+    exported = {line.split()[2] for line in lines.splitlines()}
+    assert len({theirs for theirs, _ in rows}) == len(rows) == 33
+    assert {ours for _, ours in rows} <= exported
+
+
+@pytest.mark.nightly
+def test_a_library_for_one_model_is_small_and_trains_it(tmp_path: Path) -> None:
+    """It has the operators of the line, and no others."""
+    model = tmp_path / "line.onnx"
+    onnx.save(line(), model)
+    command = ["make", "--no-print-directory", f"B={B}", f"OPS={model}", "train"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    whole, small = (BUILD / "train/native" / f"{at}libgradd_train.so" for at in ("", "ops/"))
+    assert small.stat().st_size < whole.stat().st_size / 2
+    done = subprocess.run(
+        [BUILD / "train/native/device_program_cpp", model],
+        capture_output=True,
+        text=True,
+        env={"LD_LIBRARY_PATH": str(small.parent), "LD_PRELOAD": str(small)},
+    )
+    assert done.stdout.startswith("0.000 3.000 -1.000\n"), done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", SAME_BITS)
+def test_another_machine_has_the_same_bits(target: str) -> None:
+    """By emulation, in f32, after forward, backward and optimizer steps."""
+    missing = [program for program in SAME_BITS[target] if not shutil.which(program)]
+    if missing:
+        pytest.skip(f"no {missing[0]}")
+    assert run_program(target) == run_program("native")
+
+
+@pytest.mark.nightly
+def test_webassembly_trains() -> None:
+    """In node. Without fused multiply-add the last bits differ: the first loss is the same."""
+    if not shutil.which("emcc"):
+        pytest.skip("no emcc")
+    ours, theirs = run_program("native").split(), run_program("wasm").split()
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a == b or abs(int(a, 16) - int(b, 16)) < 64  # units in the last place
