@@ -130,6 +130,7 @@ _TRAIN = '''
 import gc, json, torch
 import gradd
 from gradd import ORTModule
+from gradd.session.client import get_client
 
 def step(model, optimizer, x):
     optimizer.zero_grad()
@@ -152,7 +153,7 @@ def held(pid):
 
 def measured():
     gc.collect()
-    return held("self") + held(session().worker_pid)
+    return held("self") + held(get_client().worker_pid)
 
 warm = ORTModule(make(64), strict=True)
 optimizer = torch.optim.AdamW(warm.parameters(), fused=True)
