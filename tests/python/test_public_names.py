@@ -18,7 +18,14 @@ from gradd import options
 from helpers import ROOT
 
 pytestmark = pytest.mark.quick
-_PACKAGES = ("gradd", "gradd.optim", "gradd.errors", "optimum.gradd", "gradd.train", *modules.MODULES)
+_PACKAGES = (
+    "gradd",
+    "gradd.optim",
+    "gradd.errors",
+    "optimum.gradd",
+    "gradd.train",
+    *modules.MODULES,
+)
 _REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 _FLAG = re.compile(r'^OPTION\(\w+, \w+, .*?"(--[\w-]+)", "(\w*)"', re.MULTILINE)
 
