@@ -371,6 +371,7 @@ def test_a_cut_attribute_is_named_as_it_is_written(caplog: pytest.LogCaptureFixt
         (lambda self, x: self.lin(x[:, :3]), X, RuntimeError, "shapes cannot be multiplied"),
         (lambda self, x: self.lin(x)[7], X, IndexError, "index 7 is out of bounds"),
         (lambda self, x: self.lin(x), X.double(), RuntimeError, "same dtype"),
+        (lambda self, x: self.lin(x), X.to("meta"), RuntimeError, "device meta"),
     ],
 )
 def test_what_does_not_fit_raises_without_words_before(

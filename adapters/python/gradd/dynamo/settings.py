@@ -85,16 +85,16 @@ _FAST = all(_VARIABLES.values())
 _SETS = [(_VARIABLES[name].set, value) for name, value in _WANTED.items()] if _FAST else []
 
 
-_RAISES = "when making fake tensor call"  # in the words of torch
+_RAISES = ("when making fake tensor call", "Tensor device mismatch")  # in the words of torch
 
 
 class _Short(logging.Filter):
     """Dynamo's message about code that it fails at, in one line.
 
     Its own lines are a traceback, whose frames handlers of logs may keep alive, and the model with
-    them. There is none about an operator that raises, as for sizes or indices that do not fit:
-    PyTorch raises the same when it runs, and the lines before would be about functions that no user
-    knows.
+    them. There is none about an operator that raises, as for sizes, indices or devices that do not
+    fit: PyTorch raises the same when it runs, and the lines before would be about functions that no
+    user knows.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -106,7 +106,7 @@ class _Short(logging.Filter):
         if not record.name.startswith("torch._dynamo"):
             return False
         (what, *_), (why, *_) = record.getMessage().splitlines(), f"{error}\n".splitlines()
-        if _RAISES in why or isinstance(error, IndexError):
+        if any(words in why for words in _RAISES) or isinstance(error, IndexError):
             return False
         record.msg, record.args = "%s: %s", (what.strip(), why)
         record.exc_info = record.exc_text = None
