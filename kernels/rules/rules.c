@@ -181,6 +181,14 @@ gradd_val_t gradd_reduce_from(gradd_builder_t *b, const char *op, gradd_val_t v,
 }
 
 gradd_val_t gradd_concat(gradd_builder_t *b, const gradd_val_t *in, int n, int64_t axis) {
+    if (n > GRADD_OP_MAX_IN) {
+        gradd_val_t parts[GRADD_OP_MAX_IN];
+        const int each = (n + GRADD_OP_MAX_IN - 1) / GRADD_OP_MAX_IN;
+        int n_parts = 0;
+        for (int from = 0; from < n; from += each)
+            parts[n_parts++] = gradd_concat(b, in + from, n - from < each ? n - from : each, axis);
+        return gradd_concat(b, parts, n_parts, axis);
+    }
     gradd_attr_t attr = gradd_make_int("axis", axis);
     return gradd_emit_attrs(b, "Concat", in, n, &attr, 1);
 }

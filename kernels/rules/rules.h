@@ -46,7 +46,7 @@ gradd_val_t gradd_wide(gradd_builder_t *b, gradd_val_t v);
 gradd_val_t gradd_scaled(gradd_builder_t *b, gradd_val_t v, double factor);
 /* ReduceSum, ReduceMean, ReduceMax ... over axes [first, rank), which are kept as 1. */
 gradd_val_t gradd_reduce_from(gradd_builder_t *b, const char *op, gradd_val_t v, int first);
-/* Concatenation along an axis, which may count from the end. */
+/* Concatenation of any number along an axis, which may count from the end. */
 gradd_val_t gradd_concat(gradd_builder_t *b, const gradd_val_t *in, int n, int64_t axis);
 /* Zeros with the type of `like`. */
 gradd_val_t gradd_zeros_like(gradd_builder_t *b, gradd_val_t like);

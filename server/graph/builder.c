@@ -97,10 +97,12 @@ static gradd_status_t add_inputs(graph_t *g, const graph_options_t *options, gra
     return GRADD_OK;
 }
 
-static gradd_status_t add_node(graph_t *g, const model_node_t *n, gradd_val_t *map) {
+gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *map) {
     char text[GRAPH_NODE_TEXT];
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
     graph_node_text(g, n, text, sizeof text);
+    if (n->n_bodies)
+        return gradd_wrap(gradd_at_node(graph_add_region(g, n, map), n->name), "%s", text);
     if (!n->op)
         return gradd_at_node(GRADD_FAIL(UNSUPPORTED,
                                         "%s: operator %s%s%s of opset %d is not supported", text,
@@ -147,7 +149,7 @@ static gradd_status_t instantiate(graph_t *g, const graph_options_t *options) {
     for (int i = 0; i < m->n_nodes; i++) {
         g->origin = i;
         g->random = (uint64_t)m->nodes[i].index;
-        GRADD_TRY(add_node(g, &m->nodes[i], map));
+        GRADD_TRY(graph_add_node(g, &m->nodes[i], map));
     }
     return add_outputs(g, options, map);
 }

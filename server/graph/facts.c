@@ -25,19 +25,25 @@ static void note(gradd_dtype_t *half, int64_t dtype) {
     if (dtype == GRADD_DT_BF16 || (dtype == GRADD_DT_F16 && !*half)) *half = (gradd_dtype_t)dtype;
 }
 
+static void note_nodes(gradd_dtype_t *half, const model_node_t *nodes, int n_nodes) {
+    for (int k = 0; k < n_nodes; k++) {
+        const gradd_attrs_t attrs = nodes[k].attrs;
+        for (int i = 0; i < attrs.n; i++)
+            if (attrs.v[i].kind == GRADD_ATTR_TENSOR) note(half, attrs.v[i].tensor.type.dtype);
+        note(half, asked_type(&nodes[k], "to"));
+        note(half, asked_type(&nodes[k], "dtype"));
+        for (int b = 0; b < nodes[k].n_bodies; b++)
+            note_nodes(half, nodes[k].bodies[b].nodes, nodes[k].bodies[b].n_nodes);
+    }
+}
+
 static gradd_dtype_t find_half(const model_t *m) {
     gradd_dtype_t half = GRADD_DT_NONE;
     for (int v = 0; v < m->n_values; v++) {
         note(&half, m->values[v].dtype);
         note(&half, m->values[v].known.type.dtype);
     }
-    for (int k = 0; k < m->n_nodes; k++) {
-        const gradd_attrs_t attrs = m->nodes[k].attrs;
-        for (int i = 0; i < attrs.n; i++)
-            if (attrs.v[i].kind == GRADD_ATTR_TENSOR) note(&half, attrs.v[i].tensor.type.dtype);
-        note(&half, asked_type(&m->nodes[k], "to"));
-        note(&half, asked_type(&m->nodes[k], "dtype"));
-    }
+    note_nodes(&half, m->nodes, m->n_nodes);
     for (int j = 0; j < m->n_outputs; j++)
         note(&half, m->declared[j].dtype);
     return half;

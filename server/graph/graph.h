@@ -141,6 +141,11 @@ typedef struct graph_operands_s {
 /* A node that is there; points into *o. */
 gradd_infer_t graph_describe(const graph_t *g, const graph_node_t *n, graph_operands_t *o);
 
+/* What a node of the model becomes; `map` has the values of the model so far. A node in a body
+ * keeps the origin of the model's node that has the body. */
+gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *map);
+/* The same for If, Loop and Scan: their bodies in place of them (region.c). */
+gradd_status_t graph_add_region(graph_t *g, const model_node_t *n, gradd_val_t *map);
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
 /* Whether an operand is bf16 or f16 and no kernel takes the operands as they are; graph_emit then

@@ -38,6 +38,10 @@ typedef struct import_s {
     import_def_t *defs;            /* in order of definition */
     const import_def_t **by_name;  /* sorted */
     size_t n_defs;
+    int n_values_cap;
+    size_t n_nodes;         /* so far, those of bodies included */
+    struct import_s *outer; /* around a body; NULL: this is the model's graph */
+    int32_t at;             /* the node there that has the body */
 } import_t;
 
 /* Names in messages: "%.*s" with IMPORT_TEXT(name) prints at most 80 bytes, cut between
@@ -64,6 +68,16 @@ gradd_status_t import_tensor(import_t *m, const Onnx__TensorProto *tensor, gradd
 gradd_status_t import_attrs(import_t *m, const Onnx__NodeProto *node, const gradd_op_t *op,
                             gradd_attrs_t *out_attrs);
 
+/* import_region.c: whether a node is If, Loop or Scan, which have no row. */
+bool import_is_region(const Onnx__NodeProto *node);
+/* The subgraphs of such a node, whose operands are known. Appends to its `in` what they read. */
+gradd_status_t import_bodies(import_t *m, const Onnx__NodeProto *proto, model_node_t *node);
+/* import_graph.c: the nodes of m->graph, whose values are defined, and the outputs. */
+gradd_status_t import_nodes(import_t *m, model_node_t **out_nodes, int *out_n);
+gradd_status_t import_outputs(import_t *m, int32_t **out_ids, int *out_n);
+/* Initializers of m->graph into the values of the model, for which there is room behind. */
+gradd_status_t import_create_values(import_t *m);
+gradd_status_t import_initializers(import_t *m);
 /* import_graph.c: values, nodes, inputs and outputs of m->graph into m->model. */
 gradd_status_t import_graph(import_t *m);
 /* Opset version of a domain, 0 if the model does not import it. */

@@ -2,7 +2,7 @@
  *
  * Checked against the operator's row: a name that the row lacks is UNSUPPORTED, a wrong kind or a
  * missing required attribute is GRAPH. Nodes without a row keep what gradd_attr_t can hold.
- * Subgraphs are refused in either case: they read values that this import does not follow.
+ * Subgraphs are refused in either case, but for those of If, Loop and Scan (import_region.c).
  */
 #include <math.h>
 #include <string.h>
@@ -141,6 +141,7 @@ static gradd_status_t import_attr(import_t *m, const Onnx__NodeProto *node, size
     const Onnx__AttributeProto *a = node->attribute[position];
     for (size_t k = 0; k < position; k++)
         if (!strcmp(node->attribute[k]->name, a->name)) return GRADD_FAIL(GRAPH, "is given twice");
+    if (a->type == KIND(GRAPH) && a->g && import_is_region(node)) return GRADD_OK;
     GRADD_TRY(check_kind(a));
     if (a->type == KIND(FLOAT)) GRADD_TRY(check_number(a));
     if (op) GRADD_TRY(check_spec(a, op));

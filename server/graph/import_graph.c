@@ -9,6 +9,12 @@
 #include "kernels/contract/registry.h"
 #include "server/graph/import.h"
 
+static import_t *import_root(import_t *m) {
+    while (m->outer)
+        m = m->outer;
+    return m;
+}
+
 /* ---- graph inputs and initializers ----------------------------------------------------------- */
 
 /* Keeps the name of a dynamic dimension. */
@@ -88,7 +94,7 @@ static gradd_status_t check_default(const model_value_t *value) {
                       gradd_type_format(type, text));
 }
 
-static gradd_status_t import_initializers(import_t *m) {
+gradd_status_t import_initializers(import_t *m) {
     const Onnx__GraphProto *g = m->graph;
     for (size_t i = 0; i < g->n_initializer; i++) {
         model_value_t *value = &m->model->values[m->defs[g->n_input + i].id];
@@ -101,10 +107,22 @@ static gradd_status_t import_initializers(import_t *m) {
     return GRADD_OK;
 }
 
-static gradd_status_t create_values(import_t *m) {
+/* The table grows by the values of bodies. */
+static gradd_status_t grow_values(model_t *model, int need, int *cap) {
+    if (need <= *cap) return GRADD_OK;
+    const int wider = need > 2 * *cap ? need : 2 * *cap;
+    model_value_t *values = arena_array(model->arena, (size_t)wider, sizeof *values);
+    if (!values) return GRADD_E_NOMEM;
+    if (*cap) memcpy(values, model->values, sizeof *values * (size_t)*cap);
+    model->values = values;
+    *cap = wider;
+    return GRADD_OK;
+}
+
+gradd_status_t import_create_values(import_t *m) {
     model_t *model = m->model;
-    model->values = arena_array(model->arena, (size_t)model->n_values, sizeof *model->values);
-    if (!model->values) return GRADD_E_NOMEM;
+    int *cap = &import_root(m)->n_values_cap;
+    GRADD_TRY(grow_values(model, model->n_values, cap));
     for (size_t i = 0; i < m->n_defs; i++) {
         model_value_t *value = &model->values[m->defs[i].id];
         if (value->name) continue; /* a default: named as the input already */
@@ -142,6 +160,12 @@ static gradd_status_t resolve_input(const import_t *m, size_t index, size_t posi
     if (!name[0]) return GRADD_OK;
     GRADD_TRY(import_check_name(m, "input name", name, true));
     const import_def_t *def = import_find(m, name);
+    for (const import_t *inner = m; !def && inner->outer; inner = inner->outer) {
+        const import_def_t *found = import_find(inner->outer, name);
+        if (!found || found->from >= inner->at) continue;
+        *out_id = found->id;
+        return GRADD_OK;
+    }
     if (!def)
         return GRADD_FAIL(GRAPH,
                           "input %zu '%.*s' is not defined: no graph input, initializer or node "
@@ -158,7 +182,8 @@ static gradd_status_t resolve_input(const import_t *m, size_t index, size_t posi
 }
 
 static gradd_status_t import_edges(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
-    size_t n_in = trimmed(proto->input, proto->n_input);
+    const bool region = import_is_region(proto); /* a Loop may have nothing but absent operands */
+    size_t n_in = region ? proto->n_input : trimmed(proto->input, proto->n_input);
     size_t n_out = trimmed(proto->output, proto->n_output);
     const gradd_op_t *op = node->op;
     if (op) {
@@ -177,9 +202,19 @@ static gradd_status_t import_edges(import_t *m, const Onnx__NodeProto *proto, mo
     }
     node->in = in;
     node->out = out;
-    node->n_in = (int)n_in;
+    node->n_in = node->n_given = (int)n_in;
     node->n_out = (int)n_out;
     return GRADD_OK;
+}
+
+/* A node of a body counts as the model's node that has the body. */
+static void note_unsupported(const import_t *m, int32_t index, const Onnx__NodeProto *proto) {
+    model_t *model = m->model;
+    if (import_is_region(proto)) return;
+    for (; m->outer; m = m->outer)
+        index = m->at;
+    if (!model->n_unsupported || model->unsupported[model->n_unsupported - 1] != index)
+        model->unsupported[model->n_unsupported++] = index;
 }
 
 static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
@@ -191,7 +226,7 @@ static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_
     if (!proto->overload || !proto->overload[0])
         node->op = gradd_op_find(domain, proto->op_type, node->opset);
     if (!node->op)
-        m->model->unsupported[m->model->n_unsupported++] = node->index;
+        note_unsupported(m, node->index, proto);
     else if (node->op->flags & GRADD_OP_INTERNAL)
         return GRADD_FAIL(GRAPH, "the operator is internal to gradd and not taken from a model");
     return GRADD_OK;
@@ -217,38 +252,43 @@ static gradd_status_t import_node(import_t *m, const Onnx__NodeProto *proto, mod
     GRADD_TRY(find_row(m, proto, node));
     GRADD_TRY(import_attrs(m, proto, node->op, &node->attrs));
     GRADD_TRY(import_edges(m, proto, node));
-    return name_node(m, proto, node);
+    GRADD_TRY(name_node(m, proto, node));
+    return import_is_region(proto) ? import_bodies(m, proto, node) : GRADD_OK;
 }
 
-static gradd_status_t import_nodes(import_t *m) {
+gradd_status_t import_nodes(import_t *m, model_node_t **out_nodes, int *out_n) {
     const Onnx__GraphProto *g = m->graph;
-    model_t *model = m->model;
-    model->nodes = arena_array(model->arena, g->n_node, sizeof *model->nodes);
-    model->unsupported = arena_array(model->arena, g->n_node, sizeof *model->unsupported);
-    if (!model->nodes || !model->unsupported) return GRADD_E_NOMEM;
+    import_t *root = import_root(m);
+    root->n_nodes += g->n_node;
+    if (root->n_nodes > (size_t)m->limits.max_nodes)
+        return GRADD_FAIL(LIMIT, "the graph has %zu nodes, the limit is %d", root->n_nodes,
+                          m->limits.max_nodes);
+    *out_n = 0;
+    *out_nodes = arena_array(m->model->arena, g->n_node, sizeof **out_nodes);
+    if (!*out_nodes) return GRADD_E_NOMEM;
     for (size_t k = 0; k < g->n_node; k++) {
-        model_node_t *node = &model->nodes[k];
+        model_node_t *node = &(*out_nodes)[k];
         node->index = (int)k;
         gradd_status_t status = import_node(m, g->node[k], node);
         if (status)
             return gradd_wrap(gradd_at_node(status, g->node[k]->name), "node %zu '%.*s' (%.*s)", k,
                               IMPORT_TEXT(g->node[k]->name), IMPORT_TEXT(g->node[k]->op_type));
-        model->n_nodes++;
+        ++*out_n;
     }
     return GRADD_OK;
 }
 
 /* ---- graph outputs --------------------------------------------------------------------------- */
 
-static gradd_status_t import_outputs(import_t *m) {
+gradd_status_t import_outputs(import_t *m, int32_t **out_ids, int *out_n) {
     const Onnx__GraphProto *g = m->graph;
-    model_t *model = m->model;
+    *out_n = 0;
     if (!g->n_output) return GRADD_FAIL(GRAPH, "the graph has no outputs");
     if (g->n_output > (size_t)m->limits.max_values)
         return GRADD_FAIL(LIMIT, "%zu graph outputs, the limit is %d", g->n_output,
                           m->limits.max_values);
-    model->outputs = arena_array(model->arena, g->n_output, sizeof *model->outputs);
-    if (!model->outputs) return GRADD_E_NOMEM;
+    *out_ids = arena_array(m->model->arena, g->n_output, sizeof **out_ids);
+    if (!*out_ids) return GRADD_E_NOMEM;
     for (size_t i = 0; i < g->n_output; i++) {
         const char *name = import_text(g->output[i]->name);
         gradd_status_t status = import_check_name(m, "name", name, true);
@@ -257,7 +297,7 @@ static gradd_status_t import_outputs(import_t *m) {
         if (!def)
             return GRADD_FAIL(GRAPH, "graph output %zu '%.*s' is not produced by any node", i,
                               IMPORT_TEXT(name));
-        model->outputs[model->n_outputs++] = def->id;
+        (*out_ids)[(*out_n)++] = def->id;
     }
     return GRADD_OK;
 }
@@ -279,6 +319,7 @@ static gradd_status_t import_declarations(import_t *m) {
 
 gradd_status_t import_graph(import_t *m) {
     const Onnx__GraphProto *g = m->graph;
+    model_t *model = m->model;
     if (g->n_node > (size_t)m->limits.max_nodes)
         return GRADD_FAIL(LIMIT, "the graph has %zu nodes, the limit is %d", g->n_node,
                           m->limits.max_nodes);
@@ -287,11 +328,13 @@ gradd_status_t import_graph(import_t *m) {
                           "the graph has %zu sparse initializers, only dense tensors "
                           "are supported",
                           g->n_sparse_initializer);
+    model->unsupported = arena_array(model->arena, g->n_node, sizeof *model->unsupported);
+    if (!model->unsupported) return GRADD_E_NOMEM;
     GRADD_TRY(import_define_values(m));
-    GRADD_TRY(create_values(m));
+    GRADD_TRY(import_create_values(m));
     GRADD_TRY(import_inputs(m));
     GRADD_TRY(import_initializers(m));
-    GRADD_TRY(import_nodes(m));
-    GRADD_TRY(import_outputs(m));
+    GRADD_TRY(import_nodes(m, &model->nodes, &model->n_nodes));
+    GRADD_TRY(import_outputs(m, &model->outputs, &model->n_outputs));
     return import_declarations(m);
 }

@@ -49,9 +49,9 @@ static gradd_status_t count_values(const import_t *m, size_t *out_n) {
     size_t n = g->n_input + g->n_initializer;
     for (size_t i = 0; i < g->n_node; i++)
         n += g->node[i]->n_output;
-    if (n > (size_t)m->limits.max_values)
-        return GRADD_FAIL(LIMIT, "the graph has %zu values, the limit is %d", n,
-                          m->limits.max_values);
+    if (n + (size_t)m->model->n_values > (size_t)m->limits.max_values)
+        return GRADD_FAIL(LIMIT, "the graph has %zu values, the limit is %d",
+                          n + (size_t)m->model->n_values, m->limits.max_values);
     *out_n = n;
     return GRADD_OK;
 }
@@ -127,10 +127,11 @@ static gradd_status_t number(import_t *m) {
         if (!is_default) return refuse_duplicate(m, first, second);
         m->defs[second - m->defs].id = -2 - first->slot; /* inputs are numbered by position */
     }
-    int32_t next = 0;
+    const int32_t first = m->model->n_values; /* of a body: behind those around it */
+    int32_t next = first;
     for (size_t i = 0; i < m->n_defs; i++) {
         int32_t id = m->defs[i].id;
-        m->defs[i].id = id <= -2 ? -2 - id : next++;
+        m->defs[i].id = id <= -2 ? first - 2 - id : next++;
     }
     m->model->n_values = next;
     return GRADD_OK;

@@ -34,6 +34,16 @@ typedef struct model_value_s {
     const char **symbols;         /* names of its dynamic dims, "" = none; NULL: no dim has one */
 } model_value_t;
 
+struct model_node_s;
+
+/* A subgraph. Its values are among those of the model, and it reads others of these as well. */
+typedef struct model_body_s {
+    struct model_node_s *nodes; /* in topological order */
+    int n_nodes;
+    int32_t *inputs, *outputs; /* value ids */
+    int n_inputs, n_outputs;
+} model_body_t;
+
 typedef struct model_node_s {
     const gradd_op_t *op; /* NULL if unsupported; then the model loads but cannot be planned */
     const char *op_type, *domain;
@@ -43,8 +53,10 @@ typedef struct model_node_s {
     gradd_attrs_t attrs;
     int n_in, n_out;
     const int32_t *in, *out; /* value ids; -1 = absent optional */
-    struct model_s **bodies; /* subgraphs of control flow; the importer refuses them today */
-    int n_bodies;
+    /* of If those of then and else, of Loop and Scan one; such nodes have no row. Behind their
+     * n_given operands, `in` lists what the bodies read from around them. */
+    model_body_t *bodies;
+    int n_bodies, n_given;
 } model_node_t;
 
 typedef struct model_s {
@@ -71,7 +83,8 @@ typedef struct model_s {
 } model_t;
 
 /* limits NULL = defaults. Errors: MODEL (bytes are not ONNX, name where it broke), GRAPH (invalid;
- * names node, value, attribute), LIMIT, EXTDATA, UNSUPPORTED (opset, subgraphs, element types),
+ * names node, value, attribute), LIMIT, EXTDATA, UNSUPPORTED (opset, other
+ * subgraphs than those of If, Loop and Scan, element types),
  * NOMEM. An operator without a row is not an error here. */
 gradd_status_t model_load(const void *bytes, size_t n, const model_limits_t *limits,
                           model_t **out_model);

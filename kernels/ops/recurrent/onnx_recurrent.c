@@ -154,7 +154,7 @@ static gradd_val_t product_of(gradd_builder_t *b, gradd_val_t rows, gradd_val_t 
 }
 
 /* A direction of a layer: its operands, wide, of that direction alone. */
-typedef struct way_s {
+typedef struct direction_s {
     bool reverse;
     gradd_val_t rows, weight, matrix, biases, state, cells;
 } direction_t;

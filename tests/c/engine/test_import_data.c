@@ -331,13 +331,16 @@ TEST(attribute_kinds_are_checked) {
     REFUSED(GRAPH, m, "attribute 'perm': refers to a function's attribute 'outer'");
 }
 
-TEST(subgraphs_are_refused) {
+TEST(subgraphs_are_checked) {
     Onnx__NodeProto *turn;
     Onnx__GraphProto body = ONNX__GRAPH_PROTO__INIT;
     proto_t *m = with_node(&turn);
     build_attr(build_node(m, "If", "branch", "y", "o"), "then_branch", BUILD_KIND(GRAPH))->g =
         &body;
-    REFUSED(UNSUPPORTED, m, "node 1 'branch' (If): attribute 'then_branch': subgraphs are not");
+    REFUSED(GRAPH, m, "node 1 'branch' (If): then_branch: the graph has no outputs");
+    m = with_node(&turn);
+    build_node(m, "If", "branch", "y", "o");
+    REFUSED(GRAPH, m, "node 1 'branch' (If): attribute 'then_branch' is missing");
     m = with_node(&turn);
     build_attr(turn, "perm", BUILD_KIND(INTS))->g = &body; /* behind another kind */
     REFUSED(UNSUPPORTED, m, "node 0 'turn' (Transpose): attribute 'perm': subgraphs");

@@ -132,11 +132,12 @@ def test_external_data_is_refused(tmp_path):
     refused("EXTDATA", "('w.bin')", path.read_bytes())
 
 
-def test_subgraphs_are_refused():
+def test_a_missing_branch():
     body = helper.make_graph([turn()], "body", [], [value("y")])
-    branch = helper.make_node("If", ["c"], ["y"], name="choose", then_branch=body, else_branch=body)
+    branch = helper.make_node("If", ["c"], ["y"], name="choose", then_branch=body)
     inputs = [value("c", [], TensorProto.BOOL), value("x", [2, 3])]
-    refused("UNSUPPORTED", "node 0 'choose' (If): attribute", model([branch], inputs=inputs))
+    text = "node 0 'choose' (If): attribute 'else_branch' is missing"
+    refused("GRAPH", text, model([branch], inputs=inputs))
 
 
 def test_functions_are_refused():
