@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from gradd.train import CheckpointState, Module, Optimizer, artifacts, onnxblock
+from gradd.train import CheckpointState, Module, Optimizer, artifacts, module, onnxblock
 from helpers import ROOT
 from helpers import device_models as models
 
@@ -221,6 +221,24 @@ def test_dropout_and_norm_are_off_in_the_eval_model(tmp_path: Path) -> None:
     inputs = np.array([[2, 4], [6, 8]], np.float32)
     _, module = models.load(tmp_path)
     np.testing.assert_allclose(module.eval()(inputs, inputs)[1], inputs / 2, rtol=1e-4)
+
+
+def test_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_norm(tmp_path)
+    inputs = np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
+
+    def draw(**arguments: int) -> list[bool]:
+        _, made = models.load(tmp_path, **arguments)
+        return (made(inputs, inputs)[1] == 0).ravel().tolist()
+
+    assert draw() == draw(seed=0) != draw(seed=1)
+    monkeypatch.setattr(module, "default_seed", 1)
+    assert draw() == draw(seed=1)
+    _, made = models.load(tmp_path)
+    first, second = (made(inputs, inputs)[1] for _ in range(2))
+    made.set_seed(1)
+    assert ((made(inputs, inputs)[1] == 0) == (first == 0)).all()
+    assert ((first == 0) != (second == 0)).any()
 
 
 def test_a_step_moves_running_statistics(tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ def test_without_onnx_only_artifacts_are_missing(alone: Path) -> None:
         from onnxruntime.training.api import *
         from gradd.train import *
         assert Module and TrainError
+        import gradd.train.module, gradd_aliases.seeds
+        gradd_aliases.seeds.set_seed(7)
+        assert gradd.train.module.default_seed == 7
         try:
             from onnxruntime.training import artifacts
         except ImportError as error:

@@ -17,6 +17,7 @@ from gradd.train.state import CheckpointState, StateHandle
 _TRAINING, _EVAL = range(2)
 # What ONNX Runtime says of nominal checkpoints.
 LOAD_PARAMETERS = "Please load the model parameters first. (Module.copy_buffer_to_parameters)"
+default_seed = 0  # of modules that are given none
 Outputs = Any  # an array or an OrtValue, or a tuple of them
 
 
@@ -43,7 +44,7 @@ class Module:
         session_options: onnxruntime's; of them `intra_op_num_threads` counts.
         memory_budget: Most bytes for activations in a step: what does not fit is computed again.
             0 = what it takes.
-        seed: Of random numbers (dropout).
+        seed: Of random numbers (dropout); None = that of onnxruntime.set_seed(), or 0.
 
     Raises:
         RuntimeError: A file is no model that can be trained, the state does not fit, or it has a
@@ -61,7 +62,7 @@ class Module:
         session_options: Any = None,
         *,
         memory_budget: int = 0,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         self.training = True
         if device.split(":")[0] != "cpu":
@@ -69,7 +70,8 @@ class Module:
                 "UNSUPPORTED", f"device {device!r}: gradd.train runs on the CPU, device='cpu'"
             )
         self.state = state
-        options = library.Options(memory_budget=memory_budget, seed=seed)
+        options = library.Options(memory_budget=memory_budget)
+        options.seed = default_seed if seed is None else seed
         options.threads = int(getattr(session_options, "intra_op_num_threads", 0) or 0)
         options.training.path = os.fsencode(train_model_uri)
         if eval_model_uri is not None:
