@@ -3,9 +3,11 @@
 #include "kernels/contract/kernel.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/contract/backend.h"
+#include "kernels/contract/cut.h"
 #include "kernels/contract/registry.h"
 
 bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
@@ -39,14 +41,54 @@ static bool accepts(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
     return fits(kernel, c) && unknown_on_host(kernel, c) < 0;
 }
 
-gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+static gradd_status_t prepare_whole(const gradd_kernel_t *kernel, const gradd_infer_t *c,
                                     gradd_prepared_t *out) {
     if (kernel->prepare) return kernel->prepare(c, out);
     *out = (gradd_prepared_t){.workspace = kernel->workspace ? kernel->workspace(c) : 0};
+    if (c->parts > 1 && kernel->parts) out->parts = kernel->parts(c);
     return GRADD_OK;
 }
 
+/* For parts of so many rows. */
+static gradd_status_t prepare_rows(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                                   const gradd_cut_t *cut, int64_t rows, gradd_prepared_t *out) {
+    gradd_view_t in[GRADD_OP_MAX_IN];
+    gradd_type_t types[GRADD_OP_MAX_OUT];
+    const gradd_infer_t part = gradd_cut_describe(cut, c, rows, in, types);
+    return prepare_whole(kernel, &part, out);
+}
+
+/* Takes the cut over. */
+static gradd_status_t prepare_cut(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                                  gradd_cut_t *cut, gradd_prepared_t *out) {
+    const int64_t rest = cut->rows - cut->each * (cut->parts - 1);
+    gradd_status_t status = prepare_rows(kernel, c, cut, cut->each, &cut->all);
+    if (!status && rest < cut->each) status = prepare_rows(kernel, c, cut, rest, &cut->last);
+    const size_t a = cut->all.workspace, b = cut->last.workspace;
+    *out = (gradd_prepared_t){.workspace = a > b ? a : b,
+                              .bytes = sizeof *cut + cut->all.bytes + cut->last.bytes,
+                              .parts = cut->parts,
+                              .cut = cut};
+    if (status) gradd_kernel_unprepare(kernel, out);
+    return status;
+}
+
+gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                                    gradd_prepared_t *out) {
+    const bool own = kernel->makes_parts || kernel->parts;
+    gradd_cut_t *cut = c->parts > 1 && !own ? gradd_cut_find(kernel, c) : NULL;
+    return cut ? prepare_cut(kernel, c, cut, out) : prepare_whole(kernel, c, out);
+}
+
+gradd_status_t gradd_kernel_compute(const gradd_kernel_t *kernel, const gradd_launch_t *launch) {
+    return launch->cut ? gradd_cut_compute(kernel, launch) : kernel->compute(launch);
+}
+
 void gradd_kernel_unprepare(const gradd_kernel_t *kernel, gradd_prepared_t *prepared) {
+    gradd_cut_t *cut = prepared->cut;
+    if (cut && cut->all.state) kernel->unprepare(&cut->all);
+    if (cut && cut->last.state) kernel->unprepare(&cut->last);
+    free(cut);
     if (prepared->state) kernel->unprepare(prepared);
     *prepared = (gradd_prepared_t){0};
 }

@@ -31,12 +31,14 @@ typedef struct gradd_cost_s {
  * Where a launch is to be made in parts (c->parts), a kernel may prepare for that: compute is then
  * called once for each part, in order, with the same operands and workspace. Parts write rows of
  * their own, and which is a matter of the types alone: so a launch has the same bits whatever runs
- * between two parts. */
+ * between two parts. Launches of other kernels are cut by rows (cut.h) where the operator's rows do
+ * not depend on each other. */
 typedef struct gradd_prepared_s {
     size_t workspace; /* scratch bytes of a launch */
     void *state;      /* Owned by the preparing kernel; given back with unprepare; NULL = none */
     size_t bytes;     /* that the state holds */
     int parts;        /* 0 = compute does all at once */
+    struct gradd_cut_s *cut; /* Owned: by which the parts are made; NULL = compute makes them */
 } gradd_prepared_t;
 
 typedef struct gradd_kernel_s {
@@ -57,6 +59,14 @@ typedef struct gradd_kernel_s {
      * threads as OpenMP would take now. c->out is set; in and out are not kept. */
     gradd_status_t (*prepare)(const gradd_infer_t *c, gradd_prepared_t *out);
     void (*unprepare)(gradd_prepared_t *prepared);
+    /* Of a kernel without a state: how many parts compute makes of the launch, about c->parts, but
+     * none that would leave threads idle. Such parts may go on with what the ones before have left
+     * in the workspace. NULL = it makes none. */
+    int (*parts)(const gradd_infer_t *c);
+    /* It makes parts itself, or none: see prepare. */
+    bool makes_parts;
+    /* By which rule launches are cut, if not by the operator's (gradd_rowwise_t in op.h). */
+    bool (*rowwise)(gradd_rowwise_t *r);
     /* Corrects what gradd_kernel_cost (kernels/describe/cost.h) has filled in: one operation per
      * element of the largest tensor, all operands read, all results written. NULL = that is right.
      */
@@ -97,6 +107,8 @@ bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int 
 /* Scratch and state for calls with these operands; c->out is set. */
 gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
                                     gradd_prepared_t *out);
+/* All of a launch, or the part launch->part, by a kernel that computes in the calling thread. */
+gradd_status_t gradd_kernel_compute(const gradd_kernel_t *kernel, const gradd_launch_t *launch);
 void gradd_kernel_unprepare(const gradd_kernel_t *kernel, gradd_prepared_t *prepared);
 
 #ifdef __cplusplus

@@ -116,6 +116,7 @@ typedef struct gradd_launch_s {
     int threads; /* those that workspace() was asked for. Parallel regions take the number that the
                     queue was entered with, which is the same */
     int part, parts; /* of a kernel that has prepared for parts: this one, of all; else 0 */
+    const struct gradd_cut_s *cut; /* Borrowed: as prepared */
 } gradd_launch_t;
 
 /* A value of the graph under construction. */

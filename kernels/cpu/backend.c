@@ -90,7 +90,7 @@ static gradd_status_t cpu_queue_enter(gradd_queue_t *queue, int threads) {
 static gradd_status_t cpu_launch(gradd_queue_t *queue, const gradd_kernel_t *kernel,
                                  const gradd_launch_t *launch) {
     (void)queue;
-    return kernel->compute(launch);
+    return gradd_kernel_compute(kernel, launch);
 }
 
 static gradd_status_t cpu_wait(gradd_queue_t *queue, int *out_launch) {

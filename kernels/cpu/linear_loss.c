@@ -3,7 +3,8 @@
  * Workspace: labels, the numbers of the rows that count, their losses and the terms that their
  * log-sum-exps add, the sums of the bias's gradient; rows of x, then the logits of a chunk; the
  * lower bits of the sums of the weight's gradient and a block of them in f32; and the workspace of
- * the products. */
+ * the products; and how far a launch is that is made in parts. Those are parts of the products of
+ * each chunk, and what lies between them. */
 #include "kernels/cpu/linear_loss.h"
 
 #include "kernels/cpu/bf16.h"
@@ -30,11 +31,25 @@ typedef struct loss_head_s {
     int64_t chunk; /* rows of a chunk, at most */
     int64_t block; /* rows of a block of the weight's gradient */
     /* offsets in workspace */
-    size_t labels, used, each, added, sums, x, z, low, wide, products, end;
+    size_t labels, used, each, added, sums, x, z, low, wide, progress, products, end;
+    double parts_per_flop;    /* 0 = a launch is made as a whole */
     sized_t sizes[MAX_SIZES]; /* ascending */
     int n_sizes;
     gradd_prepared_t first[2]; /* as dw of the largest size, over what is there before */
 } loss_head_t;
+
+/* What a chunk goes through, in this order. */
+typedef enum stage_e { AT_SCORES, AT_LOSSES, AT_SUMS, AT_COLUMNS, AT_SLOPES, AT_END } stage_t;
+
+/* How far a launch is. */
+typedef struct progress_s {
+    gradd_loss_t loss;
+    int64_t n_used; /* rows that count */
+    int64_t from;   /* so many of them are done, */
+    stage_t stage;  /* and the next chunk is here: */
+    int64_t row;    /* of the weight's gradient */
+    int piece, sub; /* and part of its product */
+} progress_t;
 
 gradd_loss_operands_t gradd_head_operands(const gradd_view_t *in, int n_in) {
     return (gradd_loss_operands_t){&in[GRADD_HEAD_LABELS],
@@ -97,6 +112,7 @@ static void place(loss_head_t *h) {
     bool wide = h->is.dw && h->is.dtype == GRADD_DT_BF16;
     PLACE(low, wide && h->most > h->chunk ? (size_t)(h->is.k * h->is.v) : 0);
     PLACE(wide, wide ? (size_t)(h->block * h->is.dw_cols) * sizeof(float) : 0);
+    PLACE(progress, h->parts_per_flop > 0 ? sizeof(progress_t) : 0);
 #undef PLACE
     h->products = at;
     h->end = at;
@@ -107,6 +123,7 @@ static void place(loss_head_t *h) {
 static gradd_status_t prepare_one(loss_head_t *h, gradd_gemm_t g, int threads,
                                   gradd_prepared_t *out) {
     g.threads = threads;
+    g.parts = (int)ceil(2 * (double)g.m * (double)g.n * (double)g.k * h->parts_per_flop);
     GRADD_TRY(gradd_gemm_prepare(&g, out));
     if (h->products + out->workspace > h->end) h->end = h->products + out->workspace;
     return GRADD_OK;
@@ -145,10 +162,27 @@ static size_t unprepare_all(loss_head_t *h, bool count_only) {
     return bytes;
 }
 
+static void find_parts(const gradd_infer_t *c, loss_head_t *h) {
+    gradd_cost_t cost = {0};
+    gradd_head_cost(c, &cost);
+    if (c->parts > 1 && cost.flops > 0) h->parts_per_flop = c->parts / cost.flops;
+}
+
+/* As many as a launch has steps where all rows count: with fewer the last ones have nothing to do,
+ * with more the last one has what is left. */
+static int count_parts(const loss_head_t *h) {
+    const sized_t *s = &h->sizes[h->n_sizes - 1];
+    const int64_t blocks = h->is.dw && h->block ? quotient_up(h->is.dw_rows, h->block) : 0;
+    const int64_t steps = s->logits.parts + 1 + blocks * s->dw[0].parts + h->is.dbias + s->dx.parts;
+    const int64_t parts = quotient_up(h->most, h->chunk) * steps;
+    return h->parts_per_flop > 0 && parts < INT32_MAX ? (int)parts : 0;
+}
+
 gradd_status_t gradd_head_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
     loss_head_t *h = malloc(sizeof *h);
     if (!h) return GRADD_FAIL(NOMEM, "linear cross-entropy");
     describe(c, h);
+    find_parts(c, h);
     choose_sizes(h);
     place(h);
     gradd_status_t status = GRADD_OK;
@@ -159,7 +193,8 @@ gradd_status_t gradd_head_prepare(const gradd_infer_t *c, gradd_prepared_t *out)
         free(h);
         return status;
     }
-    *out = (gradd_prepared_t){.state = h, .workspace = h->end, .bytes = unprepare_all(h, true)};
+    *out = (gradd_prepared_t){
+        .state = h, .workspace = h->end, .bytes = unprepare_all(h, true), .parts = count_parts(h)};
     return GRADD_OK;
 }
 
@@ -225,15 +260,31 @@ static void gather(const chunk_t *c) {
     memset(c->x + (size_t)c->n * bytes, 0, (size_t)(c->padded - c->n) * bytes);
 }
 
-static gradd_status_t multiply_logits(const chunk_t *c) {
+/* The next part of a product; true if it was the last one. */
+static gradd_status_t multiply_part(const gradd_prepared_t *product, const gradd_gemm_operands_t *o,
+                                    progress_t *p, bool *out_done) {
+    GRADD_TRY(gradd_gemm_part(product->state, p->sub, o));
+    *out_done = ++p->sub >= product->parts;
+    if (*out_done) p->sub = 0;
+    return GRADD_OK;
+}
+
+static void next_stage(progress_t *p) {
+    p->stage++;
+    p->row = p->piece = p->sub = 0;
+}
+
+static gradd_status_t multiply_logits(const chunk_t *c, progress_t *p) {
     const loss_head_t *h = c->h;
-    const void *bias = h->is.bias ? c->r->in[GRADD_HEAD_BIAS].data : NULL;
-    for (int i = 0; i < c->n_pieces; i++) {
-        const piece_t *p = &c->pieces[i];
-        GRADD_TRY(gradd_gemm(p->size->logits.state, c->x + (size_t)(p->at * h->is.k) * h->is.bytes,
-                             c->r->in[GRADD_HEAD_W].data, bias,
-                             c->z + (size_t)(p->at * h->is.v) * h->is.bytes, c->products));
-    }
+    const piece_t *piece = &c->pieces[p->piece];
+    bool done;
+    if (!p->piece && !p->sub) gather(c);
+    const gradd_gemm_operands_t o = {
+        c->x + (size_t)(piece->at * h->is.k) * h->is.bytes, c->r->in[GRADD_HEAD_W].data,
+        h->is.bias ? c->r->in[GRADD_HEAD_BIAS].data : NULL,
+        c->z + (size_t)(piece->at * h->is.v) * h->is.bytes, c->products};
+    GRADD_TRY(multiply_part(&piece->size->logits, &o, p, &done));
+    if (done && ++p->piece == c->n_pieces) next_stage(p);
     return GRADD_OK;
 }
 
@@ -447,25 +498,35 @@ static void clear(void *memory, size_t bytes) {
     }
 }
 
-static gradd_status_t add_weight(const chunk_t *c) {
+/* Before the products of the block that begins at p->row. */
+static void begin_block(const chunk_t *c, const progress_t *p, int64_t rows) {
+    const loss_head_t *h = c->h;
+    if (starts_whole(c)) return;
+    if (h->is.dtype == GRADD_DT_BF16)
+        load_block(c, p->row * h->is.dw_cols, rows * h->is.dw_cols);
+    else if (!c->from && !p->row)
+        clear(c->dw, (size_t)(h->is.k * h->is.v) * h->is.bytes);
+}
+
+static gradd_status_t add_weight(const chunk_t *c, progress_t *p) {
     const loss_head_t *h = c->h;
     const char *left = h->is.trans ? c->z : c->x, *right = h->is.trans ? c->x : c->z;
-    const bool parted = h->is.dtype == GRADD_DT_BF16, whole = starts_whole(c);
-    if (!parted && !c->from && !whole) clear(c->dw, (size_t)(h->is.k * h->is.v) * h->is.bytes);
-    for (int64_t row = 0; h->is.dw_cols && row < h->is.dw_rows; row += h->block) {
-        const bool last = h->is.dw_rows - row < h->block;
-        const int64_t rows = last ? h->is.dw_rows - row : h->block, at = row * h->is.dw_cols;
-        void *to = parted ? (void *)c->wide : (char *)c->dw + (size_t)at * h->is.bytes;
-        if (parted && !whole) load_block(c, at, rows * h->is.dw_cols);
-        for (int i = 0; i < c->n_pieces; i++) {
-            const piece_t *p = &c->pieces[i];
-            const gradd_prepared_t *use = whole && !i ? &h->first[last] : &p->size->dw[last];
-            GRADD_TRY(gradd_gemm(
-                use->state, left + (size_t)(p->at * h->is.dw_rows + row) * h->is.bytes,
-                right + (size_t)(p->at * h->is.dw_cols) * h->is.bytes, NULL, to, c->products));
-        }
-        if (parted) store_block(c, at, rows * h->is.dw_cols);
-    }
+    const bool parted = h->is.dtype == GRADD_DT_BF16, last = h->is.dw_rows - p->row < h->block;
+    const int64_t rows = last ? h->is.dw_rows - p->row : h->block, at = p->row * h->is.dw_cols;
+    const piece_t *piece = &c->pieces[p->piece];
+    const bool first = starts_whole(c) && !p->piece;
+    bool done;
+    if (!p->piece && !p->sub) begin_block(c, p, rows);
+    const gradd_gemm_operands_t o = {
+        left + (size_t)(piece->at * h->is.dw_rows + p->row) * h->is.bytes,
+        right + (size_t)(piece->at * h->is.dw_cols) * h->is.bytes, NULL,
+        parted ? (void *)c->wide : (char *)c->dw + (size_t)at * h->is.bytes, c->products};
+    GRADD_TRY(multiply_part(first ? &h->first[last] : &piece->size->dw[last], &o, p, &done));
+    if (!done || ++p->piece < c->n_pieces) return GRADD_OK;
+    if (parted) store_block(c, at, rows * h->is.dw_cols);
+    p->piece = 0;
+    p->row += rows;
+    if (p->row == h->is.dw_rows) next_stage(p);
     return GRADD_OK;
 }
 
@@ -486,29 +547,48 @@ static void add_bias(const chunk_t *c) {
 }
 
 /* The rows of x are not needed any more: their gradients take their room on the way to dX. */
-static gradd_status_t write_rows(const chunk_t *c) {
+static gradd_status_t write_rows(const chunk_t *c, progress_t *p) {
     const loss_head_t *h = c->h;
     const size_t bytes = (size_t)h->is.k * h->is.bytes;
-    for (int i = 0; i < c->n_pieces; i++) {
-        const piece_t *p = &c->pieces[i];
-        GRADD_TRY(gradd_gemm(p->size->dx.state, c->z + (size_t)(p->at * h->is.v) * h->is.bytes,
-                             c->r->in[GRADD_HEAD_W].data, NULL, c->x + (size_t)p->at * bytes,
-                             c->products));
-    }
+    const piece_t *piece = &c->pieces[p->piece];
+    bool done;
+    const gradd_gemm_operands_t o = {c->z + (size_t)(piece->at * h->is.v) * h->is.bytes,
+                                     c->r->in[GRADD_HEAD_W].data, NULL,
+                                     c->x + (size_t)piece->at * bytes, c->products};
+    GRADD_TRY(multiply_part(&piece->size->dx, &o, p, &done));
+    if (!done || ++p->piece < c->n_pieces) return GRADD_OK;
     for (int64_t j = 0; j < c->n; j++)
         memcpy((char *)c->dx + (size_t)c->used[c->from + j] * bytes, c->x + (size_t)j * bytes,
                bytes);
+    next_stage(p);
     return GRADD_OK;
 }
 
-static gradd_status_t run_chunk(chunk_t *c) {
+static bool is_wanted(const chunk_t *c, stage_t stage) {
+    if (stage == AT_SUMS) return c->dw && c->h->is.dw_rows && c->h->is.dw_cols;
+    if (stage == AT_COLUMNS) return c->dbias;
+    return stage != AT_SLOPES || c->dx;
+}
+
+/* One step of the next chunk: a product, a part of one, or what lies between two. */
+static gradd_status_t step(chunk_t *c, progress_t *p) {
+    c->from = p->from;
+    c->n = c->n_used - c->from < c->h->chunk ? c->n_used - c->from : c->h->chunk;
     cut(c);
-    gather(c);
-    GRADD_TRY(multiply_logits(c));
-    finish_rows(c);
-    if (c->dw) GRADD_TRY(add_weight(c));
-    if (c->dbias) add_bias(c);
-    return c->dx ? write_rows(c) : GRADD_OK;
+    if (p->stage == AT_LOSSES) finish_rows(c);
+    if (p->stage == AT_COLUMNS) add_bias(c);
+    if (p->stage == AT_LOSSES || p->stage == AT_COLUMNS)
+        next_stage(p);
+    else
+        GRADD_TRY((p->stage == AT_SCORES ? multiply_logits
+                   : p->stage == AT_SUMS ? add_weight
+                                         : write_rows)(c, p));
+    while (p->stage < AT_END && !is_wanted(c, p->stage))
+        next_stage(p);
+    if (p->stage < AT_END) return GRADD_OK;
+    p->from += c->n;
+    p->stage = AT_SCORES;
+    return GRADD_OK;
 }
 
 /* ---- the launch ------------------------------------------------------------------------------ */
@@ -564,34 +644,50 @@ static void write_sums(const chunk_t *c) {
         gradd_loss_store(&c->r->out[GRADD_HEAD_DBIAS], i, c->sums[i]);
 }
 
-gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
+static chunk_t open_launch(const gradd_launch_t *r) {
     const loss_head_t *h = r->state;
     char *w = r->workspace;
-    chunk_t c = {.h = h,
-                 .r = r,
-                 .x = w + h->x,
-                 .z = w + h->z,
-                 .products = w + h->products,
-                 .low = (uint8_t *)(w + h->low),
-                 .wide = (float *)(w + h->wide),
-                 .each = (double *)(w + h->each),
-                 .added = (double *)(w + h->added),
-                 .sums = (double *)(w + h->sums),
-                 .weights = operand(r, GRADD_HEAD_WEIGHTS),
-                 .squares = operand(r, GRADD_HEAD_SQUARES),
-                 .used = (int64_t *)(w + h->used),
-                 .dx = result(r, GRADD_HEAD_DX),
-                 .dw = result(r, GRADD_HEAD_DW),
-                 .dbias = result(r, GRADD_HEAD_DBIAS)};
-    GRADD_TRY(read_loss(r, (int64_t *)(w + h->labels), &c.loss));
-    find_used(&c);
-    if (c.dw && !c.n_used) clear(c.dw, (size_t)(h->is.k * h->is.v) * h->is.bytes);
-    if (c.dbias) memset(c.sums, 0, sizeof(double) * (size_t)h->is.v);
-    for (; c.from < c.n_used; c.from += c.n) {
-        c.n = c.n_used - c.from < h->chunk ? c.n_used - c.from : h->chunk;
-        GRADD_TRY(run_chunk(&c));
-    }
-    write_sums(&c);
+    return (chunk_t){.h = h,
+                     .r = r,
+                     .x = w + h->x,
+                     .z = w + h->z,
+                     .products = w + h->products,
+                     .low = (uint8_t *)(w + h->low),
+                     .wide = (float *)(w + h->wide),
+                     .each = (double *)(w + h->each),
+                     .added = (double *)(w + h->added),
+                     .sums = (double *)(w + h->sums),
+                     .weights = operand(r, GRADD_HEAD_WEIGHTS),
+                     .squares = operand(r, GRADD_HEAD_SQUARES),
+                     .used = (int64_t *)(w + h->used),
+                     .dx = result(r, GRADD_HEAD_DX),
+                     .dw = result(r, GRADD_HEAD_DW),
+                     .dbias = result(r, GRADD_HEAD_DBIAS)};
+}
+
+static gradd_status_t begin(chunk_t *c, progress_t *p) {
+    const loss_head_t *h = c->h;
+    GRADD_TRY(read_loss(c->r, (int64_t *)((char *)c->r->workspace + h->labels), &c->loss));
+    find_used(c);
+    if (c->dw && !c->n_used) clear(c->dw, (size_t)(h->is.k * h->is.v) * h->is.bytes);
+    if (c->dbias) memset(c->sums, 0, sizeof(double) * (size_t)h->is.v);
+    *p = (progress_t){.loss = c->loss, .n_used = c->n_used};
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
+    const loss_head_t *h = r->state;
+    progress_t whole, *p = &whole;
+    chunk_t c = open_launch(r);
+    if (r->parts > 1) p = (progress_t *)((char *)r->workspace + h->progress);
+    if (!r->part) GRADD_TRY(begin(&c, p));
+    c.loss = p->loss;
+    if (c.loss.weights) c.loss.weights = &r->in[GRADD_HEAD_CLASSES];
+    c.n_used = p->n_used;
+    const bool is_last = r->part + 1 >= r->parts;
+    for (bool more = p->from < p->n_used; more; more = is_last && p->from < p->n_used)
+        GRADD_TRY(step(&c, p));
+    if (is_last) write_sums(&c);
     return GRADD_OK;
 }
 

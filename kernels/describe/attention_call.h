@@ -55,6 +55,7 @@ typedef struct gradd_attn_s {
     gradd_attn_rows_t rows; /* with a range, without a mask */
     bool pairs;             /* multiply bf16 in pairs; needs gradd_attn_pairs */
     int threads;            /* at most so many work; 0 = as many as the process may use */
+    int part, parts;        /* of the CPU's work: this one, of so many; 0 = all of it */
 } gradd_attn_t;
 
 /* Places of the operands that both have. */

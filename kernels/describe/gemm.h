@@ -36,7 +36,8 @@ typedef struct gradd_gemm_s {
     bool has_bias;   /* one row of n elements, added to every row of C; needs alpha 1 */
     int threads;     /* 0 = as many as OpenMP would take now */
     int parts;       /* the CPU's prepare makes about so many; 0 = one */
-} gradd_gemm_t;      /* C is contiguous, row-major */
+    int64_t c_m;     /* of oneDNN's products alone: from row to row of C; 0 = n */
+} gradd_gemm_t;      /* C is row-major, and contiguous without c_m */
 
 /* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; the
  * products call it themselves. */

@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "kernels/rules/infer.h"
+
 /* Operand i is row by row along its first `lead` axes. */
 static void use_rows(gradd_rowwise_t *r, int i, int lead) {
     r->use[i] = GRADD_USE_ROWS;
@@ -89,4 +91,31 @@ bool gradd_rowwise_view(gradd_rowwise_t *r) {
 bool gradd_rowwise_lookup(gradd_rowwise_t *r) {
     if (gradd_attr_int(r->attrs, "axis", 0)) return false;
     return r->lead <= r->in[1].type.rank && gradd_rowwise_leads(r, 1);
+}
+
+bool gradd_rowwise_all(gradd_rowwise_t *r) {
+    for (int i = 0; i < r->n_in; i++)
+        if (r->in[i].type.dtype && !gradd_rowwise_leads(r, i)) return false;
+    return is_behind(r, gradd_attr_int(r->attrs, "axis", -1));
+}
+
+bool gradd_rowwise_batch(gradd_rowwise_t *r) {
+    return r->lead == 1 && gradd_rowwise_leads(r, 0);
+}
+
+bool gradd_rowwise_fold(gradd_rowwise_t *r) {
+    bool folded[GRADD_MAX_RANK];
+    const gradd_infer_t c = {.op = r->op, .attrs = r->attrs, .n_in = r->n_in, .in = r->in};
+    if (gradd_known_axes(&c, 1, r->in[0].type.rank, folded) || !gradd_rowwise_leads(r, 0))
+        return false;
+    for (int d = 0; d < r->lead; d++)
+        if (folded[d]) return false;
+    return true;
+}
+
+bool gradd_rowwise_turn(gradd_rowwise_t *r) {
+    const gradd_attr_t *order = gradd_attr_find(r->attrs, "perm");
+    for (int d = 0; d < r->lead; d++)
+        if (!order || (size_t)d >= order->n || order->ints[d] != d) return false;
+    return gradd_rowwise_leads(r, 0);
 }

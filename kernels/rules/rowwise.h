@@ -20,6 +20,16 @@ bool gradd_rowwise_view(gradd_rowwise_t *r);
 /* Rows of a table: in[0][in[1]] along axis 0. */
 bool gradd_rowwise_lookup(gradd_rowwise_t *r);
 
+/* Rules of launches (kernel.h), where the operator has none. Every operand has the rows, which are
+ * in front of the attribute `axis` (default: the last). */
+bool gradd_rowwise_all(gradd_rowwise_t *r);
+/* in[0] is a batch of which the first axis alone counts; further operands serve all of it. */
+bool gradd_rowwise_batch(gradd_rowwise_t *r);
+/* in[0] without the axes that are folded, which are behind the rows. */
+bool gradd_rowwise_fold(gradd_rowwise_t *r);
+/* in[0] with its axes in another order: the first ones stay where they are. */
+bool gradd_rowwise_turn(gradd_rowwise_t *r);
+
 /* What broadcasting makes of operand i, `behind` axes of which the result has more at its end. */
 void gradd_rowwise_align(gradd_rowwise_t *r, int i, int behind);
 /* Operand i has the rows in front, as the result has. */

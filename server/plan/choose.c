@@ -141,7 +141,7 @@ static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, choice_t *
     graph_operands_t operands;
     gradd_infer_t c = describe(p, n, &operands);
     c.parts = parts_of(p, n, out);
-    if (out->kernel->prepare) return prepare_shared(p, &c, out);
+    if (out->kernel->prepare || c.parts > 1) return prepare_shared(p, &c, out);
     return gradd_kernel_prepare(out->kernel, &c, &out->prepared);
 }
 

@@ -56,6 +56,7 @@ static gradd_status_t add_launch(gradd_plan_t *plan, const sequence_t *sequence,
     launch->workspace_bytes = (int64_t)choice->prepared.workspace;
     launch->args.state = choice->prepared.state;
     launch->args.parts = choice->prepared.parts;
+    launch->args.cut = choice->prepared.cut;
     launch->node = sequence->nodes[k];
     for (int i = 0; i < n->n_in; i++)
         GRADD_TRY(set_operand(plan, layout, launch, i, n->in[i]));

@@ -175,6 +175,7 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
             out[j].data = fenced(e, (size_t)gradd_type_bytes(&types[j]));
         if (!out[j].data) return GRADD_FAIL(NOMEM, "output %d", j);
     }
+    c.parts = call->parts;
     if (kernel) GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
     const size_t workspace = prepared.workspace;
     gradd_launch_t r = {.op = call->op,
@@ -188,9 +189,13 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
                         .state = prepared.state,
                         .seed = 7,
                         .node = e->node,
-                        .threads = c.threads};
-    gradd_status_t status =
-        call->ref ? call->op->ref(&r) : tested_call(kernel, &r, workspace, FENCE);
+                        .threads = c.threads,
+                        .parts = prepared.parts,
+                        .cut = prepared.cut};
+    gradd_status_t status = call->ref ? call->op->ref(&r) : GRADD_OK;
+    for (; !call->ref && !status && r.part < (r.parts > 1 ? r.parts : 1); r.part++)
+        status = tested_call(kernel, &r, workspace, FENCE);
+    e->n_in_parts += r.parts > 1;
     if (kernel) gradd_kernel_unprepare(kernel, &prepared);
     GRADD_TRY(status);
     if (workspace) GRADD_TRY(check_fence(call->op, r.workspace, workspace));

@@ -22,6 +22,7 @@ typedef struct eager_s {
     int n_values;
     uint64_t node; /* Philox coordinate of what runs */
     bool expand_all, record;
+    int n_in_parts;         /* launches that were made in parts */
     eager_node_t *tape;     /* the latest first */
     gradd_case_data_t heap; /* owns all memory */
 } eager_t;
@@ -37,6 +38,7 @@ typedef struct eager_call_s {
     bool ref;         /* the operator's plain loop in place of the kernel */
     int overwrite;    /* input that out[0] takes the place of; -1 = none */
     uint64_t dropped; /* bit j: output j is not wanted */
+    int parts;        /* about so many, if the launch can be made in parts; 0 = as a whole */
 } eager_call_t;
 
 /* Runs a call whose operands are all there on the CPU. */

@@ -163,7 +163,7 @@ gradd_status_t tested_call_on(const gradd_backend_t *backend, const gradd_kernel
                               const gradd_launch_t *launch, size_t workspace, size_t behind) {
     static gradd_device_t *device; /* of the process of one test */
     passage_t p = {.launch = launch, .kernel = kernel, .workspace_bytes = workspace};
-    if (backend->host) return kernel->compute(launch);
+    if (backend->host) return gradd_kernel_compute(kernel, launch);
     if (!device) {
         const gradd_device_options_t o = {.threads = 1};
         setenv("GRADD_FAKE_DELAY_US", "0", 0); /* thousands of calls, each of which is waited for */

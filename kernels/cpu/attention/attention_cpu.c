@@ -159,13 +159,13 @@ static attn_block_t nth_block(const gradd_attn_t *p, int64_t task) {
         backward_block_##S(job->p, &s, workspace);                                                 \
     }                                                                                              \
                                                                                                    \
-    static void compute_##S(const attention_job_t *job, task_fn fn, int64_t tasks) {               \
-        _Pragma("omp parallel num_threads(job->threads) if (tasks > 1)") {                         \
+    static void compute_##S(const attention_job_t *job, task_fn fn, int64_t first, int64_t end) {  \
+        _Pragma("omp parallel num_threads(job->threads) if (end - first > 1)") {                   \
             workspace_t_##S w;                                                                     \
             void *mine = job->workspace + job->share * (size_t)omp_get_thread_num();               \
             share_##S(job->p, job->backward, mine, &w);                                            \
             w.pairs = job->pairs;                                                                  \
-            _Pragma("omp for schedule(dynamic)") for (int64_t task = 0; task < tasks; task++)      \
+            _Pragma("omp for schedule(dynamic)") for (int64_t task = first; task < end; task++)    \
                 fn(job, task, &w);                                                                 \
         }                                                                                          \
     }
@@ -175,33 +175,83 @@ TASKS(f64)
 
 /* ---- entry points ---------------------------------------------------------------------------- */
 
-gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *workspace) {
-    const int64_t tasks = most_tasks(p, false);
-    if (!tasks) return GRADD_OK;
-    const attention_job_t job = make_job(p, workspace, false);
-    if (p->dtype == GRADD_DT_F64)
-        compute_f64(&job, forward_task_f64, tasks);
-    else
-        compute_f32(&job, forward_task_f32, tasks);
-    return GRADD_OK;
-}
+/* Tasks of one kind; those of several kinds are done one kind after the other. */
+typedef struct stage_s {
+    task_fn f32, f64;
+    int64_t tasks;
+} stage_t;
 
-gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *workspace) {
+enum { STAGES = 2 };
+
+/* Returns how many there are. */
+static int list_stages(const gradd_attn_t *p, bool backward, int threads, stage_t stages[STAGES]) {
     const int64_t queries = most_tasks(p, false);
     const int64_t keys = p->batch * p->kv_heads * blocks_of(p->n_k, KEYS_PER_TASK);
     const int64_t rows = p->dbias && !p->bias.batch ? 1 : p->batch;
     const int64_t heads = rows * (p->dbias && !p->bias.head ? 1 : p->kv_heads);
-    const bool wide = p->dtype == GRADD_DT_F64;
-    if (!most_tasks(p, true)) return GRADD_OK;
-    const attention_job_t job = make_job(p, workspace, true);
-    if (p->dbias || heads >= job.threads) {
-        wide ? compute_f64(&job, heads_task_f64, heads) : compute_f32(&job, heads_task_f32, heads);
-        return GRADD_OK;
+    int n = 0;
+    if (!backward) {
+        stages[0] = (stage_t){forward_task_f32, forward_task_f64, queries};
+        return 1;
     }
-    if (p->dk.data || p->dv.data)
-        wide ? compute_f64(&job, keys_task_f64, keys) : compute_f32(&job, keys_task_f32, keys);
-    if (p->dq.data)
-        wide ? compute_f64(&job, queries_task_f64, queries)
-             : compute_f32(&job, queries_task_f32, queries);
+    if (p->dbias || heads >= threads) {
+        stages[0] = (stage_t){heads_task_f32, heads_task_f64, heads};
+        return 1;
+    }
+    if (p->dk.data || p->dv.data) stages[n++] = (stage_t){keys_task_f32, keys_task_f64, keys};
+    if (p->dq.data) stages[n++] = (stage_t){queries_task_f32, queries_task_f64, queries};
+    return n;
+}
+
+/* Parts are made of turns, in each of which all threads have a task. */
+static int64_t turns_of(const stage_t *stage, int threads) {
+    return (stage->tasks + threads - 1) / threads;
+}
+
+int gradd_attn_parts(const gradd_attn_t *p, bool backward, int parts) {
+    stage_t stages[STAGES];
+    gradd_attn_t all = *p; /* results are not known yet: a part of what is left out has no work */
+    const int threads = slots(p, backward);
+    int64_t turns = 0;
+    if (!most_tasks(p, backward)) return 0;
+    all.dq.data = all.dk.data = all.dv.data = stages;
+    for (int i = 0, n = list_stages(&all, backward, threads, stages); i < n; i++)
+        turns += turns_of(&stages[i], threads);
+    return parts < turns ? parts : (int)turns;
+}
+
+static int64_t clamp(int64_t at, int64_t most) {
+    return at < 0 ? 0 : at < most ? at : most;
+}
+
+/* Those of the part. */
+static gradd_status_t run_stages(const gradd_attn_t *p, bool backward, void *workspace) {
+    stage_t stages[STAGES];
+    if (!most_tasks(p, backward)) return GRADD_OK;
+    const attention_job_t job = make_job(p, workspace, backward);
+    const int n = list_stages(p, backward, job.threads, stages);
+    int64_t all = 0, before = 0;
+    for (int i = 0; i < n; i++)
+        all += turns_of(&stages[i], job.threads);
+    const int64_t parts = p->parts > 1 ? p->parts : 1;
+    const int64_t from = all * p->part / parts, to = all * (p->part + 1) / parts;
+    for (int i = 0; i < n; i++) {
+        const int64_t first = clamp((from - before) * job.threads, stages[i].tasks);
+        const int64_t end = clamp((to - before) * job.threads, stages[i].tasks);
+        before += turns_of(&stages[i], job.threads);
+        if (first >= end) continue;
+        if (p->dtype == GRADD_DT_F64)
+            compute_f64(&job, stages[i].f64, first, end);
+        else
+            compute_f32(&job, stages[i].f32, first, end);
+    }
     return GRADD_OK;
+}
+
+gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *workspace) {
+    return run_stages(p, false, workspace);
+}
+
+gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *workspace) {
+    return run_stages(p, true, workspace);
 }

@@ -35,6 +35,8 @@
 
 /* Scratch that the functions below need; depends on nothing but shapes, types and threads. */
 size_t gradd_attn_workspace(const gradd_attn_t *p, bool backward);
+/* How many parts are made of the work, at most `parts`: each has something for every thread. */
+int gradd_attn_parts(const gradd_attn_t *p, bool backward, int parts);
 /* Writes y and, if given, stats. */
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *workspace);
 /* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */

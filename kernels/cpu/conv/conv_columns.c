@@ -131,7 +131,8 @@ gradd_status_t gradd_conv_columns_prepare(const gradd_infer_t *c, gradd_prepared
         return status;
     }
     const int64_t y = k->v.out * k->length * (int64_t)gradd_dtype_bytes(k->v.dtype);
-    *out = (gradd_prepared_t){k->y_at + aligned(y), k, sizeof *k + k->product.bytes, 0};
+    *out = (gradd_prepared_t){
+        .workspace = k->y_at + aligned(y), .state = k, .bytes = sizeof *k + k->product.bytes};
     return GRADD_OK;
 }
 

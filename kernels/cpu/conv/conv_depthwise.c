@@ -152,7 +152,7 @@ gradd_status_t gradd_conv_depthwise_prepare(const gradd_infer_t *c, gradd_prepar
     k->line_bytes = aligned(k->length * size + GROUP_BYTES);
     k->total_bytes = aligned(taps * (int64_t)sizeof(double));
     const size_t room = k->field_bytes + k->line_bytes + k->total_bytes;
-    *out = (gradd_prepared_t){room * (size_t)k->threads, k, bytes, 0};
+    *out = (gradd_prepared_t){.workspace = room * (size_t)k->threads, .state = k, .bytes = bytes};
     return GRADD_OK;
 }
 

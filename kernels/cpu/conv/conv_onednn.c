@@ -281,7 +281,8 @@ gradd_status_t gradd_conv_onednn_prepare(const gradd_infer_t *c, gradd_prepared_
         destroy(k);
         return status;
     }
-    *out = (gradd_prepared_t){workspace, k, sizeof *k + PRIMITIVE_BYTES, 0};
+    *out = (gradd_prepared_t){
+        .workspace = workspace, .state = k, .bytes = sizeof *k + PRIMITIVE_BYTES};
     return GRADD_OK;
 }
 

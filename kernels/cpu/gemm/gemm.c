@@ -6,6 +6,7 @@
 #include "kernels/cpu/half.h"
 #include "kernels/describe/dispatch.h"
 
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,10 +78,12 @@ typedef struct product_s {
     gradd_split_t *split;         /* Owned */
 } product_t;
 
+/* Parts are matrices of the batch, or tiles of the result: `down` times `across` of them. */
 typedef struct gemm_ready_s {
-    int parts;            /* 1 = the whole, as `each` */
-    int64_t a, b, c;      /* bytes from the operands of a part to those of the next one */
-    product_t each, last; /* `last` only where it has fewer rows */
+    int parts, across;                /* 1 = the whole, as of[0][0] */
+    int64_t a_down, b_down, c_down;   /* bytes from a part to the one below it, or behind it, */
+    int64_t b_across, c_across, bias; /* and to the one beside it */
+    product_t of[2][2]; /* [1]: of the last row, or column, of parts, where it has fewer rows */
 } gemm_ready_t;
 
 static bool is_fast(gradd_dtype_t dtype) {
@@ -133,33 +136,109 @@ static void product_finish(product_t *p) {
     gradd_split_destroy(p->split);
 }
 
-/* Parts have this many rows, or a multiple: then the implementations have full tiles. */
+/* Parts have this many rows and columns, or a multiple: then the implementations have full tiles.
+ */
 #define PART_ROWS 64
+/* oneDNN copies what a part has of the right operand into an order of its own, and reads the left
+ * one, where it lies row by row, as it is. */
+#define COPY_COST 2
 
-/* g has more than one part: cuts it along its outermost batch dimension, or its rows. */
-static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
-    const bool by_batch = g->batch_rank;
+/* A side of n rows or columns in about so many parts: the length of each but the last. */
+static int64_t part_of(int64_t n, int parts) {
+    const int64_t each = (n + parts - 1) / parts;
+    return (each + PART_ROWS - 1) / PART_ROWS * PART_ROWS;
+}
+
+static int64_t count_parts(int64_t n, int64_t each) {
+    return (n + each - 1) / each;
+}
+
+/* How many parts lie side by side, so that least is read again and again. Columns need a primitive
+ * that leaves out those beside it. */
+static int find_across(const gradd_gemm_t *g) {
+    int found = 1;
+    double least = INFINITY;
+    if (g->a_k != 1 || g->dtype != GRADD_DT_F32 || !is_fast(g->dtype)) return 1;
+    for (int across = 1; across <= g->parts; across++) {
+        const int down = (g->parts + across - 1) / across;
+        const double columns = (double)count_parts(g->n, part_of(g->n, across));
+        const double rows = (double)count_parts(g->m, part_of(g->m, down));
+        const double cost = columns * (double)g->m + COPY_COST * rows * (double)g->n;
+        if (columns * rows < g->parts * 0.75 || cost >= least) continue;
+        least = cost;
+        found = across;
+    }
+    return found;
+}
+
+/* Prepares the products of tiles of m rows and n columns, and those of what is left. */
+static gradd_status_t prepare_tiles(gemm_ready_t *r, const gradd_gemm_t *g, int64_t m, int64_t n) {
+    const int64_t rows[] = {m < g->m ? m : g->m, m < g->m ? g->m % m : 0};
+    const int64_t columns[] = {n < g->n ? n : g->n, n < g->n ? g->n % n : 0};
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) {
+            gradd_gemm_t part = *g;
+            part.m = rows[i], part.n = columns[j];
+            if (r->across > 1) part.c_m = g->n;
+            if (part.m && part.n) GRADD_TRY(product_init(&r->of[i][j], &part));
+        }
+    return GRADD_OK;
+}
+
+static gradd_status_t cut_tiles(gemm_ready_t *r, const gradd_gemm_t *g, int across) {
     const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
-    const int64_t n = by_batch ? g->batch[0] : g->m;
-    int64_t each = (n + g->parts - 1) / g->parts;
-    if (!by_batch) each = (each + PART_ROWS - 1) / PART_ROWS * PART_ROWS;
-    r->parts = (int)((n + each - 1) / each);
+    const int64_t c_size = (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
+    const int64_t m = part_of(g->m, (g->parts + across - 1) / across);
+    const int64_t n = across > 1 ? part_of(g->n, across) : g->n;
+    r->across = (int)count_parts(g->n, n);
+    r->parts = (int)count_parts(g->m, m) * r->across;
+    r->a_down = size * m * g->a_m;
+    r->b_across = size * n * g->b_n;
+    r->c_down = c_size * m * g->n;
+    r->c_across = c_size * n;
+    r->bias = size * n;
+    return prepare_tiles(r, g, m, n);
+}
+
+static gradd_status_t cut_batch(gemm_ready_t *r, const gradd_gemm_t *g) {
+    const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype), n = g->batch[0];
+    const int64_t each = (n + g->parts - 1) / g->parts;
     gradd_gemm_t part = *g;
-    *(by_batch ? &part.batch[0] : &part.m) = each < n ? each : n;
-    r->a = size * each * (by_batch ? g->a_batch[0] : g->a_m);
-    r->b = size * each * (by_batch ? g->b_batch[0] : 0);
-    r->c = (int64_t)gradd_dtype_bytes(gradd_gemm_result(g)) * g->n *
-           (by_batch ? g->m * gradd_gemm_batches(&part) : each);
-    GRADD_TRY(product_init(&r->each, &part));
-    const int64_t rest = n - each * (r->parts - 1);
-    if (rest == each || r->parts == 1) return GRADD_OK;
-    *(by_batch ? &part.batch[0] : &part.m) = rest;
-    return product_init(&r->last, &part);
+    part.batch[0] = each < n ? each : n;
+    r->parts = (int)count_parts(n, each);
+    r->across = 1;
+    r->a_down = size * each * g->a_batch[0];
+    r->b_down = size * each * g->b_batch[0];
+    r->c_down =
+        (int64_t)gradd_dtype_bytes(gradd_gemm_result(g)) * g->m * g->n * gradd_gemm_batches(&part);
+    GRADD_TRY(product_init(&r->of[0][0], &part));
+    part.batch[0] = n % each;
+    return part.batch[0] ? product_init(&r->of[1][0], &part) : GRADD_OK;
+}
+
+static void finish_products(gemm_ready_t *r) {
+    for (int i = 0; i < 4; i++)
+        product_finish(&r->of[i / 2][i % 2]);
+}
+
+/* g has more than one part. */
+static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
+    if (g->batch_rank) return cut_batch(r, g);
+    const int across = find_across(g);
+    GRADD_TRY(cut_tiles(r, g, across));
+    bool fine = true;
+    for (int i = 0; i < 4; i++) {
+        const product_t *p = &r->of[i / 2][i % 2];
+        fine = fine && (!p->g.m || p->way == WHOLE || p->way == SPLIT);
+    }
+    if (r->across == 1 || fine) return GRADD_OK;
+    finish_products(r);
+    *r = (gemm_ready_t){0};
+    return cut_tiles(r, g, 1);
 }
 
 static void finish(gemm_ready_t *r) {
-    product_finish(&r->each);
-    product_finish(&r->last);
+    finish_products(r);
     free(r);
 }
 
@@ -170,16 +249,16 @@ gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *description, gradd_prepare
     if (!r) return GRADD_FAIL(NOMEM, "matrix product");
     gradd_gemm_simplify(&g);
     if (!g.threads) g.threads = omp_get_max_threads();
-    r->parts = 1;
+    r->parts = r->across = 1;
     const bool cuts = g.parts > 1 && gradd_gemm_batches(&g) && g.m;
-    gradd_status_t status = cuts ? cut(r, &g) : product_init(&r->each, &g);
+    gradd_status_t status = cuts ? cut(r, &g) : product_init(&r->of[0][0], &g);
     if (status) {
         finish(r);
         return status;
     }
     *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r, .parts = r->parts};
-    count_bytes(&r->each, out);
-    count_bytes(&r->last, out);
+    for (int i = 0; i < 4; i++)
+        count_bytes(&r->of[i / 2][i % 2], out);
     return GRADD_OK;
 }
 
@@ -221,11 +300,14 @@ static gradd_status_t compute(const product_t *p, const gradd_gemm_operands_t *o
 
 gradd_status_t gradd_gemm_part(const void *state, int part, const gradd_gemm_operands_t *o) {
     const gemm_ready_t *r = state;
-    const gradd_gemm_operands_t at = {(const char *)o->a + part * r->a,
-                                      (const char *)o->b + part * r->b, o->bias,
-                                      (char *)o->c + part * r->c, o->workspace};
-    const bool is_last = part == r->parts - 1 && r->last.g.n;
-    return compute(is_last ? &r->last : &r->each, &at);
+    const int i = part / r->across, j = part % r->across;
+    const bool last_row = (i + 1) * r->across == r->parts, last_column = j + 1 == r->across;
+    const gradd_gemm_operands_t at = {(const char *)o->a + i * r->a_down,
+                                      (const char *)o->b + i * r->b_down + j * r->b_across,
+                                      o->bias ? (const char *)o->bias + j * r->bias : NULL,
+                                      (char *)o->c + i * r->c_down + j * r->c_across, o->workspace};
+    const product_t *row = r->of[last_row && r->of[1][0].g.m];
+    return compute(&row[last_column && row[1].g.m], &at);
 }
 
 gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,

@@ -50,18 +50,18 @@ const char *gradd_gemm_library(void);
 /* Rows of an operator that is one product of in[0] and in[1]. */
 #define GRADD_GEMM_KERNELS(title, ...)                                                             \
     GRADD_KERNEL(title, "oneDNN f32", .types = {GRADD_DTB(F32)}, .accepts = gradd_gemm_accepts,    \
-                 .unprepare = gradd_gemm_unprepare, __VA_ARGS__),                                  \
+                 .unprepare = gradd_gemm_unprepare, .makes_parts = true, __VA_ARGS__),             \
         GRADD_KERNEL(title, "oneDNN bf16", .types = {GRADD_DTB(BF16)},                             \
                      .accepts = gradd_gemm_accepts, .unprepare = gradd_gemm_unprepare,             \
-                     __VA_ARGS__),                                                                 \
+                     .makes_parts = true, __VA_ARGS__),                                            \
         GRADD_KERNEL(title, "blocked f32", .types = {GRADD_DTB(F32)},                              \
-                     .unprepare = gradd_gemm_unprepare, __VA_ARGS__),                              \
+                     .unprepare = gradd_gemm_unprepare, .makes_parts = true, __VA_ARGS__),         \
         GRADD_KERNEL(title, "blocked f32 of bf16", .types = {GRADD_DTB(BF16)},                     \
-                     .unprepare = gradd_gemm_unprepare, __VA_ARGS__),                              \
+                     .unprepare = gradd_gemm_unprepare, .makes_parts = true, __VA_ARGS__),         \
         GRADD_KERNEL(title, "blocked f32 of f16", .types = {GRADD_DTB(F16)},                       \
-                     .unprepare = gradd_gemm_unprepare, __VA_ARGS__),                              \
+                     .unprepare = gradd_gemm_unprepare, .makes_parts = true, __VA_ARGS__),         \
         GRADD_KERNEL(title, "blocked f64", .types = {GRADD_DTB(F64)},                              \
-                     .unprepare = gradd_gemm_unprepare, __VA_ARGS__)
+                     .unprepare = gradd_gemm_unprepare, .makes_parts = true, __VA_ARGS__)
 /* Whether oneDNN multiplies the type of in[0] fast. */
 bool gradd_gemm_accepts(const gradd_infer_t *c);
 

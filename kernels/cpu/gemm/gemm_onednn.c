@@ -119,7 +119,7 @@ static gradd_status_t describe_all(const gradd_gemm_t *g, descs_t *d) {
     }
     const matrix_t a = {g->dtype, g->m, g->k, g->a_m, g->a_k};
     const matrix_t b = {g->dtype, g->k, g->n, g->b_k, g->b_n};
-    const matrix_t c = {gradd_gemm_result(g), g->m, g->n, g->n, 1};
+    const matrix_t c = {gradd_gemm_result(g), g->m, g->n, g->c_m ? g->c_m : g->n, 1};
     const matrix_t bias = {g->dtype, 1, g->n, g->n, 1};
     GRADD_TRY(describe(&d->a, g, g->a_batch, &a));
     GRADD_TRY(describe(&d->b, g, g->b_batch, &b));

@@ -162,8 +162,9 @@ static gradd_status_t make_ready(const gradd_infer_t *c, bool back, gradd_prepar
     gradd_status_t status = back ? gradd_rnn_of_grad(c->in, c->n_in, c->attrs, &k->v)
                                  : gradd_rnn_of(c->in, c->n_in, c->attrs, &k->v);
     if (!status) status = prepare(k, back, c->threads);
-    gradd_prepared_t made = {k->at[SLOTS], k, sizeof *k + k->product.bytes + k->projection.bytes,
-                             0};
+    gradd_prepared_t made = {.workspace = k->at[SLOTS],
+                             .state = k,
+                             .bytes = sizeof *k + k->product.bytes + k->projection.bytes};
     if (status)
         gradd_rnn_unprepare(&made);
     else

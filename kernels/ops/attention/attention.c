@@ -68,6 +68,7 @@ static gradd_status_t find_rows(gradd_attn_t *p, const gradd_launch_t *r,
     const bool own_keys = gradd_attn_given(r->in, r->n_in, at->key_rows);
     p->rows.q = room;
     p->rows.k = own_keys ? room + p->n_q : room;
+    if (p->part) return GRADD_OK; /* they are there */
     GRADD_TRY(copy_rows(&r->in[at->rows], gradd_attn_row_limit(p, r->in, at), room));
     return own_keys ? copy_rows(&r->in[at->key_rows], INT32_MAX, room + p->n_q) : GRADD_OK;
 }
@@ -82,7 +83,8 @@ static void find_ranges(gradd_attn_t *p, const gradd_launch_t *r, const gradd_at
     if (!own_ranges(r->in, r->n_in, at)) return;
     gradd_view_t ranges;
     ranges.type = r->in[at->mask].type, ranges.data = room;
-    gradd_attn_ranges(p->mask.data, gradd_attn_mask_rows(&r->in[at->mask].type), p->n_k, room);
+    if (!p->part)
+        gradd_attn_ranges(p->mask.data, gradd_attn_mask_rows(&r->in[at->mask].type), p->n_k, room);
     ranges.type.dims[ranges.type.rank - 1] = 3;
     p->range = gradd_attn_extra_of(&ranges);
 }
@@ -95,6 +97,19 @@ static size_t kernel_workspace(const gradd_infer_t *c, const gradd_attn_places_t
     return (bytes + 63) / 64 * 64 + own_rows(c->in, c->n_in, at, &p) +
            own_ranges(c->in, c->n_in, at);
 }
+static int kernel_parts(const gradd_infer_t *c, const gradd_attn_places_t *at) {
+    gradd_attn_t p;
+    gradd_attn_describe(&p, c->in, c->n_in, at, c->attrs);
+    p.threads = c->threads;
+    return gradd_attn_parts(&p, at == &gradd_attn_backward_at, c->parts);
+}
+static int parts_forward(const gradd_infer_t *c) {
+    return kernel_parts(c, &gradd_attn_forward_at);
+}
+static int parts_backward(const gradd_infer_t *c) {
+    return kernel_parts(c, &gradd_attn_backward_at);
+}
+
 static size_t workspace_forward(const gradd_infer_t *c) {
     return kernel_workspace(c, &gradd_attn_forward_at);
 }
@@ -107,6 +122,8 @@ static gradd_status_t find_extras(gradd_attn_t *p, const gradd_launch_t *r,
                                   const gradd_attn_places_t *at) {
     char *room = (char *)r->workspace +
                  (gradd_attn_workspace(p, at == &gradd_attn_backward_at) + 63) / 64 * 64;
+    p->part = r->part;
+    p->parts = r->parts;
     GRADD_TRY(find_rows(p, r, at, (int64_t *)room));
     find_ranges(p, r, at, room + own_rows(r->in, r->n_in, at, p));
     return GRADD_OK;
@@ -133,7 +150,8 @@ static gradd_status_t backward(const gradd_launch_t *r, bool pairs) {
     gradd_attn_t p = gradd_attn_of_backward(r);
     p.pairs = pairs;
     p.threads = r->threads;
-    if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[GRADD_ATTN_DBIAS].type));
+    if (p.dbias && !r->part)
+        gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[GRADD_ATTN_DBIAS].type));
     GRADD_TRY(find_extras(&p, r, &gradd_attn_backward_at));
     return gradd_attn_backward(&p, r->workspace);
 }
@@ -654,13 +672,15 @@ GRADD_OPS(
     GRADD_KERNEL("FusedAttention", name,                                                           \
                  .types = {GRADD_DTB(type), GRADD_DTB(type), GRADD_DTB(type),                      \
                            EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},         \
-                 .workspace = workspace_forward, .cost = gradd_attn_cost, __VA_ARGS__)
+                 .workspace = workspace_forward, .parts = parts_forward, .cost = gradd_attn_cost,  \
+                 __VA_ARGS__)
 #define BACKWARD(name, type, ...)                                                                  \
     GRADD_KERNEL("FusedAttentionGrad", name,                                                       \
                  .types = {GRADD_DTB(type), GRADD_DTB(type), GRADD_DTB(type), GRADD_DTB(type),     \
                            GRADD_DTB(type), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),         \
                            GRADD_DTB(I64)},                                                        \
-                 .workspace = workspace_backward, .cost = gradd_attn_grad_cost, __VA_ARGS__)
+                 .workspace = workspace_backward, .parts = parts_backward,                         \
+                 .cost = gradd_attn_grad_cost, __VA_ARGS__)
 
 GRADD_KERNELS(cpu, attention, FORWARD("tiles f32", F32, .compute = compute_attention),
               FORWARD("tiles f64", F64, .compute = compute_attention),

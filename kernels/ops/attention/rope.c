@@ -420,7 +420,7 @@ static gradd_status_t expand_apart(gradd_expand_t *x) {
 
 /* The last axis is whole in every row. */
 static bool rowwise_rope(gradd_rowwise_t *r) {
-    return gradd_rowwise_map(r);
+    return r->lead < r->out[0].rank && gradd_rowwise_map(r);
 }
 
 /* ---- row ------------------------------------------------------------------------------------- */

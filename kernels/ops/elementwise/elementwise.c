@@ -53,7 +53,8 @@ UNARY_FLOAT(floor, E_FLOOR)
 UNARY_FLOAT(ceil, E_CEIL)
 UNARY_FLOAT(round, E_ROUND)
 
-/* Sine and cosine: the vector form is exact up to GRADD_VEC_SINCOS_MAX, libm takes the rest. */
+/* Sine and cosine: the vector form is exact up to GRADD_VEC_SINCOS_MAX, libm takes the rest. Which
+ * of them takes an element depends on its neighbours, so launches are not cut. */
 static bool beyond(const float *x, int64_t n) {
     int any = 0;
 #pragma omp simd reduction(| : any)
@@ -681,8 +682,10 @@ GRADD_KERNELS(
                  .compute = compute_reciprocal),
     GRADD_KERNEL("Exp", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_exp),
     GRADD_KERNEL("Log", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_log),
-    GRADD_KERNEL("Sin", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_sin),
-    GRADD_KERNEL("Cos", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_cos),
+    GRADD_KERNEL("Sin", "loop", .makes_parts = true, .types = {GRADD_T_ANY}, .inplace = 1,
+                 .compute = compute_sin),
+    GRADD_KERNEL("Cos", "loop", .makes_parts = true, .types = {GRADD_T_ANY}, .inplace = 1,
+                 .compute = compute_cos),
     GRADD_KERNEL("Erf", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_erf),
     GRADD_KERNEL("Floor", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_floor),
     GRADD_KERNEL("Ceil", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_ceil),

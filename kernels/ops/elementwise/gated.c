@@ -371,5 +371,5 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, gated,
               GRADD_KERNEL("GatedActivation", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
                            .compute = compute_gated),
-              GRADD_KERNEL("GatedActivationGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 7,
-                           .compute = compute_gated_grad));
+              GRADD_KERNEL("GatedActivationGrad", "loop", .rowwise = rowwise_gated,
+                           .types = {GRADD_T_ANY}, .inplace = 7, .compute = compute_gated_grad));

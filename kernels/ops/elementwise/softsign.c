@@ -41,5 +41,5 @@ GRADD_OPS(softsign,
 GRADD_KERNELS(cpu, softsign,
               GRADD_KERNEL("Softsign", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
                            .compute = compute_softsign),
-              GRADD_KERNEL("SoftsignGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
-                           .compute = compute_softsign_grad));
+              GRADD_KERNEL("SoftsignGrad", "loop", .rowwise = gradd_rowwise_map,
+                           .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_softsign_grad));

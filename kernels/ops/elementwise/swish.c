@@ -62,5 +62,5 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, swish,
               GRADD_KERNEL("Swish", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
                            .compute = compute_swish),
-              GRADD_KERNEL("SwishGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
-                           .compute = compute_swish_grad));
+              GRADD_KERNEL("SwishGrad", "loop", .rowwise = gradd_rowwise_map,
+                           .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_swish_grad));

@@ -14,6 +14,7 @@
 #include "kernels/contract/op.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
+#include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 
 typedef struct group_s {
@@ -282,9 +283,9 @@ GRADD_OPS(
                                   {.text = "f32[0,3,4] f32[3] f32[3]"})));
 
 GRADD_KERNELS(cpu, groupnorm,
-              GRADD_KERNEL("GroupNormalization", "loop", .types = {GRADD_T_F32_F64},
-                           .compute = compute_forward),
+              GRADD_KERNEL("GroupNormalization", "loop", .rowwise = gradd_rowwise_batch,
+                           .types = {GRADD_T_F32_F64}, .compute = compute_forward),
               GRADD_KERNEL("GroupNormGrad", "loop", .types = {GRADD_T_F32_F64},
                            .compute = compute_backward, .workspace = workspace_backward),
-              GRADD_KERNEL("InstanceNormalization", "loop", .types = {GRADD_T_F32_F64},
-                           .compute = compute_forward));
+              GRADD_KERNEL("InstanceNormalization", "loop", .rowwise = gradd_rowwise_batch,
+                           .types = {GRADD_T_F32_F64}, .compute = compute_forward));

@@ -10,6 +10,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/conv/conv.h"
 #include "kernels/describe/conv.h"
+#include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 
 enum { AXES = GRADD_CONV_AXES };
@@ -171,10 +172,16 @@ GRADD_OPS(
                  CASE("f32[2,13,19,17]:(-1,1) f32[2,13,19,24]:(-1,1) | kernel_shape=[3,3] "
                       "begins=[1,1]"))));
 
+/* As in conv.c. */
+static bool rowwise_conv(gradd_rowwise_t *r) {
+    return strcmp(r->op->name, "ConvLastWeightGrad") && gradd_rowwise_batch(r);
+}
+
 #define ONEDNN(title, kernel, mask)                                                                \
-    GRADD_KERNEL(title, kernel, .types = {mask}, .accepts = gradd_conv_onednn_accepts,             \
-                 .prepare = gradd_conv_onednn_prepare, .unprepare = gradd_conv_onednn_unprepare,   \
-                 .compute = gradd_conv_onednn, .cost = gradd_conv_cost)
+    GRADD_KERNEL(title, kernel, .rowwise = rowwise_conv, .types = {mask},                          \
+                 .accepts = gradd_conv_onednn_accepts, .prepare = gradd_conv_onednn_prepare,       \
+                 .unprepare = gradd_conv_onednn_unprepare, .compute = gradd_conv_onednn,           \
+                 .cost = gradd_conv_cost)
 #define ON_CPU(title)                                                                              \
     ONEDNN(title, "oneDNN f32", GRADD_DTB(F32)), ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16))
 

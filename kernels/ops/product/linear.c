@@ -593,6 +593,8 @@ GRADD_KERNELS(cpu, linear,
                                      GRADD_T_F32_F64, GRADD_T_F32_F64 | GRADD_T_INT,
                                      GRADD_T_F32_F64 | GRADD_T_INT},
                            .compute = gradd_head_compute, .prepare = gradd_head_prepare,
-                           .unprepare = gradd_head_unprepare, .cost = gradd_head_cost),
-              GRADD_KERNEL("ScaleGrad", "loop", .types = {GRADD_T_FLOAT, GRADD_T_F32_F64},
-                           .inplace = 1, .compute = compute_scale));
+                           .unprepare = gradd_head_unprepare, .makes_parts = true,
+                           .cost = gradd_head_cost),
+              GRADD_KERNEL("ScaleGrad", "loop", .rowwise = gradd_rowwise_map,
+                           .types = {GRADD_T_FLOAT, GRADD_T_F32_F64}, .inplace = 1,
+                           .compute = compute_scale));

@@ -186,5 +186,5 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, cumsum,
               GRADD_KERNEL("CumSum", "loop",
                            .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX}, .inplace = 1,
-                           .prepare = prepare_cumsum, .compute = compute_cumsum,
-                           .cost = cost_cumsum));
+                           .prepare = prepare_cumsum, .makes_parts = true,
+                           .compute = compute_cumsum, .cost = cost_cumsum));

@@ -13,6 +13,7 @@
 #include "kernels/describe/reduction.h"
 #include "kernels/math/vec.h"
 #include "kernels/rules/infer.h"
+#include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 
 #include <math.h>
@@ -602,14 +603,21 @@ GRADD_OPS(
                                   {.text = "i32[700,5]:(1,9) i64[1]={0}"},
                                   {.text = "i64[2,0] i64[1]={1}"})));
 
-GRADD_KERNELS(
-    cpu, reduce, GRADD_KERNEL("ReduceSum", "loop", .types = {GRADD_T_ANY}, .compute = compute_sum),
-    GRADD_KERNEL("ReduceMean", "loop", .types = {GRADD_T_ANY}, .compute = compute_mean),
-    GRADD_KERNEL("ReduceSumSquare", "loop", .types = {GRADD_T_ANY}, .compute = compute_squares),
-    GRADD_KERNEL("ReduceL2", "loop", .types = {GRADD_T_ANY}, .compute = compute_norm),
-    GRADD_KERNEL("ReduceMax", "loop", .types = {GRADD_T_ANY}, .compute = compute_max),
-    GRADD_KERNEL("ReduceMin", "loop", .types = {GRADD_T_ANY}, .compute = compute_min),
-    GRADD_KERNEL("ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
-                 .compute = compute_logsumexp),
-    GRADD_KERNEL("ReduceProd", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-                 .compute = compute_product));
+GRADD_KERNELS(cpu, reduce,
+              GRADD_KERNEL("ReduceSum", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_ANY}, .compute = compute_sum),
+              GRADD_KERNEL("ReduceMean", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_ANY}, .compute = compute_mean),
+              GRADD_KERNEL("ReduceSumSquare", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_ANY}, .compute = compute_squares),
+              GRADD_KERNEL("ReduceL2", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_ANY}, .compute = compute_norm),
+              GRADD_KERNEL("ReduceMax", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_ANY}, .compute = compute_max),
+              GRADD_KERNEL("ReduceMin", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_ANY}, .compute = compute_min),
+              GRADD_KERNEL("ReduceLogSumExp", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_F32_F64, GRADD_T_INDEX}, .compute = compute_logsumexp),
+              GRADD_KERNEL("ReduceProd", "loop", .rowwise = gradd_rowwise_fold,
+                           .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
+                           .compute = compute_product));

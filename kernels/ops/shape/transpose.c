@@ -8,6 +8,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/describe/cost.h"
 #include "kernels/rules/infer.h"
+#include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 
 static gradd_status_t read_perm(gradd_attrs_t attrs, int rank, int *out_perm) {
@@ -105,5 +106,5 @@ GRADD_OPS(transpose,
                        {.text = "i64[30,11,40] | perm=[0,2,1]"})));
 
 GRADD_KERNELS(cpu, transpose,
-              GRADD_KERNEL("Transpose", "loop", .compute = compute_transpose,
-                           .cost = gradd_cost_move));
+              GRADD_KERNEL("Transpose", "loop", .rowwise = gradd_rowwise_turn,
+                           .compute = compute_transpose, .cost = gradd_cost_move));

@@ -161,35 +161,36 @@ static float *values(const gradd_type_t *type) {
     return v;
 }
 
-/* A product that takes long by the model is made in parts, and put aside between them. */
-TEST_LIMIT(a_long_product_is_made_in_parts, 60) {
+/* An operator over two inputs that takes long by the model is made in parts, put aside between
+ * them, and has the bits of a launch that nothing interrupts. */
+static void check_parts(const char *op, const gradd_type_t types[2], const gradd_type_t *result) {
     static const int32_t output = 0;
-    const gradd_type_t types[] = {
-        {GRADD_DT_F32, 2, {1024, 4096}},
-        {GRADD_DT_F32, 2, {4096, 1024}}
-    };
+    const size_t bytes = sizeof(float) * (size_t)gradd_type_count(result);
     gradd_device_t *device = open_on(&gradd_backend_cpu);
     gradd_model_t *model;
     gradd_plan_t *plan;
     size_t n;
     Onnx__ModelProto *proto = build_model();
-    build_input(proto, "x", GRADD_DT_F32, 2, types[0].dims);
-    build_input(proto, "w", GRADD_DT_F32, 2, types[1].dims);
-    build_node(proto, "MatMul", "y", "x,w", "y");
+    build_input(proto, "x", GRADD_DT_F32, types[0].rank, types[0].dims);
+    build_input(proto, "w", GRADD_DT_F32, types[1].rank, types[1].dims);
+    build_node(proto, op, "y", "x,w", "y");
     build_output(proto, "y");
-    uint8_t *bytes = build_pack(proto, &n);
-    CHECK_OK(gradd_model_load(bytes, n, &model));
+    uint8_t *onnx = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(onnx, n, &model));
     const gradd_plan_options_t o = {
         .inputs = types, .n_inputs = 2, .outputs = &output, .n_outputs = 1, .device = device};
     CHECK_OK(gradd_plan_create(model, &o, &plan));
-    CHECK_EQ_INT(plan->forward.n, 1);
-    const int parts = plan->forward.launches[0].args.parts;
-    CHECK(parts > 1);
+    int parts = 0;
+    for (int i = 0; i < plan->forward.n; i++) {
+        const int of_launch = plan->forward.launches[i].args.parts;
+        parts += of_launch > 1 ? of_launch : 1;
+    }
+    CHECK(parts > plan->forward.n);
     float *x = values(&types[0]), *w = values(&types[1]), *y[2];
     for (int i = 0; i < 2; i++) {
         gradd_run_t *run;
         int turns = 0;
-        y[i] = calloc(1024 * 1024, sizeof(float));
+        y[i] = aligned_alloc(64, bytes);
         CHECK(y[i] != NULL);
         device_set_way(device, i ? always : NULL, NULL);
         CHECK_OK(gradd_run_create(plan, &run));
@@ -199,12 +200,35 @@ TEST_LIMIT(a_long_product_is_made_in_parts, 60) {
         CHECK_EQ_INT(turns, i ? parts - 1 : 0);
         gradd_run_destroy(run);
     }
-    CHECK(!memcmp(y[0], y[1], sizeof(float) * 1024 * 1024));
-    CHECK(y[0][1024 * 1024 - 1] != 0);
+    CHECK(!memcmp(y[0], y[1], bytes));
+    CHECK(y[0][bytes / sizeof(float) - 1] != 0);
     free(x), free(w), free(y[0]), free(y[1]);
     gradd_plan_destroy(plan);
     gradd_model_destroy(model);
     gradd_device_close(device);
+}
+
+TEST_LIMIT(a_long_product_is_made_in_parts, 60) {
+    const gradd_type_t types[] = {
+        {GRADD_DT_F32, 2, {1024, 4096}},
+        {GRADD_DT_F32, 2, {4096, 1024}}
+    };
+    const gradd_type_t result = {
+        GRADD_DT_F32, 2, {1024, 1024}
+    };
+    check_parts("MatMul", types, &result);
+}
+
+/* The kernel knows nothing of parts: its launches are cut along the batch. */
+TEST_LIMIT(a_long_convolution_is_made_in_parts, 60) {
+    const gradd_type_t types[] = {
+        {GRADD_DT_F32, 4, {48, 64, 64, 64}},
+        {GRADD_DT_F32, 4, {64, 64, 3, 3}  }
+    };
+    const gradd_type_t result = {
+        GRADD_DT_F32, 4, {48, 64, 62, 62}
+    };
+    check_parts("Conv", types, &result);
 }
 
 /* What is aside may be given up, or found to be cancelled. */

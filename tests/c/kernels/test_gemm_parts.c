@@ -71,10 +71,33 @@ TEST(rows_are_cut) {
     g = product(192, 33, 20);
     g.b_k = 1, g.b_n = g.k;
     check(&g, 3); /* equal ones */
-    g = product(20, 300, 20);
+    g = product(20, 40, 20);
     check(&g, 1);                /* too few */
     g = product(192, 256, 3100); /* long sums */
+    g.a_m = 1, g.a_k = g.m;
     check(&g, 3);
+}
+
+/* So that the right operand is not copied as a whole for each part. */
+TEST(columns_are_cut) {
+    if (strncmp(gradd_gemm_library(), "oneDNN", 6)) test_skip("columns need oneDNN");
+    gradd_cpu_enter(2);
+    gradd_gemm_t g = product(20, 300, 20);
+    check(&g, 3); /* 128, 128 and 44 columns */
+    g.has_bias = true;
+    check(&g, 3);
+    g.has_bias = false;
+    g.accumulate = true;
+    check(&g, 3);
+    g = product(300, 700, 40);
+    g.parts = 12;
+    check(&g, 12); /* three rows of four tiles, all four sizes */
+    g.has_bias = true;
+    g.b_k = 1, g.b_n = g.k;
+    check(&g, 12);
+    g = product(192, 768, 3100); /* long sums */
+    g.parts = 6;
+    check(&g, 6);
 }
 
 TEST(a_batch_is_cut) {

@@ -29,7 +29,7 @@ typedef struct ops_job_s {
     eager_call_t call;
 } ops_job_t;
 
-static int failures, checked;
+static int failures, checked, in_parts;
 
 static gradd_status_t open_job(ops_job_t *job) {
     GRADD_TRY(gradd_case_parse(job->spec->text, job->float_as, 42, &job->data));
@@ -276,6 +276,21 @@ static gradd_status_t check_gradient(ops_job_t *job) {
     return GRADD_OK;
 }
 
+/* ---- parts ---- */
+
+/* The bits are those of the whole, but of products: one in parts may be another primitive. */
+static gradd_status_t check_parts(ops_job_t *job) {
+    const double tol = job->op->flags & GRADD_OP_COSTLY ? 1e-4 : 0;
+    gradd_view_t out[GRADD_OP_MAX_OUT];
+    eager_call_t call = job->call;
+    omp_set_num_threads(2);
+    GRADD_TRY(eager_call(&job->e, &job->call, out));
+    for (call.parts = 2; call.parts <= 5; call.parts += 3)
+        GRADD_TRY(vary(job, &call, out, tol, "in parts"));
+    in_parts += job->e.n_in_parts;
+    return GRADD_OK;
+}
+
 /* ---- tests ---- */
 
 TEST_LIMIT(forward_agrees_with_the_plain_loop, 60) {
@@ -283,6 +298,16 @@ TEST_LIMIT(forward_agrees_with_the_plain_loop, 60) {
     every_case(check_forward, GRADD_DT_F64);
     printf("%d runs\n", checked);
     CHECK_EQ_INT(failures, 0);
+    tested_cases(checked);
+}
+
+/* A launch that makes way for others is made in parts. */
+TEST_LIMIT(parts_are_the_whole, 60) {
+    if (!tested_backend()->host) test_skip("only launches of the CPU are made in parts");
+    every_case(check_parts, GRADD_DT_F32);
+    printf("%d of %d launches in parts\n", in_parts, 2 * checked);
+    CHECK_EQ_INT(failures, 0);
+    CHECK(tested_op() || 3 * in_parts > 2 * checked);
     tested_cases(checked);
 }
 
