@@ -224,8 +224,9 @@ class OwnForward:
 def _alias(tensor: torch.Tensor, values: torch.Tensor, shared: bool) -> torch.Tensor:
     """Another object with the same values, and all that a guard asks of a tensor."""
     found = values.detach()
-    if values is not tensor:  # a part of it, whose strides are to fit its sizes
-        found = found.clone()
+    if values is not tensor:  # a part of it, whose strides are to fit its sizes, also of one row
+        ordered = torch.contiguous_format if tensor.is_contiguous() else torch.preserve_format
+        found = found.clone(memory_format=ordered)
     if isinstance(tensor, torch.nn.Parameter):
         found = torch.nn.Parameter(found, tensor.requires_grad)
     vars(found).update(vars(tensor))
