@@ -16,8 +16,8 @@ def check_trainer(trainer: Any) -> None:
     Raises:
         NotImplementedError: FSDP, whose hooks would cut the graph of a call at every block; stage 3
             of ZeRO and parallelism_config, under which parameters are shards.
-        ValueError: torch_compile by another back end: two compilers cannot own one forward. Or DeepSpeed has to divide
-            the state of adamw_ort_fused.
+        ValueError: torch_compile by another back end: two compilers cannot own one forward. Or
+            DeepSpeed has to divide the state of adamw_ort_fused.
     """
     args = trainer.args
     if trainer.is_fsdp_enabled or getattr(trainer, "is_fsdp_xla_enabled", False):
