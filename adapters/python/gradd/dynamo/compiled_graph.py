@@ -540,7 +540,7 @@ class CompiledGraph:
             return owner.planning.results(self, args)
         if self.draws and owner.generator.is_moved(owner.client.memory.device):
             return self._in_torch(args, generator_state.refusal())
-        if self.whole is None and any(map(planned_numbers.is_large, args)):
+        if self.whole is None and self.sizes.has_large(args):
             return self._in_torch(args, planned_numbers.refusal())
         shares = self._shares(args) if owner.budget.amount else ()
         if self.whole is not None:

@@ -18,7 +18,7 @@ from torch._dynamo import maybe_mark_dynamic
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd import private
-from gradd.dynamo import arithmetic
+from gradd.dynamo import arithmetic, planned_numbers
 from gradd.dynamo.lower import SYMBOLIC, value_of
 
 _SHAPES = 1024  # of arguments, that are remembered
@@ -79,6 +79,10 @@ class Sizes:
         known = {name for name, *_ in (*self._axes, *self._numbers, *self._items)}
         free = getattr(_expression(value), "free_symbols", ())
         return {s.name for s in free} <= known
+
+    def has_large(self, args: Sequence[Any]) -> bool:
+        """Whether a number of the call needs more than 64 bits."""
+        return any(planned_numbers.is_large(args[at]) for _, at in self._numbers)
 
     def values(self, args: Sequence[Any]) -> dict[str, Any]:
         found: dict[str, Any] = {name: args[at].shape[axis] for name, at, axis in self._axes}
