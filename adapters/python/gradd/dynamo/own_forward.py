@@ -225,8 +225,9 @@ def _alias(tensor: torch.Tensor, values: torch.Tensor, shared: bool) -> torch.Te
     """Another object with the same values, and all that a guard asks of a tensor."""
     found = values.detach()
     if values is not tensor:  # a part of it, whose strides are to fit its sizes, also of one row
-        ordered = torch.contiguous_format if tensor.is_contiguous() else torch.preserve_format
-        found = found.clone(memory_format=ordered)
+        order = sorted(range(values.dim()), key=tensor.stride, reverse=True)
+        part = torch.empty_permuted(values.shape, order, dtype=values.dtype, device=values.device)
+        found = part.copy_(found)
     if isinstance(tensor, torch.nn.Parameter):
         found = torch.nn.Parameter(found, tensor.requires_grad)
     vars(found).update(vars(tensor))
