@@ -1,6 +1,7 @@
 /* Training sessions: steps against closed forms and against the engine's own runs, what is trained,
  * what is allocated, and what a failure leaves. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -532,26 +533,76 @@ TEST(a_failed_step_changes_nothing) {
     close_all(session, state);
 }
 
+enum { DEEP = 12, LONG = 200 };
+
+/* loss = mean(t^2) of x behind DEEP layers t = tanh(sin(t w)), whose values backward reads. */
+static Onnx__ModelProto *tower(void) {
+    char in[80], p[32], s[32], t[32] = "x";
+    Onnx__ModelProto *m = build_model();
+    build_input(m, "x", GRADD_DT_F32, 2, BUILD_DIMS(-1, IN));
+    build_input(m, "w", GRADD_DT_F32, 2, BUILD_DIMS(IN, IN));
+    for (int i = 0; i < DEEP; i++) {
+        snprintf(in, sizeof in, "%s,w", t);
+        snprintf(p, sizeof p, "p%d", i);
+        snprintf(s, sizeof s, "s%d", i);
+        snprintf(t, sizeof t, "t%d", i);
+        build_node(m, "MatMul", p, build_copy(in, strlen(in)), build_copy(p, strlen(p)));
+        build_node(m, "Sin", s, build_copy(p, strlen(p)), build_copy(s, strlen(s)));
+        build_node(m, "Tanh", t, build_copy(s, strlen(s)), build_copy(t, strlen(t)));
+    }
+    snprintf(in, sizeof in, "%s,%s", t, t);
+    build_node(m, "Mul", "square", build_copy(in, strlen(in)), "square");
+    build_attr_int(build_node(m, "ReduceMean", "mean", "square", "loss"), "keepdims", 0);
+    build_output(m, "loss");
+    return m;
+}
+
+/* A step of the tower; the session and the state live on. */
+static float step_tower(gradd_train_session_t *session) {
+    static float x[LONG * IN];
+    const gradd_train_tensor_t input = {type_of(GRADD_DT_F32, 2, LONG, IN), x};
+    gradd_train_tensor_t loss;
+    fill(x, LONG * IN, 5);
+    CHECK_OK(gradd_train_step(session, &input, 1, &loss, NULL));
+    return *(const float *)loss.data;
+}
+
+static gradd_train_state_t *tower_state(void) {
+    gradd_train_state_t *state;
+    CHECK_OK(gradd_train_state_create(&state));
+    add(state, "w", 2, IN, IN);
+    return state;
+}
+
 TEST(a_budget_holds_with_the_same_bits) {
-    gradd_train_state_t *states[2] = {classifier_state(), classifier_state()};
+    gradd_train_state_t *states[2] = {tower_state(), tower_state()};
     gradd_train_options_t options = {
-        .training = packed(classifier(true)), .optimizer = gradd_train_sgd(), .threads = 1};
+        .training = packed(tower()), .optimizer = gradd_train_sgd(), .threads = 1};
+    gradd_train_session_t *unbounded = open_with(states[0], &options);
+    const float loss = step_tower(unbounded);
+    options.memory_budget = gradd_train_memory(unbounded).arena * 9 / 10;
+    gradd_train_session_t *tight = open_with(states[1], &options);
+    CHECK(step_tower(tight) == loss);
+    CHECK(gradd_train_memory(tight).arena <= options.memory_budget);
+    CHECK(!memcmp(look(states[0], "w").gradient, look(states[1], "w").gradient,
+                  sizeof(float) * IN * IN));
+    close_all(unbounded, states[0]);
+    close_all(tight, states[1]);
+}
+
+TEST(a_budget_that_cannot_be_met_is_named) {
+    gradd_train_state_t *state = classifier_state();
+    const gradd_train_options_t options = {.training = packed(classifier(true)),
+                                           .optimizer = gradd_train_sgd(),
+                                           .threads = 1,
+                                           .memory_budget = 1};
+    gradd_train_session_t *session = open_with(state, &options);
     batch_of_t b;
     make_batch(&b, 4 * ROWS, 3);
-    gradd_train_session_t *free_one = open_with(states[0], &options);
-    const float loss = step(free_one, &b);
-    options.memory_budget = 1;
-    gradd_train_session_t *tight = open_with(states[1], &options);
-    CHECK_STATUS(GRADD_E_NOMEM, gradd_train_step(tight, b.inputs, 2, NULL, NULL));
+    CHECK_STATUS(GRADD_E_NOMEM, gradd_train_step(session, b.inputs, 2, NULL, NULL));
     CHECK_ERROR_HAS("budget");
-    gradd_train_close(tight);
-    options.memory_budget = gradd_train_memory(free_one).arena;
-    tight = open_with(states[1], &options);
-    CHECK(step(tight, &b) == loss);
-    CHECK(gradd_train_memory(tight).arena <= options.memory_budget);
-    CHECK_STATUS(GRADD_E_UNSUPPORTED, gradd_train_eval_step(tight, b.inputs, 1, NULL, NULL));
-    close_all(free_one, states[0]);
-    close_all(tight, states[1]);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, gradd_train_eval_step(session, b.inputs, 1, NULL, NULL));
+    close_all(session, state);
 }
 
 TEST(sessions_that_cannot_be_are_refused) {
