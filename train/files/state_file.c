@@ -1,9 +1,10 @@
 /* A training state as a checkpoint file, and back.
  *
- * The format has one count of steps for a group of parameters, which ONNX Runtime calls "group0".
- * A state counts for each parameter, since one may be thawed later than others. Those whose count
- * is that of the state are written as "group0", others in a group for each count, "group1" and on.
- * What is read has no learning rate but the one that a schedule starts from.
+ * The format has one count of steps for a group of parameters, and ONNX Runtime has one group,
+ * "group0". A state counts for each parameter, since one may be thawed later than others. All
+ * moments are written to "group0", with the state's count; a group for each other count, "group1"
+ * and on, names its parameters without moments. ONNX Runtime passes over these. What is read has no
+ * learning rate but the one that a schedule starts from.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,7 +137,7 @@ static gradd_status_t make_lists(const gradd_train_state_t *state, made_t *made)
     checkpoint->parameters = calloc(n + 1, sizeof *checkpoint->parameters);
     checkpoint->groups = calloc(n + 1, sizeof *checkpoint->groups);
     checkpoint->properties = calloc(n_properties + 1, sizeof *checkpoint->properties);
-    made->states = calloc(n + 1, sizeof *made->states);
+    made->states = calloc(2 * n + 1, sizeof *made->states);
     made->names = calloc(n + 1, sizeof *made->names);
     if (!checkpoint->parameters || !checkpoint->groups || !checkpoint->properties ||
         !made->states || !made->names)
@@ -179,7 +180,6 @@ static void list_properties(const gradd_train_state_t *state, checkpoint_t *chec
 
 static void list_moments(const gradd_train_parameter_t *parameter, checkpoint_moments_t *out) {
     static const char *const names[GRADD_TRAIN_MOMENTS] = {"momentum0", "momentum1"};
-    out->parameter = parameter->name;
     for (int k = 0; k < GRADD_TRAIN_MOMENTS && parameter->moments[k]; k++) {
         checkpoint_tensor_t *moment = &out->moments[out->n_moments++];
         *moment = (checkpoint_tensor_t){names[k], parameter->type, parameter->moments[k]};
@@ -187,8 +187,8 @@ static void list_moments(const gradd_train_parameter_t *parameter, checkpoint_mo
     }
 }
 
-/* Adds a group of the parameters with moments whose count of steps is `steps`, behind the states of
- * the groups before it. */
+/* Adds a group behind the states of the groups before it. The first one has all moments, the others
+ * name the parameters whose count of steps is theirs. */
 static void list_group(const gradd_train_state_t *state, int64_t steps, made_t *made) {
     checkpoint_t *checkpoint = &made->checkpoint;
     const int number = checkpoint->n_groups;
@@ -203,8 +203,10 @@ static void list_group(const gradd_train_state_t *state, int64_t steps, made_t *
     };
     for (int i = 0; i < gradd_train_state_count(state); i++) {
         const gradd_train_parameter_t parameter = gradd_train_state_parameter(state, i);
-        if (parameter.moments[0] && parameter.steps == steps)
-            list_moments(&parameter, &group->states[group->n_states++]);
+        if (!parameter.moments[0] || (number && parameter.steps != steps)) continue;
+        checkpoint_moments_t *listed = &group->states[group->n_states++];
+        listed->parameter = parameter.name;
+        if (!number) list_moments(&parameter, listed);
     }
     checkpoint->n_groups++;
 }
