@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -86,6 +88,14 @@ def _row(daemon: Any, place: int = -1) -> dict[str, Any]:
     return sorted(daemon.ps()["sessions"], key=lambda s: s["session"])[place]
 
 
+def _said(daemon: Any, verb: str, row: dict[str, Any]) -> str:
+    """What the command prints of a session."""
+    name = [str(row["session"])] if row else []
+    command = [os.environ["GRADD_BIN"], verb, *name, "--dir", str(daemon.directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
 def _waits(daemon: Any, place: int = -1) -> bool:
     return _row(daemon, place)["state"] == "waiting"
 
@@ -100,6 +110,8 @@ def test_a_run_waits_until_another_session_has_ended_its_own(server: Any) -> Non
             until(lambda: _waits(server), "the second run does not wait")
             row = _row(server)
             assert row["wanted_bytes"] == other.peak and row["arena_bytes"] == 0
+            assert f"waits       for {other.peak / MIB:.1f} MiB" in _said(server, "show", row)
+            assert " waiting " in _said(server, "ps", {})
             for _ in range(3):
                 assert third.step() == expected  # others are served
             assert not other.dealer.poll(0), "there was room for both"
