@@ -213,8 +213,8 @@ static void note_unsupported(const import_t *m, int32_t index, const Onnx__NodeP
     if (import_is_region(proto)) return;
     for (; m->outer; m = m->outer)
         index = m->at;
-    if (!model->n_unsupported || model->unsupported[model->n_unsupported - 1] != index)
-        model->unsupported[model->n_unsupported++] = index;
+    if (!model->nodes[index].unsupported) model->unsupported[model->n_unsupported++] = index;
+    model->nodes[index].unsupported = true;
 }
 
 static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {

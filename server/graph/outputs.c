@@ -42,7 +42,7 @@ void model_drop_nodes(model_t *m, const bool *needed) {
         for (int j = 0; j < node->n_out; j++)
             keep |= node->out[j] >= 0 && needed[node->out[j]];
         if (!keep) continue;
-        if (!node->op) m->unsupported[m->n_unsupported++] = n;
+        if (node->unsupported) m->unsupported[m->n_unsupported++] = n;
         m->nodes[n++] = *node;
     }
     m->n_nodes = n;
