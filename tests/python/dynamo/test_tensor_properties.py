@@ -320,10 +320,6 @@ def _output_of(number: int) -> Tensor:
 
 ONE = torch.ones(3, 4)
 UNSEEN: dict[str, tuple[Callable, list[Callable[[], Tensor]]]] = {
-    "is_leaf": (
-        lambda x: x.is_leaf,
-        [lambda: tensor(1, needs=True), lambda: tensor(1, needs=True) * 1],
-    ),
     "_base": (lambda x: x._base is None, [lambda: tensor(1), lambda: tensor(1).view(3, 4)]),
     "output_nr": (lambda x: x.output_nr == 0, [lambda: _output_of(0), lambda: _output_of(1)]),
     "nn.Buffer": (
@@ -331,6 +327,26 @@ UNSEEN: dict[str, tuple[Callable, list[Callable[[], Tensor]]]] = {
         [lambda: tensor(1), lambda: nn.Buffer(tensor(1))],
     ),
 }
+
+
+HISTORIES: dict[str, Callable[[Net, Any], Any]] = {
+    "is_leaf": lambda s, x: s.layer(x) * (2.0 if x.is_leaf else 3.0),
+    "getattr": lambda s, x: s.layer(x) * (2.0 if getattr(x, "is_leaf", False) else 3.0),
+    "grad_fn": lambda s, x: s.layer(x) * (2.0 if x.grad_fn is None else 3.0),
+    "in a list": lambda s, x: s.layer(x[0]) * (2.0 if x[0].is_leaf else 3.0),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", HISTORIES)
+def test_arguments_that_are_results_of_others(name: str, turned: bool) -> None:
+    given = [tensor(1), tensor(1, needs=True), tensor(1, needs=True) * 1]
+    calls = [([x],) if name == "in a list" else (x,) for x in (*given, *given[1:])]
+    model = run(HISTORIES[name], *(calls[::-1] if turned else calls))
+    # Dynamo has no graph for a tensor whose grad_fn is asked for and there.
+    assert set(model.gradd_stats()["in_torch"]) == (
+        {"export_failed"} if name == "grad_fn" else set()
+    )
 
 
 def test_the_self_check_finds_a_comparison_with_a_global_tensor() -> None:

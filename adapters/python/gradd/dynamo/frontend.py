@@ -61,8 +61,8 @@ _SKIPPED = (
 )
 _FAILED = "it fails at the code, as the log has it"
 # By the names of keyword arguments: Dynamo fails where it says why a call with fewer of them is not
-# like an earlier one.
-_Functions = dict[tuple[str, ...], Callable[..., Any]]
+# like an earlier one. And by what Dynamo does not compare of the arguments.
+_Functions = dict[tuple[str | bool, ...], Callable[..., Any]]
 _Version = tuple[Supplement, _Functions]
 _CHOICES = (bool, str, type(None))
 _VERSIONS = 8  # of a compiled function, by the state that Dynamo does not compare
@@ -141,12 +141,15 @@ class Compiled:
         self._lost: str | None = None  # why Dynamo fails at a function
         self._unchecked = True  # some parameters may have no size yet, or be shards
 
-    def _compiled(self, versions: list[_Version], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _compiled(
+        self, versions: list[_Version], kwargs: dict[str, Any], leaves: Sequence[Any]
+    ) -> Callable[..., Any]:
         """The compiled function whose graphs apply as things are now.
 
         Args:
             versions: Those that there are; a new one is added.
             kwargs: Of the call.
+            leaves: Of its arguments.
         """
         if self._embeddings is not None and self._embeddings.changed():
             marking_hooks.leave_out(self.module)
@@ -154,11 +157,13 @@ class Compiled:
             functions = versions[0][1]
         else:
             functions = self._functions(versions)
-        names = tuple(kwargs)
-        found = functions.get(names)
+        key: tuple[str | bool, ...] = tuple(kwargs)
+        if versions[0][0].asks_history:
+            key += tuple([x.is_leaf for x in leaves if isinstance(x, torch.Tensor)])
+        found = functions.get(key)
         if found is None:
             found = function_of(self.owner, self.module, self.given_forward)
-            functions[names] = found
+            functions[key] = found
         return found
 
     def _functions(self, versions: list[_Version]) -> _Functions:
@@ -257,7 +262,7 @@ class Compiled:
         again = False
         try:
             with self._held, settings.Applied(owner.keeps_places), self._norms:
-                function = self._compiled(versions, kwargs)
+                function = self._compiled(versions, kwargs, leaves)
                 if self.given_forward is None:
                     now.call = (self.module, function, args, kwargs, before)
                 ran = CallOfGraphs(now, self._gaps.due > 0)
@@ -474,9 +479,8 @@ class Compiled:
             raise self.owner.failed
         with self._held:
             budget = self.owner.memory.budget
-            return plans(
-                self.owner, self._compiled(self._versions, kwargs), args, kwargs, True, budget
-            )[0]
+            function = self._compiled(self._versions, kwargs, arguments.leaves(args, kwargs))
+            return plans(self.owner, function, args, kwargs, True, budget)[0]
 
     def stats(self) -> Stats:
         """Counts since construction.

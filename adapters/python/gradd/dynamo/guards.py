@@ -46,6 +46,7 @@ _OF_DYNAMO = ("__init__", "__setstate__")  # of Module, which it replaces in its
 _ENVIRONMENT = getattr(os.environ, "_data", os.environ)
 _OFTEN = 3
 _ASKING = {"KeyError", "AttributeError", "LookupError", "Exception", "__dict__", "vars"}
+_HISTORY = {"grad_fn", "is_leaf"}  # of a tensor
 _HOLDERS = 128  # dictionaries of objects that are compared where code asks in such ways
 _BUILTINS = frozenset(vars(builtins))
 # Hooks of all modules, which Dynamo does not guard: one that comes late would not run.
@@ -62,7 +63,11 @@ _values: defaultdict[Any, set[Any]] = defaultdict(set)  # that a variable has ha
 
 
 class Supplement:
-    """The state of all that at one moment."""
+    """The state of all that at one moment.
+
+    Attributes:
+        asks_history: Code asks tensors whether they are results, which Dynamo takes for constant.
+    """
 
     def __init__(self, roots: Iterable[Any], before: Supplement | None = None) -> None:
         """Args:
@@ -72,6 +77,7 @@ class Supplement:
         self._reached = found = _Reached(roots, before._reached if before else None)
         self._names, self._imports = found.names, found.imports
         self._builtins = sorted(found.names & _BUILTINS)
+        self.asks_history = not found.names.isdisjoint(_HISTORY)
         functions = [f for ref in found.functions if (f := ref()) is not None]
         self._plain = [f for f in functions if not _holds_others(f)]
         self._devices = devices.types()
