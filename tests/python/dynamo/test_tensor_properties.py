@@ -349,6 +349,30 @@ def test_arguments_that_are_results_of_others(name: str, turned: bool) -> None:
     )
 
 
+def test_torch_compile_does_not_find_an_address_again_either(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An address that is a key is another one in each trace. Nothing is said of code of gradd's."""
+
+    def function(s: Net, x: Tensor) -> Tensor:
+        if x.data_ptr() not in s.seen:
+            s.seen.add(x.data_ptr())
+        return s.layer(x) * float(len(s.seen))
+
+    nets = [Net(function) for _ in range(3)]
+    for net in nets:
+        net.load_state_dict(nets[0].state_dict())
+        net.seen = set()
+    model = ORTModule(nets[0])
+    calls, x, seen = [model, torch.compile(nets[1], backend="eager"), nets[2]], tensor(1), []
+    for _ in range(2):
+        ours, compiled, plain = (call(x).detach() for call in calls)
+        torch.testing.assert_close(ours, compiled)
+        seen.append(torch.allclose(ours, plain))
+    assert seen == [True, False] and not caplog.text
+    assert model.gradd_stats()["in_torch"] == {}
+
+
 def test_the_self_check_finds_a_comparison_with_a_global_tensor() -> None:
     model = run(lambda s, x: s.layer(x) * (2.0 if x is ONE else 1.0), (ONE,), (ONE.clone(),))
     assert model.gradd_stats()["fallbacks"] == {"self_check": 2}

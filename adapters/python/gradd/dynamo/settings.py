@@ -13,12 +13,13 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._dynamo import config
+from torch._dynamo import config, eval_frame
 from torch.backends import mha
 
 from gradd import private
 from gradd.dynamo import membership
 from gradd.graph import recurrent, rules, scans
+from gradd.memory import watch
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
@@ -132,6 +133,9 @@ recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
 rules.give_missing()
+# Code that Dynamo has compiled calls these, and it would compile, and count, them as well.
+for _function in (watch.Watched.__get__, watch.Accesses.note):
+    getattr(eval_frame, "skip_code", id)(_function.__code__)
 # Names of modules of torch, whose loggers these are: with other names their lines come as they are.
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())

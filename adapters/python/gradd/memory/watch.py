@@ -139,7 +139,7 @@ _UNHELD = _holders(torch.empty(1, device="cpu"))
 accesses = Accesses()
 
 
-class _Watched:
+class Watched:
     """In place of an attribute of torch.Tensor. See the top of this file."""
 
     def __init__(self, original: Any) -> None:
@@ -154,7 +154,7 @@ class _Watched:
         return self.get(tensor, kind)
 
 
-class _WatchedData(_Watched):
+class _WatchedData(Watched):
     """One that can be assigned: the memory that was there is not written."""
 
     def __set__(self, tensor: torch.Tensor, value: Any) -> None:
@@ -181,7 +181,7 @@ def install() -> None:
         for name in NAMES if _ranges else ():
             now = torch.Tensor.__dict__.get(name, None if name in _own else _original[name])
             if now is _original[name]:
-                kind = _WatchedData if name == "data" else _Watched
+                kind = _WatchedData if name == "data" else Watched
                 setattr(torch.Tensor, name, kind(_original[name]))
                 accesses.touch()  # some accesses may have gone unnoticed
         found[:] = map(on_class, NAMES)
@@ -198,7 +198,7 @@ def remove(begin: int) -> None:
             accesses.noted = {address for address in accesses.noted if not begin <= address < end}
         _span()
         for name in NAMES if known and not _ranges else ():
-            if not isinstance(torch.Tensor.__dict__.get(name), _Watched):
+            if not isinstance(torch.Tensor.__dict__.get(name), Watched):
                 continue  # other code has replaced it since
             if name in _own:
                 setattr(torch.Tensor, name, _original[name])
