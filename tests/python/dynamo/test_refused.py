@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -363,6 +365,45 @@ def test_a_cut_attribute_is_named_as_it_is_written(caplog: pytest.LogCaptureFixt
     said = [r.getMessage() for r in caplog.records if "parts of a graph" in r.getMessage()]
     assert said and ".real: unsupported_operator" in said[0]
     assert ".real computes with torch.complex64" in said[0] and "getattr" not in said[0]
+
+
+def _mean_of_neighbours(self: Any, x: torch.Tensor) -> torch.Tensor:
+    to = (self.lin(x) > 0).sum(1)
+    sums = torch.zeros(5, 4).index_add_(0, to, self.lin(x))
+    return sums / torch.bincount(to, minlength=5).clamp(min=1)[:, None]
+
+
+def _solved(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.solve(self.lin(x) @ x.T + torch.eye(3), x)
+
+
+def _raising_in_a_trace(self: Any, x: torch.Tensor) -> torch.Tensor:
+    _counted.count += 1
+    return self.lin(x) * _counted(2)
+
+
+@functools.lru_cache
+def _counted(n: int) -> float:
+    return float(n)
+
+
+_counted.count = 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (_mean_of_neighbours, r"in PyTorch: bincount: "),
+        (_solved, r"ONNX for \S+ @ \S+: aten._linalg_solve_ex.default\. The cost"),
+        (_raising_in_a_trace, r"\(raised exception AttributeError\(.*?\); TORCH_LOGS"),
+    ],
+)
+def test_a_message_names_what_the_user_has_called(
+    forward: Callable, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And no assertion that torch has put beside it, nor what Dynamo says of its own handlers."""
+    compare(forward, X)
+    assert re.search(said, caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx
+from sympy.logic.boolalg import BooleanAtom
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -338,7 +339,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
     def _number(self, value: Any) -> Any:
         """A node for a size or a number made of sizes; itself where it is known by now."""
         expression = value.node.expr
-        if expression.is_number:
+        if expression.is_number or isinstance(expression, BooleanAtom):
             return value.node.pytype(expression)
         found = self.numbers.get(expression)
         if found is not None:

@@ -11,7 +11,8 @@ import torch.fx
 from gradd import private
 from gradd.graph.locations import is_users
 
-_EXPLANATION = "Explanation: "
+_EXPLANATION, _CONTEXT = "Explanation: ", "context: "
+_RAISED = "Observed exception"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SENTENCE = re.compile(r"\.(?= [A-Z]|$)")  # its end, which that of "e.g." is not
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -60,6 +61,9 @@ def _new() -> list[str]:
 def words(text: str) -> str:
     """Dynamo's message about a break, in one line: what there is, and a sentence about it."""
     what, *more = text.splitlines() or [""]
+    if what == _RAISED:  # its explanation is that it knows no handler
+        raised = (line.partition(_CONTEXT)[2].strip() for line in more)
+        return _ADDRESS.sub("", next(filter(None, raised), what))
     why = (_SENTENCE.split(line.partition(_EXPLANATION)[2])[0] for line in more)
     return _ADDRESS.sub("", f"{what}: {next(filter(None, why), '')}").strip(" :.")
 

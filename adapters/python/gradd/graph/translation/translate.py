@@ -28,6 +28,7 @@ from gradd.spec import CaptureError
 
 OPSET = 23
 
+_EFFECTS = "with_effects"  # torch puts it around the assertions of an operator
 # Operators that are functional by schema but whose direct translation loses training semantics.
 _DECOMPOSE = {
     "aten::batch_norm",
@@ -215,6 +216,8 @@ def _refuse(found: Iterable[torch.fx.Node]) -> None:
     kinds: dict[str, list[torch.fx.Node]] = {}
     for node in found:
         kinds.setdefault(str(node.target), []).append(node)
+    if len(kinds) > 1:
+        kinds.pop(_EFFECTS, None)
     if kinds:
         texts = [
             f"{location_of(nodes[0])}: {kind}" + (f" ({len(nodes)} of them)" if nodes[1:] else "")
