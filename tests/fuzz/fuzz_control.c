@@ -35,6 +35,7 @@ typedef struct scene_s {
     int end; /* the client's */
 } scene_t;
 
+static queue_t *queue;
 static int files[N_FILES]; /* three segments, memory that is none, /dev/null, a socket */
 
 static uint64_t take(input_t *in, int bytes) {
@@ -135,7 +136,13 @@ static void hang_up(scene_t *scene) {
 
 /* The worker's part: what has come, until nothing does. */
 static void let_worker_read(scene_t *scene) {
-    const control_host_t host = {.dir = "/", .owner = 1, .device = "cpu"};
+    static const quotas_t quotas = {.folder = -1};
+    const control_host_t host = {.dir = "/",
+                                 .owner = 1,
+                                 .device = "cpu",
+                                 .quotas = &quotas,
+                                 .table = &scene->table,
+                                 .queue = queue};
     request_t *later;
     bool open = true;
     if (!scene->session) return;
@@ -274,6 +281,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
         write_seed(folder);
         exit(0);
     }
+    REQUIRE(queue_create(&queue) == GRADD_OK);
     for (int i = 0; i < 3; i++) {
         gradd_segment_t segment = GRADD_SEGMENT_INIT;
         REQUIRE(gradd_segment_create("fuzz", i ? 8192 : 4096, &segment) == GRADD_OK);

@@ -18,7 +18,10 @@ NAME = ROOT / "docs" / "adding-an-operator.md"
 PAGE = NAME.read_text(encoding="utf-8")
 FILE = "kernels/ops/elementwise/hardsigmoid.c"  # section 2 says so
 GPU_FILE = "kernels/cuda/hardsigmoid.cu"  # section 8 says so
-SOURCES = ("Makefile", "mk", "shm", "kernels", "server", "tests", "tools", "benchmarks", "adapters")
+SOURCES = (
+    *("Makefile", "mk", "shm", "platform", "kernels", "server", "train"),
+    *("tests", "tools", "benchmarks", "adapters"),
+)
 
 
 def run(tree: Path, *command: str, **more: str) -> subprocess.CompletedProcess:

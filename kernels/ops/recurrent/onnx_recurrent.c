@@ -293,7 +293,7 @@ GRADD_OPS(
                  VALUES("f32[3,2,2] f32[2,6,2] f32[2,6,2] f32[2,12] - f32[2,2,2] | hidden_size=2 "
                         "linear_before_reset=1 direction=\"bidirectional\" -> 2"),
                  CASE("f32[2,1,1] f32[1,3,1] f32[1,3,1] f32[1,6] - f32[1,1,1] | -> 2"),
-                 CASE("f32[2,1,2] f32[1,3,2] f32[1,3,1] | direction=\"reverse\" layout=1"),
+                 CASE("f32[2,1,2] f32[1,3,2] f32[1,3,1] | direction=\"reverse\" layout=1 -> 1"),
                  VALUES("f32[3,2,2] f32[2,6,2] f32[2,6,2] f32[2,12] - f32[3,2,2] | layout=1 "
                         "direction=\"bidirectional\" -> 2"))),
     GRADD_OP("RNN", "", 7, (3, 6), (0, 2), .types = TYPES, .attrs = ATTRS(0), .infer = infer_layer,

@@ -205,12 +205,12 @@ def test_a_wrong_option_is_one_line(directory: Path, args: tuple[str, ...], said
         (
             "serve",
             "--json",
-            "ps, show, logs, drain, stop, restart, version, doctor, cache, --list-ops",
+            "ps, show, logs, drain, quota, stop, restart, version, doctor, cache, --list-ops",
         ),
         (
             "version",
             "--dir=/",
-            "serve, ps, top, show, logs, drain, web, stop, restart, trace, forget, doctor",
+            "serve, ps, top, show, logs, drain, quota, web, stop, restart, trace, forget, doctor",
         ),
         ("--list-ops", "--threads=1", "serve"),
     ],
