@@ -190,7 +190,8 @@ def test_kills_between_groups_cost_no_bit(
             one.in_group(group, kill if one is trainer else lambda: None)
     _assert_same(trainer.step(), expected.step())
     assert sessions.session().recoveries == len(kills)
-    assert all(group < n < LAYERS for group, n in zip(kills, done, strict=True)), done
+    assert all(group < n for group, n in zip(kills, done, strict=True)), done
+    assert done[0] < LAYERS, done  # the later ones may come too late on a busy machine
 
 
 def test_a_repeated_backward_would_write_again(
@@ -213,9 +214,11 @@ def test_a_repeated_backward_would_write_again(
     assert torch.equal(found[0], right[0])
 
 
+@pytest.mark.parametrize("known", [False, True])
 def test_parameters_that_a_hook_has_changed_are_not_repeated(
-    daemon: Any, in_groups_of: Any
+    daemon: Any, in_groups_of: Any, known: bool
 ) -> None:
+    """Also if another thread has heard of the failure before the backward asks for its group."""
     trainer = Slowly(in_groups_of)
     weight = trainer.model.layers[LAYERS - 1].weight
 
@@ -223,6 +226,8 @@ def test_parameters_that_a_hook_has_changed_are_not_repeated(
         with torch.no_grad():
             weight.add_(1)
         daemon.kill(sessions.session().daemon_pid)
+        while known and sessions.session().timeline.pending:
+            sessions.session().look_after_pending()
 
     trainer.in_group(0, change)
     with pytest.raises(errors.StaleError, match="the parameters have changed since"):

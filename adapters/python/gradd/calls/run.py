@@ -167,6 +167,7 @@ class Run:
                 more = {"look": 1 if calm else read.look()}
             if not client.forward(fields, read, more or {}, make_tensors, held.outputs):
                 self._raise_changed(self._again_of)
+            make_tensors()  # if the request was never on its way, but for one in its place
             self.counts["forwards"] += 1
             if call.prints_memory and not self.flags & ONCE:
                 pss.print_after("forward", self)

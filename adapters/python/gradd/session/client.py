@@ -6,8 +6,7 @@ their end is noted (finalizers.py), and releases and chores go out with, or befo
 request, or by themselves a moment later (flusher.py).
 
 The control socket hangs up when the daemon dies. Then the client connects again (starting a daemon
-if it may), passes its segments, repeats the requests in the ledger and then the current request:
-the caller sees a pause and the same bits.
+if it may), passes its segments, and repeats the requests of the ledger and the current one.
 
 A child after fork is not the client: requests compare the process id.
 """
@@ -370,6 +369,7 @@ class Client:
         if timeline is not None and "gen" not in more and timeline.knows(kind, fields["flags"]):
             self.ask_later(Pending("forward", request, answered, results=results), meanwhile)
         else:
+            self.catch_up()  # what an earlier one has failed with is not about this one
             try:
                 reply = self.ask("forward", request, (), meanwhile)
             except errors.StaleError:  # its plan has been given up there

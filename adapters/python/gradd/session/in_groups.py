@@ -83,7 +83,8 @@ def wait(client: Client, pending: Pending, group: int) -> None:
     try:
         with client.lock, interrupts.deferred:
             _wait_on_host(client, timeline, pending, group)
-        if pending.error is not None:  # another thread was told
+        if pending.error is not None:  # another thread has collected it
+            timeline.is_told(pending.error)
             raise pending.error
     except errors.StaleError:
         if pending.fields["run"] not in client.ledger.lost:

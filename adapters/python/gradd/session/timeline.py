@@ -259,6 +259,11 @@ class Timeline:
             failure, self._failure = self._failure, None
             raise failure
 
+    def is_told(self, error: errors.GraddError) -> None:
+        """The caller raises this failure itself."""
+        if self._failure is error:
+            self._failure = None
+
     def give_up(self, error: errors.GraddError) -> None:
         """No daemon will answer: all requests have failed."""
         while self.pending:
