@@ -253,9 +253,10 @@ int gradd_train_parameter_count(const gradd_train_session_t *session, bool train
 int gradd_train_parameter_index(const gradd_train_session_t *session, bool trainable_only, int i);
 
 /* What is trained is chosen here: the parameters whose name matches `pattern`, in which "*" stands
- * for any characters. Frozen ones lose gradient and moments; thawed ones begin with none. Plans are
- * made anew. *out_changed (may be NULL): so many were not so before. Errors: TENSOR (none matches;
- * a matching one that is no float, or that the model writes; none would be left to train). */
+ * for any characters. Frozen ones lose gradient and moments; thawed ones begin with none. Later
+ * steps make new plans. *out_changed (may be NULL): so many were not so before. Errors: TENSOR
+ * (none matches; a matching one that is no float, or that the model writes; none would be left to
+ * train). */
 gradd_status_t gradd_train_freeze(gradd_train_session_t *session, const char *pattern,
                                   int *out_changed);
 gradd_status_t gradd_train_thaw(gradd_train_session_t *session, const char *pattern,

@@ -74,7 +74,7 @@ gradd_status_t peer_segment(peer_t *peer, uint64_t id, uint64_t bytes);
 /* Sends any descriptor as a segment. */
 gradd_status_t peer_send_fd(peer_t *peer, uint64_t id, uint64_t bytes, int fd);
 gradd_status_t peer_attach(peer_t *peer);
-/* Waits until it has moved to the next worker, takes the new nonce, and connects the dealer anew.
+/* Waits until it has moved to the next worker, takes the new nonce, and connects a new dealer.
  * *out_dropped: a packet of its own has had no answer. */
 void peer_moved(peer_t *peer, bool *out_dropped);
 /* All of the above but peer_moved: segment 1 of `bytes`. */

@@ -285,7 +285,7 @@ class FusedAdam(torch.optim.Optimizer):
         self._begin()
 
     def _begin(self) -> None:
-        """What belongs to a session is made anew: a copy has a journal of its own."""
+        """A copy has a journal and a session's other objects of its own."""
         self._norm: float | _Sent | None = None
         self._awaited: _Sent | None = None  # the step whose reply has the norm
         self.skipped = False

@@ -33,7 +33,7 @@ TEST(the_plans_that_were_used_last_are_remembered) {
     CHECK_EQ_INT(find(1)->n_forward, 1);
     CHECK_EQ_INT(find(1)->n_backward, 1);
     CHECK_EQ_INT(find(1)->ran_us, 40);
-    record_plan(&record, &(plan_record_t){.id = 1}); /* compiled anew */
+    record_plan(&record, &(plan_record_t){.id = 1}); /* compiled once more */
     CHECK_EQ_INT(find(1)->ran_us, 0);
     record_check(&record, 3);
     CHECK(find(3)->is_check && !find(4)->is_check);

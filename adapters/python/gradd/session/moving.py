@@ -2,7 +2,7 @@
 
 The owner of a daemon gives the next worker what it holds of the client: identity, segments, turns.
 The connection stays then, and only `attach` and the ledger are repeated. Otherwise the client
-connects anew, and passes everything itself.
+connects once more, and passes everything itself.
 """
 
 from __future__ import annotations
