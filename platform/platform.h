@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* Bytes of a file that is written from several places. */
-typedef struct gradd_part_s {
+typedef struct gradd_file_part_s {
     const void *data; /* Borrowed; NULL only without bytes */
     size_t n;
 } gradd_file_part_t;
