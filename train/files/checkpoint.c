@@ -205,7 +205,7 @@ static int compare_names(const void *a, const void *b) {
 
 /* Fails if a name stands twice among n records of `stride` bytes that begin with their name. */
 static gradd_status_t check_once(const char *what, const void *records, size_t n, size_t stride) {
-    const char **names;
+    const char **names = NULL;
     gradd_status_t status = GRADD_OK;
     GRADD_TRY(make_list(n, sizeof *names, &names));
     for (size_t i = 0; i < n; i++)

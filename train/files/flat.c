@@ -82,7 +82,7 @@ static gradd_status_t table_at(flat_t *flat, size_t at, flat_table_t *out_table)
 }
 
 gradd_status_t flat_root(flat_t *flat, flat_table_t *out_table) {
-    size_t at;
+    size_t at = 0;
     GRADD_TRY(follow(flat, 0, &at));
     return table_at(flat, at, out_table);
 }
@@ -150,7 +150,7 @@ gradd_status_t flat_vector(flat_t *flat, const flat_table_t *table, int id, size
 
 gradd_status_t flat_string(flat_t *flat, const flat_table_t *table, int id,
                            const char **out_string) {
-    flat_vector_t letters;
+    flat_vector_t letters = {0};
     if (!flat_has(flat, table, id)) {
         *out_string = "";
         return GRADD_OK;
@@ -167,7 +167,7 @@ gradd_status_t flat_string(flat_t *flat, const flat_table_t *table, int id,
 
 gradd_status_t flat_element(flat_t *flat, const flat_vector_t *vector, size_t i,
                             flat_table_t *out_table) {
-    size_t at;
+    size_t at = 0;
     GRADD_TRY(follow(flat, vector->at + i * WORD, &at));
     return table_at(flat, at, out_table);
 }

@@ -28,7 +28,7 @@ static gradd_status_t take_bytes(proto_span_t *rest, uint64_t n, proto_span_t *o
 
 static gradd_status_t take_value(proto_span_t *rest, int type, proto_field_t *field) {
     proto_span_t fixed = {0};
-    uint64_t n;
+    uint64_t n = 0;
     switch (type) {
     case VARINT:
         return take_varint(rest, &field->number);
@@ -49,7 +49,7 @@ static gradd_status_t take_value(proto_span_t *rest, int type, proto_field_t *fi
 gradd_status_t proto_next(proto_span_t *rest, proto_field_t *out_field, bool *out_more) {
     const uint8_t *begin = rest->at;
     proto_field_t field = {0};
-    uint64_t tag;
+    uint64_t tag = 0;
     *out_more = rest->n > 0;
     if (!*out_more) return GRADD_OK;
     GRADD_TRY(take_varint(rest, &tag));

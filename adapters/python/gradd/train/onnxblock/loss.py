@@ -21,7 +21,7 @@ def _check(reduction: str) -> str:
 class _Loss(blocks.Block):
     """A loss of elements that is reduced at the end."""
 
-    def __init__(self, reduction: str) -> None:
+    def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
         self._reduction = _check(reduction)
 
@@ -44,9 +44,6 @@ class MSELoss(_Loss):
         reduction: "mean", "sum" or "none".
     """
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction)
-
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Adds the loss; returns its name."""
         target = self._target(loss_input_name, target_name)
@@ -59,9 +56,6 @@ class L1Loss(_Loss):
     Args:
         reduction: "mean", "sum" or "none".
     """
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Adds the loss; returns its name."""
