@@ -549,3 +549,21 @@ void peer_forward_small(peer_t *peer, uint64_t plan, uint64_t run, int64_t rows)
     };
     peer_put_tensors(m, 2, out, false);
 }
+
+float peer_run_small(peer_t *peer, uint64_t run) {
+    const peer_f32_t w = {
+        AT_W, 2, {5, 4},
+          0
+    };
+    CHECK_OK(peer_plan_small(peer, 1, 5));
+    wire_out_t *m = peer_request(peer, "bind");
+    wire_key(m, "bind");
+    wire_put_u64(m, 1);
+    wire_key(m, "tensors");
+    peer_put_tensors(m, 1, &w, false);
+    CHECK_OK(peer_call(peer));
+    *(float *)peer_at(peer, AT_LOSS) = 0;
+    peer_forward_small(peer, 1, run, 5);
+    CHECK_OK(peer_call(peer));
+    return *(const float *)peer_at(peer, AT_LOSS);
+}

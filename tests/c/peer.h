@@ -126,6 +126,8 @@ wire_out_t *peer_ask_small(peer_t *peer, uint64_t plan, int64_t rows);
 gradd_status_t peer_plan_slow(peer_t *peer, uint64_t plan, int64_t n, int n_products);
 /* forward of peer_plan_small with the layout below, as run `run`; binding 1 must be bound. */
 void peer_forward_small(peer_t *peer, uint64_t plan, uint64_t run, int64_t rows);
+/* Plan 1 for five rows, binding 1, and one forward as `run`; the loss. */
+float peer_run_small(peer_t *peer, uint64_t run);
 
 /* Offsets that the small model's helpers use in segment 1 (rows <= 64). */
 enum {

@@ -137,25 +137,6 @@ static void fill_small(const peer_t *peer) {
     }
 }
 
-/* Plan, binding and one forward; the loss. */
-static float run_small(peer_t *peer, uint64_t run) {
-    const peer_f32_t w = {
-        AT_W, 2, {5, 4},
-          0
-    };
-    CHECK_OK(peer_plan_small(peer, 1, 5));
-    wire_out_t *m = peer_request(peer, "bind");
-    wire_key(m, "bind");
-    wire_put_u64(m, 1);
-    wire_key(m, "tensors");
-    peer_put_tensors(m, 1, &w, false);
-    CHECK_OK(peer_call(peer));
-    *(float *)peer_at(peer, AT_LOSS) = 0;
-    peer_forward_small(peer, 1, run, 5);
-    CHECK_OK(peer_call(peer));
-    return *(const float *)peer_at(peer, AT_LOSS);
-}
-
 TEST(clients_move_to_the_next_worker) {
     peer_daemon_t daemon;
     peer_t peer;
@@ -167,7 +148,7 @@ TEST(clients_move_to_the_next_worker) {
     memcpy(token, peer.token, sizeof token);
     fill_small(&peer);
     const int64_t session = peer_number(&peer, "session");
-    const float loss = run_small(&peer, 7);
+    const float loss = peer_run_small(&peer, 7);
     CHECK(loss != 0);
     CHECK_OK(gradd_segment_create("second", 4096, &second));
     CHECK_OK(peer_send_fd(&peer, 2, 4096, second.fd));
@@ -190,7 +171,7 @@ TEST(clients_move_to_the_next_worker) {
         CHECK_OK(peer_attach(&peer));
         CHECK(memcmp(peer.token, token, sizeof token) == 0);
         CHECK_EQ_INT(peer_number(&peer, "session"), session);
-        const float again = run_small(&peer, 8);
+        const float again = peer_run_small(&peer, 8);
         CHECK(memcmp(&again, &loss, sizeof loss) == 0);
     }
     CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 2, 4096, second.fd));
@@ -308,7 +289,7 @@ TEST(a_restart_keeps_clients_and_sessions) {
     memcpy(token, peer.token, sizeof token);
     const int64_t session = peer_number(&peer, "session");
     fill_small(&peer);
-    const float loss = run_small(&peer, 7);
+    const float loss = peer_run_small(&peer, 7);
     CHECK(loss != 0);
     CHECK_OK(keep(&peer, "mine", 1, peer.segment.fd));
     for (int i = 0; i < 3; i++) {
@@ -324,7 +305,7 @@ TEST(a_restart_keeps_clients_and_sessions) {
         CHECK(peer_daemon_worker(&daemon) != worker);
         CHECK_OK(peer_attach(&peer));
         CHECK(memcmp(peer.token, token, sizeof token) == 0);
-        const float again = run_small(&peer, 8);
+        const float again = peer_run_small(&peer, 8);
         CHECK(memcmp(&again, &loss, sizeof loss) == 0);
     }
     CHECK_OK(reattach(&peer, "net", 1));

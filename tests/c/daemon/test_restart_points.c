@@ -28,25 +28,11 @@ typedef struct scene_s {
 } scene_t;
 
 static float run_small(peer_t *peer) {
-    const peer_f32_t w = {
-        AT_W, 2, {5, 4},
-          0
-    };
     for (int i = 0; i < 20; i++) {
         ((float *)peer_at(peer, AT_X))[i] = 0.25f * (float)i;
         ((float *)peer_at(peer, AT_W))[i] = 1.5f - (float)(i % 4);
     }
-    CHECK_OK(peer_plan_small(peer, 1, 5));
-    wire_out_t *m = peer_request(peer, "bind");
-    wire_key(m, "bind");
-    wire_put_u64(m, 1);
-    wire_key(m, "tensors");
-    peer_put_tensors(m, 1, &w, false);
-    CHECK_OK(peer_call(peer));
-    *(float *)peer_at(peer, AT_LOSS) = 0;
-    peer_forward_small(peer, 1, 7, 5);
-    CHECK_OK(peer_call(peer));
-    return *(const float *)peer_at(peer, AT_LOSS);
+    return peer_run_small(peer, 7);
 }
 
 static void open_scene(scene_t *scene) {

@@ -6,8 +6,9 @@
 #include "server/device/device.h"
 #include "server/exec/run.h"
 #include "tests/c/onnx_build.h"
+#include "tests/c/tanh_layers.h"
 
-enum { LAYERS = 3, HIGH = 8, WIDTH = 16 };
+enum { LAYERS = 3, HIGH = TANH_ROWS, WIDTH = TANH_WIDTH };
 
 typedef float square_t[WIDTH * WIDTH];
 
@@ -21,64 +22,15 @@ typedef struct stack_s {
     gradd_run_t *run;
 } layers_t;
 
-/* y = Tanh(Tanh(Tanh(x w0) w1) w2). */
-static gradd_model_t *load(void) {
-    static const char *const names[] = {"x", "p0", "t0", "p1", "t1", "p2", "t2"};
-    static const char *const products[] = {"x,w0", "t0,w1", "t1,w2"};
-    static const char *const weights[] = {"w0", "w1", "w2"};
-    gradd_model_t *model;
-    size_t n;
-    Onnx__ModelProto *proto = build_model();
-    build_input(proto, "x", GRADD_DT_F32, 2, BUILD_DIMS(HIGH, WIDTH));
-    for (int i = 0; i < LAYERS; i++)
-        build_input(proto, weights[i], GRADD_DT_F32, 2, BUILD_DIMS(WIDTH, WIDTH));
-    for (int i = 0; i < LAYERS; i++) {
-        const char *product = names[2 * i + 1], *result = names[2 * i + 2];
-        build_node(proto, "MatMul", product, products[i], product);
-        build_node(proto, "Tanh", result, product, result);
-    }
-    build_output(proto, "t2");
-    uint8_t *bytes = build_pack(proto, &n);
-    CHECK_OK(gradd_model_load(bytes, n, &model));
-    return model;
-}
-
-static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
-    static const int32_t output = 0, weights[] = {1, 2, 3};
-    gradd_type_t types[LAYERS + 1] = {
-        {GRADD_DT_F32, 2, {HIGH, WIDTH}}
-    };
-    for (int i = 1; i <= LAYERS; i++)
-        types[i] = (gradd_type_t){
-            GRADD_DT_F32, 2, {WIDTH, WIDTH}
-        };
-    const gradd_plan_options_t o = {.inputs = types,
-                                    .n_inputs = LAYERS + 1,
-                                    .grads = weights,
-                                    .n_grads = LAYERS,
-                                    .outputs = &output,
-                                    .n_outputs = 1,
-                                    .grad_outputs = &output,
-                                    .n_grad_outputs = 1,
-                                    .device = device};
-    gradd_plan_t *plan;
-    CHECK_OK(gradd_plan_create(model, &o, &plan));
-    return plan;
-}
-
-static void fill(float *v, int n, unsigned step) {
-    for (int i = 0; i < n; i++)
-        v[i] = (float)((unsigned)i * step % 401) / 400 - 0.5f;
-}
-
 static layers_t *new_stack(unsigned salt, gradd_plan_t *plan) {
     layers_t *s = aligned_alloc(64, sizeof *s);
     CHECK(s != NULL);
     memset(s, 0, sizeof *s);
-    fill(s->x, HIGH * WIDTH, 7919 + salt), fill(s->dy, HIGH * WIDTH, 1299709 + salt);
+    tanh_layers_fill(s->x, HIGH * WIDTH, 7919 + salt),
+        tanh_layers_fill(s->dy, HIGH * WIDTH, 1299709 + salt);
     s->inputs[0] = s->x, s->grad_outputs[0] = s->dy, s->outputs[0] = s->y;
     for (int i = 0; i < LAYERS; i++) {
-        fill(s->w[i], WIDTH * WIDTH, 104729 + salt + (unsigned)i);
+        tanh_layers_fill(s->w[i], WIDTH * WIDTH, 104729 + salt + (unsigned)i);
         s->inputs[1 + i] = s->w[i], s->grads[i] = s->dw[i];
     }
     CHECK_OK(gradd_run_create(plan, &s->run));
@@ -123,8 +75,8 @@ static void check_same(const layers_t *s, const layers_t *expected) {
 
 TEST(two_runs_of_a_plan_go_on_in_turn) {
     gradd_device_t *device = open_on(&gradd_backend_cpu);
-    gradd_model_t *model = load();
-    gradd_plan_t *plan = make_plan(model, device);
+    gradd_model_t *model = tanh_layers_load(LAYERS);
+    gradd_plan_t *plan = tanh_layers_plan(model, device, LAYERS, false);
     layers_t *alone[2], *both[2];
     for (unsigned i = 0; i < 2; i++) {
         alone[i] = new_stack(17 * i, plan);
@@ -157,7 +109,7 @@ static float *values(const gradd_type_t *type) {
     const int n = (int)gradd_type_count(type);
     float *v = aligned_alloc(64, sizeof *v * (size_t)n);
     CHECK(v != NULL);
-    fill(v, n, 7919);
+    tanh_layers_fill(v, n, 7919);
     return v;
 }
 
@@ -234,8 +186,8 @@ TEST_LIMIT(a_long_convolution_is_made_in_parts, 60) {
 /* What is aside may be given up, or found to be cancelled. */
 TEST(a_run_that_is_aside_may_end) {
     gradd_device_t *device = open_on(&gradd_backend_cpu);
-    gradd_model_t *model = load();
-    gradd_plan_t *plan = make_plan(model, device);
+    gradd_model_t *model = tanh_layers_load(LAYERS);
+    gradd_plan_t *plan = tanh_layers_plan(model, device, LAYERS, false);
     volatile int cancel = 0;
     device_set_way(device, always, NULL);
     layers_t *s = new_stack(0, plan);

@@ -6,10 +6,10 @@
 
 #include "server/device/device.h"
 #include "server/exec/run.h"
-#include "tests/c/onnx_build.h"
+#include "tests/c/tanh_layers.h"
 #include "tests/test.h"
 
-enum { LAYERS = 4, ROWS = 8, WIDTH = 16, VALUE = 5 << 16 };
+enum { LAYERS = 4, ROWS = TANH_ROWS, WIDTH = TANH_WIDTH, VALUE = 5 << 16 };
 
 typedef float square_t[WIDTH * WIDTH];
 
@@ -21,67 +21,13 @@ typedef struct stack_s {
     int n_hooks, most; /* launches of the backward; groups that were done before the last of them */
 } layers_t;
 
-/* y = Tanh(... Tanh(x w0) ... w3). */
-static gradd_model_t *load(void) {
-    gradd_model_t *model;
-    size_t n;
-    char from[16] = "x", w[16], product[16], to[16], operands[40];
-    Onnx__ModelProto *proto = build_model();
-    build_input(proto, "x", GRADD_DT_F32, 2, BUILD_DIMS(ROWS, WIDTH));
-    for (int i = 0; i < LAYERS; i++) {
-        snprintf(w, sizeof w, "w%d", i);
-        build_input(proto, w, GRADD_DT_F32, 2, BUILD_DIMS(WIDTH, WIDTH));
-    }
-    for (int i = 0; i < LAYERS; i++) {
-        snprintf(product, sizeof product, "p%d", i), snprintf(to, sizeof to, "y%d", i);
-        snprintf(operands, sizeof operands, "%s,w%d", from, i);
-        build_node(proto, "MatMul", product, operands, product);
-        build_node(proto, "Tanh", to, product, to);
-        memcpy(from, to, sizeof from);
-    }
-    build_output(proto, to);
-    uint8_t *bytes = build_pack(proto, &n);
-    CHECK_OK(gradd_model_load(bytes, n, &model));
-    return model;
-}
-
-static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
-    static const int32_t output = 0, weights[] = {1, 2, 3, 4};
-    gradd_type_t types[LAYERS + 1] = {
-        {GRADD_DT_F32, 2, {ROWS, WIDTH}}
-    };
-    for (int i = 1; i <= LAYERS; i++)
-        types[i] = (gradd_type_t){
-            GRADD_DT_F32, 2, {WIDTH, WIDTH}
-        };
-    const gradd_plan_options_t o = {.inputs = types,
-                                    .n_inputs = LAYERS + 1,
-                                    .grads = weights,
-                                    .n_grads = LAYERS,
-                                    .outputs = &output,
-                                    .n_outputs = 1,
-                                    .grad_outputs = &output,
-                                    .n_grad_outputs = 1,
-                                    .parameters = weights,
-                                    .n_parameters = LAYERS,
-                                    .device = device};
-    gradd_plan_t *plan;
-    CHECK_OK(gradd_plan_create(model, &o, &plan));
-    return plan;
-}
-
-static void fill(float *v, int n, unsigned step) {
-    for (int i = 0; i < n; i++)
-        v[i] = (float)((unsigned)i * step % 401) / 400 - 0.5f;
-}
-
 static layers_t *new_stack(void) {
     layers_t *s = aligned_alloc(64, sizeof *s);
     CHECK(s != NULL);
     memset(s, 0, sizeof *s);
-    fill(s->x, ROWS * WIDTH, 7919), fill(s->dy, ROWS * WIDTH, 1299709);
+    tanh_layers_fill(s->x, ROWS * WIDTH, 7919), tanh_layers_fill(s->dy, ROWS * WIDTH, 1299709);
     for (int i = 0; i < LAYERS; i++) {
-        fill(s->w[i], WIDTH * WIDTH, 104729 + (unsigned)i);
+        tanh_layers_fill(s->w[i], WIDTH * WIDTH, 104729 + (unsigned)i);
         s->of[i] = LAYERS - 1 - i; /* the last layer is the first group */
     }
     return s;
@@ -122,8 +68,8 @@ TEST(a_group_is_done_when_nothing_needs_it_any_more) {
     const gradd_device_options_t o = {.threads = 1};
     gradd_device_t *device;
     CHECK_OK(gradd_device_open(&o, &device));
-    gradd_model_t *model = load();
-    gradd_plan_t *plan = make_plan(model, device);
+    gradd_model_t *model = tanh_layers_load(LAYERS);
+    gradd_plan_t *plan = tanh_layers_plan(model, device, LAYERS, true);
     const gradd_plan_info_t *info = gradd_plan_info(plan);
     for (int i = 1; i < LAYERS; i++)
         CHECK(info->final[i] > 0 && info->final[i] < info->final[i - 1]);
@@ -161,8 +107,8 @@ TEST(groups_that_the_caller_has_are_left_alone) {
     const gradd_device_options_t o = {.threads = 1};
     gradd_device_t *device;
     CHECK_OK(gradd_device_open(&o, &device));
-    gradd_model_t *model = load();
-    gradd_plan_t *plan = make_plan(model, device);
+    gradd_model_t *model = tanh_layers_load(LAYERS);
+    gradd_plan_t *plan = tanh_layers_plan(model, device, LAYERS, true);
     layers_t *s = new_stack();
     backward(plan, s, NULL, NULL);
     memcpy(s->right, s->dw, sizeof s->right);
