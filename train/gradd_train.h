@@ -79,11 +79,12 @@ gradd_status_t gradd_train_state_set_moment(gradd_train_state_t *state, int i, i
                                             const float *data);
 void gradd_train_state_set_steps(gradd_train_state_t *state, int i, int64_t steps);
 
-/* Of the optimizer: steps taken, and the learning rate from which a schedule starts. */
+/* How far the training is. */
 typedef struct gradd_train_progress_s {
-    int64_t step;
+    int64_t step;                /* that the optimizer has taken */
     float learning_rate;         /* of the next step; default 1e-3 */
-    float initial_learning_rate; /* default 1e-3 */
+    float initial_learning_rate; /* from which a schedule starts; default 1e-3 */
+    int64_t position;            /* in the data, as the caller counts it */
 } gradd_train_progress_t;
 
 gradd_train_progress_t gradd_train_state_progress(const gradd_train_state_t *state);
@@ -161,7 +162,8 @@ typedef struct gradd_train_options_s {
                             * GRADD_TRAIN_MAX_PLANS */
     int64_t memory_budget; /* most bytes of activations and workspace in a step; 0 = what it takes.
                             * What does not fit is computed again, with the same bits */
-    uint64_t seed;         /* of random numbers (dropout) */
+    uint64_t seed; /* of random numbers (dropout) of a new state; one that was trained goes on
+                    * with its own */
 } gradd_train_options_t;
 
 /* A tensor of the caller, or of the session. */
@@ -238,7 +240,7 @@ gradd_status_t gradd_train_set_learning_rate(gradd_train_session_t *session, flo
  * or total is negative, initial is negative or not finite). */
 gradd_status_t gradd_train_set_linear_schedule(gradd_train_session_t *session, int64_t warmup,
                                                int64_t total, float initial);
-/* Errors: UNSUPPORTED without a schedule. */
+/* A state keeps its schedule for later sessions. Errors: UNSUPPORTED without one. */
 gradd_status_t gradd_train_schedule_step(gradd_train_session_t *session);
 
 /* Starts the random numbers of the steps that follow again. */

@@ -162,14 +162,9 @@ gradd_status_t gradd_train_set_learning_rate(gradd_train_session_t *s, float rat
 }
 
 gradd_status_t gradd_train_schedule_step(gradd_train_session_t *s) {
-    gradd_train_progress_t *p = &s->state->progress;
-    if (!s->has_schedule) return GRADD_FAIL(UNSUPPORTED, "the session has no schedule");
-    const float left = (float)(s->total - p->step);
-    const int64_t fall = s->total - s->warmup;
-    const float factor = p->step < s->warmup ? (float)p->step / (float)s->warmup
-                         : left > 0          ? left / (float)(fall > 1 ? fall : 1)
-                                             : 0;
-    p->learning_rate = p->initial_learning_rate * factor;
+    if (!s->state->course.has_schedule)
+        return GRADD_FAIL(UNSUPPORTED, "the session has no schedule");
+    state_schedule_rate(s->state);
     return GRADD_OK;
 }
 
@@ -180,8 +175,9 @@ gradd_status_t gradd_train_set_linear_schedule(gradd_train_session_t *s, int64_t
         return GRADD_FAIL(TENSOR, "a schedule of %lld steps, %lld of them to warm up",
                           (long long)total, (long long)warmup);
     s->state->progress.initial_learning_rate = initial;
-    s->has_schedule = true;
-    s->warmup = warmup;
-    s->total = total;
-    return gradd_train_schedule_step(s);
+    s->state->course.has_schedule = true;
+    s->state->course.warmup = warmup;
+    s->state->course.total = total;
+    state_schedule_rate(s->state);
+    return GRADD_OK;
 }

@@ -114,6 +114,7 @@ gradd_status_t gradd_train_open(gradd_train_state_t *state, const gradd_train_op
     s->options = *options;
     s->options.training = s->options.eval = (gradd_train_model_t){0};
     if (!s->options.max_plans) s->options.max_plans = GRADD_TRAIN_MAX_PLANS;
+    if (!state->course.has_seed) state->course.seed = options->seed;
     state->has_session = true;
     const gradd_status_t status = open_all(s, options);
     if (status) {

@@ -66,9 +66,6 @@ struct train_session_s {
     void *eval_bytes; /* of the eval model, for its export */
     size_t eval_n;
     uint64_t steps; /* of both sides, for train_shape_t's `used` */
-    uint64_t draws; /* training steps since the seed was set */
-    bool has_schedule;
-    int64_t warmup, total;
 };
 
 /* side.c. `training`: finds the statistics. Errors: those of gradd_train_open. */

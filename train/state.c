@@ -86,7 +86,8 @@ static gradd_status_t grow(void **list, int n, int *room, size_t entry) {
 gradd_status_t gradd_train_state_create(gradd_train_state_t **out_state) {
     gradd_train_state_t *state = calloc(1, sizeof *state);
     if (!state) return GRADD_FAIL(NOMEM, "no memory for the training state");
-    state->progress = (gradd_train_progress_t){0, RATE, RATE};
+    state->progress =
+        (gradd_train_progress_t){.learning_rate = RATE, .initial_learning_rate = RATE};
     *out_state = state;
     return GRADD_OK;
 }
@@ -206,6 +207,17 @@ gradd_train_progress_t gradd_train_state_progress(const gradd_train_state_t *sta
 void gradd_train_state_set_progress(gradd_train_state_t *state,
                                     const gradd_train_progress_t *progress) {
     state->progress = *progress;
+}
+
+void state_schedule_rate(gradd_train_state_t *state) {
+    const train_course_t *c = &state->course;
+    gradd_train_progress_t *p = &state->progress;
+    const float left = (float)(c->total - p->step);
+    const int64_t fall = c->total - c->warmup;
+    const float factor = p->step < c->warmup ? (float)p->step / (float)c->warmup
+                         : left > 0          ? left / (float)(fall > 1 ? fall : 1)
+                                             : 0;
+    p->learning_rate = p->initial_learning_rate * factor;
 }
 
 /* ---- properties ------------------------------------------------------------------------------ */

@@ -16,12 +16,22 @@ typedef struct train_parameter_s {
     bool has_gradient; /* since the last reset */
 } train_parameter_t;
 
+/* What a session of the state goes on with, beside its progress. */
+typedef struct train_course_s {
+    uint64_t seed;  /* of random numbers */
+    uint64_t draws; /* training steps since the seed was set */
+    bool has_seed;  /* there was a step, or the seed was set: options of a session have no say */
+    bool has_schedule;
+    int64_t warmup, total; /* of the schedule, steps */
+} train_course_t;
+
 struct train_state_s {
     train_parameter_t *parameters; /* Owned */
     int n_parameters, parameter_room;
     gradd_train_property_t *properties; /* Owned, names and texts as well */
     int n_properties, property_room;
     gradd_train_progress_t progress;
+    train_course_t course;
     bool has_session;
 };
 
@@ -35,6 +45,9 @@ gradd_status_t state_make_data(train_parameter_t *p);
 int64_t state_moment_bytes(const train_parameter_t *p);
 void state_drop_gradient(train_parameter_t *p);
 void state_drop_moments(train_parameter_t *p); /* and the count of steps */
+
+/* Sets the learning rate by the schedule, which there is. */
+void state_schedule_rate(gradd_train_state_t *state);
 
 /* Memory for so many bytes; `what` is for the message. */
 gradd_status_t state_take(int64_t bytes, const char *what, void **out);

@@ -121,7 +121,8 @@ static gradd_status_t forward_backward(gradd_train_session_t *s, train_side_t *s
                                        train_shape_t *shape, const volatile int *cancel) {
     static const float one = 1;
     const void **grad_outputs = shape->grad_outputs;
-    const uint64_t seed = mix(mix(s->options.seed) + s->draws);
+    const train_course_t *course = &s->state->course;
+    const uint64_t seed = mix(mix(course->seed) + course->draws);
     grad_outputs[0] = &one;
     memset(s->written, 0, sizeof s->written[0] * (size_t)s->n_trained);
     GRADD_TRY(gradd_run_forward(shape->run, seed, 0, side->inputs, shape->outputs, cancel));
@@ -149,7 +150,8 @@ gradd_status_t gradd_train_step(gradd_train_session_t *s, const gradd_train_tens
     GRADD_TRY(status);
     commit_gradients(s);
     commit_statistics(s, side, shape);
-    s->draws++;
+    s->state->course.draws++;
+    s->state->course.has_seed = true;
     show_outputs(side, shape, outputs);
     return GRADD_OK;
 }
@@ -175,8 +177,10 @@ void gradd_train_lazy_reset_grad(gradd_train_session_t *s) {
 }
 
 void gradd_train_set_seed(gradd_train_session_t *s, uint64_t seed) {
-    s->options.seed = seed;
-    s->draws = 0;
+    train_course_t *course = &s->state->course;
+    course->seed = seed;
+    course->draws = 0;
+    course->has_seed = true;
 }
 
 gradd_status_t gradd_train_prepare(gradd_train_session_t *session, gradd_train_phase_t phase,

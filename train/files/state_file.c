@@ -4,7 +4,10 @@
  * "group0". A state counts for each parameter, since one may be thawed later than others. All
  * moments are written to "group0", with the state's count; a group for each other count, "group1"
  * and on, names its parameters without moments. ONNX Runtime passes over these. What is read has no
- * learning rate but the one that a schedule starts from.
+ * learning rate but the one that a schedule starts from, and the schedule's where there is one.
+ *
+ * Seed, schedule and position in the data have no place in the format: they are properties whose
+ * names begin with "gradd.", which a state does not list among its own.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +15,7 @@
 
 #include "platform/platform.h"
 #include "train/files/checkpoint.h"
-#include "train/gradd_train.h"
+#include "train/state.h"
 
 #define MAIN_GROUP "group0"
 
@@ -63,16 +66,54 @@ static gradd_status_t add_groups(gradd_train_state_t *state, const checkpoint_t 
         for (int k = 0; k < group->n_states; k++)
             GRADD_TRY(add_moments(state, &group->states[k], group->step));
         if (strcmp(group->name, MAIN_GROUP) != 0) continue;
-        const gradd_train_progress_t progress = {group->step, group->initial_learning_rate,
-                                                 group->initial_learning_rate};
-        gradd_train_state_set_progress(state, &progress);
+        state->progress = (gradd_train_progress_t){
+            .step = group->step,
+            .learning_rate = group->initial_learning_rate,
+            .initial_learning_rate = group->initial_learning_rate,
+        };
     }
     return GRADD_OK;
 }
 
+/* Numbers that are properties in a file alone. */
+enum { SEED, DRAWS, WARMUP, TOTAL, POSITION, N_OWN };
+static const char *const own_names[N_OWN] = {"gradd.seed", "gradd.draws", "gradd.warmup",
+                                             "gradd.total", "gradd.position"};
+
+/* Whether the property is one of these; its number is then among them. */
+static bool take_own(const checkpoint_property_t *property, int64_t own[N_OWN], bool has[N_OWN]) {
+    for (int i = 0; i < N_OWN && property->kind == CHECKPOINT_INT; i++) {
+        if (strcmp(property->name, own_names[i]) != 0) continue;
+        own[i] = property->integer;
+        has[i] = true;
+        return true;
+    }
+    return false;
+}
+
+static gradd_status_t set_own(gradd_train_state_t *state, const int64_t own[N_OWN],
+                              const bool has[N_OWN]) {
+    train_course_t *course = &state->course;
+    state->progress.position = own[POSITION];
+    course->has_seed = has[SEED];
+    course->seed = (uint64_t)own[SEED];
+    course->draws = (uint64_t)own[DRAWS];
+    if (own[WARMUP] < 0 || own[TOTAL] < 0)
+        return GRADD_FAIL(MODEL, "a schedule of %lld steps, %lld of them to warm up",
+                          (long long)own[TOTAL], (long long)own[WARMUP]);
+    course->has_schedule = has[WARMUP] && has[TOTAL];
+    course->warmup = own[WARMUP];
+    course->total = own[TOTAL];
+    if (course->has_schedule) state_schedule_rate(state);
+    return GRADD_OK;
+}
+
 static gradd_status_t add_properties(gradd_train_state_t *state, const checkpoint_t *checkpoint) {
+    int64_t own[N_OWN] = {0};
+    bool has[N_OWN] = {false};
     for (int i = 0; i < checkpoint->n_properties; i++) {
         const checkpoint_property_t *from = &checkpoint->properties[i];
+        if (take_own(from, own, has)) continue;
         const gradd_train_property_t property = {.name = from->name,
                                                  .kind = (gradd_train_property_kind_t)from->kind,
                                                  .integer = from->integer,
@@ -80,7 +121,7 @@ static gradd_status_t add_properties(gradd_train_state_t *state, const checkpoin
                                                  .text = from->text};
         GRADD_TRY(gradd_train_state_set_property(state, &property));
     }
-    return GRADD_OK;
+    return set_own(state, own, has);
 }
 
 gradd_status_t gradd_train_state_load_bytes(const void *bytes, size_t n,
@@ -136,7 +177,7 @@ static gradd_status_t make_lists(const gradd_train_state_t *state, made_t *made)
     checkpoint_t *checkpoint = &made->checkpoint;
     checkpoint->parameters = calloc(n + 1, sizeof *checkpoint->parameters);
     checkpoint->groups = calloc(n + 1, sizeof *checkpoint->groups);
-    checkpoint->properties = calloc(n_properties + 1, sizeof *checkpoint->properties);
+    checkpoint->properties = calloc(n_properties + N_OWN, sizeof *checkpoint->properties);
     made->states = calloc(2 * n + 1, sizeof *made->states);
     made->names = calloc(n + 1, sizeof *made->names);
     if (!checkpoint->parameters || !checkpoint->groups || !checkpoint->properties ||
@@ -176,6 +217,18 @@ static void list_properties(const gradd_train_state_t *state, checkpoint_t *chec
                                     .real = from.real,
                                     .text = from.text};
     }
+}
+
+static void list_own(const gradd_train_state_t *state, checkpoint_t *checkpoint) {
+    const train_course_t *course = &state->course;
+    const int64_t own[N_OWN] = {(int64_t)course->seed, (int64_t)course->draws, course->warmup,
+                                course->total, state->progress.position};
+    const bool has[N_OWN] = {course->has_seed, course->has_seed, course->has_schedule,
+                             course->has_schedule, state->progress.position != 0};
+    for (int i = 0; i < N_OWN; i++)
+        if (has[i])
+            checkpoint->properties[checkpoint->n_properties++] = (checkpoint_property_t){
+                .name = own_names[i], .kind = CHECKPOINT_INT, .integer = own[i]};
 }
 
 static void list_moments(const gradd_train_parameter_t *parameter, checkpoint_moments_t *out) {
@@ -238,6 +291,7 @@ gradd_status_t gradd_train_state_save(const gradd_train_state_t *state, const ch
     if (status == GRADD_OK) status = list_parameters(state, &made.checkpoint);
     if (status == GRADD_OK) {
         list_properties(state, &made.checkpoint);
+        if (with_optimizer) list_own(state, &made.checkpoint);
         if (with_optimizer) list_groups(state, &made);
         status = write_made(&made.checkpoint, path);
     }

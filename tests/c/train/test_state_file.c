@@ -89,13 +89,15 @@ static void set_moments(gradd_train_state_t *state, const char *name, int n, int
 
 TEST(the_optimizer_with_a_count_of_steps_for_each_parameter) {
     gradd_train_state_t *state = make_state();
-    const gradd_train_progress_t progress = {9, 0.125f, 0.25f};
+    const gradd_train_progress_t progress = {9, 0.125f, 0.25f, 12345};
     gradd_train_state_set_progress(state, &progress);
     set_moments(state, "w", 2, 9);
     set_moments(state, "late", 2, 4);
     set_moments(state, "b", 1, 9);
     state = there_and_back(state, true);
     CHECK_EQ_INT(gradd_train_state_progress(state).step, 9);
+    CHECK_EQ_INT(gradd_train_state_progress(state).position, 12345);
+    CHECK_EQ_INT(gradd_train_state_property_count(state), 0); /* which is how the file has it */
     CHECK(gradd_train_state_progress(state).initial_learning_rate == 0.25f);
     CHECK(gradd_train_state_progress(state).learning_rate == 0.25f); /* the file has one rate */
     CHECK_EQ_INT(parameter(state, "w").steps, 9);
