@@ -7,6 +7,7 @@
 
 #include "kernels/math/adam.h"
 #include "server/device/device.h"
+#include "server/exec/journal.h"
 #include "server/exec/step_request.h"
 
 struct stepping_s {
@@ -179,19 +180,37 @@ static gradd_status_t move_chunk(const stepping_t *s, const piece_t *chunk, cons
     return GRADD_OK;
 }
 
+/* A chunk as an entry of the journal. */
+typedef struct chunk_entry_s {
+    stepping_t *s;
+    const piece_t *chunk;
+    float scale;
+} chunk_entry_t;
+
+static gradd_status_t fill_chunk(void *on) {
+    const chunk_entry_t *e = on;
+    return move_chunk(e->s, e->chunk, &e->scale);
+}
+
+static gradd_status_t seal_chunk(void *on) {
+    const chunk_entry_t *e = on;
+    return put(e->s, &e->s->head.sealed, e->s->head.progress);
+}
+
+static gradd_status_t apply_chunk(void *on) {
+    const chunk_entry_t *e = on;
+    return move_chunk(e->s, e->chunk, NULL);
+}
+
 static gradd_status_t update_chunk(stepping_t *s, const piece_t *chunk, float scale) {
     const uint64_t now = s->head.progress;
-    const bool by_rows = chunk->t->width;
-    if (s->head.sealed != now) {
-        bool any = true;
-        if (by_rows) GRADD_TRY(find_rows(s, chunk, &any));
-        if (!any) return put(s, &s->head.progress, now + 1);
-        GRADD_TRY(move_chunk(s, chunk, &scale));
-        GRADD_TRY(put(s, &s->head.sealed, now));
-    } else if (by_rows) {
-        GRADD_TRY(read_rows(s, chunk));
-    }
-    GRADD_TRY(move_chunk(s, chunk, NULL));
+    const bool by_rows = chunk->t->width, is_sealed = s->head.sealed == now;
+    chunk_entry_t e = {s, chunk, scale};
+    const journal_entry_t entry = {
+        .on = &e, .fill = fill_chunk, .seal = seal_chunk, .apply = apply_chunk};
+    bool any = true;
+    if (by_rows) GRADD_TRY(is_sealed ? read_rows(s, chunk) : find_rows(s, chunk, &any));
+    if (any) GRADD_TRY(journal_replace(&entry, is_sealed));
     return put(s, &s->head.progress, now + 1);
 }
 
