@@ -46,7 +46,7 @@ include mk/libs.mk
 
 # ---------------------------------------------------------------- sources: found, never listed
 SHM_SRC    := $(sort $(wildcard shm/*.c))
-PLATFORM_SRC := platform/posix.c platform/files.c
+PLATFORM_SRC := platform/posix.c platform/files.c platform/disk.c
 KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c kernels/*/*/*.c))
 ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/*/*.c server/plan/*.c \
                                 server/plan/passes/*.c server/device/*.c server/exec/*.c))

@@ -27,7 +27,7 @@ T_WARN      := $(or $(T_WARN_$(TARGET)),$(WARN))
 # Of the engine all but what only a daemon or its tests need: segments, leases, plug-ins, oneDNN,
 # the journal of a step. protobuf-c's runtime is replaced by train/onnx_unpack.c.
 T_LEFT_OUT := kernels/contract/plugin.c kernels/cpu/onednn.c kernels/cases/% server/exec/step%.c
-T_SRC := shm/status.c shm/dtype.c shm/tensor.c platform/files.c \
+T_SRC := shm/status.c shm/dtype.c shm/tensor.c platform/files.c platform/disk.c \
          platform/$(if $(filter wasm,$(TARGET)),wasm,posix).c \
          $(filter-out $(T_LEFT_OUT),$(KERNEL_SRC) $(ENGINE_SRC)) $(TRAIN_SRC)
 T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)

@@ -78,8 +78,7 @@ static gradd_status_t write_beside(const char *path, const char *beside,
     return status;
 }
 
-/* The disk keeps the new name. A file system that cannot sync a folder needs no help. */
-static void sync_folder(char *path) {
+void files_keep_folder(char *path) {
     char *slash = strrchr(path, '/');
     if (slash) slash[slash == path] = 0;
     const int fd = open(slash ? path : ".", O_RDONLY | O_CLOEXEC);
@@ -98,7 +97,7 @@ gradd_status_t files_write(const char *path, const gradd_file_part_t *parts, int
     if (status)
         unlink(beside);
     else
-        sync_folder(beside);
+        files_keep_folder(beside);
     free(beside);
     return status;
 }

@@ -3,7 +3,9 @@
 #ifndef GRADD_PLATFORM_PLATFORM_H
 #define GRADD_PLATFORM_PLATFORM_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "shm/status.h"
 
@@ -16,6 +18,9 @@ typedef struct gradd_file_part_s {
     const void *data; /* Borrowed; NULL only without bytes */
     size_t n;
 } gradd_file_part_t;
+
+/* A file that is read and written in place. */
+typedef struct gradd_file_s gradd_file_t;
 
 typedef struct gradd_platform_s {
     const char *name;
@@ -32,6 +37,31 @@ typedef struct gradd_platform_s {
      * renames: after a failure at any instruction the path holds all that it held, or all that it
      * gets. Errors: IO, NOMEM. They name the path. */
     gradd_status_t (*write_file)(const char *path, const gradd_file_part_t *parts, int n);
+
+    /* Files that are written in place. Errors of all: IO, which names the path.
+     *
+     * Opens one, which no other program can open until it is closed or the program ends. `fresh`:
+     * an empty one, in place of what the path names; else NULL in *out_file says that the path
+     * names nothing. Errors: STALE (it is open elsewhere), NOMEM. */
+    gradd_status_t (*open_file)(const char *path, bool fresh, gradd_file_t **out_file);
+    /* Accepts NULL. `remove`: nothing is to be left of it. */
+    void (*close_file)(gradd_file_t *file, bool remove);
+    gradd_status_t (*file_bytes)(gradd_file_t *file, uint64_t *out_bytes);
+    gradd_status_t (*read_at)(gradd_file_t *file, uint64_t at, void *to, size_t n);
+    /* Beyond the end as well, where the bytes between are zeros then. */
+    gradd_status_t (*write_at)(gradd_file_t *file, uint64_t at, const void *from, size_t n);
+    /* The barrier: returns when all that was written before survives a loss of power. POSIX:
+     * fdatasync, Apple: F_FULLFSYNC; Windows has FlushFileBuffers. In WebAssembly it is what the
+     * file system behind it makes of that: the disk in node, nothing for files in memory. */
+    gradd_status_t (*keep)(gradd_file_t *file);
+    /* Gives the file another name, in place of what that names, and makes the disk keep the name.
+     * At any instruction the name stands for the one or the other. */
+    gradd_status_t (*keep_as)(gradd_file_t *file, const char *path);
+    /* The file's first bytes as memory, aligned to 64: pages that were not written to need no
+     * memory of their own, and what is written stays in memory. Pages not written to may show what
+     * is written to the file later. NULL where the machine has no such thing. */
+    gradd_status_t (*map_file)(gradd_file_t *file, size_t bytes, void **out_memory);
+    void (*unmap_file)(void *memory, size_t bytes); /* accepts NULL */
 } gradd_platform_t;
 
 extern const gradd_platform_t gradd_platform;

@@ -27,6 +27,17 @@ static void give_back(void *memory, size_t bytes) {
         munmap(memory, bytes);
 }
 
+static gradd_status_t map_file(gradd_file_t *file, size_t bytes, void **out_memory) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, disk_descriptor(file), 0);
+    if (memory == MAP_FAILED) return GRADD_FAIL(IO, "cannot map %zu bytes of a file", bytes);
+    *out_memory = memory;
+    return GRADD_OK;
+}
+
+static void unmap_file(void *memory, size_t bytes) {
+    if (memory) munmap(memory, bytes);
+}
+
 static double read_clock(clockid_t clock) {
     struct timespec t;
     if (clock_gettime(clock, &t)) return 0;
@@ -49,4 +60,13 @@ const gradd_platform_t gradd_platform = {
     .thread_seconds = thread_seconds,
     .read_file = files_read,
     .write_file = files_write,
+    .open_file = disk_open,
+    .close_file = disk_close,
+    .file_bytes = disk_bytes,
+    .read_at = disk_read,
+    .write_at = disk_write,
+    .keep = disk_keep,
+    .keep_as = disk_keep_as,
+    .map_file = map_file,
+    .unmap_file = unmap_file,
 };

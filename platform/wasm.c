@@ -32,4 +32,11 @@ const gradd_platform_t gradd_platform = {
     .thread_seconds = seconds,
     .read_file = files_read,
     .write_file = files_write,
+    .open_file = disk_open,
+    .close_file = disk_close,
+    .file_bytes = disk_bytes,
+    .read_at = disk_read,
+    .write_at = disk_write,
+    .keep = disk_keep,
+    .keep_as = disk_keep_as,
 };
