@@ -44,7 +44,9 @@ typedef struct train_state_s gradd_train_state_t;
 typedef struct gradd_train_parameter_s {
     const char *name;
     gradd_type_t type;
-    void *data;     /* may be read and written between steps; NULL = it has no values yet */
+    /* May be read and written between steps; NULL = it has no values yet. Of a state in a file
+     * frozen values are written by gradd_train_state_write. */
+    void *data;
     bool trainable; /* a step gives it a gradient, and the optimizer changes it */
     /* Of the parameter's type, the sum since the last reset. NULL = there is none. Valid until the
      * next reset or gradd_train_freeze. */
@@ -91,6 +93,9 @@ gradd_train_progress_t gradd_train_state_progress(const gradd_train_state_t *sta
 void gradd_train_state_set_progress(gradd_train_state_t *state,
                                     const gradd_train_progress_t *progress);
 
+/* The position in the data alone, which a state in a file commits with the step. */
+void gradd_train_state_set_position(gradd_train_state_t *state, int64_t position);
+
 /* ---- properties: named values that travel with the state ------------------------------------- */
 
 typedef enum gradd_train_property_kind_e {
@@ -115,6 +120,47 @@ int gradd_train_state_property_count(const gradd_train_state_t *state);
 /* -1 = there is none. */
 int gradd_train_state_find_property(const gradd_train_state_t *state, const char *name);
 gradd_train_property_t gradd_train_state_property(const gradd_train_state_t *state, int i);
+
+/* ---- a state that survives a loss of power ----------------------------------------------------
+ */
+
+#define GRADD_TRAIN_COMMIT_MS    1000
+#define GRADD_TRAIN_COMMIT_SHARE 0.03 /* of the time that commits may take */
+
+/* When a state is committed by itself: before a training step, if the optimizer has taken a step
+ * since the latest commit, and no gradients wait for it. What the caller has set between the steps
+ * (a learning rate, the position in the data, properties) is so part of it. */
+typedef struct gradd_train_lasting_s {
+    const char *checkpoint; /* what a file that is not there is made of; NULL = that is an error */
+    int64_t commit_every;   /* steps of the optimizer; 0 = by time: */
+    int64_t commit_ms;      /* after so many, and after as many more as it takes for commits to take
+                             * GRADD_TRAIN_COMMIT_SHARE of the time; 0 = GRADD_TRAIN_COMMIT_MS */
+} gradd_train_lasting_t;
+
+/* Opens the state in a file: parameters, moments, running statistics, progress, seed, schedule and
+ * properties as they were committed last. Whatever interrupts the program or the machine, the file
+ * holds one of the commits, the latest one that was finished or a later one. Values of frozen
+ * parameters stay in the file, which is mapped. `options` may be NULL.
+ * Errors: IO (names the path), MODEL (not such a file, or damaged: says where), VERSION, LIMIT,
+ * UNSUPPORTED, STALE (another program has it open), NOMEM; those of gradd_train_state_load. */
+gradd_status_t gradd_train_open_state(const char *path, const gradd_train_lasting_t *options,
+                                      gradd_train_state_t **out_state);
+/* Writes the state to a file, in place of what is there, and commits it there from now on.
+ * Errors: IO, STALE (another program has the file open; the state has a file already), NOMEM. */
+gradd_status_t gradd_train_keep_state(gradd_train_state_t *state, const char *path,
+                                      const gradd_train_lasting_t *options);
+/* Commits what there is: at the end of a training, or before a device may be switched off. After a
+ * failure the file has the commit before, and the next one tries again. Errors: UNSUPPORTED (the
+ * state has no file), STALE (gradients wait for the optimizer, which would be lost), IO, NOMEM. */
+gradd_status_t gradd_train_commit(gradd_train_state_t *state);
+
+typedef struct gradd_train_commits_s {
+    int64_t number; /* of the latest commit, from 1; 0 = the state has no file */
+    int64_t step;   /* of the optimizer in it */
+    int64_t bytes;  /* that were written; 0 after opening, as seconds */
+    double seconds; /* that it took */
+} gradd_train_commits_t;
+gradd_train_commits_t gradd_train_commits(const gradd_train_state_t *state);
 
 /* ---- session: a state, its models and its optimizer ------------------------------------------ */
 

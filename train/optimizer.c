@@ -119,8 +119,10 @@ static gradd_status_t update(gradd_train_session_t *s, float scale) {
         else
             sgd(s, p, scale);
         p->steps++;
+        p->changed = true;
     }
     s->state->progress.step++;
+    s->state->waits = false;
     return GRADD_OK;
 }
 

@@ -159,7 +159,8 @@ gradd_status_t gradd_train_copy_in(gradd_train_session_t *s, bool trainable_only
     for (int i = 0; i < n; i++)
         GRADD_TRY(state_make_data(copied_at(s, trainable_only, i)));
     for (int i = 0; i < n; i++) {
-        const train_parameter_t *p = copied_at(s, trainable_only, i);
+        train_parameter_t *p = copied_at(s, trainable_only, i);
+        p->changed = true;
         memcpy(p->data, buffer, (size_t)p->bytes);
         buffer += gradd_type_count(&p->type);
     }

@@ -134,7 +134,7 @@ void gradd_train_close(gradd_train_session_t *s) {
     gradd_device_close(s->device);
     for (int i = 0; i < s->state->n_parameters; i++)
         state_drop_gradient(&s->state->parameters[i]);
-    s->state->has_session = false;
+    s->state->has_session = s->state->waits = false;
     state_give_back(s->sums, s->sums_bytes);
     free(s->parameters);
     free(s->trained);

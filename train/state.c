@@ -1,5 +1,5 @@
 /* Parameters, what the optimizer knows of them, and its progress. See gradd_train.h. */
-#include "train/state.h"
+#include "train/lasting.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -50,6 +50,14 @@ gradd_status_t state_make_moment(train_parameter_t *p, int k) {
     return GRADD_OK;
 }
 
+void *state_piece(const train_parameter_t *p, int k) {
+    return k ? p->moments[k - 1] : p->data;
+}
+
+int64_t state_piece_bytes(const train_parameter_t *p, int k) {
+    return k ? state_moment_bytes(p) : p->bytes;
+}
+
 void state_drop_gradient(train_parameter_t *p) {
     state_give_back(p->gradient, p->bytes);
     p->gradient = NULL;
@@ -67,7 +75,7 @@ void state_drop_moments(train_parameter_t *p) {
 static void free_parameter(train_parameter_t *p) {
     state_drop_gradient(p);
     state_drop_moments(p);
-    state_give_back(p->data, p->bytes);
+    if (!p->places.is_mapped) state_give_back(p->data, p->bytes);
     free(p->name);
 }
 
@@ -100,6 +108,7 @@ void gradd_train_state_destroy(gradd_train_state_t *state) {
         free((char *)state->properties[i].name);
         free((char *)state->properties[i].text);
     }
+    lasting_close(state->lasting);
     free(state->parameters);
     free(state->properties);
     free(state);
@@ -131,7 +140,7 @@ gradd_status_t gradd_train_state_add(gradd_train_state_t *state, const char *nam
         return GRADD_FAIL(TENSOR, "parameter '%s' has values, but no shape", name);
     GRADD_TRY(grow((void **)&state->parameters, state->n_parameters, &state->parameter_room,
                    sizeof state->parameters[0]));
-    train_parameter_t p = {.type = *type, .trainable = trainable};
+    train_parameter_t p = {.type = *type, .trainable = trainable, .changed = true};
     if (type->rank >= 0) p.bytes = gradd_type_bytes(type);
     p.name = strdup(name);
     gradd_status_t status = p.name ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a parameter");
@@ -177,6 +186,7 @@ gradd_status_t gradd_train_state_write(gradd_train_state_t *state, int i, const 
                           gradd_type_format(&p->type, expected), gradd_type_format(type, got));
     GRADD_TRY(state_make_data(p));
     memcpy(p->data, data, (size_t)p->bytes);
+    p->changed = true;
     return GRADD_OK;
 }
 
@@ -207,6 +217,10 @@ gradd_train_progress_t gradd_train_state_progress(const gradd_train_state_t *sta
 void gradd_train_state_set_progress(gradd_train_state_t *state,
                                     const gradd_train_progress_t *progress) {
     state->progress = *progress;
+}
+
+void gradd_train_state_set_position(gradd_train_state_t *state, int64_t position) {
+    state->progress.position = position;
 }
 
 void state_schedule_rate(gradd_train_state_t *state) {

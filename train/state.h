@@ -4,6 +4,17 @@
 
 #include "train/gradd_train.h"
 
+#define STATE_PIECES (1 + GRADD_TRAIN_MOMENTS) /* of a parameter: values, moments */
+
+/* Where a state's file has the pieces of a parameter (lasting.h). */
+typedef struct train_places_s {
+    uint64_t at[STATE_PIECES];   /* in the latest commit; 0 = it has none */
+    uint64_t next[STATE_PIECES]; /* in the commit that is being made */
+    bool written;                /* by that one */
+    bool is_mapped;              /* the values are the file's, in memory */
+    bool is_own;                 /* and all their pages have been written to */
+} train_places_t;
+
 typedef struct train_parameter_s {
     char *name; /* Owned */
     gradd_type_t type;
@@ -14,6 +25,8 @@ typedef struct train_parameter_s {
     int64_t steps;
     bool trainable;
     bool has_gradient; /* since the last reset */
+    bool changed;      /* since the latest commit */
+    train_places_t places;
 } train_parameter_t;
 
 /* What a session of the state goes on with, beside its progress. */
@@ -33,6 +46,8 @@ struct train_state_s {
     gradd_train_progress_t progress;
     train_course_t course;
     bool has_session;
+    bool waits;                /* there are gradients that the optimizer has not used */
+    struct lasting_s *lasting; /* Owned; NULL = the state is in memory alone */
 };
 
 /* Room for a gradient, of any content; there may be some already. */
@@ -41,6 +56,9 @@ gradd_status_t state_make_gradient(train_parameter_t *p);
 gradd_status_t state_make_moment(train_parameter_t *p, int k);
 /* Memory for values, of any content, if there is none. */
 gradd_status_t state_make_data(train_parameter_t *p);
+/* Its values, or moment k - 1; NULL = there are none. */
+void *state_piece(const train_parameter_t *p, int k);
+int64_t state_piece_bytes(const train_parameter_t *p, int k);
 /* Bytes of a moment. */
 int64_t state_moment_bytes(const train_parameter_t *p);
 void state_drop_gradient(train_parameter_t *p);

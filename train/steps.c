@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "server/exec/run.h"
+#include "train/lasting.h"
 #include "train/session.h"
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
@@ -101,7 +102,8 @@ static void commit_statistics(gradd_train_session_t *s, const train_side_t *side
                               const train_shape_t *shape) {
     for (int k = 0; k < side->n_statistics; k++) {
         const train_statistic_t *t = &side->statistics[k];
-        const train_parameter_t *p = &s->state->parameters[t->parameter];
+        train_parameter_t *p = &s->state->parameters[t->parameter];
+        p->changed = true;
         memcpy(p->data, shape->outputs[t->output], (size_t)p->bytes);
     }
 }
@@ -143,6 +145,7 @@ gradd_status_t gradd_train_step(gradd_train_session_t *s, const gradd_train_tens
                                 const volatile int *cancel) {
     train_side_t *side = &s->sides[GRADD_TRAIN_TRAINING];
     train_shape_t *shape;
+    GRADD_TRY(lasting_commit_due(s->state));
     GRADD_TRY(begin(s, GRADD_TRAIN_TRAINING, inputs, n_inputs, &shape));
     GRADD_TRY(place_gradients(s));
     const gradd_status_t status = forward_backward(s, side, shape, cancel);
@@ -152,6 +155,7 @@ gradd_status_t gradd_train_step(gradd_train_session_t *s, const gradd_train_tens
     commit_statistics(s, side, shape);
     s->state->course.draws++;
     s->state->course.has_seed = true;
+    s->state->waits = true;
     show_outputs(side, shape, outputs);
     return GRADD_OK;
 }
@@ -174,6 +178,7 @@ gradd_status_t gradd_train_eval_step(gradd_train_session_t *s, const gradd_train
 void gradd_train_lazy_reset_grad(gradd_train_session_t *s) {
     for (int i = 0; i < s->state->n_parameters; i++)
         s->state->parameters[i].has_gradient = false;
+    s->state->waits = false;
 }
 
 void gradd_train_set_seed(gradd_train_session_t *s, uint64_t seed) {

@@ -1,0 +1,337 @@
+/* States in files: what comes back, when they are committed, kills at any moment, and files that
+ * are no states. Losses of power are in test_power.c. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/c/lasting_training.h"
+#include "tests/test.h"
+#include "train/lasting.h"
+
+static const gradd_train_lasting_t every_step = {.commit_every = 1};
+static const gradd_train_lasting_t never = {.commit_every = INT64_MAX};
+
+static const char *path_of(const char *name) {
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/gradd-%ld-%s", (long)getpid(), name);
+    return path;
+}
+
+static gradd_train_state_t *open_state(const char *path, const gradd_train_lasting_t *options) {
+    gradd_train_state_t *state;
+    CHECK_OK(gradd_train_open_state(path, options, &state));
+    return state;
+}
+
+static gradd_train_state_t *kept_state(const char *path, const gradd_train_lasting_t *options) {
+    gradd_train_state_t *state = lasting_training_state();
+    CHECK_OK(gradd_train_keep_state(state, path, options));
+    return state;
+}
+
+/* ---- what comes back ------------------------------------------------------------------------- */
+
+/* At every step in another process, as it were; through the thaw. */
+TEST(a_training_goes_on_with_the_same_bits) {
+    const char *path = path_of("state");
+    gradd_train_state_t *state = kept_state(path, &never);
+    for (int64_t steps = 1; steps <= 8; steps++) {
+        CHECK_OK(lasting_training_run(state, steps));
+        lasting_training_check(state, steps);
+        gradd_train_state_destroy(state);
+        state = open_state(path, &never);
+        lasting_training_check(state, steps);
+    }
+    CHECK_EQ_INT(gradd_train_commits(state).number, 9);
+    gradd_train_state_destroy(state);
+    unlink(path);
+}
+
+/* With a checkpoint between; its learning rate is that of the schedule. */
+TEST(a_checkpoint_goes_on_with_the_same_bits) {
+    const char *path = path_of("checkpoint");
+    gradd_train_state_t *state = lasting_training_state();
+    for (int64_t steps = 1; steps <= 6; steps++) {
+        CHECK_OK(lasting_training_run(state, steps));
+        CHECK_OK(gradd_train_state_save(state, path, true));
+        gradd_train_state_destroy(state);
+        CHECK_OK(gradd_train_state_load(path, &state));
+        CHECK_EQ_INT(gradd_train_state_progress(state).position, steps);
+        CHECK_EQ_INT(gradd_train_state_property_count(state), 1); /* the note alone */
+    }
+    CHECK_OK(lasting_training_run(state, 9));
+    gradd_train_state_t *expected = lasting_training_state();
+    CHECK_OK(lasting_training_run(expected, 9));
+    for (int i = 0; i < gradd_train_state_count(expected); i++) { /* theirs is another order */
+        const gradd_train_parameter_t a = gradd_train_state_parameter(expected, i);
+        const gradd_train_parameter_t b =
+            gradd_train_state_parameter(state, gradd_train_state_find(state, a.name));
+        CHECK(!memcmp(a.data, b.data, (size_t)gradd_type_bytes(&a.type)));
+    }
+    gradd_train_state_destroy(expected);
+    gradd_train_state_destroy(state);
+    unlink(path);
+}
+
+static int step_of(const char *path) {
+    gradd_train_state_t *state = open_state(path, &never);
+    const int64_t step = gradd_train_state_progress(state).step;
+    gradd_train_state_destroy(state);
+    return (int)step;
+}
+
+/* Frozen values stay in the file, as memory, also where the file has moved on: they were written
+ * elsewhere while they were trained. */
+TEST(frozen_values_outlive_their_place_in_the_file) {
+    const char *path = path_of("state");
+    gradd_train_state_t *state = kept_state(path, &never);
+    gradd_train_state_destroy(state);
+    state = open_state(path, &every_step);
+    const gradd_train_parameter_t w =
+        gradd_train_state_parameter(state, gradd_train_state_find(state, "body.w"));
+    float before[35];
+    memcpy(before, w.data, sizeof before);
+    gradd_train_session_t *session = lasting_training_open(state);
+    CHECK_OK(gradd_train_thaw(session, "body.*", NULL));
+    CHECK_OK(gradd_train_commit(state)); /* as trained, so to another place */
+    CHECK_OK(gradd_train_freeze(session, "body.*", NULL));
+    for (int i = 0; i < 3; i++) /* before the fixture thaws it */
+        CHECK_OK(lasting_training_step(session));
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(gradd_train_commit(state));
+    CHECK(!memcmp(before, w.data, sizeof before));
+    gradd_train_close(session);
+    gradd_train_state_destroy(state);
+    state = open_state(path, &never);
+    CHECK(!memcmp(before, gradd_train_state_parameter(state, 1).data, sizeof before));
+    gradd_train_state_destroy(state);
+    unlink(path);
+}
+
+TEST(values_that_the_caller_writes_are_committed) {
+    static const float values[7] = {1, 2, 3, 4, 5, 6, 7};
+    const char *path = path_of("state");
+    gradd_train_state_t *state = kept_state(path, &never);
+    const gradd_type_t type = {.dtype = GRADD_DT_F32, .rank = 1, .dims = {7}};
+    CHECK_OK(gradd_train_state_write(state, 2, &type, values)); /* body.b, frozen */
+    CHECK_OK(gradd_train_state_add(state, "new", &type, values, false));
+    CHECK_OK(gradd_train_commit(state));
+    gradd_train_state_destroy(state);
+    state = open_state(path, &never);
+    CHECK_EQ_INT(gradd_train_state_count(state), 9);
+    CHECK(!memcmp(gradd_train_state_parameter(state, 2).data, values, sizeof values));
+    CHECK(!memcmp(gradd_train_state_parameter(state, 8).data, values, sizeof values));
+    gradd_train_state_destroy(state);
+    unlink(path);
+}
+
+/* Places take turns: a long training does not make the file longer. */
+TEST(a_file_does_not_grow) {
+    const char *path = path_of("state");
+    gradd_train_state_t *state = kept_state(path, &every_step);
+    struct stat early, late;
+    CHECK_OK(lasting_training_run(state, 8));
+    CHECK(!stat(path, &early));
+    CHECK_OK(lasting_training_run(state, 60));
+    CHECK(!stat(path, &late));
+    CHECK(late.st_size <= early.st_size + 8192);
+    CHECK_EQ_INT(gradd_train_commits(state).number, 1 + 60);
+    gradd_train_state_destroy(state);
+    unlink(path);
+}
+
+/* ---- when ------------------------------------------------------------------------------------ */
+
+TEST(commits_come_every_so_many_steps) {
+    const gradd_train_lasting_t every_third = {.commit_every = 3};
+    const char *path = path_of("state");
+    gradd_train_state_t *state = kept_state(path, &every_third);
+    gradd_train_session_t *session = lasting_training_open(state);
+    static const int expected[] = {0, 0, 0, 3, 3, 3, 6, 6};
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(lasting_training_step(session)); /* commits what was before it */
+        CHECK_EQ_INT(gradd_train_commits(state).step, expected[i]);
+    }
+    gradd_train_close(session);
+    gradd_train_state_destroy(state);
+    CHECK_EQ_INT(step_of(path), 6);
+    unlink(path);
+}
+
+/* A clock that the test turns. */
+static double clock_now;
+static double turned(void) {
+    return clock_now;
+}
+
+static gradd_status_t slow_keep(gradd_file_t *file) {
+    clock_now += 0.5;
+    return gradd_platform.keep(file);
+}
+
+TEST(commits_come_by_time_and_take_little_of_it) {
+    gradd_platform_t platform = gradd_platform;
+    const gradd_train_lasting_t by_time = {0};
+    const char *path = path_of("state");
+    gradd_train_state_t *state = lasting_training_state();
+    platform.seconds = turned;
+    CHECK_OK(lasting_make(&platform, path, &by_time, state)); /* takes no time */
+    gradd_train_session_t *session = lasting_training_open(state);
+    CHECK_OK(lasting_training_step(session));
+    clock_now += 0.999;
+    CHECK_OK(lasting_training_step(session));
+    CHECK_EQ_INT(gradd_train_commits(state).number, 1);
+    clock_now += 0.002;
+    platform.keep = slow_keep; /* from here on a commit takes a second */
+    CHECK_OK(lasting_training_step(session));
+    CHECK_EQ_INT(gradd_train_commits(state).number, 2);
+    CHECK_EQ_INT(gradd_train_commits(state).step, 2);
+    CHECK_NEAR(gradd_train_commits(state).seconds, 1, 1e-9);
+    clock_now += 33.2; /* 3.01 % */
+    CHECK_OK(lasting_training_step(session));
+    CHECK_EQ_INT(gradd_train_commits(state).number, 2);
+    clock_now += 0.2;
+    CHECK_OK(lasting_training_step(session));
+    CHECK_EQ_INT(gradd_train_commits(state).number, 3);
+    gradd_train_close(session);
+    gradd_train_state_destroy(state);
+    unlink(path);
+}
+
+/* In the middle of an accumulation there is nothing that a training could go on from. */
+TEST(gradients_that_wait_are_not_lost) {
+    const char *path = path_of("state");
+    const float x[5] = {1, 2, 3, 4, 5};
+    const int64_t label = 1;
+    const gradd_train_tensor_t inputs[] = {
+        {{.dtype = GRADD_DT_F32, .rank = 2, .dims = {1, 5}}, x     },
+        {{.dtype = GRADD_DT_I64, .rank = 1, .dims = {1}},    &label}
+    };
+    gradd_train_state_t *state = kept_state(path, &every_step);
+    gradd_train_session_t *session = lasting_training_open(state);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(gradd_train_step(session, inputs, 2, NULL, NULL)); /* this one commits */
+        CHECK_STATUS(GRADD_E_STALE, gradd_train_commit(state));
+        CHECK_OK(gradd_train_step(session, inputs, 2, NULL, NULL));
+        CHECK_EQ_INT(gradd_train_commits(state).step, i);
+        CHECK_OK(gradd_train_optimizer_step(session, NULL));
+        gradd_train_lazy_reset_grad(session);
+    }
+    gradd_train_close(session);
+    gradd_train_state_destroy(state);
+    CHECK_EQ_INT(step_of(path), 2);
+    unlink(path);
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+TEST(a_file_is_open_once) {
+    const char *path = path_of("state");
+    gradd_train_state_t *state = kept_state(path, &never), *other = lasting_training_state();
+    gradd_train_state_t *again;
+    CHECK_STATUS(GRADD_E_STALE, gradd_train_open_state(path, NULL, &again));
+    CHECK_ERROR_HAS("in use by another program");
+    CHECK_STATUS(GRADD_E_STALE, gradd_train_keep_state(other, path, NULL));
+    CHECK_STATUS(GRADD_E_STALE, gradd_train_keep_state(state, path_of("other"), NULL));
+    CHECK_ERROR_HAS("the state has a file already");
+    gradd_train_state_destroy(state);
+    path = path_of("state");
+    CHECK_OK(gradd_train_keep_state(other, path, NULL)); /* in place of the first */
+    gradd_train_state_destroy(other);
+    unlink(path);
+}
+
+TEST(what_is_not_there_is_named) {
+    gradd_train_state_t *state;
+    const gradd_train_lasting_t wrong = {.commit_every = -1};
+    CHECK_STATUS(GRADD_E_IO, gradd_train_open_state(path_of("none"), NULL, &state));
+    CHECK_ERROR_HAS("none': there is no such file");
+    CHECK_STATUS(GRADD_E_IO, gradd_train_open_state("/tmp", NULL, &state));
+    CHECK_STATUS(GRADD_E_LIMIT, gradd_train_open_state(path_of("none"), &wrong, &state));
+    state = lasting_training_state();
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, gradd_train_commit(state));
+    CHECK_STATUS(GRADD_E_IO, gradd_train_keep_state(state, "/tmp/no-such-folder/state", NULL));
+    CHECK_OK(gradd_train_keep_state(state, path_of("state"), NULL));
+    const gradd_train_progress_t never_read = {.step = -1};
+    gradd_train_state_set_progress(state, &never_read);
+    CHECK_STATUS(GRADD_E_TENSOR, gradd_train_commit(state));
+    gradd_train_state_destroy(state);
+    unlink(path_of("state"));
+}
+
+TEST(a_checkpoint_is_where_a_file_begins) {
+    char checkpoint[64];
+    const gradd_train_lasting_t options = {.checkpoint = checkpoint, .commit_every = 1};
+    snprintf(checkpoint, sizeof checkpoint, "%s", path_of("checkpoint"));
+    gradd_train_state_t *state = lasting_training_state();
+    CHECK_OK(gradd_train_state_save(state, checkpoint, true));
+    gradd_train_state_destroy(state);
+    const char *path = path_of("state");
+    state = open_state(path, &options);
+    CHECK_OK(lasting_training_run(state, 2));
+    gradd_train_state_destroy(state);
+    unlink(checkpoint); /* it is not read again */
+    state = open_state(path, &options);
+    CHECK_EQ_INT(gradd_train_state_progress(state).step, 2);
+    gradd_train_state_destroy(state);
+    unlink(path);
+}
+
+/* ---- kills ----------------------------------------------------------------------------------- */
+
+/* What a child has done, in memory that it shares. */
+typedef struct told_s {
+    volatile int64_t committed; /* steps */
+    volatile int64_t opened;    /* step in which the latest child began; -1 = none yet */
+} told_t;
+
+static _Noreturn void train_until_killed(const char *path, const char *checkpoint, told_t *told) {
+    const gradd_train_lasting_t options = {.checkpoint = checkpoint, .commit_every = 2};
+    gradd_train_state_t *state = open_state(path, &options);
+    told->opened = gradd_train_state_progress(state).step;
+    gradd_train_session_t *session = lasting_training_open(state);
+    for (;;) {
+        CHECK_OK(lasting_training_step(session));
+        told->committed = gradd_train_commits(state).step;
+    }
+}
+
+/* A child trains for some milliseconds, then it is killed; the next one goes on. GRADD_KILLS says
+ * how often. */
+TEST_LIMIT(kills_at_any_moment, 600) {
+    const int kills = getenv("GRADD_KILLS") ? atoi(getenv("GRADD_KILLS")) : 20;
+    char path[64], checkpoint[64];
+    told_t *told = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    snprintf(path, sizeof path, "%s", path_of("state"));
+    snprintf(checkpoint, sizeof checkpoint, "%s", path_of("checkpoint"));
+    gradd_train_state_t *state = lasting_training_state();
+    CHECK_OK(gradd_train_state_save(state, checkpoint, true));
+    gradd_train_state_destroy(state);
+    srand((unsigned)getpid());
+    for (int i = 0; i < kills; i++) {
+        const int64_t before = told->committed;
+        told->opened = -1;
+        const pid_t child = fork();
+        if (!child) train_until_killed(path, checkpoint, told);
+        usleep((useconds_t)(rand() % (i % 2 ? 15000 : 60000)));
+        int status;
+        kill(child, SIGKILL);
+        CHECK(waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL); /* it has not failed */
+        CHECK(told->opened == -1 || told->opened >= before);
+    }
+    state = open_state(path, &(gradd_train_lasting_t){.checkpoint = checkpoint});
+    const int64_t steps = gradd_train_state_progress(state).step;
+    CHECK(steps >= told->committed);
+    printf("%d kills, %lld steps\n", kills, (long long)steps);
+    CHECK_OK(lasting_training_run(state, steps + 3));
+    lasting_training_check(state, steps + 3);
+    gradd_train_state_destroy(state);
+    unlink(path);
+    unlink(checkpoint);
+}
