@@ -149,6 +149,13 @@ static gradd_status_t check_places(const table_parameter_t *t) {
     return GRADD_OK;
 }
 
+/* What would be the caller's fault is a damaged file here. */
+static gradd_status_t of_file(gradd_status_t status) {
+    if (status != GRADD_E_TENSOR) return status;
+    const gradd_failure_t failure = *gradd_failure();
+    return GRADD_FAIL(MODEL, "%s", failure.text);
+}
+
 static gradd_status_t add_parameter(gradd_train_state_t *state, const table_parameter_t *t,
                                     const char *name) {
     gradd_type_t type = {.rank = t->rank};
@@ -157,7 +164,7 @@ static gradd_status_t add_parameter(gradd_train_state_t *state, const table_para
     for (int d = 0; d < t->rank; d++)
         type.dims[d] = t->dims[d];
     GRADD_TRY(check_places(t));
-    GRADD_TRY(gradd_train_state_add(state, name, &type, NULL, t->trainable));
+    GRADD_TRY(of_file(gradd_train_state_add(state, name, &type, NULL, t->trainable)));
     train_parameter_t *p = &state->parameters[state->n_parameters - 1];
     p->steps = t->steps;
     p->changed = false;
@@ -183,7 +190,7 @@ static gradd_status_t add_property(gradd_train_state_t *state, const table_prope
         return GRADD_FAIL(MODEL, "there are two properties '%s'", name);
     const gradd_train_property_t made = {name, (gradd_train_property_kind_t)t->kind, t->integer,
                                          t->real, text};
-    return gradd_train_state_set_property(state, &made);
+    return of_file(gradd_train_state_set_property(state, &made));
 }
 
 static gradd_status_t take_property(table_reader_t *r, gradd_train_state_t *state) {

@@ -335,3 +335,182 @@ TEST_LIMIT(kills_at_any_moment, 600) {
     unlink(path);
     unlink(checkpoint);
 }
+
+/* ---- files that are no states ---------------------------------------------------------------- */
+
+/* Where fields of the table are, as lasting_table.c has them. */
+enum { TABLE_N = 0, TABLE_STEP = 16, TABLE_WARMUP = 32, TABLE_RATE = 64, TABLE_FLAGS = 72 };
+enum { TABLE_FIRST = 80, DIMS = 0, STEPS = 64, AT = 72, DTYPE = 96, RANK = 100, TRAINED = 104 };
+enum { NAME_BYTES = 108, NAME = 112, SECOND = TABLE_FIRST + NAME + 8 };
+
+/* A file after some steps, in memory. */
+typedef struct file_image_s {
+    char *bytes;
+    size_t n;
+    lasting_head_t *head; /* the latest */
+    char *table;
+} file_image_t;
+
+static void find_head(file_image_t *f) {
+    lasting_head_t *heads[] = {(void *)f->bytes, (void *)(f->bytes + LASTING_PAGE)};
+    f->head = heads[heads[1]->number > heads[0]->number];
+    f->table = f->bytes + f->head->table_at;
+}
+
+static file_image_t make_image(const char *path) {
+    file_image_t made;
+    void *bytes;
+    gradd_train_state_t *state = kept_state(path, &never);
+    CHECK_OK(lasting_training_run(state, 2));
+    gradd_train_state_destroy(state);
+    CHECK_OK(gradd_platform.read_file(path, SIZE_MAX, &bytes, &made.n));
+    made.bytes = bytes;
+    find_head(&made);
+    CHECK_EQ_INT(made.head->number, 2);
+    return made;
+}
+
+static void write_image(const file_image_t *f, const char *path) {
+    const gradd_file_part_t part = {f->bytes, f->n};
+    CHECK_OK(gradd_platform.write_file(path, &part, 1));
+}
+
+/* The hashes fit again. */
+static void seal_image(file_image_t *f) {
+    if (f->head->table_bytes < f->n && f->head->table_at + f->head->table_bytes <= f->n)
+        f->head->table_hash = lasting_hash(f->table, f->head->table_bytes);
+    f->head->hash = lasting_hash(f->head, offsetof(lasting_head_t, hash));
+}
+
+/* Bytes that a stranger writes to the table, and what is said of them. */
+typedef struct change_s {
+    int at;
+    uint64_t value;
+    int bytes;
+    gradd_status_t code;
+    const char *said;
+} change_t;
+
+static void check_change(const change_t *c, const file_image_t *whole, const char *path) {
+    file_image_t f = *whole;
+    gradd_train_state_t *state;
+    f.bytes = malloc(f.n);
+    memcpy(f.bytes, whole->bytes, f.n);
+    find_head(&f);
+    memcpy(f.table + c->at, &c->value, (size_t)c->bytes);
+    seal_image(&f);
+    write_image(&f, path);
+    CHECK_STATUS(c->code, gradd_train_open_state(path, NULL, &state));
+    CHECK_ERROR_HAS(c->said);
+    CHECK_ERROR_HAS(path);
+    free(f.bytes);
+}
+
+TEST(every_field_of_a_table_is_checked) {
+    const char *path = path_of("state");
+    file_image_t f = make_image(path);
+    uint64_t second;
+    memcpy(&second, f.table + SECOND + AT, sizeof second);
+    const change_t changes[] = {
+        {TABLE_N,                  9,                8, GRADD_E_MODEL,       "ends too early"             },
+        {TABLE_N,                  7,                8, GRADD_E_MODEL,       "property"                   },
+        {TABLE_N,                  1ull << 60,       8, GRADD_E_MODEL,       "ends too early"             },
+        {TABLE_N + 8,              0,                8, GRADD_E_MODEL,       "bytes too many"             },
+        {TABLE_N + 8,              1ull << 20,       8, GRADD_E_LIMIT,       "1048576 properties"         },
+        {TABLE_STEP,               -1ull,            8, GRADD_E_MODEL,       "-1 steps"                   },
+        {TABLE_WARMUP,             -5ull,            8, GRADD_E_MODEL,       "-5 to warm up"              },
+        {TABLE_RATE,               0x7fc00000,       4, GRADD_E_MODEL,       "learning rates of nan"      },
+        {TABLE_FLAGS,              4,                4, GRADD_E_MODEL,       "flags 0x4"                  },
+        {TABLE_FLAGS + 4,          1,                4, GRADD_E_MODEL,       "flags"                      },
+        {TABLE_FIRST + DIMS,       -2ull,            8, GRADD_E_LIMIT,       "head.w"                     },
+        {TABLE_FIRST + DIMS,       1ull << 40,       8, GRADD_E_MODEL,       "'head.w': piece 0 in bytes" },
+        {TABLE_FIRST + DIMS,       1ull << 62,       8, GRADD_E_LIMIT,       "head.w"                     },
+        {TABLE_FIRST + STEPS,      -3ull,            8, GRADD_E_MODEL,       "'head.w': -3 steps"         },
+        {TABLE_FIRST + AT,         second,           8, GRADD_E_MODEL,       "'body.w' overlap at byte"   },
+        {TABLE_FIRST + AT,         64,               8, GRADD_E_MODEL,       "'head.w': piece 0 in bytes" },
+        {TABLE_FIRST + AT,         8193,             8, GRADD_E_MODEL,       "no multiple of 64"          },
+        {TABLE_FIRST + AT,         0,                8, GRADD_E_MODEL,       "not what comes before"      },
+        {TABLE_FIRST + AT + 8,     1ull << 50,       8, GRADD_E_MODEL,       "'head.w': piece 1 in bytes" },
+        {TABLE_FIRST + AT + 16,    -64ull,           8, GRADD_E_MODEL,       "'head.w': piece 2 in bytes" },
+        {TABLE_FIRST + AT,         f.head->table_at, 8, GRADD_E_MODEL,       "overlap"                    },
+        {TABLE_FIRST + DTYPE,      99,               4, GRADD_E_UNSUPPORTED, "head.w"                     },
+        {TABLE_FIRST + DTYPE,      7,                4, GRADD_E_MODEL,       "is not a float"             },
+        {TABLE_FIRST + RANK,       9,                4, GRADD_E_MODEL,       "'head.w': rank 9"           },
+        {TABLE_FIRST + RANK,       -2u,              4, GRADD_E_MODEL,       "'head.w': rank -2"          },
+        {TABLE_FIRST + RANK,       -1u,              4, GRADD_E_MODEL,       "'head.w'"                   },
+        {TABLE_FIRST + TRAINED,    2,                4, GRADD_E_MODEL,       "'head.w': trained: 2"       },
+        {TABLE_FIRST + TRAINED,    0,                4, GRADD_E_MODEL,       "moments, and is not trained"},
+        {TABLE_FIRST + NAME_BYTES, -1u,              4, GRADD_E_MODEL,       "ends too early"             },
+        {TABLE_FIRST + NAME_BYTES, 8,                4, GRADD_E_MODEL,       "zero byte inside"           },
+        {TABLE_FIRST + NAME,       0x622e79646f62,   6, GRADD_E_MODEL,       "two parameters 'body.b'"    },
+    };
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++)
+        check_change(&changes[i], &f, path);
+    free(f.bytes);
+    unlink(path);
+}
+
+static void check_head(file_image_t *f, const char *path, gradd_status_t code, const char *said) {
+    gradd_train_state_t *state;
+    write_image(f, path);
+    CHECK_STATUS(code, gradd_train_open_state(path, NULL, &state));
+    CHECK_ERROR_HAS(said);
+    CHECK_ERROR_HAS(path);
+}
+
+TEST(heads_are_checked) {
+    const char *path = path_of("state");
+    file_image_t f = make_image(path);
+    memset(f.bytes + LASTING_PAGE, 0, LASTING_PAGE); /* one head is enough */
+    write_image(&f, path);
+    CHECK_EQ_INT(step_of(path), 2);
+    const lasting_head_t kept = *f.head;
+    f.head->magic[0] ^= 1;
+    check_head(&f, path, GRADD_E_MODEL, "not a state of gradd");
+    *f.head = kept;
+    f.head->version = 2;
+    check_head(&f, path, GRADD_E_VERSION, "version 2, expected 1");
+    *f.head = kept;
+    f.head->bytes = 72;
+    check_head(&f, path, GRADD_E_MODEL, "head 0 has 72 bytes");
+    *f.head = kept;
+    f.head->table_at ^= 64;
+    check_head(&f, path, GRADD_E_MODEL, "head 0 is damaged");
+    *f.head = kept;
+    f.head->number = 3;
+    seal_image(&f);
+    check_head(&f, path, GRADD_E_MODEL, "head 0 has commit 3");
+    *f.head = kept;
+    f.head->table_at = f.n - 8;
+    seal_image(&f);
+    check_head(&f, path, GRADD_E_MODEL, "the table lies at byte");
+    *f.head = kept;
+    f.head->table_bytes = UINT64_MAX;
+    seal_image(&f);
+    check_head(&f, path, GRADD_E_LIMIT, "a table of 18446744073709551615 bytes");
+    *f.head = kept;
+    f.table[TABLE_STEP] ^= 1;
+    check_head(&f, path, GRADD_E_MODEL, "the table is damaged");
+    free(f.bytes);
+    unlink(path);
+}
+
+/* Cut off anywhere: an error, or what is complete (the end of a file may be unused). */
+TEST(a_file_that_is_cut_off_is_named) {
+    const char *path = path_of("state");
+    file_image_t f = make_image(path);
+    const size_t n = f.n;
+    size_t used = f.head->table_at + f.head->table_bytes;
+    for (f.n = 0; f.n < n; f.n += f.n < 2 * LASTING_FIRST ? 509 : 64) {
+        gradd_train_state_t *state;
+        write_image(&f, path);
+        const gradd_status_t status = gradd_train_open_state(path, &never, &state);
+        CHECK((status == GRADD_OK) == (f.n >= used));
+        if (status == GRADD_OK)
+            gradd_train_state_destroy(state);
+        else
+            CHECK_STATUS(GRADD_E_MODEL, status);
+    }
+    free(f.bytes);
+    unlink(path);
+}
