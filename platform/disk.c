@@ -47,12 +47,21 @@ static gradd_status_t open_named(gradd_file_t *file, const char *path, bool fres
     return lock(file->fd, path, fresh);
 }
 
+static gradd_status_t keep_name(const char *path) {
+    char *folder = strdup(path);
+    if (!folder) return GRADD_FAIL(NOMEM, "no memory to open '%s'", path);
+    files_keep_folder(folder);
+    free(folder);
+    return GRADD_OK;
+}
+
 gradd_status_t disk_open(const char *path, bool fresh, gradd_file_t **out_file) {
     gradd_file_t *file = malloc(sizeof *file);
     if (!file) return GRADD_FAIL(NOMEM, "no memory to open '%s'", path);
     *file = (gradd_file_t){.fd = -1};
-    const gradd_status_t status = open_named(file, path, fresh);
+    gradd_status_t status = open_named(file, path, fresh);
     const bool is_there = file->fd >= 0;
+    if (!status && is_there && !fresh) status = keep_name(path);
     if (status || !is_there) disk_close(file, false);
     if (!status) *out_file = is_there ? file : NULL;
     return status;
@@ -111,16 +120,15 @@ gradd_status_t disk_keep_as(gradd_file_t *file, const char *path) {
         status = GRADD_FAIL(NOMEM, "no memory to rename '%s'", path);
     else if (rename(file->path, path))
         status = failed("write", path);
-    if (status) {
-        free(name);
-        free(folder);
-        return status;
+    if (!status) {
+        free(file->path);
+        file->path = name;
+        name = NULL;
+        files_keep_folder(folder);
     }
-    free(file->path);
-    file->path = name;
-    files_keep_folder(folder);
+    free(name);
     free(folder);
-    return GRADD_OK;
+    return status;
 }
 
 int disk_descriptor(const gradd_file_t *file) {

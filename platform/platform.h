@@ -41,8 +41,8 @@ typedef struct gradd_platform_s {
     /* Files that are written in place. Errors of all: IO, which names the path.
      *
      * Opens one, which no other program can open until it is closed or the program ends. `fresh`:
-     * an empty one, in place of what the path names; else NULL in *out_file says that the path
-     * names nothing. Errors: STALE (it is open elsewhere), NOMEM. */
+     * an empty one, in place of what the path names; else the disk keeps the name, and NULL in
+     * *out_file says that the path names nothing. Errors: STALE (it is open elsewhere), NOMEM. */
     gradd_status_t (*open_file)(const char *path, bool fresh, gradd_file_t **out_file);
     /* Accepts NULL. `remove`: nothing is to be left of it. */
     void (*close_file)(gradd_file_t *file, bool remove);

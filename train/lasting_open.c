@@ -101,6 +101,7 @@ static gradd_status_t read_state(lasting_t *l, gradd_train_state_t *state) {
     if (file_bytes < LASTING_FIRST)
         return GRADD_FAIL(MODEL, "a file of %llu bytes is no state of gradd",
                           (unsigned long long)file_bytes);
+    GRADD_TRY(l->on->keep(l->file)); /* what a process that was killed has not */
     GRADD_TRY(read_heads(l, &head));
     GRADD_TRY(read_table(l, &head, file_bytes, state));
     GRADD_TRY(check_places(l, state, file_bytes));
