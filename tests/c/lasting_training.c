@@ -119,10 +119,12 @@ static gradd_status_t train(gradd_train_session_t *session, int64_t position) {
     return gradd_train_step(session, inputs, 2, NULL, NULL);
 }
 
-/* A text that becomes longer, and shorter again. */
+/* A text that becomes longer, and shorter again: the table needs several pages, or one. */
 static gradd_status_t note(gradd_train_state_t *state, int64_t position) {
-    char text[64];
-    snprintf(text, sizeof text, "%.*s", (int)(position * 7 % 40), "seen so far: all that there is");
+    char text[7001];
+    const size_t n = (size_t)(position * 2503 % 7000);
+    memset(text, 'a' + (int)(position % 26), n);
+    text[n] = 0;
     const gradd_train_property_t made = {"note", GRADD_TRAIN_TEXT, 0, 0, text};
     return gradd_train_state_set_property(state, &made);
 }

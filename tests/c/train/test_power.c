@@ -34,6 +34,8 @@ static gradd_status_t step_again(recorded_t *r, gradd_train_session_t *session) 
     CHECK_EQ_INT(status, GRADD_E_IO);
     CHECK_ERROR_HAS("state: the disk does not keep");
     r->failures++;
+    const gradd_train_property_t note = {"note", GRADD_TRAIN_TEXT, 0, 0, "tried again"};
+    CHECK_OK(gradd_train_state_set_property(gradd_train_session_state(session), &note));
     return lasting_training_step(session);
 }
 
