@@ -89,6 +89,21 @@ class State {
         check(gradd_train_state_load_bytes(bytes, n, &state));
         return State(state);
     }
+    /* The state in a file, which is made of the checkpoint if it is not there. */
+    static State open(const std::string &path, const gradd_train_lasting_t &options = {}) {
+        gradd_train_state_t *state;
+        check(gradd_train_open_state(path.c_str(), &options, &state));
+        return State(state);
+    }
+    void commit() {
+        check(gradd_train_commit(handle()));
+    }
+    gradd_train_progress_t progress() const {
+        return gradd_train_state_progress(handle());
+    }
+    void set_position(std::int64_t position) {
+        gradd_train_state_set_position(handle(), position);
+    }
     void save(const std::string &path, bool with_optimizer = false) const {
         check(gradd_train_state_save(handle(), path.c_str(), with_optimizer));
     }

@@ -359,3 +359,46 @@ def test_names_are_those_of_the_model(folder: Path) -> None:
     assert module.input_names() == [value.name for value in training.graph.input][:2]
     assert module.output_names() == [value.name for value in training.graph.output]
     assert module.eval().input_names() == ["x", "labels"] and not module.training
+
+
+# ---- states in files ------------------------------------------------------------------------------
+
+
+def test_a_state_in_a_file_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None:
+    """With the bits of a training that nothing interrupts."""
+    state, module = models.load(folder)
+    optimizer = optimizer_of(folder, module)
+    LinearLRScheduler(optimizer, 2, 10, 0.05)
+    expected = trained(folder, module, optimizer, range(6))
+    path, losses = tmp_path / "state", []
+    for end in (2, 4, 6):
+        kept = CheckpointState.open(path, folder / "checkpoint", commit_every=1)
+        assert kept.step == kept.position == max(0, end - 3)  # the last one was not committed
+        module = Module(folder / "training_model.onnx", kept)
+        optimizer = optimizer_of(folder, module)
+        if not kept.step:
+            LinearLRScheduler(optimizer, 2, 10, 0.05)
+        for position in range(kept.position, end):
+            losses[position:] = trained(folder, module, optimizer, range(position, position + 1))
+            kept.position = position + 1
+        del module, optimizer, kept
+    assert losses == expected
+
+
+def test_a_state_in_a_file_says_what_is_wrong(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with pytest.raises(TrainError, match="there is no such file") as info:
+        CheckpointState.open(path)
+    assert info.value.code == "IO"
+    state = CheckpointState.open(path, folder / "checkpoint")
+    state.properties["note"] = "kept"
+    state.commit()
+    with pytest.raises(TrainError, match="in use by another program"):
+        CheckpointState.open(path)
+    del state
+    assert CheckpointState.open(path).properties["note"] == "kept"
+    path.write_bytes(path.read_bytes()[:8000])
+    with pytest.raises(TrainError, match="no state of gradd"):
+        CheckpointState.open(path)
+    with pytest.raises(TrainError, match="the state has no file"):
+        models.load(folder)[0].commit()

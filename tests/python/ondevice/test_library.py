@@ -147,3 +147,20 @@ def test_webassembly_trains() -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         assert a == b or abs(int(a, 16) - int(b, 16)) < 64  # units in the last place
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("tests", "counts"),
+    [("lasting.kills", {"GRADD_KILLS": "2000"}), ("power.", {"GRADD_DRAWS": "60"})],
+)
+def test_a_state_in_a_file_survives_more(tests: str, counts: dict[str, str]) -> None:
+    """Kills at random moments, and losses of power in every operation, in many ways."""
+    done = subprocess.run(
+        [BUILD / "bin/tests", "--verbose", "--filter", tests],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **counts},
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert re.search(r"^[1-9]\d* passed, 0 failed", done.stdout, re.M), done.stdout

@@ -81,6 +81,23 @@ class Model(Structure):
     _fields_ = [("bytes", c_void_p), ("n", c_size_t), ("path", c_char_p)]
 
 
+class Lasting(Structure):
+    """gradd_train_lasting_t."""
+
+    _fields_ = [("checkpoint", c_char_p), ("commit_every", c_int64), ("commit_ms", c_int64)]
+
+
+class Progress(Structure):
+    """gradd_train_progress_t."""
+
+    _fields_ = [
+        ("step", c_int64),
+        ("learning_rate", c_float),
+        ("initial_learning_rate", c_float),
+        ("position", c_int64),
+    ]
+
+
 class OptimizerConstants(Structure):
     """gradd_train_optimizer_t."""
 
@@ -139,6 +156,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "state_create": (STATUS, (POINTER(_P),)),
     "state_destroy": (None, (_P,)),
     "state_load": (STATUS, (c_char_p, POINTER(_P))),
+    "open_state": (STATUS, (c_char_p, POINTER(Lasting), POINTER(_P))),
+    "commit": (STATUS, (_P,)),
+    "state_progress": (Progress, (_P,)),
+    "state_set_position": (None, (_P, c_int64)),
     "state_save": (STATUS, (_P, c_char_p, c_bool)),
     "state_add": (STATUS, (_P, c_char_p, POINTER(Type), c_char_p, c_bool)),
     "state_count": (c_int, (_P,)),

@@ -224,7 +224,7 @@ class Properties:
 
 
 class CheckpointState:
-    """The state of a training; `CheckpointState.load_checkpoint` makes one.
+    """The state of a training; `CheckpointState.load_checkpoint` makes one, or `open`.
 
     Args:
         state: The object of the library that holds it.
@@ -256,6 +256,60 @@ class CheckpointState:
             RuntimeError: It cannot be read, or is no checkpoint.
         """
         return cls(StateHandle(create("state_load", os.fsencode(checkpoint_uri))))
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike,
+        checkpoint: str | os.PathLike | None = None,
+        *,
+        commit_every: int = 0,
+        commit_ms: int = 0,
+    ) -> CheckpointState:
+        """Opens a state in a file, in which training is committed as it goes on.
+
+        Whatever interrupts the program or the machine, the file has all of the state as it was
+        committed last: parameters, optimizer, running statistics, learning rate and schedule, seed,
+        position and properties. A commit comes before a training step, by time or by steps.
+
+        Args:
+            path: The file.
+            checkpoint: What it is made of if it is not there.
+            commit_every: So many steps of the optimizer are one commit; 0 = by time:
+            commit_ms: So much time is between commits, and as much more as it takes for them to
+                take at most 3 % of it; 0 = a second.
+
+        Raises:
+            RuntimeError: It cannot be read, is no state, or another program has it open.
+        """
+        start = None if checkpoint is None else os.fsencode(checkpoint)
+        options = library.Lasting(start, commit_every, commit_ms)
+        return cls(StateHandle(create("open_state", os.fsencode(path), byref(options))))
+
+    def commit(self) -> None:
+        """Commits what there is to the file: the end of a training does not do it by itself.
+
+        Raises:
+            RuntimeError: The state has no file, it cannot be written, or gradients wait for the
+                optimizer.
+        """
+        with self.handle.lock:
+            call("commit", self.handle.pointer)
+
+    @property
+    def step(self) -> int:
+        """Steps that the optimizer has taken."""
+        return call("state_progress", self.handle.pointer).step
+
+    @property
+    def position(self) -> int:
+        """Where the training is in the data, as the program counts it; kept with the step."""
+        return call("state_progress", self.handle.pointer).position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        with self.handle.lock:
+            call("state_set_position", self.handle.pointer, value)
 
     @classmethod
     def save_checkpoint(
