@@ -37,7 +37,7 @@ gradd_status_t lasting_need_spans(lasting_t *l, int n_parameters) {
 /* ---- what a commit writes -------------------------------------------------------------------- */
 
 /* A commit that is being made. */
-typedef struct attempt_s {
+typedef struct lasting_commit_s {
     gradd_train_state_t *state;
     lasting_t *l;
     gradd_file_t *file;
@@ -45,7 +45,7 @@ typedef struct attempt_s {
     uint64_t number;
     lasting_span_t table;
     uint64_t bytes;
-} attempt_t;
+} lasting_commit_t;
 
 static uint64_t aligned(uint64_t n) {
     return (n + GRADD_TENSOR_ALIGN - 1) / GRADD_TENSOR_ALIGN * GRADD_TENSOR_ALIGN;
@@ -79,7 +79,7 @@ static uint64_t place_all(gradd_train_state_t *state, bool is_whole, uint64_t at
 }
 
 /* Finds places for what is written, and makes the table. */
-static gradd_status_t make_places(attempt_t *a) {
+static gradd_status_t make_places(lasting_commit_t *a) {
     lasting_t *l = a->l;
     const uint64_t table_bytes = lasting_table_bytes(a->state);
     uint64_t from = LASTING_FIRST;
@@ -111,7 +111,7 @@ static void own_pages(train_parameter_t *p) {
     p->places.is_own = true;
 }
 
-static gradd_status_t write_parameter(const attempt_t *a, train_parameter_t *p) {
+static gradd_status_t write_parameter(const lasting_commit_t *a, train_parameter_t *p) {
     own_pages(p);
     for (int k = 0; k < STATE_PIECES; k++)
         if (p->places.next[k])
@@ -121,7 +121,7 @@ static gradd_status_t write_parameter(const attempt_t *a, train_parameter_t *p) 
 }
 
 static gradd_status_t fill(void *on) {
-    const attempt_t *a = on;
+    const lasting_commit_t *a = on;
     for (int trained = 0; trained < 2; trained++)
         for (int i = 0; i < a->state->n_parameters; i++) {
             train_parameter_t *p = &a->state->parameters[i];
@@ -133,7 +133,7 @@ static gradd_status_t fill(void *on) {
 }
 
 static gradd_status_t seal(void *on) {
-    const attempt_t *a = on;
+    const lasting_commit_t *a = on;
     char block[HEAD_BYTES] = {0};
     lasting_head_t head = {.version = LASTING_VERSION,
                            .bytes = sizeof head,
@@ -149,7 +149,7 @@ static gradd_status_t seal(void *on) {
 }
 
 static gradd_status_t keep(void *on) {
-    const attempt_t *a = on;
+    const lasting_commit_t *a = on;
     return a->l->on->keep(a->file);
 }
 
@@ -173,7 +173,7 @@ static gradd_status_t check_state(const gradd_train_state_t *state) {
     return GRADD_OK;
 }
 
-static void take_over(const attempt_t *a) {
+static void take_over(const lasting_commit_t *a) {
     lasting_t *l = a->l;
     for (int i = 0; i < a->state->n_parameters; i++) {
         train_parameter_t *p = &a->state->parameters[i];
@@ -187,7 +187,7 @@ static void take_over(const attempt_t *a) {
     l->bytes = (int64_t)a->bytes + HEAD_BYTES;
 }
 
-static gradd_status_t commit_to(attempt_t *a) {
+static gradd_status_t commit_to(lasting_commit_t *a) {
     const journal_entry_t entry = {.on = a, .fill = fill, .seal = seal, .keep = keep};
     GRADD_TRY(make_places(a));
     return journal_replace(&entry, false);
@@ -195,7 +195,7 @@ static gradd_status_t commit_to(attempt_t *a) {
 
 static gradd_status_t commit_in_place(gradd_train_state_t *state) {
     lasting_t *l = state->lasting;
-    attempt_t a = {.state = state, .l = l, .file = l->file, .number = l->number + 1};
+    lasting_commit_t a = {.state = state, .l = l, .file = l->file, .number = l->number + 1};
     GRADD_TRY(commit_to(&a));
     take_over(&a);
     return GRADD_OK;
@@ -203,7 +203,7 @@ static gradd_status_t commit_in_place(gradd_train_state_t *state) {
 
 /* All of it, to a file that then has the path of the one that there may be. */
 static gradd_status_t commit_beside(gradd_train_state_t *state, lasting_t *l) {
-    attempt_t a = {.state = state, .l = l, .is_whole = true, .number = l->number + 1};
+    lasting_commit_t a = {.state = state, .l = l, .is_whole = true, .number = l->number + 1};
     const size_t n = strlen(l->path) + sizeof BESIDE;
     char *beside = malloc(n);
     if (!beside) return GRADD_FAIL(NOMEM, "no memory to write '%s'", l->path);

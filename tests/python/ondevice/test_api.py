@@ -361,7 +361,7 @@ def test_names_are_those_of_the_model(folder: Path) -> None:
     assert module.eval().input_names() == ["x", "labels"] and not module.training
 
 
-# ---- states in files ------------------------------------------------------------------------------
+# ---- states in files ------------------------------------------------------------------------
 
 
 def test_a_state_in_a_file_goes_on_where_it_was(folder: Path, tmp_path: Path) -> None:
