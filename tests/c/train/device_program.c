@@ -1,13 +1,15 @@
 /* A program of a device: trains three small models with libgradd_train alone and prints the bits of
- * their losses. The same on every machine with fused multiply-add. Where malloc can be counted, it
- * fails if a step allocates that is not the first of its shape.
+ * their losses, those of the third again with its state in a file, which is opened in between. The
+ * same on every machine with fused multiply-add. Where malloc can be counted, it fails if a step
+ * allocates that is not the first of its shape.
  *
- * It makes its ONNX models itself, so that it needs neither files nor another library.
+ * It makes its ONNX models itself, so that it needs no other file and no other library.
  */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "train/gradd_train.h"
 
@@ -246,33 +248,63 @@ static float step(gradd_train_session_t *session, int rows) {
     return *(const float *)loss.data;
 }
 
-static int train(const network_t *net, gradd_train_optimizer_t optimizer) {
-    static bytes_t model;
+typedef struct training_s {
+    const network_t *net;
+    gradd_train_options_t options;
     gradd_train_state_t *state;
     gradd_train_session_t *session;
-    long before = 0;
-    check(gradd_train_state_create(&state), net->name);
-    make_model(&model, state, net);
-    const gradd_train_options_t options = {
-        .training = {.bytes = model.at, .n = model.n},
-          .optimizer = optimizer, .threads = 1
+    const char *file; /* of the state; NULL = it is in memory */
+} training_t;
+
+static void begin(training_t *t, bytes_t *model) {
+    const gradd_train_lasting_t every_step = {.commit_every = 1};
+    check(gradd_train_state_create(&t->state), t->net->name);
+    make_model(model, t->state, t->net);
+    t->options.training = (gradd_train_model_t){.bytes = model->at, .n = model->n};
+    if (t->file) check(gradd_train_keep_state(t->state, t->file, &every_step), t->file);
+    check(gradd_train_open(t->state, &t->options, &t->session), t->net->name);
+    check(gradd_train_set_linear_schedule(t->session, 0, 4 * STEPS, 0.05f), t->net->name);
+}
+
+static void end(training_t *t) {
+    gradd_train_close(t->session);
+    gradd_train_state_destroy(t->state);
+}
+
+/* As if the device had been switched off in between. */
+static void go_on(training_t *t) {
+    const gradd_train_lasting_t every_step = {.commit_every = 1};
+    check(gradd_train_commit(t->state), t->file);
+    end(t);
+    check(gradd_train_open_state(t->file, &every_step, &t->state), t->file);
+    check(gradd_train_open(t->state, &t->options, &t->session), t->file);
+}
+
+/* The first losses of a shape make its plan. */
+static int train(const network_t *net, gradd_train_optimizer_t optimizer, const char *file) {
+    static bytes_t model;
+    training_t t = {
+        .net = net, .options = {.optimizer = optimizer, .threads = 1},
+             .file = file
     };
-    check(gradd_train_open(state, &options, &session), net->name);
-    check(gradd_train_set_linear_schedule(session, 0, 4 * STEPS, 0.05f), net->name);
-    printf("%s", net->name);
+    long before = 0, more = 0;
+    begin(&t, &model);
+    printf("%s", file ? "kept" : net->name);
     for (int i = 0; i < STEPS; i++) {
         unsigned bits;
-        const float loss = step(session, i % 2 ? ROWS : 2 * ROWS);
-        check(gradd_train_schedule_step(session), net->name);
+        const float loss = step(t.session, i % 2 ? ROWS : 2 * ROWS);
+        check(gradd_train_schedule_step(t.session), net->name);
         memcpy(&bits, &loss, sizeof bits);
         printf(" %08x", bits);
-        if (i == 1) before = allocations;
+        const int steps = file ? i % (STEPS / 2) : i; /* of this session */
+        if (steps == 1) before = allocations;
+        if (steps > 1) more += allocations - before;
+        if (file && i + 1 == STEPS / 2) go_on(&t);
     }
-    const long more = allocations - before;
     printf("\n");
     fflush(stdout);
-    gradd_train_close(session);
-    gradd_train_state_destroy(state);
+    end(&t);
+    if (file) remove(file);
     if (more)
         printf("%s: %ld allocations after the first steps of their shapes\n", net->name, more);
     return more != 0;
@@ -282,9 +314,12 @@ int main(void) {
     static const network_t shallow = {"shallow", 1, "Relu", false};
     static const network_t deep = {"deep", 6, "Tanh", false};
     static const network_t norms = {"norms", 2, "Sigmoid", true};
+    char file[64];
     gradd_train_optimizer_t momentum = gradd_train_sgd(), adam = gradd_train_adamw();
     momentum.momentum = 0.9;
     adam.max_norm = 1;
+    snprintf(file, sizeof file, "/tmp/gradd-device-program-%ld", (long)getpid());
     printf("gradd %s\n", gradd_version()); /* the stream has its buffer */
-    return train(&shallow, momentum) | train(&deep, adam) | train(&norms, adam);
+    return train(&shallow, momentum, NULL) | train(&deep, adam, NULL) | train(&norms, adam, NULL) |
+           train(&norms, adam, file);
 }

@@ -61,7 +61,7 @@ def run_program(target: str) -> str:
     command = ["make", "--no-print-directory", f"TARGET={target}", f"B={B}", "train-run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return "".join(re.findall(r"^(?:shallow|deep|norms) .*\n", done.stdout, re.M))
+    return "".join(re.findall(r"^(?:shallow|deep|norms|kept) .*\n", done.stdout, re.M))
 
 
 def test_all_that_the_library_takes_is_listed() -> None:
@@ -72,12 +72,13 @@ def test_all_that_the_library_takes_is_listed() -> None:
 
 
 def test_a_program_trains_and_allocates_nothing_after_its_first_steps() -> None:
-    """Three models; the program itself counts allocations and fails if there are any."""
+    """Three models, one twice; the program itself counts allocations and fails if there are any."""
     program = BUILD / "train/native/device_program"
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = re.findall(r"^(\w+)((?: [0-9a-f]{8})+)$", done.stdout, re.M)
-    assert [name for name, _ in losses] == ["shallow", "deep", "norms"]
+    assert [name for name, _ in losses] == ["shallow", "deep", "norms", "kept"]
+    assert losses[3][1] == losses[2][1]  # the same model, its state in a file
     for name, bits in losses:
         first, *_, last = (int(word, 16) for word in bits.split())  # positive floats: same order
         assert last < first, name
