@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -291,6 +292,33 @@ TEST(what_is_not_there_is_named) {
     CHECK_STATUS(GRADD_E_TENSOR, gradd_train_commit(state));
     gradd_train_state_destroy(state);
     unlink(path_of("state"));
+}
+
+/* The step before which the commit fails fails; nothing is lost, and later it works again. */
+TEST(a_full_disk_is_an_error_of_a_step) {
+    const char *path = path_of("state");
+    struct rlimit room = {4096, RLIM_INFINITY};
+    gradd_train_state_t *state = kept_state(path, &every_step);
+    gradd_train_session_t *session = lasting_training_open(state);
+    CHECK_OK(lasting_training_step(session));
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(!setrlimit(RLIMIT_FSIZE, &room));
+    for (int i = 0; i < 2; i++) {
+        CHECK_STATUS(GRADD_E_IO, lasting_training_step(session));
+        CHECK_ERROR_HAS("cannot write");
+        CHECK_ERROR_HAS(path);
+    }
+    room.rlim_cur = RLIM_INFINITY;
+    CHECK(!setrlimit(RLIMIT_FSIZE, &room));
+    CHECK_EQ_INT(gradd_train_state_progress(state).step, 1);
+    CHECK_OK(lasting_training_step(session));
+    CHECK_OK(gradd_train_commit(state));
+    gradd_train_close(session);
+    gradd_train_state_destroy(state);
+    state = open_state(path, &never);
+    lasting_training_check(state, 2);
+    gradd_train_state_destroy(state);
+    unlink(path);
 }
 
 TEST(a_checkpoint_is_where_a_file_begins) {
