@@ -31,8 +31,8 @@ T_SRC := shm/status.c shm/dtype.c shm/tensor.c platform/files.c \
          platform/$(if $(filter wasm,$(TARGET)),wasm,posix).c \
          $(filter-out $(T_LEFT_OUT),$(KERNEL_SRC) $(ENGINE_SRC)) $(TRAIN_SRC)
 T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)
-T_CPPFLAGS = $(T_TYPES) -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen \
-             -I$(T_B)/include $(CPPFLAGS)
+T_CPPFLAGS = $(T_TYPES) -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. \
+             -I$(B)/gen -I$(T_B)/include $(CPPFLAGS)
 T_CFLAGS   = -std=gnu11 -Os $(T_ARCH_$(TARGET)) $(T_OMP) -fPIC -ffp-contract=off -fno-math-errno \
              -fno-trapping-math -ffunction-sections -fdata-sections \
              -fno-unwind-tables -fno-asynchronous-unwind-tables $(CFLAGS)
