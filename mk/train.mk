@@ -31,11 +31,15 @@ T_SRC := shm/status.c shm/dtype.c shm/tensor.c platform/files.c platform/disk.c 
          platform/$(if $(filter wasm,$(TARGET)),wasm,posix).c \
          $(filter-out $(T_LEFT_OUT),$(KERNEL_SRC) $(ENGINE_SRC)) $(TRAIN_SRC)
 T_OBJ := $(T_SRC:%.c=$(T_B)/%.o) $(PB_C:$(B)/gen/%.c=$(T_B)/gen/%.o)
-T_CPPFLAGS = -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. -I$(B)/gen \
-             -I$(T_B)/include $(CPPFLAGS)
+T_CPPFLAGS = $(T_TYPES) -D_GNU_SOURCE -DGRADD_NO_ONEDNN -DGRADD_NO_CASES -DGRADD_NO_WIDE -I. \
+             -I$(B)/gen -I$(T_B)/include $(CPPFLAGS)
 T_CFLAGS   = -std=gnu11 -Os $(T_ARCH_$(TARGET)) $(T_OMP) -fPIC -ffp-contract=off -fno-math-errno \
              -fno-trapping-math -ffunction-sections -fdata-sections \
              -fno-unwind-tables -fno-asynchronous-unwind-tables $(CFLAGS)
+
+# TYPES=f32, or TYPES=f32,f64: without the other floats; integers and booleans are always there.
+T_TYPES := $(if $(OPS),,$(if $(TYPES),$(if $(findstring f64,$(TYPES)),,-DGRADD_NO_F64) \
+           $(if $(findstring f16,$(TYPES)),,-DGRADD_NO_HALVES)))
 
 T_LIBS := $(T_B)/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/libgradd_train.so)
 .PHONY: train
@@ -61,38 +65,47 @@ $(T_B)/libgradd_train.a: $(T_OBJ) $(T_B)/members.txt
 	@echo "  AR      $@"; rm -f $@; $(T_AR) rcs $@ $(filter %.o,$^)
 t_share = @echo "  LD      $@"; \
     $(T_CC) -shared -Os $(T_OMP) $(LDFLAGS) -Wl,-z,defs -Wl,-z,relro,-z,now -Wl,--gc-sections \
+    -Wl,-z,noseparate-code \
     -Wl,-soname,$(@F) -Wl,--version-script=tools/train.map -o $@.full $(filter %.o,$^) -lm && \
     $(T_STRIP) -o $@ $@.full && rm $@.full
 $(T_B)/libgradd_train.so: $(T_OBJ) $(T_B)/members.txt tools/train.map
 	$(t_share)
 
-# OPS=model.onnx,...: in $(T_B)/ops a library with those families of operators alone that training
-# these models needs, by the plans of a native library that has all. Only two files know the list;
-# what neither names is left out by the linker.
-T_OPS  := $(subst $(comma), ,$(OPS))
-T_LIST := registry backend
-T_OPS_OBJ := $(T_LIST:%=$(T_B)/ops/%.o) \
-             $(filter-out %/contract/registry.o %/cpu/backend.o,$(T_OBJ))
+# OPS=model.onnx,...: in $(T_B)/ops a library with those families of operators, passes and element
+# types alone that training these models needs, by the plans of a native library that has all. With
+# TYPES also those types.
+T_OPS     := $(subst $(comma), ,$(OPS))
+T_OPS_OBJ := $(T_SRC:%.c=$(T_B)/ops/%.o) $(filter $(T_B)/gen/%,$(T_OBJ))
+T_OPS_GEN := $(patsubst %,$(T_B)/ops/gen/%,op_list.inc cpu_list.inc pass_list.inc types.h)
 ifneq ($(T_OPS),)
-train: $(T_B)/ops/libgradd_train.so
+train: $(T_B)/ops/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/ops/libgradd_train.so)
 endif
 NATIVE_TRAIN := $(B)/train/native/libgradd_train.a
 ifneq ($(TARGET),native)
 $(NATIVE_TRAIN): FORCE
-	@$(MAKE) --no-print-directory TARGET=native OPS= $@
+	@$(MAKE) --no-print-directory TARGET=native OPS= TYPES= $@
 endif
 $(B)/train/families: tools/train_families.c $(NATIVE_TRAIN)
 	$(Q)$(CC) -std=gnu11 -O1 -D_GNU_SOURCE -fopenmp -I. -I$(B)/gen $(WARN) -Wl,--gc-sections \
-	    -Wl,--wrap=gradd_op_find,--wrap=gradd_op_by_name -o $@ $^ -lm
-$(T_B)/ops/gen/op_list.inc: $(B)/train/families $(T_OPS) FORCE
-	@mkdir -p $(@D); $< $(T_OPS) > $(@D)/families
-	$(call put_list,sed 's/.*/X(&)/' $(@D)/families)
-$(T_B)/ops/gen/cpu_list.inc: $(T_B)/ops/gen/op_list.inc FORCE
+	    -Wl,--wrap=gradd_op_find,--wrap=gradd_op_by_name,--wrap=gradd_op_infer -o $@ $^ -lm
+$(T_B)/ops/gen/needs.txt: $(B)/train/families $(T_OPS) FORCE
+	$(call put_list,$< $(T_OPS))
+$(T_B)/ops/gen/op_list.inc: $(T_B)/ops/gen/needs.txt
+	$(call put_list,sed -n 's/^family \(.*\)/X(\1)/p' $<)
+$(T_B)/ops/gen/cpu_list.inc: $(T_B)/ops/gen/op_list.inc
 	$(call put_list,grep -Fxf $(B)/gen/cpu_list.inc $<)
-$(T_B)/ops/registry.o: kernels/contract/registry.c
-$(T_B)/ops/backend.o: kernels/cpu/backend.c
-$(T_LIST:%=$(T_B)/ops/%.o): $(T_B)/ops/gen/op_list.inc $(T_B)/ops/gen/cpu_list.inc
-	$(Q)$(T_CC) -I$(T_B)/ops/gen $(T_CPPFLAGS) $(T_CFLAGS) $(T_WARN) -c $(filter %.c,$^) -o $@
+$(T_B)/ops/gen/pass_list.inc: $(T_B)/ops/gen/needs.txt
+	$(call put_list,sed -n 's/^pass \(.*\)/X(\1)/p' $<)
+$(T_B)/ops/gen/types.h: $(T_B)/ops/gen/needs.txt FORCE
+	$(call put_list,sed -n $(if $(findstring f64,$(TYPES)),-e /F64/d) \
+	    $(if $(findstring f16,$(TYPES)),-e /HALVES/d) -e 's/^without /\#define GRADD_NO_/p' $<)
+$(T_B)/ops/%.o: %.c | $(T_OPS_GEN)
+	@mkdir -p $(@D); echo "  CC      $< ($(TARGET), for $(OPS))"
+	$(Q)$(T_CC) -I$(T_B)/ops/gen -include $(T_B)/ops/gen/types.h $(T_CPPFLAGS) $(T_CFLAGS) \
+	    $(T_WARN) -MMD -MP -c $< -o $@
+$(T_OPS_OBJ): $(T_B)/flags.txt | $(GEN) $(PB_C:.c=.h) $(T_B)/include/protobuf-c
+$(T_B)/ops/libgradd_train.a: $(T_OPS_OBJ)
+	@echo "  AR      $@"; rm -f $@; $(T_AR) rcs $@ $^
 $(T_B)/ops/libgradd_train.so: $(T_OPS_OBJ) tools/train.map
 	$(t_share)
 
@@ -116,8 +129,8 @@ $(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
 .PHONY: train-run
 train-run: $(T_PROGRAM) ## the bits of three trainings: make train-run TARGET=aarch64
 	@$(T_RUN_$(TARGET)) $(T_PROGRAM)
--include $(T_OBJ:.o=.d)
+-include $(T_OBJ:.o=.d) $(T_OPS_OBJ:.o=.d)
 
 # The inner loops of products: a step of a small MLP takes 1.8 times as long without, and the
 # library 50 KB less.
-$(T_B)/kernels/cpu/gemm/gemm_blocked.o: T_CFLAGS += -O3
+$(T_B)/kernels/cpu/gemm/gemm_blocked.o $(T_B)/ops/kernels/cpu/gemm/gemm_blocked.o: T_CFLAGS += -O3

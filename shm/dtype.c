@@ -36,7 +36,7 @@ int gradd_dtype_is_int(gradd_dtype_t dtype) {
     return row_of(dtype)->is_int;
 }
 
-int gradd_dtype_is_half(gradd_dtype_t dtype) {
+int(gradd_dtype_is_half)(gradd_dtype_t dtype) {
     return dtype == GRADD_DT_BF16 || dtype == GRADD_DT_F16;
 }
 

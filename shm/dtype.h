@@ -50,6 +50,28 @@ int gradd_dtype_is_float(gradd_dtype_t dtype);
 int gradd_dtype_is_int(gradd_dtype_t dtype);
 /* The floats of 16 bits, which are computed with in f32. */
 int gradd_dtype_is_half(gradd_dtype_t dtype);
+
+/* A library for devices may do without f64, and without both halves (TYPES in mk/train.mk): what
+ * computes in them stands behind these and gradd_dtype_is_half, so that the compiler leaves it out,
+ * and a node with such a tensor is refused (kernels/contract/registry.c). */
+#ifdef GRADD_NO_F64
+#define GRADD_HAS_F64 0
+#else
+#define GRADD_HAS_F64 1
+#endif
+#ifdef GRADD_NO_HALVES
+#define GRADD_HAS_HALVES           0
+#define gradd_dtype_is_half(dtype) ((void)(dtype), 0)
+#else
+#define GRADD_HAS_HALVES 1
+#endif
+static inline int gradd_dtype_is_f64(gradd_dtype_t dtype) {
+    return GRADD_HAS_F64 && dtype == GRADD_DT_F64;
+}
+static inline int gradd_dtype_is_built(gradd_dtype_t dtype) {
+    return (GRADD_HAS_F64 || dtype != GRADD_DT_F64) &&
+           (GRADD_HAS_HALVES || (dtype != GRADD_DT_F16 && dtype != GRADD_DT_BF16));
+}
 /* GRADD_DT_NONE if no dtype has that short name. */
 gradd_dtype_t gradd_dtype_from_name(const char *name, size_t length);
 /* Fails with UNSUPPORTED for a code that is not in the list. */

@@ -1,8 +1,10 @@
-/* Which families of operators a training with some models needs: train_families model.onnx ...
+/* What a training with some models needs of the library: train_families model.onnx ...
  *
  * Plans the models as a training session would, for several sizes of their dynamic dimensions, and
- * prints the families of all operators that the importer and the passes have asked for, one a line.
- * It is linked with --wrap for the two functions that look operators up.
+ * prints a line for each family of operators that the importer and the passes have asked for
+ * ("family NAME"), each pass that may do something with these operators ("pass NAME"), and each
+ * option for element types that no tensor has ("without F64", "without HALVES").
+ * It is linked with --wrap for the functions that look operators up and find types of results.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,16 +13,28 @@
 #include "kernels/contract/registry.h"
 #include "platform/platform.h"
 #include "server/api/gradd.h"
+#include "server/graph/graph.h"
+
+#define X(name) extern const graph_pass_t graph_pass_##name;
+#include "pass_list.inc"
+#undef X
 
 enum { MOST = 1024 }; /* families, and inputs of a model */
 
-static bool needed[MOST];
+static bool needed[MOST];             /* families */
+static const gradd_op_t *asked[MOST]; /* operators */
+static int n_asked;
+static bool has_type[GRADD_DT_END];
 
 static const gradd_op_t *note(const gradd_op_t *op) {
     for (size_t f = 0; op && f < gradd_op_family_count && f < MOST; f++) {
         const gradd_ops_t *family = gradd_op_families[f];
         if (op >= family->v && op < family->v + family->n) needed[f] = true;
     }
+    int i = 0;
+    while (i < n_asked && asked[i] != op)
+        i++;
+    if (op && i == n_asked && n_asked < MOST) asked[n_asked++] = op;
     return op;
 }
 
@@ -34,6 +48,29 @@ const gradd_op_t *__real_gradd_op_by_name(const char *name);
 const gradd_op_t *__wrap_gradd_op_by_name(const char *name);
 const gradd_op_t *__wrap_gradd_op_by_name(const char *name) {
     return note(__real_gradd_op_by_name(name));
+}
+
+gradd_status_t __real_gradd_op_infer(gradd_infer_t *c);
+gradd_status_t __wrap_gradd_op_infer(gradd_infer_t *c);
+gradd_status_t __wrap_gradd_op_infer(gradd_infer_t *c) {
+    GRADD_TRY(__real_gradd_op_infer(c));
+    for (int i = 0; i < c->n_in; i++)
+        has_type[c->in[i].type.dtype] = true;
+    for (int j = 0; j < c->n_out; j++)
+        has_type[c->out[j].dtype] = true;
+    return GRADD_OK;
+}
+
+static bool asked_for(const char *name) {
+    for (int i = 0; i < n_asked; i++)
+        if (!strcmp(asked[i]->name, name)) return true;
+    return false;
+}
+
+static void print_pass(const graph_pass_t *pass) {
+    const char *const *makes = pass->makes;
+    if (!makes[0] || asked_for(makes[0]) || (makes[1] && asked_for(makes[1])))
+        printf("pass %s\n", pass->name);
 }
 
 static void fail(const char *what) {
@@ -108,7 +145,12 @@ int main(int n, char **paths) {
     for (int i = 1; i < n; i++)
         plan_model(paths[i], device);
     for (size_t f = 0; f < gradd_op_family_count && f < MOST; f++)
-        if (needed[f]) printf("%s\n", gradd_op_families[f]->file);
+        if (needed[f]) printf("family %s\n", gradd_op_families[f]->file);
+#define X(name) print_pass(&graph_pass_##name);
+#include "pass_list.inc"
+#undef X
+    if (!has_type[GRADD_DT_F64]) printf("without F64\n");
+    if (!has_type[GRADD_DT_F16] && !has_type[GRADD_DT_BF16]) printf("without HALVES\n");
     gradd_device_close(device);
     return 0;
 }

@@ -264,8 +264,13 @@ struct gradd_op_s {
      * simpler. */
     gradd_status_t (*expand)(gradd_expand_t *x);
     /* The plain loop that defines the operator. It runs on the host, in f32 and f64 at least, with
-     * the scratch that the CPU's kernel asks for. */
+     * the scratch that the CPU's kernel asks for. Only tests call it: a library for small devices
+     * leaves it out, and the row says whether there is one. */
+#ifdef GRADD_NO_CASES
+    bool ref;
+#else
     gradd_status_t (*ref)(const gradd_launch_t *r);
+#endif
     const gradd_case_t *cases; /* ended by {0} */
 };
 
@@ -318,10 +323,12 @@ static inline bool gradd_op_is_composite(const gradd_op_t *op) {
     (const gradd_attr_spec_t[]) {                                                                  \
         __VA_ARGS__, {0}                                                                           \
     }
-/* A library for small devices leaves the cases out. */
+/* A library for small devices leaves references and cases out. */
 #ifdef GRADD_NO_CASES
-#define GRADD_CASES(...) NULL
+#define GRADD_REF(function) (sizeof(&(function)) > 0)
+#define GRADD_CASES(...)    NULL
 #else
+#define GRADD_REF(function) function
 #define GRADD_CASES(...)                                                                           \
     (const gradd_case_t[]) {                                                                       \
         __VA_ARGS__, {0}                                                                           \

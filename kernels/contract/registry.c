@@ -71,6 +71,12 @@ static gradd_status_t check_attrs(const gradd_infer_t *c) {
     return GRADD_OK;
 }
 
+static gradd_status_t check_built(const char *what, int i, gradd_dtype_t dtype) {
+    if (gradd_dtype_is_built(dtype)) return GRADD_OK;
+    return GRADD_FAIL(UNSUPPORTED, "%s %d: this library was built without element type %s", what, i,
+                      gradd_dtype_name(dtype));
+}
+
 static gradd_status_t check_inputs(const gradd_infer_t *c) {
     const gradd_op_t *op = c->op;
     if (c->n_in < op->min_in || c->n_in > op->max_in)
@@ -88,6 +94,7 @@ static gradd_status_t check_inputs(const gradd_infer_t *c) {
         if (!gradd_op_accepts(op, i, dtype))
             return GRADD_FAIL(UNSUPPORTED, "input %d: element type %s is not supported", i,
                               gradd_dtype_name(dtype));
+        GRADD_TRY(check_built("input", i, dtype));
     }
     return GRADD_OK;
 }
@@ -101,6 +108,7 @@ gradd_status_t gradd_op_infer(gradd_infer_t *c) {
         if (c->out[j].dtype == GRADD_DT_NONE && j >= c->op->min_out) continue;
         gradd_status_t status = gradd_type_check(&c->out[j]);
         if (status) return gradd_wrap(status, "output %d", j);
+        GRADD_TRY(check_built("output", j, c->out[j].dtype));
     }
     return GRADD_OK;
 }

@@ -33,7 +33,7 @@ MASTERS(masters_f16, gradd_f16_t, gradd_adam_master_f16)
 static void update_block(const gradd_adam_coefficients_t *c, const gradd_adam_span_t *s) {
     float wide_p[BLOCK], wide_g[BLOCK];
     const float *p = s->p, *g = s->g;
-    if (s->p16) {
+    if (GRADD_HAS_HALVES && s->p16) {
         if (!s->p)
             gradd_half_widen(wide_p, s->p16, s->half, s->n);
         else if (s->half == GRADD_DT_F16)
@@ -42,7 +42,7 @@ static void update_block(const gradd_adam_coefficients_t *c, const gradd_adam_sp
             masters_bf16(wide_p, s->p, s->p16, s->n);
         p = wide_p;
     }
-    if (s->g16) {
+    if (GRADD_HAS_HALVES && s->g16) {
         gradd_half_widen(wide_g, s->g16, s->half, s->n);
         g = wide_g;
     }

@@ -315,7 +315,7 @@ static bool bends(const loss_head_t *h) {
 
 /* Logits as the product made them -> those that the loss is of. */
 static void bend_row(const loss_head_t *h, void *z) {
-    if (h->is.dtype == GRADD_DT_F64) {
+    if (gradd_dtype_is_f64(h->is.dtype)) {
         bend_f64(z, h->is.v, h->is.scale, h->is.softcap);
         return;
     }
@@ -342,7 +342,7 @@ static void spread_bent(const loss_head_t *h, char *z, const gradd_loss_spread_t
         if (s->weights)
             part.weights = (const char *)s->weights +
                            (size_t)at * gradd_dtype_bytes(gradd_loss_dtype(h->is.dtype));
-        if (h->is.dtype == GRADD_DT_F64) {
+        if (gradd_dtype_is_f64(h->is.dtype)) {
             memcpy(kept, here, (size_t)n * sizeof(double));
             gradd_loss_spread(GRADD_DT_F64, kept, here, n, &part);
             slope_f64((double *)here, kept, n, h->is.scale, h->is.softcap);

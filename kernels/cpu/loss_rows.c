@@ -49,7 +49,7 @@ gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, 
     start(&row);
     for (int64_t at = 0; at < n; at += BLOCK) {
         const int64_t m = n - at < BLOCK ? n - at : BLOCK;
-        if (dtype == GRADD_DT_F64) {
+        if (gradd_dtype_is_f64(dtype)) {
             const double *w = weights;
             add_block_f64(&row, (const double *)x + at, m, plain, w ? w + at : NULL);
             continue;
@@ -69,7 +69,7 @@ void gradd_loss_spread(gradd_dtype_t dtype, const void *x, void *z, int64_t n,
                        const gradd_loss_spread_t *s) {
     float wide[BLOCK], done[BLOCK];
     const float *weights = s->weights;
-    if (dtype == GRADD_DT_F64) {
+    if (gradd_dtype_is_f64(dtype)) {
         spread_f64(x, z, n, s);
         return;
     }

@@ -133,7 +133,7 @@ static void compute_units(const map_layout_t *m, int64_t from, int64_t to) {
         for (int k = 0; k < m->n_in; k++)
             in[k] = base[k] + first * m->step[k] * m->size_in[k];
         char *out = m->out + (stretch * m->inner + first) * m->size_out;
-        if (m->wide)
+        if (GRADD_HAS_HALVES && m->wide)
             compute_pieces(m, n, out, in);
         else
             m->row(n, out, in, m->step, m->p);

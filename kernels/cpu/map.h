@@ -103,18 +103,19 @@ gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_vie
     GRADD_ROW2(name, i32, int32_t, int32_t, int32_t, E)                                            \
     GRADD_ROW2(name, i64, int64_t, int64_t, int64_t, E)
 
+#define GRADD_ROW_F64(row) (GRADD_HAS_F64 ? (row) : NULL)
 #define GRADD_TABLE_FLOAT(name)                                                                    \
     static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
-                                                      .f64 = row_##name##_f64};                    \
+                                                      .f64 = GRADD_ROW_F64(row_##name##_f64)};     \
     static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_f32,                     \
-                                                      .f64 = ref_##name##_f64};
+                                                      .f64 = GRADD_ROW_F64(ref_##name##_f64)};
 #define GRADD_TABLE_NUM(name)                                                                      \
     static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
-                                                      .f64 = row_##name##_f64,                     \
+                                                      .f64 = GRADD_ROW_F64(row_##name##_f64),      \
                                                       .i32 = row_##name##_i32,                     \
                                                       .i64 = row_##name##_i64};                    \
     static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_f32,                     \
-                                                      .f64 = ref_##name##_f64,                     \
+                                                      .f64 = GRADD_ROW_F64(ref_##name##_f64),      \
                                                       .i32 = ref_##name##_i32,                     \
                                                       .i64 = ref_##name##_i64};
 

@@ -112,11 +112,9 @@ gradd_status_t gradd_row_sums(const gradd_row_sums_t *s, gradd_dtype_t dtype, vo
     w.sorted = sort_rows(s, entries, entries + s->n, first, &w.n_touched);
     if (dtype == GRADD_DT_F32)
         sum_all_float(&w);
-    else if (dtype == GRADD_DT_F64)
+    else if (gradd_dtype_is_f64(dtype))
         sum_all_double(&w);
-    else if (dtype == GRADD_DT_F16)
-        sum_all_gradd_f16_t(&w);
-    else
-        sum_all_gradd_bf16_t(&w);
+    else if (gradd_dtype_is_half(dtype))
+        (dtype == GRADD_DT_F16 ? sum_all_gradd_f16_t : sum_all_gradd_bf16_t)(&w);
     return GRADD_OK;
 }

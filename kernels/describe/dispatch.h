@@ -41,9 +41,14 @@
                                           gradd_dtype_name(dtype));                                \
     }
 
+#if GRADD_HAS_F64
+#define GRADD_CASE_F64(T, ...) GRADD_DISPATCH_CASE(F64, double, T, __VA_ARGS__)
+#else
+#define GRADD_CASE_F64(T, ...)
+#endif
 #define GRADD_CASES_FLOAT(T, ...)                                                                  \
     GRADD_DISPATCH_CASE(F32, float, T, __VA_ARGS__)                                                \
-    GRADD_DISPATCH_CASE(F64, double, T, __VA_ARGS__)
+    GRADD_CASE_F64(T, __VA_ARGS__)
 #define GRADD_CASES_INT(T, ...)                                                                    \
     GRADD_DISPATCH_CASE(I32, int32_t, T, __VA_ARGS__)                                              \
     GRADD_DISPATCH_CASE(I64, int64_t, T, __VA_ARGS__)

@@ -215,6 +215,9 @@ typedef struct graph_pass_s {
     int order;       /* of PHASE_FORWARD or PHASE_JOINT */
     bool recognises; /* replaces what is there by something equal: left out of a plain plan */
     gradd_status_t (*apply)(graph_t *g);
+    /* Operators of which it makes one, or takes one away, whenever it changes anything; none = any.
+     * A library for a model that needs none of them has no such pass. */
+    const char *makes[2];
 } graph_pass_t;
 
 /* Runs the passes of one phase, in a plain graph those that it does not leave out, and sorts. */

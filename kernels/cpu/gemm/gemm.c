@@ -33,7 +33,7 @@
 gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
                               void *c) {
     const int64_t batches = gradd_gemm_batches(g);
-    switch (g->dtype) {
+    switch (gradd_dtype_is_built(g->dtype) ? g->dtype : GRADD_DT_NONE) {
     case GRADD_DT_F32:
         PLAIN_PRODUCT(float, float, double, , , (float)) return GRADD_OK;
     case GRADD_DT_F64:

@@ -120,7 +120,7 @@ BLOCKED(f16_f32, float, 16, gradd_f16_t, float, gradd_f16_f32, , )
 size_t gradd_gemm_blocked_workspace(const gradd_gemm_t *description) {
     gradd_gemm_t g = *description;
     gradd_gemm_simplify(&g);
-    const size_t each = g.dtype == GRADD_DT_F64 ? sizeof(buffers_f64) : sizeof(buffers_f32);
+    const size_t each = gradd_dtype_is_f64(g.dtype) ? sizeof(buffers_f64) : sizeof(buffers_f32);
     return each * (size_t)workers(&g);
 }
 
@@ -130,7 +130,7 @@ gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *description, const void *a
     gradd_gemm_simplify(&g);
     if (!g.has_bias) bias = NULL;
     if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c, workspace);
-    if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c, workspace);
+    if (gradd_dtype_is_f64(g.dtype)) return blocked_f64(&g, a, b, bias, c, workspace);
     if (!gradd_dtype_is_half(g.dtype))
         return GRADD_FAIL(UNSUPPORTED, "no blocked product of %s", gradd_dtype_name(g.dtype));
     const bool f16 = g.dtype == GRADD_DT_F16;

@@ -446,7 +446,7 @@ GRADD_OPS(
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT, GRADD_DTB(I64)},
         .infer = infer_attention, .grad = grad_attention, .expand = gradd_attention_expand,
-        .ref = ref_attention,
+        .ref = GRADD_REF(ref_attention),
         .cases = GRADD_CASES(
             {.text = "f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4]"},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
@@ -559,7 +559,7 @@ GRADD_OPS(
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
                   GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT), GRADD_DTB(I64)},
-        .infer = infer_attention_grad, .ref = compute_attention_grad,
+        .infer = infer_attention_grad, .ref = GRADD_REF(compute_attention_grad),
         .cases = GRADD_CASES(
             {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
                      "f32[1,1,2,3]:(3,4) -> 3"},
@@ -663,7 +663,7 @@ GRADD_OPS(
              .bf16_tol = 2e-2})),
     GRADD_OP("MaskRanges", "com.gradd", 1, (1, 1), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_BOOL},
-             .infer = infer_ranges, .ref = compute_ranges,
+             .infer = infer_ranges, .ref = GRADD_REF(compute_ranges),
              .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
                                   {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})));
 

@@ -434,7 +434,7 @@ GRADD_OPS(
                                       {GRADD_ROPE_SHARED, GRADD_ATTR_INT, false},
                                       {GRADD_ROPE_TRANSPOSED, GRADD_ATTR_INT, false}),
              .infer = infer_rope, .rowwise = rowwise_rope, .grad = grad_rope, .expand = expand_rope,
-             .ref = ref_rope,
+             .ref = GRADD_REF(ref_rope),
              .cases = GRADD_CASES(
                  {.text = "f32[2,3,5,8] f32[2,1,5,8] f32[2,1,5,8]"},
                  {.text = "f32[2,3,5,8] f32[1,1,5,8] f32[5,8] | transposed=1"},
@@ -459,7 +459,7 @@ GRADD_OPS(
              .attrs = GRADD_ATTR_LIST({GRADD_ROPE_INVERSE, GRADD_ATTR_INT, false},
                                       {GRADD_ROPE_TRANSPOSED, GRADD_ATTR_INT, false}),
              .infer = infer_apart, .rowwise = rowwise_rope, .grad = grad_apart,
-             .expand = expand_apart, .ref = ref_apart,
+             .expand = expand_apart, .ref = GRADD_REF(ref_apart),
              .cases = GRADD_CASES(
                  {.text = "f32[2,3,5,8] f32[2,1,5,4] f32[2,1,5,4]"},
                  {.text = "f32[2,3,5,8] f32[1,1,5,4] f32[5,4] | transposed=1"},

@@ -31,7 +31,7 @@ GRADD_MAP_COMPUTE(invert)
 #define BITS(title, domain, since, fn)                                                             \
     GRADD_OP(title, domain, since, (2, 2), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,     \
              .types = {GRADD_T_INT}, .infer = gradd_infer_broadcast, .rowwise = gradd_rowwise_map, \
-             .ref = compute_##fn##_ref,                                                            \
+             .ref = GRADD_REF(compute_##fn##_ref),                                                 \
              .cases = GRADD_CASES(                                                                 \
                  {.text = "i64[3,4]:(-9,9) i64[4]:(-9,9)"}, {.text = "i32[5]:(-99,99) i32[]={3}"}, \
                  {.text = "i64[4]={-1,5,-7,9} i64[4]={63,64,-1,2}"},                               \
@@ -43,7 +43,7 @@ GRADD_OPS(bitwise, BITS("BitwiseAnd", "", 18, and), BITS("BitwiseOr", "", 18, or
           BITS("ShiftRight", "com.gradd", 1, right),
           GRADD_OP("BitwiseNot", "", 18, (1, 1), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
                    .types = {GRADD_T_INT}, .infer = gradd_infer_same, .rowwise = gradd_rowwise_map,
-                   .ref = compute_invert_ref,
+                   .ref = GRADD_REF(compute_invert_ref),
                    .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9)"}, {.text = "i32[5]:(-9,9)"},
                                         {.text = "i64[0]"})));
 

@@ -147,7 +147,7 @@ GRADD_OPS(cast,
                                             {"saturate", GRADD_ATTR_INT, false},
                                             {"round_mode", GRADD_ATTR_STRING, false}),
                    .infer = infer_cast, .rowwise = gradd_rowwise_map, .grad = grad_cast,
-                   .ref = compute_cast,
+                   .ref = GRADD_REF(compute_cast),
                    .cases = GRADD_CASES(
                        {.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
                        {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
@@ -185,7 +185,7 @@ GRADD_OPS(cast,
                    .types = {CAST_MASK},
                    .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
                                             {"round_mode", GRADD_ATTR_STRING, false}),
-                   .infer = infer_cast_like, .grad = grad_cast, .ref = compute_cast,
+                   .infer = infer_cast_like, .grad = grad_cast, .ref = GRADD_REF(compute_cast),
                    .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
                                         {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})));
 

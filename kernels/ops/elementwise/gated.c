@@ -332,7 +332,7 @@ GRADD_OPS(
     GRADD_OP("GatedActivation", "com.gradd", 1, (1, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT}, .attrs = ATTRS,
              .infer = infer_gated, .rowwise = rowwise_gated, .grad = grad_gated,
-             .expand = expand_gated, .ref = ref_gated,
+             .expand = expand_gated, .ref = GRADD_REF(ref_gated),
              .cases = GRADD_CASES(
                  {.text = "f32[3,5] f32[3,5] | activation=\"swish\""},
                  {.text = "f32[2,3,7]:(-6,6) f32[2,3,7] | activation=\"swish\" alpha=1.702"},
@@ -354,7 +354,7 @@ GRADD_OPS(
     GRADD_OP("GatedActivationGrad", "com.gradd", 1, (2, 3), (1, 2),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .attrs = ATTRS, .infer = infer_gated_grad,
-             .ref = ref_gated_grad,
+             .ref = GRADD_REF(ref_gated_grad),
              .cases = GRADD_CASES(
                  {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"swish\" alpha=1.702 -> 2"},
                  {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu\" -> 2"},

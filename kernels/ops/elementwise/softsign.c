@@ -25,7 +25,8 @@ static gradd_status_t grad_softsign(gradd_grad_t *g) {
 GRADD_OPS(softsign,
           GRADD_OP("Softsign", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
                    .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
-                   .rowwise = gradd_rowwise_map, .grad = grad_softsign, .ref = compute_softsign_ref,
+                   .rowwise = gradd_rowwise_map, .grad = grad_softsign,
+                   .ref = GRADD_REF(compute_softsign_ref),
                    .cases = GRADD_CASES(
                        {.text = "f32[3,5]:(1,8)"}, {.text = "f32[3,7]:(-8,-1)"}, {.text = "f32[1]"},
                        {.text = "f32[0,2]"}, {.text = "f32[211,173]"},
@@ -33,7 +34,7 @@ GRADD_OPS(softsign,
           GRADD_OP("SoftsignGrad", "com.gradd", 1, (2, 2), (1, 1),
                    .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
                    .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
-                   .ref = compute_softsign_grad_ref,
+                   .ref = GRADD_REF(compute_softsign_grad_ref),
                    .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
                                         {.text = "f32[4] f32[4]={0,-0.0,1e30,-inf}"},
                                         {.text = "f32[211,173] f32[211,173]"})));

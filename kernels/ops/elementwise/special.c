@@ -148,7 +148,7 @@ static gradd_status_t grad_atan2(gradd_grad_t *g) {
 #define FUNCTION(title, domain, since, fn, range)                                                  \
     GRADD_OP(                                                                                      \
         title, domain, since, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, \
-        .rowwise = gradd_rowwise_map, .grad = grad_##fn, .ref = compute_##fn##_ref,                \
+        .rowwise = gradd_rowwise_map, .grad = grad_##fn, .ref = GRADD_REF(compute_##fn##_ref),     \
         .cases = GRADD_CASES({.text = "f32[3,5]" range}, {.text = "f32[]" range},                  \
                              {.text = "f32[0,2]"}, {.text = "f32[211,173]" range, .grad_tol = -1}, \
                              {.text = "f32[8]={0,-0.0,1,-1,2,-2,0.5,-0.5}", .grad_tol = -1},       \
@@ -164,14 +164,14 @@ GRADD_OPS(special, FUNCTION("Tan", "", 7, tan, ":(-1.4,1.4)"),
           FUNCTION("Digamma", "com.gradd", 1, digamma, ":(0.3,9)"),
           GRADD_OP("Trigamma", "com.gradd", 1, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
                    .infer = gradd_infer_same, .rowwise = gradd_rowwise_map, .grad = grad_trigamma,
-                   .ref = compute_trigamma_ref,
+                   .ref = GRADD_REF(compute_trigamma_ref),
                    .cases = GRADD_CASES({.text = "f32[3,5]:(0.3,9)", .grad_tol = -1},
                                         {.text = "f32[9]={0.5,-0.5,-3.25,0,-1,inf,nan,1e-3,40}",
                                          .grad_tol = -1})),
           FUNCTION("Erfinv", "com.gradd", 1, erfinv, ":(-0.95,0.95)"),
           GRADD_OP("Atan2", "com.gradd", 1, (2, 2), (1, 1), .types = {GRADD_T_FLOAT},
                    .infer = gradd_infer_broadcast, .rowwise = gradd_rowwise_map, .grad = grad_atan2,
-                   .ref = compute_atan2_ref,
+                   .ref = GRADD_REF(compute_atan2_ref),
                    .cases = GRADD_CASES(
                        {.text = "f32[3,4]:(0.2,2) f32[4]:(0.2,2)"},
                        {.text = "f32[] f32[2,3]:(1,2)"},

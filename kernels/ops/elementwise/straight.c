@@ -37,7 +37,7 @@ static gradd_status_t grad_straight(gradd_grad_t *g) {
 
 GRADD_OPS(straight, GRADD_OP("StraightThrough", "com.gradd", 1, (2, 2), (1, 1), .no_diff = 1,
                              .infer = infer_straight, .rowwise = gradd_rowwise_map,
-                             .grad = grad_straight, .ref = compute_straight,
+                             .grad = grad_straight, .ref = GRADD_REF(compute_straight),
                              .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3]", .grad_tol = -1},
                                                   {.text = "f32[] f32[]", .grad_tol = -1},
                                                   {.text = "f32[0,2] f32[0,2]", .grad_tol = -1})));

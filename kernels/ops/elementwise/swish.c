@@ -46,7 +46,7 @@ GRADD_OPS(
     swish,
     GRADD_OP("Swish", "", 24, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
              .attrs = ALPHA, .infer = gradd_infer_same, .rowwise = gradd_rowwise_map,
-             .grad = grad_swish, .expand = expand_swish, .ref = compute_swish_ref,
+             .grad = grad_swish, .expand = expand_swish, .ref = GRADD_REF(compute_swish_ref),
              .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
                                   {.text = "f32[3,7]:(-8,8) | alpha=1.702"},
                                   {.text = "f32[6]={-inf,inf,0.5,-100,100,nan}", .grad_tol = -1},
@@ -54,7 +54,7 @@ GRADD_OPS(
     GRADD_OP("SwishGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
-             .ref = compute_swish_grad_ref,
+             .ref = GRADD_REF(compute_swish_grad_ref),
              .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
                                   {.text = "f32[3,7] f32[3,7]:(-8,8) | alpha=1.702"},
                                   {.text = "f32[211,173] f32[211,173]"})));

@@ -74,7 +74,7 @@ static gradd_status_t infer_check_index(gradd_infer_t *c) {
 
 GRADD_OPS(checkindex, GRADD_OP("CheckIndex", "com.gradd", 1, (2, 2), (1, 1),
                                .flags = GRADD_OP_NO_GRAD, .types = {GRADD_T_INDEX, GRADD_DTB(I64)},
-                               .infer = infer_check_index, .ref = compute_check_index,
+                               .infer = infer_check_index, .ref = GRADD_REF(compute_check_index),
                                .cases = GRADD_CASES(
                                    {.text = "i64[2,3]={0,4,2,3,1,4} i64[]={5}"},
                                    {.text = "i32[2]={0,4} i64[1]={5}"},

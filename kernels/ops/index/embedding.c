@@ -404,7 +404,7 @@ GRADD_OPS(
         .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false},
                                  {"scales", GRADD_ATTR_FLOATS, false}),
         .infer = infer_sum, .rowwise = rowwise_sum, .grad = grad_sum, .expand = expand_sum,
-        .ref = ref_sum,
+        .ref = GRADD_REF(ref_sum),
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,4]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4]:(-5,4) i32[1,4]:(0,5)"},
@@ -427,7 +427,7 @@ GRADD_OPS(
         .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
                                  {"padding", GRADD_ATTR_INT, false},
                                  {"scale", GRADD_ATTR_FLOAT, false}),
-        .infer = infer_grad, .ref = ref_grad,
+        .infer = infer_grad, .ref = GRADD_REF(ref_grad),
         .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
                              {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
                              {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},

@@ -222,7 +222,7 @@ GRADD_OPS(
     GRADD_OP(
         "ScatterND", "", 11, (3, 3), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
         .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}),
-        .infer = infer_scatter_nd, .grad = grad_scatter, .ref = compute_scatter,
+        .infer = infer_scatter_nd, .grad = grad_scatter, .ref = GRADD_REF(compute_scatter),
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
             {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
@@ -249,7 +249,7 @@ GRADD_OPS(
         .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
         .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                  {"reduction", GRADD_ATTR_STRING, false}),
-        .infer = infer_scatter_elements, .grad = grad_scatter, .ref = compute_scatter,
+        .infer = infer_scatter_elements, .grad = grad_scatter, .ref = GRADD_REF(compute_scatter),
         .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
                              {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
                              {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},

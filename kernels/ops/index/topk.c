@@ -291,7 +291,7 @@ GRADD_OPS(
         .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                  {"largest", GRADD_ATTR_INT, false},
                                  {"sorted", GRADD_ATTR_INT, false}),
-        .infer = infer_topk, .grad = grad_topk, .ref = compute_topk,
+        .infer = infer_topk, .grad = grad_topk, .ref = GRADD_REF(compute_topk),
         .cases = GRADD_CASES(
             {.text = "f32[3,8] i64[1]={2} -> 2"},
             {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
@@ -312,7 +312,7 @@ GRADD_OPS(
              .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                       {"largest", GRADD_ATTR_INT, false},
                                       {"sorted", GRADD_ATTR_INT, false}),
-             .infer = infer_topk, .grad = grad_topk, .ref = compute_like_torch,
+             .infer = infer_topk, .grad = grad_topk, .ref = GRADD_REF(compute_like_torch),
              .cases = GRADD_CASES(
                  {.text = "f32[3,8] i64[1]={2} -> 2"},
                  {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=0 -> 2"},
@@ -332,7 +332,7 @@ GRADD_OPS(
         "TorchSort", "com.gradd", 1, (1, 1), (1, 2), .counts = 2, .types = {GRADD_T_NUM},
         .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                  {"descending", GRADD_ATTR_INT, false}),
-        .infer = infer_sort, .grad = grad_topk, .ref = compute_like_torch,
+        .infer = infer_sort, .grad = grad_topk, .ref = GRADD_REF(compute_like_torch),
         .cases = GRADD_CASES(
             {.text = "f32[3,8] -> 2"}, {.text = "f32[3,50,2] | axis=1 descending=1 -> 2"},
             {.text = "f32[0,3] -> 2"}, {.text = "f32[3,0] -> 2"}, {.text = "i64[3,90] -> 2"},

@@ -346,7 +346,7 @@ GRADD_OPS(
         "CrossEntropy", "com.gradd", 1, (GRADD_CE_ITEMS, GRADD_CE_INPUTS), (1, GRADD_CE_OUTPUTS),
         .no_diff = 1 << GRADD_CE_ITEMS | 1 << GRADD_CE_WEIGHTS,
         .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM, GRADD_T_FLOAT}, .attrs = LOSS_ATTRS,
-        .infer = infer_loss, .grad = grad_loss, .expand = expand_loss, .ref = ref_loss,
+        .infer = infer_loss, .grad = grad_loss, .expand = expand_loss, .ref = GRADD_REF(ref_loss),
         .cases = GRADD_CASES(
             {.text = "f32[4,3] i64[4]:(0,2)"},
             {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
@@ -392,7 +392,7 @@ GRADD_OPS(
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT, GRADD_T_NUM,
                   GRADD_T_FLOAT},
-        .attrs = LOSS_ATTRS, .infer = infer_loss_grad, .ref = ref_loss_grad,
+        .attrs = LOSS_ATTRS, .infer = infer_loss_grad, .ref = GRADD_REF(ref_loss_grad),
         .cases = GRADD_CASES(
             {.text = "f32[] f32[4,3] " LABELS4 " f32[4,2]:(0.5,1) | ignore_index=-100"},
             {.text = "f32[4] f32[4,3] i32[4]:(0,2) f32[4,2]:(0.5,1) | reduction=\"none\""},

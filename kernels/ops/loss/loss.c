@@ -189,7 +189,7 @@ static gradd_status_t forward(const gradd_launch_t *r, bool normalise, bool ref)
     void *logp = r->n_out > 1 ? r->out[1].data : NULL;
     double total, *each = r->workspace;
     GRADD_TRY(check_labels(&l, &total));
-    if (r->in[0].type.dtype == GRADD_DT_F32) {
+    if (!gradd_dtype_is_f64(r->in[0].type.dtype)) {
         forward_f32(&l, r->in[0].data, logp, each, normalise, ref);
         reduce_f32(&l, each, total, r->out[0].data);
     } else {
@@ -212,7 +212,7 @@ static gradd_status_t backward(const gradd_launch_t *r, bool ref) {
     loss_t l = loss_of(r, &r->in[1].type, 2, 0);
     double total;
     GRADD_TRY(check_labels(&l, &total));
-    if (r->in[1].type.dtype == GRADD_DT_F32)
+    if (!gradd_dtype_is_f64(r->in[1].type.dtype))
         backward_f32(&l, &r->in[0], r->in[1].data, total, r->out[0].data, ref);
     else
         backward_f64(&l, &r->in[0], r->in[1].data, total, r->out[0].data, ref);
@@ -228,7 +228,7 @@ static gradd_status_t compute_likelihood_grad(const gradd_launch_t *r) {
     loss_t l = loss_of(r, &r->out[0].type, 1, 0);
     double total;
     GRADD_TRY(check_labels(&l, &total));
-    if (r->out[0].type.dtype == GRADD_DT_F32)
+    if (!gradd_dtype_is_f64(r->out[0].type.dtype))
         pick_f32(&l, &r->in[0], total, r->out[0].data);
     else
         pick_f64(&l, &r->in[0], total, r->out[0].data);
@@ -358,7 +358,7 @@ GRADD_OPS(
     GRADD_OP("SoftmaxCrossEntropyLoss", "", 12, (2, 3), (1, 2), .no_diff = 4,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_loss, .grad = grad_cross_entropy,
-             .ref = ref_cross_entropy,
+             .ref = GRADD_REF(ref_cross_entropy),
              .cases = GRADD_CASES(
                  CASES_LOSS(""), CASES_LOSS(" -> 2"),
                  {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
@@ -370,7 +370,7 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_cross_entropy_grad,
-             .ref = ref_cross_entropy_grad,
+             .ref = GRADD_REF(ref_cross_entropy_grad),
              .cases = GRADD_CASES(
                  {.text = "f32[] f32[4,3] " LABELS " | ignore_index=-100"},
                  {.text = "f32[4] f32[4,3] i32[4]:(0,2) | reduction=\"none\""},
@@ -385,12 +385,12 @@ GRADD_OPS(
     GRADD_OP("NegativeLogLikelihoodLoss", "", 12, (2, 3), (1, 1), .no_diff = 4,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_loss, .grad = grad_likelihood,
-             .ref = compute_likelihood, .cases = GRADD_CASES(CASES_LOSS(""))),
+             .ref = GRADD_REF(compute_likelihood), .cases = GRADD_CASES(CASES_LOSS(""))),
     GRADD_OP("NegativeLogLikelihoodLossGrad", "com.gradd", 1, (2, 3), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS, {"shape", GRADD_ATTR_INTS, true}),
-             .infer = infer_likelihood_grad, .ref = compute_likelihood_grad,
+             .infer = infer_likelihood_grad, .ref = GRADD_REF(compute_likelihood_grad),
              .cases = GRADD_CASES({.text = "f32[] " LABELS " | ignore_index=-100 shape=[4,3]"},
                                   {.text = "f32[2,2] i64[2,2]:(0,2) f32[3] | reduction=\"none\" "
                                            "shape=[2,3,2]"})));

@@ -544,7 +544,7 @@ GRADD_OPS(
         (1, GRADD_BATCH_OUTPUTS), .types = {GRADD_T_FLOAT},
         .attrs = GRADD_ATTR_LIST({GRADD_BATCH_EPSILON, GRADD_ATTR_FLOAT, false}),
         .infer = infer_forward, .grad = grad_batch_norm, .expand = expand_batch_norm,
-        .ref = ref_forward,
+        .ref = GRADD_REF(ref_forward),
         .cases = GRADD_CASES(
             {.text = "f32[4,3,5] f32[3] f32[3]"}, {.text = "f32[5,70] f32[70] f32[70]"},
             {.text = "f32[2,3,3,4] f32[3] f32[3] | epsilon=0.01"},
@@ -563,7 +563,7 @@ GRADD_OPS(
              (1, GRADD_BATCH_GRAD_OUTPUTS), .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({GRADD_BATCH_GIVEN, GRADD_ATTR_INT, false}),
-             .infer = infer_backward, .ref = ref_backward,
+             .infer = infer_backward, .ref = GRADD_REF(ref_backward),
              .cases = GRADD_CASES(
                  {.text = "f32[4,3,5] f32[4,3,5] f32[3] f32[3] f32[3]:(0.5,2) -> 3"},
                  {.text = "f32[4,3,5] f32[4,3,5] f32[3] f32[3] f32[3]:(0.5,2) | given=1 -> 3"},

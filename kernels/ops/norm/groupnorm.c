@@ -249,7 +249,7 @@ GRADD_OPS(
              .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
                                       {"num_groups", GRADD_ATTR_INT, true},
                                       {"stash_type", GRADD_ATTR_INT, false}),
-             .infer = infer_forward, .grad = grad_group_norm, .ref = compute_forward,
+             .infer = infer_forward, .grad = grad_group_norm, .ref = GRADD_REF(compute_forward),
              .cases = GRADD_CASES(
                  {.text = "f32[2,6,5] f32[6] f32[6] | num_groups=3"},
                  {.text = "f32[2,6,3,3] f32[2] f32[2] | num_groups=2 epsilon=0.01"},
@@ -262,7 +262,7 @@ GRADD_OPS(
     GRADD_OP("GroupNormGrad", "com.gradd", 1, (5, 5), (1, 3),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"num_groups", GRADD_ATTR_INT, true}),
-             .infer = infer_backward, .ref = compute_backward,
+             .infer = infer_backward, .ref = GRADD_REF(compute_backward),
              .cases = GRADD_CASES({.text = "f32[2,6,5] f32[2,6,5] f32[6] f32[2,3] f32[2,3]:(0.5,2) "
                                            "| num_groups=3 -> 3"},
                                   {.text = "f32[2,4,8,8] f32[2,4,8,8] f32[2] f32[2,2] "
@@ -277,7 +277,7 @@ GRADD_OPS(
                                            "num_groups=3 -> 3"})),
     GRADD_OP("InstanceNormalization", "", 6, (3, 3), (1, 3), .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false}), .infer = infer_forward,
-             .grad = grad_group_norm, .ref = compute_forward,
+             .grad = grad_group_norm, .ref = GRADD_REF(compute_forward),
              .cases = GRADD_CASES({.text = "f32[2,3,7] f32[3] f32[3]"},
                                   {.text = "f32[2,3,4,5] f32[3] f32[3] | epsilon=0.001"},
                                   {.text = "f32[0,3,4] f32[3] f32[3]"})));

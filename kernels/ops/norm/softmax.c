@@ -224,23 +224,22 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
                 {.text = "f32[2,9000] f32[2,9000]:(0,0.001)", .tol = 5e-5})
 #define INTERNAL (GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD)
 
-GRADD_OPS(softmax,
-          GRADD_OP("Softmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
-                   .infer = infer_softmax, .rowwise = gradd_rowwise_axis, .grad = grad_softmax,
-                   .ref = ref_softmax, .cases = CASES),
-          GRADD_OP("LogSoftmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
-                   .infer = infer_softmax, .rowwise = gradd_rowwise_axis, .grad = grad_log_softmax,
-                   .ref = ref_log_softmax, .cases = CASES),
-          GRADD_OP("SoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
-                   .types = {GRADD_T_FLOAT},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
-                   .infer = infer_softmax, .ref = ref_softmax_grad, .cases = CASES_BACK),
-          GRADD_OP("LogSoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
-                   .types = {GRADD_T_FLOAT},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
-                   .infer = infer_softmax, .ref = ref_log_softmax_grad, .cases = CASES_BACK));
+GRADD_OPS(
+    softmax,
+    GRADD_OP("Softmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_softmax,
+             .rowwise = gradd_rowwise_axis, .grad = grad_softmax, .ref = GRADD_REF(ref_softmax),
+             .cases = CASES),
+    GRADD_OP("LogSoftmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_softmax,
+             .rowwise = gradd_rowwise_axis, .grad = grad_log_softmax,
+             .ref = GRADD_REF(ref_log_softmax), .cases = CASES),
+    GRADD_OP("SoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
+             .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_softmax, .ref = GRADD_REF(ref_softmax_grad), .cases = CASES_BACK),
+    GRADD_OP("LogSoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
+             .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_softmax, .ref = GRADD_REF(ref_log_softmax_grad), .cases = CASES_BACK));
 
 GRADD_KERNELS(cpu, softmax,
               GRADD_KERNEL("Softmax", "loop", .types = {GRADD_T_ANY}, .inplace = 1,

@@ -208,7 +208,7 @@ GRADD_OPS(
     GRADD_OP(
         "Conv", "", 11, (2, 3), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
         .attrs = GRADD_ATTR_LIST(OF_ONNX), .infer = infer_conv, .grad = grad_conv,
-        .expand = expand_conv, .ref = gradd_conv_ref,
+        .expand = expand_conv, .ref = GRADD_REF(gradd_conv_ref),
         .cases = GRADD_CASES(
             CASE("f32[2,3,8] f32[4,3,3] f32[4]"),
             CASE("f32[2,3,8] f32[4,3,3] | pads=[1,1] strides=[2]"),
@@ -256,7 +256,7 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(SHARED, {"dims", GRADD_ATTR_INTS, true},
                                       {"begins", GRADD_ATTR_INTS, true}),
-             .infer = infer_data, .grad = grad_data, .ref = gradd_conv_ref,
+             .infer = infer_data, .grad = grad_data, .ref = GRADD_REF(gradd_conv_ref),
              .cases = GRADD_CASES(
                  CASE("f32[2,4,6] f32[4,3,3] | dims=[8] begins=[0]"),
                  CASE("f32[2,4,6] f32[4,3,3] f32[3] | dims=[8] begins=[0]"),
@@ -288,7 +288,7 @@ GRADD_OPS(
              .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(SHARED, {"kernel_shape", GRADD_ATTR_INTS, true},
                                       {"begins", GRADD_ATTR_INTS, true}),
-             .infer = infer_weight, .ref = gradd_conv_ref,
+             .infer = infer_weight, .ref = GRADD_REF(gradd_conv_ref),
              .cases = GRADD_CASES(
                  CASE("f32[2,3,8] f32[2,4,6] | kernel_shape=[3] begins=[0]"),
                  CASE("f32[2,4,9] f32[2,6,4] | kernel_shape=[3] begins=[1] strides=[2] group=2"),

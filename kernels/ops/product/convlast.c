@@ -121,7 +121,8 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(SHARED, {"pads", GRADD_ATTR_INTS, false},
                                       {"kernel_shape", GRADD_ATTR_INTS, false}),
-             .infer = infer_last, .grad = grad_conv, .expand = expand_last, .ref = gradd_conv_ref,
+             .infer = infer_last, .grad = grad_conv, .expand = expand_last,
+             .ref = GRADD_REF(gradd_conv_ref),
              .cases = GRADD_CASES(
                  CASE("f32[2,8,3] f32[4,3,3] f32[4] | pads=[1,1] strides=[2]"),
                  CASE("f32[2,9,4] f32[6,2,3] f32[6] | group=2 dilations=[2] pads=[3,1]"),
@@ -140,7 +141,8 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(SHARED, {"dims", GRADD_ATTR_INTS, true},
                                       {"begins", GRADD_ATTR_INTS, true}),
-             .infer = infer_last, .grad = grad_data, .expand = expand_last, .ref = gradd_conv_ref,
+             .infer = infer_last, .grad = grad_data, .expand = expand_last,
+             .ref = GRADD_REF(gradd_conv_ref),
              .cases = GRADD_CASES(
                  CASE("f32[2,6,4] f32[4,3,3] f32[3] | dims=[8] begins=[0]"),
                  CASE("f32[2,4,4] f32[4,2,3] f32[4] | dims=[9] begins=[1] strides=[2] group=2"),
@@ -159,7 +161,7 @@ GRADD_OPS(
              .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(SHARED, {"kernel_shape", GRADD_ATTR_INTS, true},
                                       {"begins", GRADD_ATTR_INTS, true}),
-             .infer = infer_last, .expand = expand_last, .ref = gradd_conv_ref,
+             .infer = infer_last, .expand = expand_last, .ref = GRADD_REF(gradd_conv_ref),
              .cases = GRADD_CASES(
                  CASE("f32[2,9,4] f32[2,4,6] | kernel_shape=[3] begins=[1] strides=[2] group=2"),
                  CASE("f32[2,6,5,3] f32[2,3,4,4] | kernel_shape=[3,2] begins=[1,0] strides=[2,1]"),

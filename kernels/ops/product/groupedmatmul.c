@@ -165,7 +165,7 @@ GRADD_OPS(
     groupedmatmul,
     GRADD_OP(
         "GroupedMatMul", "com.gradd", 1, (3, 3), (1, 1), .flags = GRADD_OP_COSTLY, .types = TYPES,
-        .attrs = ATTRS, .infer = infer_groups, .grad = grad_groups, .ref = ref_groups,
+        .attrs = ATTRS, .infer = infer_groups, .grad = grad_groups, .ref = GRADD_REF(ref_groups),
         .cases = GRADD_CASES(
             {.text = "f32[5,3] f32[2,3,4] i64[2]={2,5}"},
             {.text = "f32[5,3] f32[2,4,3] i64[2]={2,5} | transB=1"},
@@ -180,7 +180,7 @@ GRADD_OPS(
     GRADD_OP(
         "GroupedMatMulGrad", "com.gradd", 1, (3, 3), (1, 1),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .types = TYPES,
-        .attrs = ATTRS, .infer = infer_groups_grad, .ref = ref_groups,
+        .attrs = ATTRS, .infer = infer_groups_grad, .ref = GRADD_REF(ref_groups),
         .cases = GRADD_CASES(
             {.text = "f32[5,3] f32[5,4] i64[2]={2,5}"},
             {.text = "f32[5,3] f32[5,4] i64[2]={2,5} | transB=1"},

@@ -171,7 +171,7 @@ static gradd_status_t ref_gelu(const gradd_launch_t *r) {
     if (r->n_out > 1 && r->out[1].data)
         memcpy(r->out[1].data, y->data, (size_t)gradd_type_bytes(&y->type));
     for (int64_t i = 0; i < n; i++) {
-        const bool wide = y->type.dtype == GRADD_DT_F64;
+        const bool wide = gradd_dtype_is_f64(y->type.dtype);
         const double p = wide ? ((double *)y->data)[i] : (double)((float *)y->data)[i];
         const double v = p / 2 * (1 + tanh(0.79788456080286536 * (p + 0.044715 * p * p * p)));
         if (wide)
@@ -402,7 +402,7 @@ static void scale_block(gradd_dtype_t dtype, char *y, const char *x, int64_t n, 
     float wide[BLOCK];
     if (factor == 1) {
         memcpy(y, x, (size_t)n * gradd_dtype_bytes(dtype));
-    } else if (dtype == GRADD_DT_F64) {
+    } else if (gradd_dtype_is_f64(dtype)) {
         scale_double((double *)y, (const double *)x, n, factor);
     } else if (dtype == GRADD_DT_F32) {
         scale_float((float *)y, (const float *)x, n, (float)factor);
@@ -465,7 +465,7 @@ GRADD_OPS(
     GRADD_OP("Linear", "com.gradd", 1, (3, 3), (1, 1), .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
              .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
              .infer = infer_linear, .rowwise = gradd_rowwise_product, .grad = grad_linear,
-             .expand = expand_linear, .ref = ref_linear,
+             .expand = expand_linear, .ref = GRADD_REF(ref_linear),
              .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
                                   {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
                                   {.text = "f32[2,3,4] f32[5,4] f32[5] | transB=1"},
@@ -479,7 +479,7 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}), .infer = infer_gelu,
              .rowwise = gradd_rowwise_product, .grad = grad_gelu, .expand = expand_gelu,
-             .ref = ref_gelu,
+             .ref = GRADD_REF(ref_gelu),
              .cases = GRADD_CASES({.text = "f32[3,4] f32[4,8] f32[8]"},
                                   {.text = "f32[3,4] f32[4,8] f32[8] -> 2"},
                                   {.text = "f32[3,4] f32[4,5] f32[5] -> 2"},
@@ -506,7 +506,8 @@ GRADD_OPS(
                                  {GRADD_HEAD_SOFTCAP, GRADD_ATTR_FLOAT, false},
                                  {GRADD_HEAD_SCALE, GRADD_ATTR_FLOAT, false},
                                  {GRADD_HEAD_CHUNK, GRADD_ATTR_INT, false}),
-        .infer = infer_head, .grad = grad_head, .expand = expand_head, .ref = gradd_head_ref,
+        .infer = infer_head, .grad = grad_head, .expand = expand_head,
+        .ref = GRADD_REF(gradd_head_ref),
         .cases = GRADD_CASES(
             {.text = "f32[5,3] f32[3,7] i64[5]:(0,6)", ROUNDED},
             {.text = "f32[5,3] f32[7,3] i32[5]:(0,6) | transB=1 chunk=2", ROUNDED},
@@ -579,7 +580,7 @@ GRADD_OPS(
              GRADIENTS})),
     GRADD_OP("ScaleGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT, GRADD_T_FLOAT},
-             .infer = infer_scale, .expand = expand_scale, .ref = ref_scale,
+             .infer = infer_scale, .expand = expand_scale, .ref = GRADD_REF(ref_scale),
              .cases = GRADD_CASES({.text = "f32[3,4] f32[]"}, {.text = "f32[0,4] f32[1]"},
                                   {.text = "f32[3,700] f32[]={1}"},
                                   {.text = "f32[211,173] f32[]={-0.3}"})));

@@ -47,7 +47,7 @@ static gradd_status_t spread(const gradd_launch_t *r, double beta) {
     int64_t cols = c->type.rank ? c->type.dims[c->type.rank - 1] : 1;
     int64_t rows = c->type.rank == 2 ? c->type.dims[0] : 1;
     int64_t step_m = rows == 1 ? 0 : cols, step_n = cols == 1 ? 0 : 1;
-    switch (c->type.dtype) {
+    switch (gradd_dtype_is_built(c->type.dtype) ? c->type.dtype : GRADD_DT_NONE) {
     case GRADD_DT_F32:
         SPREAD(float, , (float)) return GRADD_OK;
     case GRADD_DT_BF16:
@@ -267,7 +267,7 @@ GRADD_OPS(
     GRADD_OP(
         "MatMul", "", 9, (2, 2), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_NUM},
         .infer = infer_matmul, .rowwise = gradd_rowwise_product, .grad = grad_matmul,
-        .ref = ref_matmul,
+        .ref = GRADD_REF(ref_matmul),
         .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5]"}, {.text = "f32[2,3,4] f32[4,5]"},
                              {.text = "f32[2,3,4] f32[2,4,5]"}, {.text = "f32[3,4] f32[2,4,5]"},
                              {.text = "f32[2,1,3,4] f32[3,4,5]"}, {.text = "f32[2,3,1,4] f32[4,1]"},
@@ -282,7 +282,7 @@ GRADD_OPS(
              .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                                       {"to", GRADD_ATTR_INT, false}),
              .infer = infer_fused, .rowwise = gradd_rowwise_product, .grad = grad_fused,
-             .expand = expand_fused, .ref = ref_matmul,
+             .expand = expand_fused, .ref = GRADD_REF(ref_matmul),
              .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
                                   {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},
                                   {.text = "f32[4,3] f32[5,4] | transA=1 transB=1 alpha=-2.0"},
@@ -296,7 +296,7 @@ GRADD_OPS(
              .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                                       {"beta", GRADD_ATTR_FLOAT, false}),
              .infer = infer_gemm, .rowwise = gradd_rowwise_product, .grad = grad_gemm,
-             .ref = ref_gemm,
+             .ref = GRADD_REF(ref_gemm),
              .cases = GRADD_CASES(
                  {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
                  {.text = "f32[3,4] f32[4,5] f32[3,5]"}, {.text = "f32[3,4] f32[4,5]"},

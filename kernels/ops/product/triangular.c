@@ -139,7 +139,7 @@ GRADD_OPS(triangular,
                    .attrs = GRADD_ATTR_LIST({"upper", GRADD_ATTR_INT, false},
                                             {"unit", GRADD_ATTR_INT, false},
                                             {"transposed", GRADD_ATTR_INT, false}),
-                   .infer = infer_solve, .grad = grad_solve, .ref = ref_solve,
+                   .infer = infer_solve, .grad = grad_solve, .ref = GRADD_REF(ref_solve),
                    .cases = GRADD_CASES(
                        {.text = "f32[3,3]:(1,2) f32[3,2]"},
                        {.text = "f32[2,4,4]:(1,2) f32[2,4,3] | upper=1"},

@@ -175,27 +175,27 @@ static void cost_scan(const gradd_infer_t *c, gradd_cost_t *cost) {
 
 #define ATTRS GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}, {"reverse", GRADD_ATTR_INT, false})
 
-GRADD_OPS(linearscan,
-          GRADD_OP("LinearScan", "com.gradd", 1, (2, 2), (1, 1), .types = {GRADD_T_FLOAT},
-                   .attrs = ATTRS, .infer = infer_scan, .grad = grad_scan, .ref = ref_scan,
-                   .cases = GRADD_CASES(
-                       {.text = "f32[2,3,4] f32[2,3,4] | axis=1"},
-                       {.text = "f32[3,2] f32[3,2] | axis=0 reverse=1"},
-                       {.text = "f32[2,4] f32[2,4] | axis=-1"}, {.text = "f32[1] f32[1] | axis=0"},
-                       {.text = "f32[3,2]={inf,2,1,inf,-1,0} f32[3,2] | axis=0", .grad_tol = -1},
-                       {.text = "f32[0,3] f32[0,3] | axis=0"},
-                       {.text = "f32[2,3,0] f32[2,3,0] | axis=1 reverse=1"},
-                       {.text = "f32[3,40,170]:(0,1) f32[3,40,170] | axis=1", .grad_tol = -1},
-                       {.text = "f32[700,50]:(0,1) f32[700,50] | axis=1 reverse=1",
-                        .grad_tol = -1})),
-          GRADD_OP("LinearScanGrad", "com.gradd", 1, (3, 3), (1, 2),
-                   .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT},
-                   .attrs = ATTRS, .infer = infer_scan, .ref = ref_back,
-                   .cases = GRADD_CASES(
-                       {.text = "f32[2,3,4] f32[2,3,4] f32[2,3,4] | axis=1 -> 2"},
-                       {.text = "f32[3,2] f32[3,2] f32[3,2] | axis=0 reverse=1 -> 2"},
-                       {.text = "f32[0,2] f32[0,2] f32[0,2] | axis=0 -> 2"},
-                       {.text = "f32[3,40,170] f32[3,40,170]:(0,1) f32[3,40,170] | axis=1 -> 2"})));
+GRADD_OPS(
+    linearscan,
+    GRADD_OP("LinearScan", "com.gradd", 1, (2, 2), (1, 1), .types = {GRADD_T_FLOAT}, .attrs = ATTRS,
+             .infer = infer_scan, .grad = grad_scan, .ref = GRADD_REF(ref_scan),
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,3,4] f32[2,3,4] | axis=1"},
+                 {.text = "f32[3,2] f32[3,2] | axis=0 reverse=1"},
+                 {.text = "f32[2,4] f32[2,4] | axis=-1"}, {.text = "f32[1] f32[1] | axis=0"},
+                 {.text = "f32[3,2]={inf,2,1,inf,-1,0} f32[3,2] | axis=0", .grad_tol = -1},
+                 {.text = "f32[0,3] f32[0,3] | axis=0"},
+                 {.text = "f32[2,3,0] f32[2,3,0] | axis=1 reverse=1"},
+                 {.text = "f32[3,40,170]:(0,1) f32[3,40,170] | axis=1", .grad_tol = -1},
+                 {.text = "f32[700,50]:(0,1) f32[700,50] | axis=1 reverse=1", .grad_tol = -1})),
+    GRADD_OP("LinearScanGrad", "com.gradd", 1, (3, 3), (1, 2),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT},
+             .attrs = ATTRS, .infer = infer_scan, .ref = GRADD_REF(ref_back),
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,3,4] f32[2,3,4] f32[2,3,4] | axis=1 -> 2"},
+                 {.text = "f32[3,2] f32[3,2] f32[3,2] | axis=0 reverse=1 -> 2"},
+                 {.text = "f32[0,2] f32[0,2] f32[0,2] | axis=0 -> 2"},
+                 {.text = "f32[3,40,170] f32[3,40,170]:(0,1) f32[3,40,170] | axis=1 -> 2"})));
 
 GRADD_KERNELS(cpu, linearscan,
               GRADD_KERNEL("LinearScan", "loop", .types = {GRADD_T_F32_F64}, .inplace = 3,

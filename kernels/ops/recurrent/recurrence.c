@@ -173,7 +173,7 @@ GRADD_OPS(
     GRADD_OP(
         "Recurrence", "com.gradd", 1, (3, GRADD_RNN_INPUTS), (1, GRADD_RNN_OUTPUTS),
         .flags = GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT}, .attrs = ATTRS, .infer = infer_forward,
-        .grad = grad_recurrence, .ref = gradd_rnn_ref,
+        .grad = grad_recurrence, .ref = GRADD_REF(gradd_rnn_ref),
         .cases = GRADD_CASES(
             CASE("f32[3,2,12] f32[12,3] f32[2,3] f32[2,3] f32[12] | kind=\"lstm\" -> 3"),
             CASE("f32[4,2,8] f32[8,2] f32[2,2] f32[2,2] | kind=\"lstm\" reverse=1 -> 3"),
@@ -205,7 +205,7 @@ GRADD_OPS(
         "RecurrenceGrad", "com.gradd", 1, (3, GRADD_RNN_GRAD_INPUTS), (1, GRADD_RNN_GRAD_OUTPUTS),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY,
         .types = GRAD_TYPES(GRADD_T_FLOAT), .attrs = ATTRS, .infer = infer_backward,
-        .ref = gradd_rnn_grad_ref,
+        .ref = GRADD_REF(gradd_rnn_grad_ref),
         .cases = GRADD_CASES(
             CASE("f32[3,2,12]:(0,1) f32[12,3] f32[2,3] f32[2,3] f32[3,2,3] - - f32[3,2,3] f32[2,3] "
                  "f32[2,3] | kind=\"lstm\" -> 3"),

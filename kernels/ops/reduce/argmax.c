@@ -85,7 +85,7 @@ GRADD_OPS(
         .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                  {"keepdims", GRADD_ATTR_INT, false},
                                  {"select_last_index", GRADD_ATTR_INT, false}),
-        .infer = infer_arg, .ref = compute_argmax,
+        .infer = infer_arg, .ref = GRADD_REF(compute_argmax),
         .cases = GRADD_CASES(
             {.text = "f32[2,3,4] | axis=1"}, {.text = "f32[2,3,4] | axis=-1 keepdims=0"},
             {.text = "f32[5]"}, {.text = "i64[2,5]:(0,1) | axis=1"},
@@ -105,7 +105,7 @@ GRADD_OPS(
         .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                  {"keepdims", GRADD_ATTR_INT, false},
                                  {"select_last_index", GRADD_ATTR_INT, false}),
-        .infer = infer_arg, .ref = compute_argmin,
+        .infer = infer_arg, .ref = GRADD_REF(compute_argmin),
         .cases = GRADD_CASES(
             {.text = "f32[2,3,4] | axis=1"}, {.text = "f32[2,3,4] | axis=-1 keepdims=0"},
             {.text = "f32[5]"}, {.text = "i64[2,5]:(0,1) | axis=1"},

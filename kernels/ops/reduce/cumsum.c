@@ -167,7 +167,7 @@ GRADD_OPS(
         "CumSum", "", 11, (2, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
         .attrs = GRADD_ATTR_LIST({"exclusive", GRADD_ATTR_INT, false},
                                  {"reverse", GRADD_ATTR_INT, false}),
-        .infer = infer_cumsum, .grad = grad_cumsum, .ref = compute_cumsum,
+        .infer = infer_cumsum, .grad = grad_cumsum, .ref = GRADD_REF(compute_cumsum),
         .cases = GRADD_CASES(
             {.text = "f32[2,3,4] i64[]={1}"}, {.text = "f32[5] i32[]={0}"},
             {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},

@@ -78,7 +78,7 @@ GRADD_OPS(
     logcumsumexp,
     GRADD_OP(
         "LogCumSumExp", "com.gradd", 1, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .attrs = AXIS,
-        .infer = infer_lanes, .grad = grad_forward, .ref = compute_forward,
+        .infer = infer_lanes, .grad = grad_forward, .ref = GRADD_REF(compute_forward),
         .cases = GRADD_CASES({.text = "f32[2,3,4] | axis=1"}, {.text = "f32[5] | axis=-1"},
                              {.text = "f32[3,0] | axis=1"}, {.text = "f32[3,7]:(-30,30) | axis=1"},
                              {.text = "f32[6]={-inf,1e5,-1e5,inf,nan,1} | axis=0", .grad_tol = -1},
@@ -87,7 +87,7 @@ GRADD_OPS(
                              {.text = "f32[2,300]:(-300,80) | axis=1", .grad_tol = -1})),
     GRADD_OP("LogCumSumExpGrad", "com.gradd", 1, (3, 3), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT}, .attrs = AXIS,
-             .infer = infer_lanes, .ref = compute_backward,
+             .infer = infer_lanes, .ref = GRADD_REF(compute_backward),
              .cases = GRADD_CASES(
                  {.text = "f32[2,3] f32[2,3] f32[2,3] | axis=1"},
                  {.text = "f32[2,0] f32[2,0] f32[2,0] | axis=1"},

@@ -254,12 +254,10 @@ REDUCE_FLOAT(gradd_f16_t, f16)
 static void reduce_any(const gradd_fold_t *p, gradd_dtype_t dtype, const void *x, void *z) {
     if (dtype == GRADD_DT_F32)
         reduce_f32(p, x, z);
-    else if (dtype == GRADD_DT_F64)
+    else if (gradd_dtype_is_f64(dtype))
         reduce_f64(p, x, z);
-    else if (dtype == GRADD_DT_F16)
-        reduce_f16(p, x, z);
-    else
-        reduce_bf16(p, x, z);
+    else if (gradd_dtype_is_half(dtype))
+        (dtype == GRADD_DT_F16 ? reduce_f16(p, x, z) : reduce_bf16(p, x, z));
 }
 
 /* Sums of integers wrap around, as those of numpy do. */
@@ -540,31 +538,34 @@ static gradd_status_t grad_product(gradd_grad_t *g) {
 GRADD_OPS(
     reduce,
     GRADD_OP("ReduceSum", "", 13, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
-             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_sum, .ref = ref_sum,
-             .cases = CASES_REDUCE),
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_sum,
+             .ref = GRADD_REF(ref_sum), .cases = CASES_REDUCE),
     GRADD_OP("ReduceMean", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
-             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_mean, .ref = ref_mean,
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_mean,
+             .ref = GRADD_REF(ref_mean),
              .cases = GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"},
                                   {.text = "f32[2,3,5,7] i64[2]={2,3} | keepdims=1"})),
     GRADD_OP("ReduceMean", "", 11, (1, 1), (1, 1), .until = 17,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
-             .grad = grad_mean, .ref = ref_mean, .cases = CASES_OLD),
+             .grad = grad_mean, .ref = GRADD_REF(ref_mean), .cases = CASES_OLD),
     GRADD_OP("ReduceSumSquare", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
-             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_squares, .ref = ref_squares,
-             .cases = CASES_REDUCE),
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_squares,
+             .ref = GRADD_REF(ref_squares), .cases = CASES_REDUCE),
     GRADD_OP("ReduceSumSquare", "", 11, (1, 1), (1, 1), .until = 17,
              .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
-             .grad = grad_squares, .ref = ref_squares, .cases = CASES_OLD),
+             .grad = grad_squares, .ref = GRADD_REF(ref_squares), .cases = CASES_OLD),
     GRADD_OP("ReduceL2", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
-             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_norm, .ref = ref_norm,
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_norm,
+             .ref = GRADD_REF(ref_norm),
              .cases = GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
     GRADD_OP("ReduceL2", "", 11, (1, 1), (1, 1), .until = 17,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
-             .grad = grad_norm, .ref = ref_norm, .cases = CASES_OLD),
+             .grad = grad_norm, .ref = GRADD_REF(ref_norm), .cases = CASES_OLD),
     GRADD_OP("ReduceMax", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
-             .attrs = ATTRS_INPUT, .infer = infer_extremum, .grad = grad_extremum, .ref = ref_max,
+             .attrs = ATTRS_INPUT, .infer = infer_extremum, .grad = grad_extremum,
+             .ref = GRADD_REF(ref_max),
              .cases = GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
                                   {.text = "f32[4]={1,nan,2,0} | keepdims=0", .grad_tol = -1},
                                   {.text = "f32[2,3]={1,nan,2,0,1,2} i64[1]={0}", .grad_tol = -1},
@@ -573,18 +574,19 @@ GRADD_OPS(
                                   CASES_LARGE)),
     GRADD_OP("ReduceMax", "", 11, (1, 1), (1, 1), .until = 17,
              .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_extremum,
-             .grad = grad_extremum, .ref = ref_max, .cases = CASES_OLD),
+             .grad = grad_extremum, .ref = GRADD_REF(ref_max), .cases = CASES_OLD),
     GRADD_OP("ReduceMin", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
-             .attrs = ATTRS_INPUT, .infer = infer_extremum, .grad = grad_extremum, .ref = ref_min,
+             .attrs = ATTRS_INPUT, .infer = infer_extremum, .grad = grad_extremum,
+             .ref = GRADD_REF(ref_min),
              .cases = GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i32"),
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
     GRADD_OP("ReduceMin", "", 11, (1, 1), (1, 1), .until = 17,
              .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_extremum,
-             .grad = grad_extremum, .ref = ref_min, .cases = CASES_OLD),
+             .grad = grad_extremum, .ref = GRADD_REF(ref_min), .cases = CASES_OLD),
     GRADD_OP("ReduceLogSumExp", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
              .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_logsumexp,
-             .ref = compute_logsumexp,
+             .ref = GRADD_REF(compute_logsumexp),
              .cases = GRADD_CASES(
                  CASES_COMMON("f32"), CASES_LARGE,
                  {.text = "f32[4]={-inf,1,inf,2}", .grad_tol = -1},
@@ -592,7 +594,7 @@ GRADD_OPS(
                  {.text = "f32[3,2]={-inf,-inf,-inf,1,-inf,2} i64[1]={0}", .grad_tol = -1})),
     GRADD_OP("ReduceProd", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
              .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_product,
-             .ref = compute_product,
+             .ref = GRADD_REF(compute_product),
              .cases = GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
                                   {.text = "f32[3,4]={1,2,0,3,0,5,0,2,1,2,3,4} i64[1]={1}"},
                                   {.text = "f32[2,3]={1,0,2,3,4,5} | keepdims=0"},

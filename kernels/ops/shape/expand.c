@@ -144,7 +144,7 @@ GRADD_OPS(
     expand,
     GRADD_OP("Expand", "", 8, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP | GRADD_OP_SAME_IS_IDENTITY,
              .types = {0xffffffffu, GRADD_T_INDEX}, .infer = infer_expand, .grad = grad_expand,
-             .ref = ref_expand,
+             .ref = GRADD_REF(ref_expand),
              .cases = GRADD_CASES(
                  {.text = "f32[3,1] i64[2]={3,4}"}, {.text = "f32[3,1] i64[3]={2,1,4}"},
                  {.text = "f32[2,1,3,1,5] i64[5]={2,4,3,2,5}"}, {.text = "f32[] i64[2]={2,3}"},
@@ -156,7 +156,7 @@ GRADD_OPS(
                  {.text = "i64[2,0] i64[3]={3,2,0}"})),
     GRADD_OP("Tile", "", 6, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP | GRADD_OP_SAME_IS_IDENTITY,
              .types = {0xffffffffu, GRADD_T_INDEX}, .infer = infer_tile, .grad = grad_tile,
-             .ref = ref_tile,
+             .ref = GRADD_REF(ref_tile),
              .cases = GRADD_CASES({.text = "f32[2,3] i64[2]={2,2}"},
                                   {.text = "f32[2,3,2] i64[3]={1,1,3}"},
                                   {.text = "f32[2,3,2] i64[3]={2,1,1}"},

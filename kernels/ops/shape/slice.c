@@ -214,7 +214,7 @@ GRADD_OPS(
     slice,
     GRADD_OP(
         "Slice", "", 10, (3, 5), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
-        .infer = infer_slice, .grad = grad_slice, .ref = ref_slice,
+        .infer = infer_slice, .grad = grad_slice, .ref = GRADD_REF(ref_slice),
         .cases = GRADD_CASES(
             {.text = "f32[4,5] i64[1]={1} i64[1]={3}"},
             {.text = "f32[4,5] i64[1]={-3} i64[1]={100} i64[1]={1}"},
@@ -232,7 +232,7 @@ GRADD_OPS(
         "SliceGrad", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_INTERNAL,
         .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"starts", GRADD_ATTR_INTS, true},
                                  {"steps", GRADD_ATTR_INTS, true}),
-        .infer = infer_slice_grad, .grad = grad_slice_grad, .ref = ref_slice_grad,
+        .infer = infer_slice_grad, .grad = grad_slice_grad, .ref = GRADD_REF(ref_slice_grad),
         .cases = GRADD_CASES({.text = "f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]"},
                              {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},
                              {.text = "f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]"},

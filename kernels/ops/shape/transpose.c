@@ -86,7 +86,8 @@ static gradd_status_t grad_transpose(gradd_grad_t *g) {
 GRADD_OPS(transpose,
           GRADD_OP("Transpose", "", 1, (1, 1), (1, 1),
                    .attrs = GRADD_ATTR_LIST({"perm", GRADD_ATTR_INTS, false}),
-                   .infer = infer_transpose, .grad = grad_transpose, .ref = ref_transpose,
+                   .infer = infer_transpose, .grad = grad_transpose,
+                   .ref = GRADD_REF(ref_transpose),
                    .cases = GRADD_CASES(
                        {.text = "f32[3,5]"}, {.text = "f32[2,3,4,5] | perm=[0,2,1,3]"},
                        {.text = "f32[2,3,4,5] | perm=[0,1,3,2]"},

@@ -146,7 +146,7 @@ GRADD_OPS(taps,
           GRADD_OP("Taps", "com.gradd", 1, (COUNT, COUNT), (1, 1), .flags = GRADD_OP_INTERNAL,
                    .no_diff = 1 << WEIGHT, .types = {GRADD_T_FLOAT, GRADD_DTB(I64), GRADD_T_FLOAT},
                    .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_taps,
-                   .grad = grad_taps, .ref = compute_taps_ref,
+                   .grad = grad_taps, .ref = GRADD_REF(compute_taps_ref),
                    .cases = GRADD_CASES(
                        {.text = "f32[2,5] i64[3,2]={0,2,1,3,3,2} f32[3,3]={1,2,0,0.5,1,-1,2,3,0}"},
                        {.text = "f32[2,5,3] i64[2,2]={0,2,2,3} f32[2,3]={1,2,0,0.5,1,-1} | axis=1"},

@@ -95,4 +95,5 @@ static gradd_status_t absorb_transpose(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_absorb_transpose = {"absorb_transpose", 50, false, absorb_transpose};
+const graph_pass_t graph_pass_absorb_transpose = {
+    "absorb_transpose", 50, false, absorb_transpose, {NULL}};

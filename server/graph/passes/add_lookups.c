@@ -101,4 +101,5 @@ static gradd_status_t add_lookups(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_add_lookups = {"add_lookups", PHASE_JOINT + 20, true, add_lookups};
+const graph_pass_t graph_pass_add_lookups = {
+    "add_lookups", PHASE_JOINT + 20, true, add_lookups, {NULL}};

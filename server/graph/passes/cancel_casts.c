@@ -58,4 +58,5 @@ static gradd_status_t cancel_casts(graph_t *g) {
     return graph_redirect_end(g, &redirect);
 }
 
-const graph_pass_t graph_pass_cancel_casts = {"cancel_casts", PHASE_JOINT + 10, true, cancel_casts};
+const graph_pass_t graph_pass_cancel_casts = {
+    "cancel_casts", PHASE_JOINT + 10, true, cancel_casts, {NULL}};

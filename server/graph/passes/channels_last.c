@@ -12,4 +12,5 @@ static gradd_status_t channels_last(graph_t *g) {
     return status;
 }
 
-const graph_pass_t graph_pass_channels_last = {"channels_last", 98, true, channels_last};
+const graph_pass_t graph_pass_channels_last = {
+    "channels_last", 98, true, channels_last, {"ConvLast"}};

@@ -291,4 +291,5 @@ static gradd_status_t fuse_attention(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_attention = {"fuse_attention", 40, true, fuse_attention};
+const graph_pass_t graph_pass_fuse_attention = {
+    "fuse_attention", 40, true, fuse_attention, {"FusedAttention"}};

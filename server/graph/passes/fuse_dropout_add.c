@@ -75,4 +75,5 @@ static gradd_status_t fuse_dropout_add(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_dropout_add = {"fuse_dropout_add", 65, true, fuse_dropout_add};
+const graph_pass_t graph_pass_fuse_dropout_add = {
+    "fuse_dropout_add", 65, true, fuse_dropout_add, {"DropoutAdd"}};

@@ -253,4 +253,5 @@ static gradd_status_t fuse_embedding(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_embedding = {"fuse_embedding", 70, true, fuse_embedding};
+const graph_pass_t graph_pass_fuse_embedding = {
+    "fuse_embedding", 70, true, fuse_embedding, {"EmbeddingSum"}};

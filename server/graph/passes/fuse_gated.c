@@ -84,4 +84,5 @@ static gradd_status_t fuse_gated(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_gated = {"fuse_gated", 22, true, fuse_gated};
+const graph_pass_t graph_pass_fuse_gated = {
+    "fuse_gated", 22, true, fuse_gated, {"GatedActivation"}};

@@ -275,4 +275,6 @@ static gradd_status_t fuse_gelu(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_gelu = {"fuse_gelu", 20, true, fuse_gelu};
+const graph_pass_t graph_pass_fuse_gelu = {
+    "fuse_gelu", 20, true, fuse_gelu, {"Gelu", "Swish"}
+};

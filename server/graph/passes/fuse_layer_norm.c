@@ -100,4 +100,6 @@ static gradd_status_t fuse_layer_norm(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_layer_norm = {"fuse_layer_norm", 12, true, fuse_layer_norm};
+const graph_pass_t graph_pass_fuse_layer_norm = {
+    "fuse_layer_norm", 12, true, fuse_layer_norm, {"LayerNormalization", "RMSNormalization"}
+};

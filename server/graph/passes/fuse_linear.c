@@ -72,4 +72,4 @@ static gradd_status_t fuse_linear(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_linear = {"fuse_linear", 60, true, fuse_linear};
+const graph_pass_t graph_pass_fuse_linear = {"fuse_linear", 60, true, fuse_linear, {NULL}};

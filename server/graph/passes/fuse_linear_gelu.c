@@ -86,4 +86,5 @@ static gradd_status_t fuse_linear_gelu(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_linear_gelu = {"fuse_linear_gelu", 62, true, fuse_linear_gelu};
+const graph_pass_t graph_pass_fuse_linear_gelu = {
+    "fuse_linear_gelu", 62, true, fuse_linear_gelu, {"LinearGelu"}};

@@ -401,4 +401,5 @@ static gradd_status_t fuse_linear_loss(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_linear_loss = {"fuse_linear_loss", 97, true, fuse_linear_loss};
+const graph_pass_t graph_pass_fuse_linear_loss = {
+    "fuse_linear_loss", 97, true, fuse_linear_loss, {"LinearCrossEntropy"}};

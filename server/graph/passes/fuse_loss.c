@@ -255,4 +255,4 @@ static gradd_status_t fuse_loss(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_loss = {"fuse_loss", 80, true, fuse_loss};
+const graph_pass_t graph_pass_fuse_loss = {"fuse_loss", 80, true, fuse_loss, {"CrossEntropy"}};

@@ -202,4 +202,5 @@ static gradd_status_t fuse_rms_norm(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_rms_norm = {"fuse_rms_norm", 10, true, fuse_rms_norm};
+const graph_pass_t graph_pass_fuse_rms_norm = {
+    "fuse_rms_norm", 10, true, fuse_rms_norm, {"RMSNormalization"}};

@@ -309,4 +309,6 @@ static gradd_status_t fuse_rope(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_fuse_rope = {"fuse_rope", 30, true, fuse_rope};
+const graph_pass_t graph_pass_fuse_rope = {
+    "fuse_rope", 30, true, fuse_rope, {"Rope", "RopeApart"}
+};

@@ -288,4 +288,5 @@ static gradd_status_t lift_attention(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_lift_attention = {"lift_attention", 38, true, lift_attention};
+const graph_pass_t graph_pass_lift_attention = {
+    "lift_attention", 38, true, lift_attention, {"FusedAttention"}};

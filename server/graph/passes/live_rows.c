@@ -63,4 +63,4 @@ static gradd_status_t live_rows(graph_t *g) {
     return status;
 }
 
-const graph_pass_t graph_pass_live_rows = {"live_rows", 95, true, live_rows};
+const graph_pass_t graph_pass_live_rows = {"live_rows", 95, true, live_rows, {"GatherRows"}};

@@ -104,4 +104,4 @@ static gradd_status_t part_mask(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_part_mask = {"part_mask", 42, true, part_mask};
+const graph_pass_t graph_pass_part_mask = {"part_mask", 42, true, part_mask, {"FusedAttention"}};

@@ -95,4 +95,5 @@ static gradd_status_t range_attention(graph_t *g) {
     return GRADD_OK;
 }
 
-const graph_pass_t graph_pass_range_attention = {"range_attention", 90, true, range_attention};
+const graph_pass_t graph_pass_range_attention = {
+    "range_attention", 90, true, range_attention, {"FusedAttention"}};

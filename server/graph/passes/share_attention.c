@@ -189,4 +189,5 @@ static gradd_status_t share_attention(graph_t *g) {
     return graph_redirect_end(g, &s.redirect);
 }
 
-const graph_pass_t graph_pass_share_attention = {"share_attention", 45, true, share_attention};
+const graph_pass_t graph_pass_share_attention = {
+    "share_attention", 45, true, share_attention, {"FusedAttention"}};

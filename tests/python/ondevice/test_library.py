@@ -26,6 +26,25 @@ SAME_BITS = {
 TALKS = re.compile(r"socket|connect|send|recv|fork|vfork|exec|posix_spawn|popen|system|dl[os]|pipe")
 
 
+def digits() -> onnx.ModelProto:
+    """A training model: a perceptron of 784-256-10 with its cross-entropy."""
+    info = helper.make_tensor_value_info
+    sizes = {"w1": [784, 256], "b1": [256], "w2": [256, 10], "b2": [10]}
+    inputs = [
+        info("x", TensorProto.FLOAT, ["n", 784]),
+        info("y", TensorProto.INT64, ["n"]),
+        *(info(name, TensorProto.FLOAT, shape) for name, shape in sizes.items()),
+    ]
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Gemm", ["r", "w2", "b2"], ["z"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["z", "y"], ["loss"]),
+    ]
+    graph = helper.make_graph(nodes, "digits", inputs, [info("loss", TensorProto.FLOAT, [])])
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
 def undefined(library: Path) -> set[str]:
     """Names that a shared object takes from others, without versions."""
     lines = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
@@ -38,8 +57,8 @@ def listed() -> set[str]:
     return {line for line in lines if line and not line.startswith("#")}
 
 
-def line() -> onnx.ModelProto:
-    """A training model: loss = mean((x w - y)^2), of two weights."""
+def line(wide: bool = False) -> onnx.ModelProto:
+    """A training model: loss = mean((x w - y)^2), of two weights; the square perhaps in f64."""
     info = helper.make_tensor_value_info
     inputs = [
         info("x", TensorProto.FLOAT, ["n", 2]),
@@ -49,8 +68,10 @@ def line() -> onnx.ModelProto:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"]),
         helper.make_node("Sub", ["p", "y"], ["d"]),
-        helper.make_node("Mul", ["d", "d"], ["s"]),
-        helper.make_node("ReduceMean", ["s"], ["loss"], keepdims=0),
+        *([helper.make_node("Cast", ["d"], ["f"], to=TensorProto.DOUBLE)] if wide else []),
+        helper.make_node("Mul", ["f" if wide else "d"] * 2, ["s"]),
+        *([helper.make_node("Cast", ["s"], ["t"], to=TensorProto.FLOAT)] if wide else []),
+        helper.make_node("ReduceMean", ["t" if wide else "s"], ["loss"], keepdims=0),
     ]
     graph = helper.make_graph(nodes, "line", inputs, [info("loss", TensorProto.FLOAT, [])])
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
@@ -111,22 +132,64 @@ def test_the_page_has_a_counterpart_for_each_function_of_onnx_runtime() -> None:
     assert {ours for _, ours in rows} <= exported
 
 
-@pytest.mark.nightly
-def test_a_library_for_one_model_is_small_and_trains_it(tmp_path: Path) -> None:
-    """It has the operators of the line, and no others."""
-    model = tmp_path / "line.onnx"
-    onnx.save(line(), model)
-    command = ["make", "--no-print-directory", f"B={B}", f"OPS={model}", "train"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    whole, small = (BUILD / "train/native" / f"{at}libgradd_train.so" for at in ("", "ops/"))
-    assert small.stat().st_size < whole.stat().st_size / 2
-    done = subprocess.run(
+def make_train(*variables: str) -> None:
+    """`make train` with these, in the tests' build."""
+    command = ["make", "--no-print-directory", f"B={B}", *variables, "train"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def run_with(library: Path, model: Path) -> str:
+    """What the program for C++ prints with another library."""
+    return subprocess.run(
         [BUILD / "train/native/device_program_cpp", model],
         capture_output=True,
         text=True,
-        env={"LD_LIBRARY_PATH": str(small.parent), "LD_PRELOAD": str(small)},
-    )
-    assert done.stdout.startswith("0.000 3.000 -1.000\n"), done.stdout + done.stderr
+        env={"LD_LIBRARY_PATH": str(library.parent), "LD_PRELOAD": str(library)},
+    ).stdout
+
+
+@pytest.mark.nightly
+def test_a_library_for_one_model_is_small_and_trains_it(tmp_path: Path) -> None:
+    """It has the operators and element types of the line, and no others, unless asked for."""
+    model, wide = tmp_path / "line.onnx", tmp_path / "wide.onnx"
+    onnx.save(line(), model)
+    onnx.save(line(wide=True), wide)
+    whole, small = (BUILD / "train/native" / f"{at}libgradd_train.so" for at in ("", "ops/"))
+    make_train(f"OPS={model}")
+    assert small.stat().st_size < whole.stat().st_size / 3
+    assert run_with(small, model).startswith("0.000 3.000 -1.000\n")
+    assert "operator Cast of" in run_with(small, wide)
+    make_train(f"OPS={model},{wide}")
+    assert run_with(small, wide) == run_with(small, model) == run_with(whole, model)
+
+
+@pytest.mark.nightly
+def test_a_library_without_a_type_refuses_it_by_name(tmp_path: Path) -> None:
+    """`TYPES=` of a library with all operators, in a build of its own."""
+    model, wide = tmp_path / "line.onnx", tmp_path / "wide.onnx"
+    onnx.save(line(), model)
+    onnx.save(line(wide=True), wide)
+    build = tmp_path / "build"
+    make_train(f"B={build}", "TYPES=f32")
+    library = build / "train/native/libgradd_train.so"
+    assert library.stat().st_size < (BUILD / "train/native/libgradd_train.so").stat().st_size
+    assert run_with(library, model).startswith("0.000 3.000 -1.000\n")
+    text = run_with(library, wide)
+    assert "(Cast)" in text and "built without element type f64" in text
+
+
+@pytest.mark.nightly
+def test_sizes_for_a_phone(tmp_path: Path) -> None:
+    """All operators, and those of a digit classifier, stripped."""
+    if not shutil.which("aarch64-linux-gnu-gcc"):
+        pytest.skip("no compiler for aarch64")
+    model = tmp_path / "digits.onnx"
+    onnx.save(digits(), model)
+    make_train("TARGET=aarch64", f"OPS={model}")
+    at = BUILD / "train/aarch64"
+    assert (at / "libgradd_train.so").stat().st_size <= 1_100_000
+    assert (at / "ops/libgradd_train.so").stat().st_size <= 400_000
 
 
 @pytest.mark.nightly
