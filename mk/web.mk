@@ -1,0 +1,28 @@
+# The library for devices in a browser's tab, and in node: one module of WebAssembly that imports
+# next to nothing, the module of JavaScript that loads it, and a page. OPS=model.onnx,... links what
+# these models need alone, into $(W_B)/ops.
+W_B    := $(B)/web
+W_WASM := $(W_B)/$(if $(T_OPS),ops/)gradd.wasm
+.PHONY: web
+ifneq ($(TARGET),wasm)
+web: ## the library for a browser's tab and node, and a page that trains: build/web
+	@$(MAKE) --no-print-directory TARGET=wasm $@
+else
+web: $(W_WASM) $(W_B)/gradd.js
+endif
+
+# The archive's files.o stays out: memory_files.o has its functions.
+W_SRC := train/web/entry.c platform/memory_files.c
+W_OBJ := $(W_SRC:%.c=$(T_B)/%.o)
+$(W_OBJ): $(T_B)/flags.txt
+$(T_B)/train/web/entry.o: private T_WARN += -Wno-missing-prototypes # JavaScript is what calls
+W_LINK := -Os $(T_ARCH_wasm) --no-entry -sSTANDALONE_WASM -sALLOW_MEMORY_GROWTH=1 \
+          -sFILESYSTEM=0 -sSUPPORT_ERRNO=0
+$(W_B)/gradd.wasm: $(W_OBJ) $(T_B)/libgradd_train.a
+$(W_B)/ops/gradd.wasm: $(W_OBJ) $(filter-out %/platform/files.o,$(T_OPS_OBJ))
+$(W_B)/gradd.wasm $(W_B)/ops/gradd.wasm:
+	@mkdir -p $(@D); echo "  LD      $@"
+	$(Q)$(T_CC) $(W_LINK) -o $@ $^ -lm
+$(W_B)/%: train/web/%
+	@mkdir -p $(@D); cp $< $@
+-include $(W_OBJ:.o=.d)
