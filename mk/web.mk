@@ -3,12 +3,14 @@
 # these models need alone, into $(W_B)/ops.
 W_B    := $(B)/web
 W_WASM := $(W_B)/$(if $(T_OPS),ops/)gradd.wasm
+W_JS   := $(wildcard train/web/*.js train/web/digits/*.html train/web/digits/*.css \
+          train/web/digits/*.js)
 .PHONY: web
 ifneq ($(TARGET),wasm)
 web: ## the library for a browser's tab and node, and a page that trains: build/web
 	@$(MAKE) --no-print-directory TARGET=wasm $@
 else
-web: $(W_WASM) $(W_B)/gradd.js
+web: $(W_WASM) $(W_JS:train/web/%=$(W_B)/%) $(W_B)/digits/checkpoint
 endif
 
 # The archive's files.o stays out: memory_files.o has its functions.
@@ -23,6 +25,9 @@ $(W_B)/ops/gradd.wasm: $(W_OBJ) $(filter-out %/platform/files.o,$(T_OPS_OBJ))
 $(W_B)/gradd.wasm $(W_B)/ops/gradd.wasm:
 	@mkdir -p $(@D); echo "  LD      $@"
 	$(Q)$(T_CC) $(W_LINK) -o $@ $^ -lm
+$(W_B)/digits/checkpoint: train/web/digits/artifacts.py $(wildcard adapters/python/gradd/train/*.py)
+	@mkdir -p $(@D); echo "  GEN     $@"
+	$(Q)$(PY) $< $(@D)
 $(W_B)/%: train/web/%
 	@mkdir -p $(@D); cp $< $@
 -include $(W_OBJ:.o=.d)
