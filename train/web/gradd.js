@@ -23,8 +23,7 @@ const MEMORY = ["parameters", "gradients", "moments", "arena", "constants", "buf
 export class TrainError extends Error {
   constructor(code, message) {
     super(message);
-    this.name = "TrainError";
-    this.code = code;
+    Object.assign(this, {name: "TrainError", code});
   }
 }
 
@@ -253,7 +252,8 @@ if (typeof WorkerGlobalScope === "function" && globalThis.name === WORKER) {
 async function readBytes(source) {
   if (!source || ArrayBuffer.isView(source)) return source;
   if (NODE && !/^https?:/.test(source)) {
-    return new Uint8Array(await (await import("node:fs/promises")).readFile(source));
+    const {readFile} = await import("node:fs/promises");
+    return readFile(source).catch(({message}) => { throw new TrainError("IO", message); });
   }
   const reply = await fetch(source);
   if (!reply.ok) throw new TrainError("IO", `cannot load '${source}': status ${reply.status}`);

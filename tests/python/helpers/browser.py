@@ -44,9 +44,7 @@ class Page:
 
     def run(self, script: str) -> object:
         """The value of an expression of JavaScript, awaited."""
-        done = self.do(
-            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
-        )
+        done = self.do("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 

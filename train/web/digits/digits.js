@@ -77,7 +77,8 @@ export function madeUp(digit, random) {
 /** Moves a drawing into the middle of a square of side 1 and scales it, by its longer side. */
 export function centred(strokes) {
   const points = strokes.flat();
-  const [low, high] = [Math.min, Math.max].map((f) => [0, 1].map((k) => f(...points.map((p) => p[k]))));
+  const [low, high] = [Math.min, Math.max].map((extreme) =>
+    [0, 1].map((k) => extreme(...points.map((point) => point[k]))));
   const size = Math.max(high[0] - low[0], high[1] - low[1], 1e-3);
   return strokes.map((stroke) => stroke.map((point) =>
     point.map((value, k) => 0.5 + (value - (low[k] + high[k]) / 2) / size)));
@@ -95,7 +96,8 @@ function apart([x, y], [ax, ay], [bx, by]) {
  * pixels. */
 export function paint(strokes, pixels, at, width = 2.4) {
   const edge = (SIDE - INSIDE) / 2;
-  const scaled = centred(strokes).map((s) => s.map(([x, y]) => [edge + x * INSIDE, edge + y * INSIDE]));
+  const scaled = centred(strokes).map((stroke) =>
+    stroke.map((point) => point.map((value) => edge + value * INSIDE)));
   const reach = width / 2 + 0.5;
   for (const stroke of scaled) {
     stroke.forEach((b, i) => {

@@ -8,7 +8,9 @@ const BATCH = 32;
 const TESTED = 200; // made-up drawings that are never trained on
 const KEEP_MS = 2000; // what was learnt is kept so often
 const MOST_POINTS = 300; // of the curve: then two become one
-const CURVE = {left: 30, right: 396, top: 8, bottom: 168};
+// Places in the drawing of the curve, and the loss at its top and bottom: each line is a tenth.
+const CURVE = {left: 40, right: 396, top: 8, bottom: 168, most: 4, least: 0.002};
+const MARKS = [1, 0.1, 0.01];
 
 const $ = (id) => document.getElementById(id);
 const pen = $("paper").getContext("2d");
@@ -103,7 +105,7 @@ function learnt(loss) {
 }
 
 async function train() {
-  let keepAt = performance.now() + KEEP_MS;
+  let keepAt = 0; // at once: a reload goes on training
   let shownAt = 0;
   let pace = 0;
   const output = session.trainingOutputNames[0];
@@ -143,9 +145,13 @@ function setRunning(on) {
 
 // ---- what is kept
 
-async function keep() {
-  await store.write("checkpoint", await session.saveCheckpoint());
-  await store.write("page", new TextEncoder().encode(JSON.stringify(kept)));
+let keeping = Promise.resolve(); // one after the other
+function keep() {
+  keeping = keeping.catch(() => {}).then(async () => {
+    await store.write("checkpoint", await session.saveCheckpoint());
+    await store.write("page", new TextEncoder().encode(JSON.stringify(kept)));
+  });
+  return keeping;
 }
 
 function download(name, bytes) {
@@ -169,16 +175,17 @@ async function showSteps() {
   const steps = await session.getOptimizerSteps();
   const {points} = kept;
   let mean = points[0];
-  const means = points.map((value) => (mean = 0.85 * mean + 0.15 * value));
+  const means = points.map((value) => (mean = 0.8 * mean + 0.2 * value));
   $("n-steps").textContent = steps.toLocaleString("en");
   if (points.length) $("loss").textContent = mean.toPrecision(3);
-  const top = Math.max(2.5, ...points);
   const x = (i) => CURVE.left + (i / Math.max(points.length - 1, 1)) * (CURVE.right - CURVE.left);
-  const y = (value) => CURVE.bottom - (value / top) * (CURVE.bottom - CURVE.top);
+  const part = (value) => Math.log(value / CURVE.least) / Math.log(CURVE.most / CURVE.least);
+  const y = (value) => CURVE.bottom -
+    Math.min(Math.max(part(value), 0), 1) * (CURVE.bottom - CURVE.top);
   const path = (values) => values.map((v, i) => `${x(i).toFixed(1)},${y(v).toFixed(1)}`).join(" ");
   $("steps").setAttribute("points", path(points));
   $("smooth").setAttribute("points", path(means));
-  const marks = [0, 1, 2].map((value) => [
+  const marks = MARKS.map((value) => [
     line("line", {x1: CURVE.left, x2: CURVE.right, y1: y(value), y2: y(value)}),
     line("text", {x: CURVE.left - 8, y: y(value) + 4, "text-anchor": "end"}, value)]);
   $("grid").replaceChildren(...marks.flat(),
@@ -200,7 +207,8 @@ async function showReading() {
   if (!strokes.length || !session) return showScores(null);
   const [sure] = await read(pictures([strokes]));
   if (!strokes.length) return showScores(null); // cleared meanwhile
-  const said = sure[best(sure)] > 0.6 ? `It reads a ${best(sure)}.` : `It is not sure: ${best(sure)}?`;
+  const digit = best(sure);
+  const said = sure[digit] > 0.6 ? `It reads a ${digit}.` : `It is not sure: ${digit}?`;
   $("question").textContent = `${said} What is it?`;
   return showScores(sure);
 }
@@ -274,7 +282,8 @@ function draw(event) {
     $("paper").setPointerCapture(event.pointerId);
     strokes.push([place(event)]);
   } else if (event.buttons && strokes.length) {
-    event.getCoalescedEvents().forEach((e) => strokes.at(-1).push(place(e)));
+    const finer = event.getCoalescedEvents?.() ?? []; // more than one of a frame
+    strokes.at(-1).push(...(finer.length ? finer : [event]).map(place));
   } else return;
   event.preventDefault();
   showPaper();
@@ -289,7 +298,8 @@ const clear = shown(async () => {
 
 const label = shown(async (digit) => {
   if (!strokes.length) return;
-  const rounded = centred(strokes).map((s) => s.map((p) => p.map((v) => Math.round(v * 1e3) / 1e3)));
+  const round = (value) => Math.round(1e3 * value) / 1e3;
+  const rounded = centred(strokes).map((stroke) => stroke.map((point) => point.map(round)));
   kept.mine.push({label: digit, strokes: rounded});
   showMine();
   await clear();
@@ -328,7 +338,8 @@ async function begin() {
   ["go", "head", "model", "checkpoint", "again"].forEach((id) => { $(id).disabled = false; });
   const where = {"private files": "in the private files of this page, in this browser",
     database: "in this browser's database", memory: "nowhere beyond this visit"}[store.kind];
-  $("kept").textContent = `What is learnt and drawn is kept ${where}${store.why && ` (${store.why})`}.`;
+  const why = store.why && ` (${store.why})`;
+  $("kept").textContent = `What is learnt and drawn is kept ${where}${why}.`;
   showMine();
   await showSteps();
   await showReading();
@@ -363,9 +374,12 @@ function listen() {
   $("model").onclick = shown(async () => {
     download("digits.onnx", await session.exportModel(["scores"]));
   });
-  $("checkpoint").onclick = shown(async () => download("digits.ckpt", await session.saveCheckpoint()));
+  $("checkpoint").onclick = shown(async () => {
+    download("digits.ckpt", await session.saveCheckpoint());
+  });
   $("again").onclick = shown(async () => {
     await setRunning(false);
+    await keeping;
     await store.write("checkpoint", new Uint8Array());
     kept = {mine: kept.mine, points: [], each: 1, sum: 0, running: false};
     await store.write("page", new TextEncoder().encode(JSON.stringify(kept)));
@@ -375,6 +389,9 @@ function listen() {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (/^\d$/.test(event.key)) label(Number(event.key));
     if (event.key === "Escape") clear();
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden && session) shown(keep)();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     showPaper();
