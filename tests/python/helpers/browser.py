@@ -13,8 +13,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from helpers.waiting import until
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-TIMEOUT = 120  # seconds, of a command; bounds a hang
+TIMEOUT = 60  # seconds, of the browser's end; bounds a hang
 
 
 class Page:
@@ -49,15 +51,13 @@ class Page:
         return done["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Waits for a condition in JavaScript."""
-        waits = f"""new Promise((done, fail) => {{
-            const start = Date.now();
-            const ask = () => ({condition}) ? done(true)
-                : Date.now() - start > {1000 * TIMEOUT} ? fail(new Error('waited in vain'))
-                : setTimeout(ask, 20);
-            ask();
-        }})"""
-        self.run(waits)
+        """Waits for a condition in JavaScript, which may be of a page that is loading."""
+
+        def holds() -> bool:
+            done = self.do("Runtime.evaluate", expression=condition, returnByValue=True)
+            return bool(done["result"].get("value"))
+
+        until(holds, condition)
 
     def open(self, url: str) -> None:
         """Goes to an address, until it has loaded."""

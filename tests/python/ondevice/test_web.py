@@ -21,6 +21,7 @@ from gradd.train import CheckpointState, Module, Optimizer, artifacts, onnxblock
 from helpers import BUILD, ROOT
 from helpers import device_models as models
 from helpers.browser import BROWSER, Page, browse, serve
+from helpers.waiting import until
 
 B = os.path.relpath(BUILD, ROOT)  # as `make` has it: another spelling is another build
 WEB = BUILD / "web"
@@ -165,8 +166,7 @@ def test_node_and_a_browser_have_the_same_bits(
     assert in_node == in_browser and len(in_node) == STEPS + 1
     assert in_node[-1] < in_node[0]
     expected = native_losses(root / "training", dims)
-    print(name, np.abs(np.array(in_node)/expected-1).max())
-    np.testing.assert_allclose(in_node, expected, rtol=1e-6)
+    np.testing.assert_allclose(in_node, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.nightly
@@ -242,10 +242,7 @@ def _draw(page: Page, points: list[tuple[float, float]]) -> None:
 
 def _download(page: Page, name: str, file: Path) -> bytes:
     _click(page, f"#{name}")
-    for _ in range(600):
-        if file.exists():
-            break
-        page.run("new Promise((done) => setTimeout(done, 100))")
+    until(file.exists, f"{name} is not downloaded")
     return file.read_bytes()
 
 
