@@ -13,15 +13,15 @@ else
 web: $(W_WASM) $(W_JS:train/web/%=$(W_B)/%) $(W_B)/digits/checkpoint
 endif
 
-# The archive's files.o stays out: memory_files.o has its functions.
-W_SRC := train/web/entry.c platform/memory_files.c
+# platform/web.o in place of the archive's platform/wasm.o.
+W_SRC := train/web/entry.c platform/web.c
 W_OBJ := $(W_SRC:%.c=$(T_B)/%.o)
 $(W_OBJ): $(T_B)/flags.txt
 $(T_B)/train/web/entry.o: private T_WARN += -Wno-missing-prototypes # JavaScript is what calls
 W_LINK := -Os $(T_ARCH_wasm) --no-entry -sSTANDALONE_WASM -sALLOW_MEMORY_GROWTH=1 \
           -sFILESYSTEM=0 -sSUPPORT_ERRNO=0
 $(W_B)/gradd.wasm: $(W_OBJ) $(T_B)/libgradd_train.a
-$(W_B)/ops/gradd.wasm: $(W_OBJ) $(filter-out %/platform/files.o,$(T_OPS_OBJ))
+$(W_B)/ops/gradd.wasm: $(W_OBJ) $(filter-out %/platform/wasm.o,$(T_OPS_OBJ))
 $(W_B)/gradd.wasm $(W_B)/ops/gradd.wasm:
 	@mkdir -p $(@D); echo "  LD      $@"
 	$(Q)$(T_CC) $(W_LINK) -o $@ $^ -lm

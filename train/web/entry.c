@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "platform/memory_files.h"
+#include "platform/web.h"
 #include "train/gradd_train.h"
 
 #define EXPORT(name) __attribute__((export_name(#name))) name
@@ -217,7 +217,7 @@ gradd_status_t EXPORT(web_memory)(double out[7]) {
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* These leave their bytes in web_file. */
+/* These leave their bytes in web_written. */
 gradd_status_t EXPORT(web_save)(bool with_optimizer) {
     return gradd_train_state_save(state, "checkpoint", with_optimizer);
 }
@@ -233,10 +233,10 @@ gradd_status_t EXPORT(web_export)(const char *names, int n) {
     return status;
 }
 
-const memory_file_t *EXPORT(web_file)(void) {
-    return memory_file();
+const web_file_t *EXPORT(web_written)(void) {
+    return web_file();
 }
 
-void EXPORT(web_file_forget)(void) {
-    memory_file_forget();
+void EXPORT(web_forget)(void) {
+    web_file_forget();
 }

@@ -100,9 +100,9 @@ class Instance {
 
   written(status) {
     this.check(status);
-    const [data, bytes] = this.view(this.c.web_file(), Uint32Array, 2);
+    const [data, bytes] = this.view(this.c.web_written(), Uint32Array, 2);
     const copy = this.view(data, Uint8Array, bytes).slice();
-    this.c.web_file_forget();
+    this.c.web_forget();
     return copy;
   }
 
