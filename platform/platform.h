@@ -1,5 +1,5 @@
 /* What the engine asks of the machine beside the C library: one table, which a build takes from one
- * file: posix.c or wasm.c. */
+ * file: posix.c, wasm.c or web.c. */
 #ifndef GRADD_PLATFORM_PLATFORM_H
 #define GRADD_PLATFORM_PLATFORM_H
 

@@ -1,35 +1,13 @@
-/* WebAssembly by emscripten: linear memory, no pages to map, no clock of a thread. See platform.h.
- */
-#include <stdint.h>
-#include <stdlib.h>
-#include <time.h>
-
+/* WebAssembly by emscripten, with the files that it makes up or that node has. See platform.h. */
 #include "platform/files.h"
-
-#define ALIGN ((size_t)64)
-
-static void *take(size_t bytes) {
-    if (bytes > SIZE_MAX - ALIGN) return NULL;
-    return aligned_alloc(ALIGN, (bytes + ALIGN) / ALIGN * ALIGN);
-}
-
-static void give_back(void *memory, size_t bytes) {
-    (void)bytes;
-    free(memory);
-}
-
-static double seconds(void) {
-    struct timespec t;
-    if (clock_gettime(CLOCK_MONOTONIC, &t)) return 0;
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+#include "platform/linear.h"
 
 const gradd_platform_t gradd_platform = {
     .name = "wasm",
-    .take = take,
-    .give_back = give_back,
-    .seconds = seconds,
-    .thread_seconds = seconds,
+    .take = linear_take,
+    .give_back = linear_give_back,
+    .seconds = linear_seconds,
+    .thread_seconds = linear_seconds,
     .read_file = files_read,
     .write_file = files_write,
     .open_file = disk_open,

@@ -52,6 +52,7 @@ ROOMS = {
     "train": "shm platform kernels/contract kernels/math server/api server/graph server/device"
     " server/plan server/exec",
     "train/files": "shm platform server/api server/graph train",
+    "train/web": "shm platform train",
     "server/cli": "shm kernels/contract kernels/cases server/api server/host server/wire"
     " server/session server/explain server/daemon server/owner server/web",
 }
