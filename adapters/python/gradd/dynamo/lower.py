@@ -293,6 +293,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         else:
             with self.flat.inserting_after(self.last_input):
                 made = self.flat.placeholder(name)
+        made.target = made.name  # a number may go in twice, as a size and as data
         self.last_input = made
         self.done.inputs.append(source)
         made.meta["val"] = value
