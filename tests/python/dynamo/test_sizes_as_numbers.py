@@ -130,6 +130,16 @@ def test_floats_that_change_are_inputs(name: str, dtype: torch.dtype) -> None:
     assert not stats["parts_in_torch"] and not stats["fallbacks"] and stats["captures"] <= 3
 
 
+def test_a_number_goes_in_as_data_and_for_an_operator_that_makes_a_tensor() -> None:
+    def forward(self, x: torch.Tensor, n: int, k: float) -> torch.Tensor:
+        made = torch.scalar_tensor(k * k) * torch.full((n, 4), 3.0)
+        return self.lin(x * n * (k * k)).sum() * made.sum()
+
+    calls = ((torch.randn(3, 4), 2 + i, 0.5 + i) for i in range(3))
+    net = assert_same(Lambda(forward, lin=nn.Linear(4, 2)), *calls, captures=None)
+    assert not net.gradd_stats()["parts_in_torch"]
+
+
 def test_powers_of_integers_and_of_decisions() -> None:
     def forward(self, x: torch.Tensor, n: torch.Tensor, g: float) -> torch.Tensor:
         powers = (n**0.5).sum() + (n**2).sum() + (n**g).sum() + ((n > 2) ** 2).sum()

@@ -398,7 +398,6 @@ def test_torch_compile_does_not_see_it_either(name: str) -> None:
 ANSWERS: dict[str, Callable[[Tensor], Any]] = {
     "has_torch_function": lambda x: has_torch_function((x,)),
     "modes of functions": lambda x: len(torch.overrides._get_current_function_mode_stack()),
-    "modes of operators": lambda x: torch._C._len_torch_dispatch_stack(),
     "a backend": lambda x: torch.backends.mkldnn.enabled,
     "filters of warnings": lambda x: len(warnings.filters),
     "its class by name": lambda x: type(x).__name__ == "Tensor",
@@ -419,6 +418,20 @@ def test_answers_while_a_call_is_captured(name: str) -> None:
         return y * (1.0 + float(ANSWERS[name](y)))
 
     run(function, (tensor(1),), (tensor(1),))
+
+
+@pytest.mark.nightly
+def test_code_between_graphs_sees_the_mode_that_looks_for_operators() -> None:
+    def function(s: Net, x: Tensor) -> Tensor:
+        y = s.layer(x)
+        return y * (1.0 + torch._C._len_torch_dispatch_stack())  # breaks the graph
+
+    model, found = ORTModule(Net(function)), []
+    for _ in range(4):
+        out, plain = model(tensor(1)), model.module.layer(tensor(1))
+        found.append(round((out.sum() / plain.sum()).item(), 3))
+        out.sum().backward()
+    assert (found[0], found[-1]) == (2, 1), found
 
 
 # ---- its layout ----

@@ -22,6 +22,7 @@ KEPT = {
     *("softplus", "layer_norm", "batch_norm statistics", "addmm", "full", "mul_"),
     "nearly silu",
 }
+SIZES = {"third", "root", "beside floats", "steps"}
 SOME = KEPT | set(drawn(set(ROWS) - KEPT, 8))
 
 
@@ -38,7 +39,7 @@ def test_numbers_are_not_rounded_where_torch_takes_operators_apart(name, shared_
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("name", every_run({"third", "root", "beside floats"}, doubles.OF_SIZES))
+@pytest.mark.parametrize("name", every_run(SIZES, doubles.OF_SIZES))
 def test_numbers_of_sizes_are_not_rounded(name, shared_daemon):
     function = doubles.OF_SIZES[name]
     net = Lambda(lambda self, x: function(self.lin(x), x.shape[0]), lin=nn.Linear(4, 4).double())

@@ -258,6 +258,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self.sizes: dict[sympy.Expr, tuple[torch.fx.Node, int]] = {}  # axes of inputs
         self.numbers_of: tuple[dict[Any, torch.fx.Node], ...] = ({}, {})  # by expression
         self.as_data = False  # the present operator computes with numbers; one of sizes does not
+        self.bounds = False  # of its result's sizes: it takes numbers for that
         self.planned = planned  # symbols whose values a plan knows
         self.scalars: set[sympy.Symbol] = set()  # those of numbers that go in as data
         self.late: set[sympy.Symbol] = set()  # of these, those of sizes that showed up later
@@ -293,6 +294,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         else:
             with self.flat.inserting_after(self.last_input):
                 made = self.flat.placeholder(name)
+        made.target = made.name  # a number may go in twice, as a size and as data
         self.last_input = made
         self.done.inputs.append(source)
         made.meta["val"] = value
@@ -341,11 +343,14 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         expression = value.node.expr
         if expression.is_number or isinstance(expression, BooleanAtom):
             return value.node.pytype(expression)
-        found = self.numbers.get(expression)
+        floats = isinstance(value, torch.SymFloat) and not isinstance(expression, sympy.Symbol)
+        # A plan has to know it: arange(0, n / 10).
+        bound = floats and self.bounds and expression.free_symbols <= self.sizes.keys()
+        found = None if bound else self.numbers.get(expression)
         if found is not None:
             return found
         # Python computes floats of floats before the graph runs, in doubles.
-        floats = isinstance(value, torch.SymFloat) and not isinstance(expression, sympy.Symbol)
+        floats = floats and not bound
         if floats or _is_pythons(expression):
             made = self._computed(expression)
             if made is not None:
@@ -371,7 +376,8 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             if made is None:
                 text = f"needs the size {expression}, which has no operator"
                 raise self._refusal("export_failed", text) from error
-        self.numbers[expression] = made
+        if not bound:
+            self.numbers[expression] = made
         return made
 
     def _of_axes(self, expression: sympy.Expr) -> tuple[sympy.Expr, dict[sympy.Symbol, sympy.Expr]]:
@@ -645,7 +651,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return self.nodes[id(tensor)].meta["val"]  # a constant
 
     def _emit(self, func: Any, args: tuple, kwargs: dict) -> torch.fx.Node:
-        self.as_data = torch.Tag.pointwise in func.tags
+        self.as_data, self.bounds = torch.Tag.pointwise in func.tags, func in _BOUNDED
         operands = private.pytree.tree_map(self._operand, (args, kwargs))
         node = self.flat.call_function(func, *operands)
         assert self.origin is not None
