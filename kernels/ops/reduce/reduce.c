@@ -187,7 +187,7 @@ COLUMNS_FOLD(gradd_f16_t, f16)
 /* What a launch, or a part of it, does: kept elements; blocks of 64 pieces of a tensor that becomes
  * one element; or rows in groups of FLUSH that are added to the kept ones. The sums of the last two
  * wait in the workspace for the next part. */
-typedef enum { ELEMENTS, PIECES, ROWS } way_t;
+typedef enum { ELEMENTS, PIECES, ROWS } fold_way_t;
 
 typedef struct part_s {
     gradd_range_t of;
@@ -195,7 +195,7 @@ typedef struct part_s {
     double *sums; /* NULL: there are no parts */
 } part_t;
 
-static way_t way_of(const gradd_fold_t *p) {
+static fold_way_t way_of(const gradd_fold_t *p) {
     if (p->ends_kept) return ROWS;
     return p->outer_kept == 1 && p->outer_red == 1 && p->stretch > PIECE ? PIECES : ELEMENTS;
 }
@@ -299,7 +299,7 @@ static gradd_range_t part_rows(const gradd_fold_t *p, const part_t *part, int64_
         }                                                                                          \
     }                                                                                              \
     static void reduce_##S(const gradd_fold_t *p, const part_t *part, const T *x, T *z) {          \
-        const way_t way = way_of(p);                                                               \
+        const fold_way_t way = way_of(p);                                                          \
         (way == ROWS ? cols_##S : way == PIECES ? whole_##S : stretches_##S)(p, part, x, z);       \
     }
 REDUCE_FLOAT(float, f32)
