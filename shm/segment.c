@@ -20,6 +20,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "shm/discard.h"
+
 enum { NAME_MAX_BYTES = 200 };
 #define SEALS_NEEDED  (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define SEALS_REFUSED (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)
@@ -204,7 +206,7 @@ void gradd_segment_unmap(gradd_segment_t *segment) {
     else if (segment->base && mapper)
         mapper->unmap(mapper->context, segment->base, segment->bytes);
     else if (segment->base)
-        munmap(segment->base, segment->bytes);
+        gradd_discard_mapping(segment->base, segment->bytes);
     segment->base = NULL;
 }
 

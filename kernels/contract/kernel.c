@@ -75,8 +75,7 @@ static gradd_status_t prepare_cut(const gradd_kernel_t *kernel, const gradd_infe
 
 gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
                                     gradd_prepared_t *out) {
-    const bool own = kernel->makes_parts || kernel->parts;
-    gradd_cut_t *cut = c->parts > 1 && !own ? gradd_cut_find(kernel, c) : NULL;
+    gradd_cut_t *cut = c->parts > 1 && !kernel->makes_parts ? gradd_cut_find(kernel, c) : NULL;
     return cut ? prepare_cut(kernel, c, cut, out) : prepare_whole(kernel, c, out);
 }
 

@@ -59,9 +59,9 @@ typedef struct gradd_kernel_s {
      * threads as OpenMP would take now. c->out is set; in and out are not kept. */
     gradd_status_t (*prepare)(const gradd_infer_t *c, gradd_prepared_t *out);
     void (*unprepare)(gradd_prepared_t *prepared);
-    /* Of a kernel without a state: how many parts compute makes of the launch, about c->parts, but
-     * none that would leave threads idle. Such parts may go on with what the ones before have left
-     * in the workspace. NULL = it makes none. */
+    /* Of a kernel without a state, where a launch is not cut by rows: how many parts compute makes
+     * of it, about c->parts, but none that would leave threads idle. Such parts may go on with what
+     * the ones before have left in the workspace. NULL = it makes none. */
     int (*parts)(const gradd_infer_t *c);
     /* It makes parts itself, or none: see prepare. */
     bool makes_parts;

@@ -158,6 +158,8 @@ typedef struct gradd_plan_options_s {
      * bit for bit in every run of the plan. With a budget `recompute` has no say. */
     int64_t memory_budget;
     gradd_recompute_t recompute;
+    /* If not NULL, it is read while the plan is made; non-zero ends that, with STALE. */
+    const volatile int *cancel;
 } gradd_plan_options_t;
 
 /* The rows that a plan over all rows could leave out. A row is a position of a batch, number b *

@@ -15,10 +15,12 @@
 
 #include "shm/status.h"
 
-/* limit_ms of processor time from now on; 0 = no limit. */
-void compile_time_start(int64_t limit_ms);
+/* limit_ms of processor time from now on; 0 = no limit. *cancel, if not NULL, is read until
+ * compile_time_end: non-zero = the result is not needed any more. */
+void compile_time_start(int64_t limit_ms, const volatile int *cancel);
 void compile_time_end(void);
-/* `units` of work of about a microsecond went by. Fails with LIMIT; the caller names the node. */
+/* `units` of work of about a microsecond went by. Fails with LIMIT, where the caller names the
+ * node, and with STALE if it is cancelled. */
 gradd_status_t compile_time_spend(int64_t units);
 
 #endif

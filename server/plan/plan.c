@@ -62,6 +62,7 @@ static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t
 static gradd_status_t copy_options(gradd_plan_t *p, const gradd_plan_options_t *o) {
     gradd_plan_options_t *to = &p->options;
     *to = *o;
+    to->cancel = NULL;
     to->inputs = copy_array(o->inputs, o->n_inputs, sizeof o->inputs[0]);
     to->grads = p->grads = copy_array(o->grads, o->n_grads, sizeof o->grads[0]);
     to->outputs = copy_array(o->outputs, o->n_outputs, sizeof o->outputs[0]);
@@ -273,7 +274,7 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
     gradd_plan_t *p = calloc(1, sizeof *p);
     if (!p) return no_memory();
     p->device = options->device;
-    compile_time_start(p->device->compile_ms);
+    compile_time_start(p->device->compile_ms, options->cancel);
     gradd_cpu_enter(1); /* to fold: other threads have more to do */
     gradd_status_t status = build(p, model, options);
     compile_time_end();
@@ -314,7 +315,7 @@ gradd_status_t gradd_plan_curve(const gradd_plan_t *plan, gradd_curve_t *out_cur
     gradd_plan_t *p = calloc(1, sizeof *p);
     if (!p) return no_memory();
     p->device = plan->device;
-    compile_time_start(p->device->compile_ms);
+    compile_time_start(p->device->compile_ms, NULL);
     gradd_cpu_enter(1); /* to fold: other threads have more to do */
     gradd_status_t status = begin(p, plan->graph->model, &plan->options, &ends);
     if (!status) status = recompute_curve(p, &ends, out_curve);

@@ -197,7 +197,7 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
     if ((*out = find_variant(p, arrives, keep))) return GRADD_OK; /* allocates nothing */
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
-    compile_time_start(p->device->compile_ms);
+    compile_time_start(p->device->compile_ms, NULL);
     gradd_cpu_enter(p->device->info.threads); /* to fold */
     gradd_status_t status = check_arrivals(p, arrives, full);
     if (!status) {

@@ -20,6 +20,10 @@ struct plan_maker_s {
     bool stops;
 };
 
+static bool is_dropped(const making_t *making) {
+    return __atomic_load_n(&making->dropped, __ATOMIC_RELAXED);
+}
+
 /* ---- the thread ---- */
 
 static making_t *next_queued(plan_maker_t *maker) {
@@ -50,7 +54,7 @@ static void *make_plans(void *arg) {
     prctl(PR_SET_NAME, "gradd-plans");
     crash_guard_making();
     for (making_t *making; (making = next_queued(maker));) {
-        if (!atomic_load(&making->dropped)) (making->onnx ? load : make)(making);
+        if (!is_dropped(making)) (making->onnx ? load : make)(making);
         __atomic_store_n(&making->done, 1, __ATOMIC_RELEASE); /* from here on it is the engine's */
     }
     return NULL;
@@ -113,8 +117,7 @@ void maker_stop(plan_maker_t *maker) {
 
 making_t *maker_find(plan_maker_t *maker, const uint8_t key[GRADD_SHA256_BYTES]) {
     for (making_t *making = maker->all; making; making = making->next) {
-        if (atomic_load(&making->dropped) || memcmp(making->key, key, sizeof making->key) != 0)
-            continue;
+        if (is_dropped(making) || memcmp(making->key, key, sizeof making->key) != 0) continue;
         making->refs++;
         return making;
     }
@@ -149,6 +152,7 @@ gradd_status_t maker_begin(plan_maker_t *maker, model_entry_t *model,
     making->model = model;
     model->refs++;
     making->options = *options;
+    making->options.cancel = &making->dropped;
     making->ask = *ask;
     *ask = (plan_ask_t){0};
     begin(maker, making);
@@ -179,6 +183,6 @@ gradd_status_t making_status(const making_t *making) {
 
 void maker_release(plan_maker_t *maker, making_t *making) {
     if (!making || --making->refs > 0) return;
-    atomic_store(&making->dropped, true);
+    __atomic_store_n(&making->dropped, 1, __ATOMIC_RELAXED);
     sweep(maker);
 }

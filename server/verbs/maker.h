@@ -16,7 +16,7 @@ typedef struct plan_maker_s plan_maker_t;
 typedef struct making_s {
     struct making_s *next, *next_queued; /* of all; in front of the thread */
     int refs;                            /* requests that wait for it */
-    atomic_bool dropped;                 /* none does */
+    volatile int dropped;                /* none does */
     uint64_t done;                       /* the word that they wait for: 1 = the rest is there */
     uint8_t key[GRADD_SHA256_BYTES];     /* of the plan, or the model's id */
     /* Of a model: */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/recurrence.h"
 #include "kernels/math/formulas.h"
@@ -163,6 +164,7 @@ static gradd_status_t make_ready(const gradd_infer_t *c, bool back, gradd_prepar
                                  : gradd_rnn_of(c->in, c->n_in, c->attrs, &k->v);
     if (!status) status = prepare(k, back, c->threads);
     gradd_prepared_t made = {.workspace = k->at[SLOTS],
+                             .parts = gradd_parts_of_steps(c, k->v.steps),
                              .state = k,
                              .bytes = sizeof *k + k->product.bytes + k->projection.bytes};
     if (status)
@@ -276,23 +278,34 @@ static gradd_status_t forward_step(const rnn_call_t *c, int64_t i) {
     return GRADD_OK;
 }
 
+static void begin_forward(const rnn_call_t *c) {
+    const gradd_rnn_t *v = &c->k->v;
+    const int64_t gates = v->gates * v->cells;
+    memset(slot(c, ADDED), 0, c->real * (size_t)gates);
+    if (v->has_bias) c->k->of->to_real(slot(c, ADDED), operand(c, GRADD_RNN_BIAS), gates);
+    if (v->kind == GRADD_RNN_LSTM)
+        c->k->of->to_real(slot(c, CELLS), operand(c, GRADD_RNN_CELLS), v->batch * v->cells);
+}
+
+static void end_forward(const rnn_call_t *c) {
+    const gradd_rnn_t *v = &c->k->v;
+    char *last = result(c, GRADD_RNN_LAST), *cells = result(c, GRADD_RNN_LAST_CELLS);
+    if (last) memcpy(last, state_at(c, v->steps - 1), c->cell * (size_t)(v->batch * v->state));
+    if (!cells) return;
+    if (v->kind == GRADD_RNN_LSTM)
+        c->k->of->from_real(cells, cells_at(c, v->steps - 1), v->batch * v->cells);
+    else
+        memset(cells, 0, c->cell * (size_t)(v->batch * v->cells));
+}
+
+/* A part has some of the steps; what goes from one to the next is in results and workspace. */
 gradd_status_t gradd_rnn(const gradd_launch_t *r) {
     const rnn_call_t c = call_of(r);
-    const gradd_rnn_t *v = &c.k->v;
-    const int64_t gates = v->gates * v->cells;
-    memset(slot(&c, ADDED), 0, c.real * (size_t)gates);
-    if (v->has_bias) c.k->of->to_real(slot(&c, ADDED), operand(&c, GRADD_RNN_BIAS), gates);
-    if (v->kind == GRADD_RNN_LSTM)
-        c.k->of->to_real(slot(&c, CELLS), operand(&c, GRADD_RNN_CELLS), v->batch * v->cells);
-    for (int64_t i = 0; i < v->steps; i++)
+    const gradd_range_t steps = gradd_part_of(r, c.k->v.steps);
+    if (!r->part) begin_forward(&c);
+    for (int64_t i = steps.from; i < steps.to; i++)
         GRADD_TRY(forward_step(&c, i));
-    char *last = result(&c, GRADD_RNN_LAST), *cells = result(&c, GRADD_RNN_LAST_CELLS);
-    if (last) memcpy(last, state_at(&c, v->steps - 1), c.cell * (size_t)(v->batch * v->state));
-    if (!cells) return GRADD_OK;
-    if (v->kind == GRADD_RNN_LSTM)
-        c.k->of->from_real(cells, cells_at(&c, v->steps - 1), v->batch * v->cells);
-    else
-        memset(cells, 0, c.cell * (size_t)(v->batch * v->cells));
+    if (gradd_part_is_last(r)) end_forward(&c);
     return GRADD_OK;
 }
 
@@ -360,23 +373,41 @@ static void begin(const rnn_call_t *c, int i, rnn_slot_t to, int64_t n) {
         memset(slot(c, to), 0, c->real * (size_t)n);
 }
 
+static void begin_back(const rnn_call_t *c) {
+    const gradd_rnn_t *v = &c->k->v;
+    const int64_t cells = v->batch * v->cells;
+    memset(slot(c, ZEROS), 0, c->k->at[ZEROS + 1] - c->k->at[ZEROS]);
+    begin(c, GRADD_RNN_GRAD_DLAST, SUM, v->batch * v->state);
+    begin(c, GRADD_RNN_GRAD_DLAST_CELLS, CELLS, cells);
+    if (v->kind == GRADD_RNN_LSTM)
+        c->k->of->to_real(slot(c, FIRST), operand(c, GRADD_RNN_GRAD_CELLS), cells);
+}
+
+static void end_back(const rnn_call_t *c) {
+    const gradd_rnn_t *v = &c->k->v;
+    char *dstate = result(c, GRADD_RNN_DSTATE), *dcells = result(c, GRADD_RNN_DCELLS);
+    if (dstate) c->k->of->from_real(dstate, slot(c, SUM), v->batch * v->state);
+    if (dcells) c->k->of->from_real(dcells, slot(c, CELLS), v->batch * v->cells);
+}
+
+/* Of all but a GRU, whose product has another gradient. */
+static void copy_gates(const rnn_call_t *c, int64_t i) {
+    const gradd_rnn_t *v = &c->k->v;
+    char *same = v->kind == GRADD_RNN_GRU ? NULL : result(c, GRADD_RNN_DPRODUCT);
+    const size_t bytes = c->cell * (size_t)(v->batch * v->gates * v->cells);
+    const size_t at = bytes * (size_t)gradd_rnn_at(v, i);
+    if (same) memcpy(same + at, result(c, GRADD_RNN_DX) + at, bytes);
+}
+
 gradd_status_t gradd_rnn_grad(const gradd_launch_t *r) {
     const rnn_call_t c = call_of(r);
-    const gradd_rnn_t *v = &c.k->v;
-    const int64_t states = v->batch * v->state, cells = v->batch * v->cells;
-    memset(slot(&c, ZEROS), 0, c.k->at[ZEROS + 1] - c.k->at[ZEROS]);
-    begin(&c, GRADD_RNN_GRAD_DLAST, SUM, states);
-    begin(&c, GRADD_RNN_GRAD_DLAST_CELLS, CELLS, cells);
-    if (v->kind == GRADD_RNN_LSTM)
-        c.k->of->to_real(slot(&c, FIRST), operand(&c, GRADD_RNN_GRAD_CELLS), cells);
-    for (int64_t i = v->steps - 1; i >= 0; i--)
-        GRADD_TRY(back_step(&c, i));
-    char *dstate = result(&c, GRADD_RNN_DSTATE), *dcells = result(&c, GRADD_RNN_DCELLS);
-    if (dstate) c.k->of->from_real(dstate, slot(&c, SUM), states);
-    if (dcells) c.k->of->from_real(dcells, slot(&c, CELLS), cells);
-    char *same = v->kind == GRADD_RNN_GRU ? NULL : result(&c, GRADD_RNN_DPRODUCT);
-    if (same)
-        memcpy(same, result(&c, GRADD_RNN_DX),
-               c.cell * (size_t)(v->steps * v->batch * v->gates * v->cells));
+    const int64_t last = c.k->v.steps - 1;
+    const gradd_range_t steps = gradd_part_of(r, c.k->v.steps);
+    if (!r->part) begin_back(&c);
+    for (int64_t i = steps.from; i < steps.to; i++) {
+        GRADD_TRY(back_step(&c, last - i));
+        copy_gates(&c, last - i);
+    }
+    if (gradd_part_is_last(r)) end_back(&c);
     return GRADD_OK;
 }

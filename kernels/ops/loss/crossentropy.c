@@ -13,6 +13,7 @@
  * logits' type, over the logits if they are not needed any more; an ignored row costs no exp. */
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/loss_labels.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/cross_entropy.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
@@ -29,10 +30,19 @@ static gradd_loss_operands_t operands_of(const gradd_view_t *in, int n, bool bac
                                    n > weights ? &in[weights] : NULL};
 }
 
+/* What the first part has read, labels behind it, is in the workspace for the others: a client may
+ * change them meanwhile. */
 static gradd_status_t read_loss(const gradd_launch_t *r, bool backward, gradd_loss_t *l) {
     const gradd_loss_operands_t operands = operands_of(r->in, r->n_in, backward);
-    return gradd_loss_read(&r->in[backward ? GRADD_CE_GRAD_LOGITS : GRADD_CE_LOGITS].type, r->attrs,
-                           &operands, r->workspace, l);
+    gradd_loss_t *kept = r->workspace;
+    if (r->part) {
+        *l = *kept;
+        return GRADD_OK;
+    }
+    GRADD_TRY(gradd_loss_read(&r->in[backward ? GRADD_CE_GRAD_LOGITS : GRADD_CE_LOGITS].type,
+                              r->attrs, &operands, (int64_t *)(kept + 1), l));
+    *kept = *l;
+    return GRADD_OK;
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
@@ -73,12 +83,14 @@ static double forward_row(const gradd_loss_t *l, const gradd_view_t *x, int64_t 
 static gradd_status_t forward(const gradd_launch_t *r, bool ref) {
     gradd_loss_t l;
     GRADD_TRY(read_loss(r, false, &l));
-    double *each = (double *)r->workspace + l.rows, sum = 0; /* behind the labels */
+    double *each = (double *)(l.labels + l.rows), sum = 0;
+    const gradd_range_t rows = gradd_part_of(r, l.rows);
     const gradd_view_t *stats =
         r->n_out > GRADD_CE_STATS && r->out[GRADD_CE_STATS].data ? &r->out[GRADD_CE_STATS] : NULL;
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < l.rows; i++)
+    for (int64_t i = rows.from; i < rows.to; i++)
         each[i] = forward_row(&l, &r->in[GRADD_CE_LOGITS], i, stats, ref);
+    if (!gradd_part_is_last(r)) return GRADD_OK;
     for (int64_t i = 0; i < l.rows; i++) {
         sum += each[i];
         if (l.reduction == GRADD_REDUCE_NONE) gradd_loss_store(&r->out[0], i, each[i]);
@@ -131,8 +143,9 @@ static void backward_row(const gradd_loss_t *l, const gradd_launch_t *r, int64_t
 static gradd_status_t backward(const gradd_launch_t *r, bool ref) {
     gradd_loss_t l;
     GRADD_TRY(read_loss(r, true, &l));
+    const gradd_range_t rows = gradd_part_of(r, l.rows);
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < l.rows; i++)
+    for (int64_t i = rows.from; i < rows.to; i++)
         backward_row(&l, r, i, ref);
     return GRADD_OK;
 }
@@ -178,12 +191,21 @@ static gradd_status_t infer_loss_grad(gradd_infer_t *c) {
 
 /* The label of each row, and in forward its loss. */
 static size_t workspace_loss(const gradd_infer_t *c) {
-    return (sizeof(int64_t) + sizeof(double)) *
-           (size_t)gradd_type_count(&c->in[GRADD_CE_LABELS].type);
+    return sizeof(gradd_loss_t) + (sizeof(int64_t) + sizeof(double)) *
+                                      (size_t)gradd_type_count(&c->in[GRADD_CE_LABELS].type);
 }
 
 static size_t workspace_loss_grad(const gradd_infer_t *c) {
-    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[GRADD_CE_GRAD_LABELS].type);
+    return sizeof(gradd_loss_t) +
+           sizeof(int64_t) * (size_t)gradd_type_count(&c->in[GRADD_CE_GRAD_LABELS].type);
+}
+
+static int parts_loss(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, gradd_type_count(&c->in[GRADD_CE_LABELS].type));
+}
+
+static int parts_loss_grad(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, gradd_type_count(&c->in[GRADD_CE_GRAD_LABELS].type));
 }
 
 /* ---- gradient rule -------------------------------------------------------------------------- */
@@ -411,9 +433,10 @@ GRADD_KERNELS(cpu, crossentropy,
               GRADD_KERNEL("CrossEntropy", "loop",
                            .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT,
                                      GRADD_T_F32_F64},
-                           .compute = compute_loss, .workspace = workspace_loss),
+                           .compute = compute_loss, .workspace = workspace_loss,
+                           .parts = parts_loss),
               GRADD_KERNEL("CrossEntropyGrad", "loop",
                            .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64,
                                      GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64},
                            .inplace = 1 << GRADD_CE_GRAD_LOGITS, .compute = compute_loss_grad,
-                           .workspace = workspace_loss_grad));
+                           .workspace = workspace_loss_grad, .parts = parts_loss_grad));

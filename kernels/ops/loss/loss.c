@@ -10,6 +10,7 @@
 #include "kernels/contract/fault.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/map.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/softmax_rows.h"
 #include "kernels/describe/cross_entropy.h"
@@ -27,15 +28,21 @@ typedef struct loss_s {
     int64_t ignore;
     const gradd_view_t *given, *weights; /* labels; weights NULL = all one */
     int64_t *labels;                     /* checked copy, -1 = the row is ignored */
+    double total;                        /* of the weights */
+    gradd_range_t part;                  /* rows */
+    bool ends;                           /* with this part */
 } loss_t;
 
-/* type: the scores'. The copy of the labels lies in scratch, behind `skip` numbers of 8 bytes. */
+/* type: the scores'. In scratch lie the total, `skip` numbers per row, and the copy of the labels.
+ */
 static loss_t loss_of(const gradd_launch_t *r, const gradd_type_t *type, int labels, int64_t skip) {
     loss_t l = {.n = type->dims[0], .c = type->dims[1], .d = 1, .given = &r->in[labels]};
     for (int i = 2; i < type->rank; i++)
         l.d *= type->dims[i];
     l.rows = l.n * l.d;
-    l.labels = (int64_t *)r->workspace + skip * l.rows;
+    l.labels = (int64_t *)r->workspace + 1 + skip * l.rows;
+    l.part = gradd_part_of(r, l.rows);
+    l.ends = gradd_part_is_last(r);
     l.reduction = gradd_loss_reduction(r->attrs);
     l.ignores = gradd_attr_find(r->attrs, GRADD_CE_IGNORE_INDEX) != NULL;
     l.ignore = gradd_attr_int(r->attrs, GRADD_CE_IGNORE_INDEX, 0);
@@ -58,9 +65,8 @@ static double weight_at(const loss_t *l, int64_t row) {
 }
 
 /* Labels index memory, and a client may change them while we run: labels are copied, and only the
- * checked copy is used. *total is the sum of weights. */
-static gradd_status_t check_labels(const loss_t *l, double *total) {
-    *total = 0;
+ * checked copy is used. */
+static gradd_status_t copy_labels(loss_t *l) {
     for (int64_t i = 0; i < l->rows; i++) {
         int64_t label = gradd_pick_index(l->given, i);
         bool ignored = l->ignores && label == l->ignore;
@@ -69,18 +75,29 @@ static gradd_status_t check_labels(const loss_t *l, double *total) {
         if (label < 0 || label >= l->c)
             return gradd_fault_fail(&(gradd_fault_t){
                 .kind = GRADD_FAULT_LABEL, .value = label, .limit = l->c, .position = i});
-        *total += weight_at(l, i);
+        l->total += weight_at(l, i);
     }
     return GRADD_OK;
 }
 
+/* By the first part, for all of them. */
+static gradd_status_t read_labels(const gradd_launch_t *r, loss_t *l) {
+    double *total = r->workspace;
+    if (!r->part) {
+        GRADD_TRY(copy_labels(l));
+        *total = l->total;
+    }
+    l->total = *total;
+    return GRADD_OK;
+}
+
 /* The factor of the gradient of row i. */
-static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, double total) {
+static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i) {
     int64_t at = l->reduction == GRADD_REDUCE_NONE ? i : 0;
     double dy = d->type.dtype == GRADD_DT_F32 ? (double)((const float *)d->data)[at]
                                               : ((const double *)d->data)[at];
     double w = weight_at(l, i);
-    return l->reduction == GRADD_REDUCE_MEAN ? dy * (w / total) : dy * w;
+    return l->reduction == GRADD_REDUCE_MEAN ? dy * (w / l->total) : dy * w;
 }
 
 #define LOSS_KERNELS(T, S)                                                                         \
@@ -110,8 +127,8 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
     static void forward_##S(const loss_t *l, const T *x, T *logp, double *each, bool normalise,    \
                             bool ref) {                                                            \
         const bool many = l->rows * l->c >= GRADD_PARALLEL_MIN;                                    \
-        _Pragma("omp parallel for schedule(static) if (many)") for (int64_t i = 0; i < l->rows;    \
-                                                                    i++) {                         \
+        _Pragma("omp parallel for schedule(static) if (many)") for (int64_t i = l->part.from;      \
+                                                                    i < l->part.to; i++) {         \
             const int64_t at = i / l->d * l->c * l->d + i % l->d;                                  \
             const bool used = counts(l, i);                                                        \
             double log_sum = 0;                                                                    \
@@ -125,7 +142,7 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
             each[i] = weight_at(l, i) * (log_sum - (own - (double)max));                           \
         }                                                                                          \
     }                                                                                              \
-    static void reduce_##S(const loss_t *l, const double *each, double total, T *z) {              \
+    static void reduce_##S(const loss_t *l, const double *each, T *z) {                            \
         double sum = 0;                                                                            \
         if (l->reduction == GRADD_REDUCE_NONE) {                                                   \
             for (int64_t i = 0; i < l->rows; i++)                                                  \
@@ -134,7 +151,7 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
         }                                                                                          \
         for (int64_t i = 0; i < l->rows; i++)                                                      \
             sum += each[i];                                                                        \
-        z[0] = (T)(l->reduction == GRADD_REDUCE_MEAN ? sum / total : sum);                         \
+        z[0] = (T)(l->reduction == GRADD_REDUCE_MEAN ? sum / l->total : sum);                      \
     }                                                                                              \
     GRADD_MULTIARCH static void scale_##S(T *z, int64_t n, T factor) {                             \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] *= factor;                        \
@@ -144,17 +161,16 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
             z[i * step] = 0;                                                                       \
     }                                                                                              \
     /* z may be x: a row is read whole before its label's entry is changed */                      \
-    static void backward_##S(const loss_t *l, const gradd_view_t *d, const T *x, double total,     \
-                             T *z, bool ref) {                                                     \
+    static void backward_##S(const loss_t *l, const gradd_view_t *d, const T *x, T *z, bool ref) { \
         const bool many = l->rows * l->c >= GRADD_PARALLEL_MIN;                                    \
-        _Pragma("omp parallel for schedule(static) if (many)") for (int64_t i = 0; i < l->rows;    \
-                                                                    i++) {                         \
+        _Pragma("omp parallel for schedule(static) if (many)") for (int64_t i = l->part.from;      \
+                                                                    i < l->part.to; i++) {         \
             const int64_t at = i / l->d * l->c * l->d + i % l->d;                                  \
             if (!counts(l, i)) {                                                                   \
                 zero_##S(z + at, l->c, l->d);                                                      \
                 continue;                                                                          \
             }                                                                                      \
-            const double factor = row_scale(l, d, i, total);                                       \
+            const double factor = row_scale(l, d, i);                                              \
             const int64_t label = l->labels[i] * l->d;                                             \
             double own; /* p - 1, without the digits that a p near 1 would cost */                 \
             if (l->d == 1 && !ref) {                                                               \
@@ -174,11 +190,11 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
             z[at + label] = (T)(factor * own);                                                     \
         }                                                                                          \
     }                                                                                              \
-    static void pick_##S(const loss_t *l, const gradd_view_t *d, double total, T *z) {             \
+    static void pick_##S(const loss_t *l, const gradd_view_t *d, T *z) {                           \
         memset(z, 0, sizeof(T) * (size_t)(l->rows * l->c));                                        \
         for (int64_t i = 0; i < l->rows; i++) {                                                    \
             const int64_t at = i / l->d * l->c * l->d + i % l->d;                                  \
-            if (counts(l, i)) z[at + l->labels[i] * l->d] = (T) - row_scale(l, d, i, total);       \
+            if (counts(l, i)) z[at + l->labels[i] * l->d] = (T) - row_scale(l, d, i);              \
         }                                                                                          \
     }
 LOSS_KERNELS(float, f32)
@@ -187,14 +203,14 @@ LOSS_KERNELS(double, f64)
 static gradd_status_t forward(const gradd_launch_t *r, bool normalise, bool ref) {
     loss_t l = loss_of(r, &r->in[0].type, 1, 1);
     void *logp = r->n_out > 1 ? r->out[1].data : NULL;
-    double total, *each = r->workspace;
-    GRADD_TRY(check_labels(&l, &total));
+    double *each = (double *)r->workspace + 1;
+    GRADD_TRY(read_labels(r, &l));
     if (!gradd_dtype_is_f64(r->in[0].type.dtype)) {
         forward_f32(&l, r->in[0].data, logp, each, normalise, ref);
-        reduce_f32(&l, each, total, r->out[0].data);
+        if (l.ends) reduce_f32(&l, each, r->out[0].data);
     } else {
         forward_f64(&l, r->in[0].data, logp, each, normalise, ref);
-        reduce_f64(&l, each, total, r->out[0].data);
+        if (l.ends) reduce_f64(&l, each, r->out[0].data);
     }
     return GRADD_OK;
 }
@@ -210,12 +226,11 @@ static gradd_status_t compute_likelihood(const gradd_launch_t *r) {
 
 static gradd_status_t backward(const gradd_launch_t *r, bool ref) {
     loss_t l = loss_of(r, &r->in[1].type, 2, 0);
-    double total;
-    GRADD_TRY(check_labels(&l, &total));
+    GRADD_TRY(read_labels(r, &l));
     if (!gradd_dtype_is_f64(r->in[1].type.dtype))
-        backward_f32(&l, &r->in[0], r->in[1].data, total, r->out[0].data, ref);
+        backward_f32(&l, &r->in[0], r->in[1].data, r->out[0].data, ref);
     else
-        backward_f64(&l, &r->in[0], r->in[1].data, total, r->out[0].data, ref);
+        backward_f64(&l, &r->in[0], r->in[1].data, r->out[0].data, ref);
     return GRADD_OK;
 }
 static gradd_status_t compute_cross_entropy_grad(const gradd_launch_t *r) {
@@ -226,26 +241,34 @@ static gradd_status_t ref_cross_entropy_grad(const gradd_launch_t *r) {
 }
 static gradd_status_t compute_likelihood_grad(const gradd_launch_t *r) {
     loss_t l = loss_of(r, &r->out[0].type, 1, 0);
-    double total;
-    GRADD_TRY(check_labels(&l, &total));
+    GRADD_TRY(read_labels(r, &l));
     if (!gradd_dtype_is_f64(r->out[0].type.dtype))
-        pick_f32(&l, &r->in[0], total, r->out[0].data);
+        pick_f32(&l, &r->in[0], r->out[0].data);
     else
-        pick_f64(&l, &r->in[0], total, r->out[0].data);
+        pick_f64(&l, &r->in[0], r->out[0].data);
     return GRADD_OK;
 }
 
 /* The loss of each row, and its label. */
 static size_t workspace_rows(const gradd_infer_t *c) {
-    return (sizeof(double) + sizeof(int64_t)) * (size_t)gradd_type_count(&c->in[1].type);
+    return sizeof(double) +
+           (sizeof(double) + sizeof(int64_t)) * (size_t)gradd_type_count(&c->in[1].type);
 }
 
 static size_t workspace_cross_entropy_grad(const gradd_infer_t *c) {
-    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[2].type);
+    return sizeof(double) + sizeof(int64_t) * (size_t)gradd_type_count(&c->in[2].type);
 }
 
 static size_t workspace_likelihood_grad(const gradd_infer_t *c) {
-    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[1].type);
+    return sizeof(double) + sizeof(int64_t) * (size_t)gradd_type_count(&c->in[1].type);
+}
+
+static int parts_loss(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, gradd_type_count(&c->in[1].type));
+}
+
+static int parts_cross_entropy_grad(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, gradd_type_count(&c->in[2].type));
 }
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
@@ -399,14 +422,15 @@ GRADD_KERNELS(
     cpu, loss,
     GRADD_KERNEL("SoftmaxCrossEntropyLoss", "loop",
                  .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
-                 .compute = compute_cross_entropy, .workspace = workspace_rows),
+                 .compute = compute_cross_entropy, .workspace = workspace_rows,
+                 .parts = parts_loss),
     GRADD_KERNEL("SoftmaxCrossEntropyLossGrad", "loop",
                  .types = {GRADD_T_F32_F64, GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
                  .inplace = 2, .compute = compute_cross_entropy_grad,
-                 .workspace = workspace_cross_entropy_grad),
+                 .workspace = workspace_cross_entropy_grad, .parts = parts_cross_entropy_grad),
     GRADD_KERNEL("NegativeLogLikelihoodLoss", "loop",
                  .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
-                 .compute = compute_likelihood, .workspace = workspace_rows),
+                 .compute = compute_likelihood, .workspace = workspace_rows, .parts = parts_loss),
     GRADD_KERNEL("NegativeLogLikelihoodLossGrad", "loop",
                  .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
                  .compute = compute_likelihood_grad, .workspace = workspace_likelihood_grad));

@@ -18,6 +18,7 @@
 
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/batch_norm.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
@@ -121,12 +122,30 @@ static bool has(const gradd_launch_t *r, int i) {
     return i < r->n_in && r->in[i].type.dtype != GRADD_DT_NONE;
 }
 
+/* Of a launch in parts the first half forms sums, if there are any to form, and the second half has
+ * the results. The launch's part of n steps of the first, or of the second half. */
+static gradd_range_t half_of(const gradd_launch_t *r, bool sums, bool second, int64_t n) {
+    const int first = sums ? r->parts / 2 : 0;
+    gradd_launch_t own = {.parts = second ? r->parts - first : first,
+                          .part = second ? r->part - first : r->part};
+    if (r->parts < 2) return (gradd_range_t){0, second || sums ? n : 0};
+    if (own.part < 0 || own.part >= own.parts) return (gradd_range_t){0, 0};
+    return gradd_part_of(&own, n);
+}
+
+/* Whether what lies between the halves is due. */
+static bool is_between(const gradd_launch_t *r, bool sums) {
+    return r->parts < 2 || r->part == (sums ? r->parts / 2 : 0);
+}
+
 /* Into p->sum and p->sum_h; backward: of dy, else the moments of x. */
-static void sum_channels(const batch_t *p, gradd_dtype_t dtype, bool backward) {
+static void sum_channels(const gradd_launch_t *r, const batch_t *p, gradd_dtype_t dtype,
+                         bool backward) {
     const int64_t channels = p->s.channels, blocks = (channels + COLUMNS - 1) / COLUMNS;
     const int64_t n = p->s.spatial == 1 ? p->parts * blocks : row_count(p);
+    const gradd_range_t part = half_of(r, true, false, n);
 #pragma omp parallel for schedule(static) if (is_large(p))
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = part.from; i < part.to; i++) {
         const int64_t column = i % (blocks + !blocks) * COLUMNS;
         const int64_t piece = i / (blocks + !blocks), width = at_most(channels - column, COLUMNS);
         if (p->s.spatial != 1 && backward)
@@ -222,15 +241,13 @@ static gradd_status_t compute_forward(const gradd_launch_t *r) {
     p.mean = output(r, GRADD_BATCH_OUT_MEAN), p.inv = output(r, GRADD_BATCH_OUT_INV);
     if (!p.mean) p.mean = room;
     if (!p.inv) p.inv = room + p.s.channels;
-    if (given)
-        take_statistics(r, &p, var, dtype);
-    else
-        sum_channels(&p, dtype, false);
-    if (!given) keep_all_moments(&p, dtype, var);
+    if (!given) sum_channels(r, &p, dtype, false);
+    if (is_between(r, !given) && given) take_statistics(r, &p, var, dtype);
+    if (is_between(r, !given) && !given) keep_all_moments(&p, dtype, var);
     const bool across = p.s.spatial == 1;
-    const int64_t n = across ? p.s.batch : row_count(&p);
+    const gradd_range_t part = half_of(r, !given, true, across ? p.s.batch : row_count(&p));
 #pragma omp parallel for schedule(static) if (is_large(&p))
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = part.from; i < part.to; i++) {
         if (across)
             STEP(dtype, &p, normalise_across, i);
         else
@@ -249,13 +266,13 @@ static gradd_status_t compute_backward(const gradd_launch_t *r) {
     p.given = gradd_attr_int(r->attrs, GRADD_BATCH_GIVEN, 0);
     void *slopes = p.sum_h + room_of(&p.s), *dscale = output(r, GRADD_BATCH_DSCALE),
          *dbias = output(r, GRADD_BATCH_DBIAS);
-    sum_channels(&p, dtype, true);
-    keep_all_sums(&p, dtype, dscale, dbias, slopes);
+    sum_channels(r, &p, dtype, true);
+    if (is_between(r, true)) keep_all_sums(&p, dtype, dscale, dbias, slopes);
     if (!p.y) return GRADD_OK;
     const bool across = p.s.spatial == 1;
-    const int64_t n = across ? p.s.batch : row_count(&p);
+    const gradd_range_t part = half_of(r, true, true, across ? p.s.batch : row_count(&p));
 #pragma omp parallel for schedule(static) if (is_large(&p))
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = part.from; i < part.to; i++) {
         if (across)
             STEP(dtype, &p, backward_across, i, slopes);
         else
@@ -272,6 +289,12 @@ static size_t workspace_forward(const gradd_infer_t *c) {
 static size_t workspace_backward(const gradd_infer_t *c) {
     const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_GRAD_X].type);
     return sizeof(double) * (size_t)(2 * room_of(&s) + 3 * s.channels);
+}
+
+/* By images, or by pieces of many rows. */
+static int parts_of_launch(const gradd_infer_t *c) {
+    const gradd_channels_t s = sizes_of(&c->in[0].type); /* x, or dy */
+    return gradd_parts_of_tasks(c, parts_of(&s));
 }
 
 /* ---- plain loops ----------------------------------------------------------------------------- */
@@ -598,9 +621,9 @@ GRADD_OPS(
 
 GRADD_KERNELS(cpu, batchnorm,
               GRADD_KERNEL("BatchNorm", "loop", .types = {GRADD_T_BF16_F32_F64, GRADD_T_F32_F64},
-                           .inplace = 1, .compute = compute_forward,
-                           .workspace = workspace_forward),
+                           .inplace = 1, .compute = compute_forward, .workspace = workspace_forward,
+                           .parts = parts_of_launch),
               GRADD_KERNEL("BatchNormGrad", "loop",
                            .types = {GRADD_T_BF16_F32_F64, GRADD_T_BF16_F32_F64, GRADD_T_F32_F64},
                            .inplace = 3, .compute = compute_backward,
-                           .workspace = workspace_backward));
+                           .workspace = workspace_backward, .parts = parts_of_launch));

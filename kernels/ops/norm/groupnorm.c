@@ -12,6 +12,7 @@
 
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
@@ -144,20 +145,22 @@ static gradd_status_t compute_backward(const gradd_launch_t *r) {
     group_t p;
     read_group(r, &r->in[1], &p);
     bool f32 = x->dtype == GRADD_DT_F32;
-    size_t part = (size_t)(p.batch * p.channels) * gradd_dtype_bytes(x->dtype);
+    size_t bytes = (size_t)(p.batch * p.channels) * gradd_dtype_bytes(x->dtype);
     p.dy = r->in[0].data, p.scale = r->in[2].data, p.y = output(r, 0);
     p.mean = r->in[3].data, p.inv = r->in[4].data;
-    p.sum_h = r->workspace, p.sum_dy = (char *)r->workspace + part;
+    p.sum_h = r->workspace, p.sum_dy = (char *)r->workspace + bytes;
     p.per_group = r->in[2].type.dims[0] != p.channels;
     int64_t rows = gradd_type_count(x) ? p.batch * p.groups : 0;
     if (!rows) p.batch = 0;
+    const gradd_range_t part = gradd_part_of(r, rows);
 #pragma omp parallel for schedule(static) if (gradd_type_count(x) >= GRADD_PARALLEL_MIN)
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = part.from; row < part.to; row++) {
         if (f32)
             backward_f32(&p, row);
         else
             backward_f64(&p, row);
     }
+    if (!gradd_part_is_last(r)) return GRADD_OK;
     for (int j = 1; j < 3; j++) {
         const void *parts = j == 1 ? p.sum_h : p.sum_dy;
         if (output(r, j) && f32)
@@ -218,6 +221,10 @@ static gradd_status_t infer_backward(gradd_infer_t *c) {
 static size_t workspace_backward(const gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[1].type;
     return 2 * (size_t)(x->dims[0] * x->dims[1]) * gradd_dtype_bytes(x->dtype);
+}
+
+static int parts_backward(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, gradd_type_count(&c->in[3].type)); /* one for each mean */
 }
 
 /* ---- gradient rule --------------------------------------------------------------------------- */
@@ -286,6 +293,7 @@ GRADD_KERNELS(cpu, groupnorm,
               GRADD_KERNEL("GroupNormalization", "loop", .rowwise = gradd_rowwise_batch,
                            .types = {GRADD_T_F32_F64}, .compute = compute_forward),
               GRADD_KERNEL("GroupNormGrad", "loop", .types = {GRADD_T_F32_F64},
-                           .compute = compute_backward, .workspace = workspace_backward),
+                           .compute = compute_backward, .workspace = workspace_backward,
+                           .parts = parts_backward),
               GRADD_KERNEL("InstanceNormalization", "loop", .rowwise = gradd_rowwise_batch,
                            .types = {GRADD_T_F32_F64}, .compute = compute_forward));

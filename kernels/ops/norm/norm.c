@@ -14,6 +14,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/norm.h"
 #include "kernels/rules/infer.h"
@@ -185,9 +186,11 @@ static gradd_status_t compute_backward(const gradd_launch_t *r, norm_t *p) {
     p->parts_scale = dscale ? r->workspace : NULL;
     p->parts_bias = dbias ? (char *)r->workspace + parts : NULL;
     p->scale = wide(&r->in[GRADD_NORM_GRAD_SCALE], p->n, (char *)r->workspace + 2 * parts);
+    const gradd_range_t chunks = gradd_part_of(r, p->chunks);
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
-    for (int64_t c = 0; c < p->chunks; c++)
+    for (int64_t c = chunks.from; c < chunks.to; c++)
         kernels->rows_grad(p, c);
+    if (!gradd_part_is_last(r)) return GRADD_OK;
     if (dscale) store_sum(kernels, p, p->parts_scale, &r->out[GRADD_NORM_DSCALE]);
     if (dbias) store_sum(kernels, p, p->parts_bias, &r->out[GRADD_NORM_DBIAS]);
     return GRADD_OK;
@@ -310,6 +313,13 @@ static size_t workspace_backward(const gradd_infer_t *c) {
     int64_t n = gradd_type_count(scale),
             chunks = count_chunks(count_rows(x, x->rank - scale->rank));
     return 2 * part_bytes(chunks, n, x->dtype) + align_up(sizeof(float) * (size_t)n);
+}
+
+/* Of a gradient whose rows are summed: chunks of them, where it is not cut by rows. */
+static int parts_backward(const gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[GRADD_NORM_GRAD_X].type;
+    return gradd_parts_of_tasks(
+        c, count_chunks(count_rows(x, x->rank - c->in[GRADD_NORM_GRAD_SCALE].type.rank)));
 }
 
 /* ---- gradient rules -------------------------------------------------------------------------- */
@@ -449,10 +459,10 @@ GRADD_KERNELS(cpu, norm,
               GRADD_KERNEL("LayerNormGrad", "loop",
                            .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
                            .inplace = 3, .compute = compute_layer_norm_grad,
-                           .workspace = workspace_backward),
+                           .workspace = workspace_backward, .parts = parts_backward),
               GRADD_KERNEL("RMSNormalization", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
                            .compute = compute_rms_norm, .workspace = workspace_forward),
               GRADD_KERNEL("RMSNormGrad", "loop",
                            .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
                            .inplace = 3, .compute = compute_rms_norm_grad,
-                           .workspace = workspace_backward));
+                           .workspace = workspace_backward, .parts = parts_backward));

@@ -18,6 +18,7 @@
 #include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/math/rng.h"
@@ -161,35 +162,66 @@ static void drop_row(const drop_t *d, const gradd_launch_t *r, int64_t i, const 
 
 #define CHUNK (64 * GRADD_RNG_GROUP)
 
+static int64_t chunk_count(int64_t n) {
+    return (n + CHUNK - 1) / CHUNK;
+}
+
+static gradd_range_t part_elements(const gradd_launch_t *r) {
+    const int64_t n = gradd_type_count(&r->in[0].type);
+    const gradd_range_t chunks = gradd_part_of(r, chunk_count(n));
+    return (gradd_range_t){chunks.from * CHUNK, chunks.to * CHUNK < n ? chunks.to * CHUNK : n};
+}
+
 static void drop_all(const drop_t *d, const gradd_launch_t *r, const void *plus, uint8_t *mask) {
     int64_t n = gradd_type_count(&r->in[0].type);
-    const int64_t n_rows = d->rows ? gradd_type_count(&d->rows->type) : 0;
+    const gradd_range_t rows = gradd_part_of(r, d->rows ? gradd_type_count(&d->rows->type) : 0);
 #pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < n_rows; i++)
+    for (int64_t i = rows.from; i < rows.to; i++)
         drop_row(d, r, i, plus);
     if (d->rows) return;
+    const gradd_range_t part = part_elements(r);
 #pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
-    for (int64_t first = 0; first < n; first += CHUNK)
+    for (int64_t first = part.from; first < part.to; first += CHUNK)
         drop_chunk(d, r, first, first + CHUNK < n ? first + CHUNK : n, plus, mask);
 }
 
+/* Elements of the launch's part as they are in `from`, or zeros; in the mask, if there is one, the
+ * same for all. */
+static void fill(const gradd_launch_t *r, const void *from, uint8_t *mask, bool kept) {
+    const gradd_range_t part = part_elements(r);
+    const size_t each = gradd_dtype_bytes(r->in[0].type.dtype), n = (size_t)(part.to - part.from);
+    const size_t at = (size_t)part.from * each;
+    if (from)
+        gradd_copy_bytes((char *)r->out[0].data + at, (const char *)from + at, n * each);
+    else
+        gradd_copy_zero((char *)r->out[0].data + at, n * each);
+    if (mask && n) memset(mask + part.from, kept, n);
+}
+
+static int parts_of(const gradd_infer_t *c, int rows) {
+    const bool listed = given(c->in, c->n_in, rows);
+    const int64_t n = gradd_type_count(&c->in[listed ? rows : 0].type);
+    return gradd_parts_of_tasks(c, listed ? n : chunk_count(n));
+}
+
+static int parts_dropout(const gradd_infer_t *c) {
+    return parts_of(c, ROWS);
+}
+
+static int parts_dropout_add(const gradd_infer_t *c) {
+    return parts_of(c, ADD_ROWS);
+}
+
 static gradd_status_t compute_dropout(const gradd_launch_t *r) {
-    const gradd_type_t *x = &r->in[0].type;
-    int64_t n = gradd_type_count(x);
     uint8_t *mask = r->n_out > 1 ? r->out[1].data : NULL;
     drop_t d;
     GRADD_TRY(read_drop(r, &d));
-    if (!d.active) {
-        gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(x));
-        if (mask && n) memset(mask, 1, (size_t)n);
-        return GRADD_OK;
-    }
-    if (d.limit > UINT32_MAX) { /* p = 1 */
-        gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(x));
-        if (mask) gradd_copy_zero(mask, (size_t)n);
-        return GRADD_OK;
-    }
-    drop_all(&d, r, NULL, mask);
+    if (!d.active)
+        fill(r, r->in[0].data, mask, true);
+    else if (d.limit > UINT32_MAX) /* p = 1 */
+        fill(r, NULL, mask, false);
+    else
+        drop_all(&d, r, NULL, mask);
     return GRADD_OK;
 }
 
@@ -199,7 +231,7 @@ static gradd_status_t compute_dropout_add(const gradd_launch_t *r) {
     GRADD_TRY(set_drop(r, gradd_attr_float(r->attrs, "ratio", 0.5), true, ADD_ROWS, &d));
     if (!d.active) d.limit = 0, d.scale = 1; /* every word is kept */
     if (d.limit > UINT32_MAX)
-        gradd_copy_bytes(r->out[0].data, residual, (size_t)gradd_type_bytes(&r->in[0].type));
+        fill(r, residual, NULL, false);
     else
         drop_all(&d, r, residual, NULL);
     return GRADD_OK;
@@ -386,8 +418,8 @@ GRADD_OPS(
 
 GRADD_KERNELS(cpu, dropout,
               GRADD_KERNEL("Dropout", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
-                           .compute = compute_dropout),
+                           .compute = compute_dropout, .parts = parts_dropout),
               GRADD_KERNEL("DropoutGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
-                           .compute = compute_dropout),
+                           .compute = compute_dropout, .parts = parts_dropout),
               GRADD_KERNEL("DropoutAdd", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
-                           .compute = compute_dropout_add));
+                           .compute = compute_dropout_add, .parts = parts_dropout_add));

@@ -224,8 +224,8 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, recurrence,
               GRADD_KERNEL("Recurrence", "steps", .types = {GRADD_T_FLOAT},
                            .prepare = gradd_rnn_prepare, .unprepare = gradd_rnn_unprepare,
-                           .compute = gradd_rnn, .cost = gradd_rnn_cost),
+                           .makes_parts = true, .compute = gradd_rnn, .cost = gradd_rnn_cost),
               GRADD_KERNEL("RecurrenceGrad", "steps", .types = GRAD_TYPES(GRADD_T_FLOAT),
                            .inplace = 1, .prepare = gradd_rnn_grad_prepare,
-                           .unprepare = gradd_rnn_unprepare, .compute = gradd_rnn_grad,
-                           .cost = gradd_rnn_grad_cost));
+                           .unprepare = gradd_rnn_unprepare, .makes_parts = true,
+                           .compute = gradd_rnn_grad, .cost = gradd_rnn_grad_cost));

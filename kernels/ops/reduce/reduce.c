@@ -9,6 +9,7 @@
  * LogSumExp. Ties of Max and Min share evenly. */
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/reduction.h"
 #include "kernels/math/vec.h"
@@ -181,14 +182,71 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
 COLUMNS_FOLD(gradd_f16_t, f16)
 #define columns(kind, x, rows, step, n, acc) BY_TYPE(x, columns)(kind, x, rows, step, n, acc)
 
+/* ---- parts ----------------------------------------------------------------------------------- */
+
+/* What a launch, or a part of it, does: kept elements; blocks of 64 pieces of a tensor that becomes
+ * one element; or rows in groups of FLUSH that are added to the kept ones. The sums of the last two
+ * wait in the workspace for the next part. */
+typedef enum { ELEMENTS, PIECES, ROWS } fold_way_t;
+
+typedef struct part_s {
+    gradd_range_t of;
+    bool begins, ends;
+    double *sums; /* NULL: there are no parts */
+} part_t;
+
+static fold_way_t way_of(const gradd_fold_t *p) {
+    if (p->ends_kept) return ROWS;
+    return p->outer_kept == 1 && p->outer_red == 1 && p->stretch > PIECE ? PIECES : ELEMENTS;
+}
+
+static int64_t columns_of(const gradd_fold_t *p) {
+    int64_t width = p->stretch < COLUMNS ? p->stretch : COLUMNS;
+    if (p->outer_kept == 1 && width == p->stretch && width > 64) width = (width + 31) / 32 * 16;
+    return width;
+}
+
+/* Of columns, for each kept element in front. */
+static int64_t blocks_of(const gradd_fold_t *p) {
+    return (p->stretch + columns_of(p) - 1) / columns_of(p);
+}
+
+static int64_t rows_of(const gradd_fold_t *p) {
+    return p->n_red ? p->red[p->n_red - 1] : 1;
+}
+
+static int64_t groups_of(const gradd_fold_t *p) {
+    return (rows_of(p) + FLUSH - 1) / FLUSH;
+}
+
+static int64_t tasks_of(const gradd_fold_t *p) {
+    if (way_of(p) == ELEMENTS) return p->outer_kept;
+    if (way_of(p) == PIECES) return (p->stretch + 64 * PIECE - 1) / (64 * PIECE);
+    return rows_of(p) ? p->outer_red / rows_of(p) * groups_of(p) : 0;
+}
+
+static part_t part_of(const gradd_fold_t *p, const gradd_launch_t *r) {
+    return (part_t){gradd_part_of(r, tasks_of(p)), !r->part, gradd_part_is_last(r),
+                    r->parts > 1 ? r->workspace : NULL};
+}
+
+/* The rows of the part in the stretch of rows number `outer`. */
+static gradd_range_t part_rows(const gradd_fold_t *p, const part_t *part, int64_t outer) {
+    const int64_t groups = groups_of(p), rows = rows_of(p), skip = outer * groups;
+    const int64_t from = part->of.from < skip ? 0 : part->of.from - skip;
+    const int64_t to = part->of.to < skip + groups ? part->of.to - skip : groups;
+    if (from >= to) return (gradd_range_t){0, 0};
+    return (gradd_range_t){from * FLUSH, to * FLUSH < rows ? to * FLUSH : rows};
+}
+
 /* ---- kernels: whole tensors ------------------------------------------------------------------ */
 
 #define REDUCE_FLOAT(T, S)                                                                         \
     /* ends in R: each kept element folds its stretches */                                         \
-    static void stretches_##S(const gradd_fold_t *p, const T *x, T *z) {                           \
+    static void stretches_##S(const gradd_fold_t *p, const part_t *part, const T *x, T *z) {       \
         const int64_t elements = p->outer_kept * p->reduced;                                       \
         _Pragma("omp parallel for schedule(static) if (elements >= GRADD_PARALLEL_MIN)") for (     \
-            int64_t k = 0; k < p->outer_kept; k++) {                                               \
+            int64_t k = part->of.from; k < part->of.to; k++) {                                     \
             const T *base = x + gradd_fold_offset(k, p->n_kept, p->kept, p->kept_step);            \
             double total = start_of(p->kind);                                                      \
             for (int64_t r = 0; r < p->outer_red; r++) {                                           \
@@ -199,65 +257,64 @@ COLUMNS_FOLD(gradd_f16_t, f16)
         }                                                                                          \
     }                                                                                              \
     /* everything to one element, in pieces of fixed size */                                       \
-    static void whole_##S(const gradd_fold_t *p, const T *x, T *z) {                               \
-        double total = start_of(p->kind), part[64];                                                \
-        for (int64_t from = 0; from < p->stretch; from += 64 * PIECE) {                            \
-            const int64_t left = p->stretch - from, n = left < 64 * PIECE ? left : 64 * PIECE;     \
+    static void whole_##S(const gradd_fold_t *p, const part_t *part, const T *x, T *z) {           \
+        double total = part->begins ? start_of(p->kind) : part->sums[0], piece[64];                \
+        for (int64_t task = part->of.from; task < part->of.to; task++) {                           \
+            const int64_t from = task * 64 * PIECE, left = p->stretch - from;                      \
+            const int64_t n = left < 64 * PIECE ? left : 64 * PIECE;                               \
             const int64_t pieces = (n + PIECE - 1) / PIECE;                                        \
             _Pragma("omp parallel for schedule(static)") for (int64_t i = 0; i < pieces; i++) {    \
                 const int64_t m = n - i * PIECE < PIECE ? n - i * PIECE : PIECE;                   \
-                part[i] = fold_stretch(p->kind, x + from + i * PIECE, m);                          \
+                piece[i] = fold_stretch(p->kind, x + from + i * PIECE, m);                         \
             }                                                                                      \
             for (int64_t i = 0; i < pieces; i++)                                                   \
-                total = join(p->kind, total, part[i]);                                             \
+                total = join(p->kind, total, piece[i]);                                            \
         }                                                                                          \
-        z[0] = NARROW_##S(finish(p->kind, total, p->reduced));                                     \
+        if (part->ends)                                                                            \
+            z[0] = NARROW_##S(finish(p->kind, total, p->reduced));                                 \
+        else                                                                                       \
+            part->sums[0] = total;                                                                 \
     }                                                                                              \
     /* ends in K: a block of columns at a time */                                                  \
-    static void cols_##S(const gradd_fold_t *p, const T *x, T *z) {                                \
-        int64_t width = p->stretch < COLUMNS ? p->stretch : COLUMNS;                               \
-        if (p->outer_kept == 1 && width == p->stretch && width > 64)                               \
-            width = (width + 31) / 32 * 16;                                                        \
-        const int64_t blocks = (p->stretch + width - 1) / width;                                   \
-        const int64_t rows = p->n_red ? p->red[p->n_red - 1] : 1;                                  \
+    static void cols_##S(const gradd_fold_t *p, const part_t *part, const T *x, T *z) {            \
+        const int64_t width = columns_of(p), blocks = blocks_of(p);                                \
         const int64_t step = p->n_red ? p->red_step[p->n_red - 1] : 0;                             \
-        const int64_t outer = p->outer_red / (rows ? rows : 1);                                    \
+        const int64_t outer = p->outer_red / (rows_of(p) ? rows_of(p) : 1);                        \
         const int64_t elements = p->outer_kept * p->stretch * p->reduced;                          \
         _Pragma("omp parallel for schedule(static) if (elements >= GRADD_PARALLEL_MIN)") for (     \
             int64_t u = 0; u < p->outer_kept * blocks; u++) {                                      \
             const int64_t k = u / blocks, from = u % blocks * width;                               \
             const int64_t n = p->stretch - from < width ? p->stretch - from : width;               \
             const T *base = x + gradd_fold_offset(k, p->n_kept, p->kept, p->kept_step) + from;     \
-            double acc[COLUMNS];                                                                   \
-            for (int64_t i = 0; i < n; i++)                                                        \
+            double own[COLUMNS], *acc = part->sums ? part->sums + u * COLUMNS : own;               \
+            for (int64_t i = 0; part->begins && i < n; i++)                                        \
                 acc[i] = start_of(p->kind);                                                        \
-            for (int64_t r = 0; r < outer; r++)                                                    \
-                columns(p->kind, base + gradd_fold_offset(r, p->n_red - 1, p->red, p->red_step),   \
-                        rows, step, n, acc);                                                       \
-            for (int64_t i = 0; i < n; i++)                                                        \
+            for (int64_t r = 0; r < outer; r++) {                                                  \
+                const gradd_range_t rows = part_rows(p, part, r);                                  \
+                const int64_t at = gradd_fold_offset(r, p->n_red - 1, p->red, p->red_step);        \
+                columns(p->kind, base + at + rows.from * step, rows.to - rows.from, step, n, acc); \
+            }                                                                                      \
+            for (int64_t i = 0; part->ends && i < n; i++)                                          \
                 z[k * p->stretch + from + i] = NARROW_##S(finish(p->kind, acc[i], p->reduced));    \
         }                                                                                          \
     }                                                                                              \
-    static void reduce_##S(const gradd_fold_t *p, const T *x, T *z) {                              \
-        if (p->ends_kept)                                                                          \
-            cols_##S(p, x, z);                                                                     \
-        else if (p->outer_kept == 1 && p->outer_red == 1 && p->stretch > PIECE)                    \
-            whole_##S(p, x, z);                                                                    \
-        else                                                                                       \
-            stretches_##S(p, x, z);                                                                \
+    static void reduce_##S(const gradd_fold_t *p, const part_t *part, const T *x, T *z) {          \
+        const fold_way_t way = way_of(p);                                                          \
+        (way == ROWS ? cols_##S : way == PIECES ? whole_##S : stretches_##S)(p, part, x, z);       \
     }
 REDUCE_FLOAT(float, f32)
 REDUCE_FLOAT(double, f64)
 REDUCE_FLOAT(gradd_bf16_t, bf16)
 REDUCE_FLOAT(gradd_f16_t, f16)
 
-static void reduce_any(const gradd_fold_t *p, gradd_dtype_t dtype, const void *x, void *z) {
+static void reduce_any(const gradd_fold_t *p, const part_t *part, gradd_dtype_t dtype,
+                       const void *x, void *z) {
     if (dtype == GRADD_DT_F32)
-        reduce_f32(p, x, z);
+        reduce_f32(p, part, x, z);
     else if (gradd_dtype_is_f64(dtype))
-        reduce_f64(p, x, z);
+        reduce_f64(p, part, x, z);
     else if (gradd_dtype_is_half(dtype))
-        (dtype == GRADD_DT_F16 ? reduce_f16(p, x, z) : reduce_bf16(p, x, z));
+        (dtype == GRADD_DT_F16 ? reduce_f16(p, part, x, z) : reduce_bf16(p, part, x, z));
 }
 
 /* Sums of integers wrap around, as those of numpy do. */
@@ -335,8 +392,27 @@ static gradd_status_t reduce(const gradd_launch_t *r, kind_t kind) {
             gradd_half_put((uint16_t *)r->out[0].data + i, dtype, none);
         return GRADD_OK;
     }
-    reduce_any(&p, dtype, r->in[0].data, r->out[0].data);
+    const part_t part = part_of(&p, r);
+    reduce_any(&p, &part, dtype, r->in[0].data, r->out[0].data);
     return GRADD_OK;
+}
+
+/* Of launches that are not cut by rows. */
+static int parts_reduce(const gradd_infer_t *c) {
+    const bool known = c->n_in < 2 || !c->in[1].type.dtype || c->in[1].data;
+    if (c->parts < 2 || !known || !gradd_dtype_is_float(c->in[0].type.dtype)) return 0;
+    if (!gradd_type_count(&c->in[0].type) || !gradd_type_count(&c->out[0])) return 0;
+    const gradd_fold_t p = gradd_fold_of(c->attrs, c->in, c->n_in);
+    return way_of(&p) == ELEMENTS ? gradd_parts_of_tasks(c, tasks_of(&p))
+                                  : gradd_parts_of_steps(c, tasks_of(&p));
+}
+
+static size_t workspace_reduce(const gradd_infer_t *c) {
+    if (!parts_reduce(c)) return 0;
+    const gradd_fold_t p = gradd_fold_of(c->attrs, c->in, c->n_in);
+    if (way_of(&p) == ELEMENTS) return 0;
+    return sizeof(double) *
+           (size_t)(way_of(&p) == ROWS ? p.outer_kept * blocks_of(&p) * COLUMNS : 1);
 }
 
 #define REDUCE_RUN(name, kind)                                                                     \
@@ -605,21 +681,22 @@ GRADD_OPS(
                                   {.text = "i32[700,5]:(1,9) i64[1]={0}"},
                                   {.text = "i64[2,0] i64[1]={1}"})));
 
-GRADD_KERNELS(cpu, reduce,
-              GRADD_KERNEL("ReduceSum", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_ANY}, .compute = compute_sum),
-              GRADD_KERNEL("ReduceMean", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_ANY}, .compute = compute_mean),
-              GRADD_KERNEL("ReduceSumSquare", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_ANY}, .compute = compute_squares),
-              GRADD_KERNEL("ReduceL2", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_ANY}, .compute = compute_norm),
-              GRADD_KERNEL("ReduceMax", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_ANY}, .compute = compute_max),
-              GRADD_KERNEL("ReduceMin", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_ANY}, .compute = compute_min),
-              GRADD_KERNEL("ReduceLogSumExp", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_F32_F64, GRADD_T_INDEX}, .compute = compute_logsumexp),
-              GRADD_KERNEL("ReduceProd", "loop", .rowwise = gradd_rowwise_fold,
-                           .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-                           .compute = compute_product));
+GRADD_KERNELS(
+    cpu, reduce,
+    GRADD_KERNEL("ReduceSum", "loop", .rowwise = gradd_rowwise_fold, .types = {GRADD_T_ANY},
+                 .compute = compute_sum, .parts = parts_reduce, .workspace = workspace_reduce),
+    GRADD_KERNEL("ReduceMean", "loop", .rowwise = gradd_rowwise_fold, .types = {GRADD_T_ANY},
+                 .compute = compute_mean, .parts = parts_reduce, .workspace = workspace_reduce),
+    GRADD_KERNEL("ReduceSumSquare", "loop", .rowwise = gradd_rowwise_fold, .types = {GRADD_T_ANY},
+                 .compute = compute_squares, .parts = parts_reduce, .workspace = workspace_reduce),
+    GRADD_KERNEL("ReduceL2", "loop", .rowwise = gradd_rowwise_fold, .types = {GRADD_T_ANY},
+                 .compute = compute_norm, .parts = parts_reduce, .workspace = workspace_reduce),
+    GRADD_KERNEL("ReduceMax", "loop", .rowwise = gradd_rowwise_fold, .types = {GRADD_T_ANY},
+                 .compute = compute_max, .parts = parts_reduce, .workspace = workspace_reduce),
+    GRADD_KERNEL("ReduceMin", "loop", .rowwise = gradd_rowwise_fold, .types = {GRADD_T_ANY},
+                 .compute = compute_min, .parts = parts_reduce, .workspace = workspace_reduce),
+    GRADD_KERNEL("ReduceLogSumExp", "loop", .rowwise = gradd_rowwise_fold,
+                 .types = {GRADD_T_F32_F64, GRADD_T_INDEX}, .compute = compute_logsumexp),
+    GRADD_KERNEL("ReduceProd", "loop", .rowwise = gradd_rowwise_fold,
+                 .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
+                 .compute = compute_product));

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "kernels/contract/kernel.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/windowmax.h"
 #include "kernels/describe/windows.h"
@@ -140,8 +141,9 @@ static int64_t product(const int64_t *n) {
 
 static void compute_apart(const gradd_launch_t *r, const gradd_plane_t *p, int64_t *index) {
     const int64_t from = product(p->n), to = product(p->m), rows = p->m[0];
+    const gradd_range_t part = gradd_part_of(r, p->planes * rows);
 #pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
-    for (int64_t u = 0; u < p->planes * rows; u++) {
+    for (int64_t u = part.from; u < part.to; u++) {
         const int64_t i = u / rows;
         int64_t *places = index ? index + i * to : NULL;
         if (r->in[0].type.dtype == GRADD_DT_F32)
@@ -156,8 +158,9 @@ static void compute_apart(const gradd_launch_t *r, const gradd_plane_t *p, int64
 static void compute_apart_grad(const gradd_launch_t *r, const gradd_plane_t *p,
                                const int64_t *index) {
     const int64_t from = product(p->m), to = product(p->n), blocks = (p->n[2] + BLOCK - 1) / BLOCK;
+    const gradd_range_t part = gradd_part_of(r, p->planes * blocks);
 #pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
-    for (int64_t u = 0; u < p->planes * blocks; u++) {
+    for (int64_t u = part.from; u < part.to; u++) {
         const int64_t i = u / blocks, c = u % blocks * BLOCK;
         if (r->in[DY].type.dtype == GRADD_DT_F32)
             apart_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
@@ -170,8 +173,9 @@ static void compute_apart_grad(const gradd_launch_t *r, const gradd_plane_t *p,
 
 static void compute_planes(const gradd_launch_t *r, const gradd_plane_t *p, int64_t *index) {
     const int64_t from = product(p->n), to = product(p->m);
+    const gradd_range_t part = gradd_part_of(r, p->planes);
 #pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < p->planes; i++) {
+    for (int64_t i = part.from; i < part.to; i++) {
         int64_t *places = index ? index + i * to : NULL;
         if (r->in[0].type.dtype == GRADD_DT_F32)
             plane_max_f32((const float *)r->in[0].data + i * from, (float *)r->out[0].data + i * to,
@@ -185,8 +189,9 @@ static void compute_planes(const gradd_launch_t *r, const gradd_plane_t *p, int6
 static void compute_planes_grad(const gradd_launch_t *r, const gradd_plane_t *p,
                                 const int64_t *index) {
     const int64_t from = product(p->m), to = product(p->n);
+    const gradd_range_t part = gradd_part_of(r, p->planes);
 #pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < p->planes; i++) {
+    for (int64_t i = part.from; i < part.to; i++) {
         if (r->in[DY].type.dtype == GRADD_DT_F32)
             plane_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
                            (float *)r->out[0].data + i * to, p);
@@ -221,6 +226,20 @@ static gradd_status_t compute_max_grad(const gradd_launch_t *r) {
 }
 static gradd_status_t ref_max_grad(const gradd_launch_t *r) {
     return run_max_grad(r, true);
+}
+
+/* By whole planes, which are many where a launch takes long. */
+static int parts_of(const gradd_infer_t *c, int axes) {
+    int64_t planes = 1;
+    for (int i = 0; i < c->in[0].type.rank - axes; i++)
+        planes *= c->in[0].type.dims[i];
+    return gradd_parts_of_tasks(c, planes);
+}
+static int parts_max(const gradd_infer_t *c) {
+    return parts_of(c, c->n_in - 1);
+}
+static int parts_max_grad(const gradd_infer_t *c) {
+    return parts_of(c, c->n_in - TURNED);
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -355,6 +374,6 @@ GRADD_OPS(
 
 GRADD_KERNELS(cpu, windowmax,
               GRADD_KERNEL("WindowMax", "loop", .types = {GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .compute = compute_max, .cost = cost_max),
+                           .compute = compute_max, .cost = cost_max, .parts = parts_max),
               GRADD_KERNEL("WindowMaxGrad", "loop", .types = {GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .compute = compute_max_grad));
+                           .compute = compute_max_grad, .parts = parts_max_grad));

@@ -71,6 +71,38 @@ static gradd_plan_t *layers(int n, model_t **out_model) {
     return plan;
 }
 
+/* The next one is not. */
+TEST(a_plan_may_be_cancelled) {
+    static const gradd_type_t type = {GRADD_DT_F32, 1, {SIZE}};
+    static const int32_t first = 0;
+    char from[8] = "x", to[8], operands[32];
+    volatile int cancel = 1;
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 1, type.dims);
+    for (int i = 0; i < 1000; i++) {
+        snprintf(to, sizeof to, "s%d", i);
+        snprintf(operands, sizeof operands, "%s,x", from);
+        build_node(proto, "Add", to, operands, to);
+        memcpy(from, to, sizeof from);
+    }
+    model_t *m = load(proto, to);
+    gradd_device_t *device = open_device(&gradd_backend_cpu);
+    const gradd_plan_options_t o = {.inputs = &type,
+                                    .n_inputs = 1,
+                                    .outputs = &first,
+                                    .n_outputs = 1,
+                                    .device = device,
+                                    .cancel = &cancel};
+    gradd_plan_t *plan = NULL;
+    CHECK_STATUS(GRADD_E_STALE, gradd_plan_create(m, &o, &plan));
+    CHECK_ERROR_HAS("cancelled");
+    cancel = 0;
+    CHECK_OK(gradd_plan_create(m, &o, &plan));
+    gradd_plan_destroy(plan);
+    gradd_device_close(device);
+    model_destroy(m);
+}
+
 TEST(equal_products_share_a_state) {
     model_t *m2, *m8;
     gradd_plan_t *p2 = layers(2, &m2), *p8 = layers(8, &m8);

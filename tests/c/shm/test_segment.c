@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "shm/discard.h"
 #include "shm/segment.h"
 
 enum { SIZE = 1 << 16, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
@@ -67,6 +68,43 @@ TEST(size_need_not_be_whole_pages) {
     CHECK_EQ_INT(bytes, 4097);
     ((char *)odd.base)[4096] = 1;
     gradd_segment_finish(&odd);
+}
+
+/* Whether nothing is mapped there, by a page of each MiB. */
+static bool is_unmapped(char *base, uint64_t bytes) {
+    unsigned char in_core;
+    for (uint64_t at = 0; at < bytes; at += (uint64_t)1 << 20)
+        if (mincore(base + at, 1, &in_core) == 0) return false;
+    return true;
+}
+
+/* More of them than the thread has places for: what it has no place for is unmapped at once. */
+TEST(much_memory_is_given_back_by_a_thread) {
+    enum { N = 70 };
+    const uint64_t bytes = ((uint64_t)32 << 20) + 5;
+    static gradd_segment_t mapped[N];
+    char *base[N];
+    gradd_segment_t first = GRADD_SEGMENT_INIT;
+    CHECK_OK(gradd_segment_create("much", bytes, &first));
+    for (int i = 0; i < N; i++) {
+        CHECK_OK(gradd_segment_open(dup(first.fd), bytes, NULL, &mapped[i]));
+        base[i] = mapped[i].base;
+        base[i][bytes - 1] = (char)i;
+    }
+    CHECK_EQ_INT(((char *)first.base)[bytes - 1], N - 1); /* all of them are one file */
+    for (int i = 0; i < N; i++) {
+        gradd_segment_finish(&mapped[i]);
+        CHECK(mapped[i].base == NULL);
+    }
+    for (int i = 0; i < N; i++)
+        while (!is_unmapped(base[i], bytes))
+            usleep(1000);
+    const int fd = dup(first.fd), before = fcntl(fd, F_GETFD);
+    CHECK(before >= 0);
+    gradd_segment_finish(&first);
+    gradd_discard(fd);
+    while (fcntl(fd, F_GETFD) >= 0)
+        usleep(1000);
 }
 
 TEST(owner_cannot_change_the_size) {

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -112,6 +118,40 @@ def test_what_a_dead_client_has_begun_ends(daemon: object, shared: bool) -> None
                 assert short.step() == expected
         until(lambda: len(daemon.ps()["sessions"]) == 1, "its session ends")
         assert short.step() == expected
+
+
+_KILLED = """
+import os, sys, time
+from pathlib import Path
+from test_slices import Long
+long = Long(Path(sys.argv[1])).prepare_products(20000)
+long.begin()
+child = os.fork()  # it holds the sockets, as a worker of a DataLoader does
+if child:
+    print(child, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_client_has_begun_ends(daemon: object) -> None:
+    """Also if a process that it has forked lives on."""
+    path = daemon.directory
+    with Raw(path).open() as short:
+        expected = short.step()
+        command = [sys.executable, "-c", _KILLED, str(path)]
+        here = str(Path(__file__).parent)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
+        client = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
+        child = int(client.stdout.readline())
+        try:
+            until(lambda: _runs(daemon, short), "the long request runs")
+            client.kill()
+            client.wait()
+            until(lambda: len(daemon.ps()["sessions"]) == 1, "its session ends")
+            assert short.step() == expected
+        finally:
+            client.kill()
+            os.kill(child, signal.SIGKILL)
 
 
 def sums(n: int) -> bytes:
