@@ -375,7 +375,8 @@ class CompiledGraph:
         given += [n for n in read if n not in given and not sizes.can_give(lower.value_of(n))]
         given_numbers = [n for n in given if isinstance(lower.value_of(n), lower.SYMBOLIC)]
         named = {lower.value_of(n).node.expr: n for n in given_numbers}
-        in_torch = InTorch(nodes, self.module, self.around)
+        inside = modes.inside(part.nodes, self.around)
+        in_torch = InTorch(nodes, self.module, inside)
 
         def numbered(args: Sequence[Any]) -> list[Any]:
             pairs = zip(given, args, strict=True)
@@ -403,7 +404,7 @@ class CompiledGraph:
             lambda args: allowed(sizes, numbered(args), env),
             lazy=self.returns and all(n in self.results for n in part.outputs),
         )
-        piece.let_torch_repeat(len(given), self.around)
+        piece.let_torch_repeat(len(given), inside)
         user = piece.graph.user
         piece.graph.asked_for |= {s.name for s in user if names[s.leaf] in self.stored}
         if owner.debug is not None:
