@@ -548,6 +548,58 @@ def test_second_derivatives_of_a_part_of_a_graph() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+class OffForGood(_Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        return self.l(x)
+
+
+class OnForGood(_Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.l(x)
+        torch.set_grad_enabled(True)
+        return self.l(y)
+
+
+class OffUntilLater(_Linear):
+    """The mode is set in one graph, and counts in the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        y = self.l(x)
+        torch._dynamo.graph_break()
+        y = self.l(y)
+        torch.set_grad_enabled(True)
+        y = self.head(y)
+        torch._dynamo.graph_break()
+        return self.head(y)
+
+
+@pytest.mark.parametrize("backend", ["", "gradd"])
+@pytest.mark.parametrize("kind", [OffForGood, OnForGood, OffUntilLater])
+def test_a_grad_mode_that_forward_leaves(kind: type, backend: str) -> None:
+    """torch.set_grad_enabled() as a call counts for what comes after it, in forward() or behind."""
+    torch.compiler.reset()
+    ours = torch.compile(kind(), backend=backend) if backend else ORTModule(kind())
+    found = []
+    for m in (kind(), ours):
+        seen = []
+        for on in (True, False, True, False):
+            m.zero_grad()
+            with torch.set_grad_enabled(on):
+                y = m(torch.ones(2, 4))
+                seen += [torch.is_grad_enabled(), y.requires_grad]
+            if y.requires_grad:
+                y.sum().backward()
+            seen += [y.detach(), *(p.grad for p in m.parameters())]
+        found.append(seen)
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_gradients_switched_on_in_inference_mode() -> None:
     model, eager = ORTModule(_Plain(), strict=True), _Plain()
     x = torch.randn(2, 4)

@@ -124,6 +124,7 @@ class CompiledGraph:
             module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)
+        self.left = modes.of(module.graph.output_node()).grad  # what the code behind it finds
         if known_functions.inline(module):
             module.recompile()
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
@@ -554,6 +555,16 @@ class CompiledGraph:
                 self.tell = None
         if self.draws or self.whole is None:  # what PyTorch runs may draw as well
             owner.generator.go_on(owner.client.memory.device)
+        return result
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """The call; it leaves the grad mode that torch.set_grad_enabled(), as a call, has left."""
+        return self.__call__ if self.left is self.around.grad else self._run_and_leave
+
+    def _run_and_leave(self, *args: Any) -> Any:
+        result = self(*args)
+        torch.set_grad_enabled(self.left)
         return result
 
     def numbers(self, args: Sequence[Any]) -> Callable[[Any], Any]:
