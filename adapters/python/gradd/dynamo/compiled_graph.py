@@ -129,6 +129,7 @@ class CompiledGraph:
             module.recompile()
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
+        refused.check_settings(module.graph)
         self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         mode = fake_mode(lower.value_of(n) for n in module.graph.nodes)
