@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
+from gradd.dynamo.piece import Piece
+from gradd.spec import CaptureError
 from helpers.nets import assert_close, assert_same_grads
 from helpers.selection import every_run
 
@@ -479,6 +482,122 @@ def test_gradients_that_forward_switches_on(kind: type, order: str) -> None:
         assert ours.requires_grad == theirs.requires_grad, mode
         torch.testing.assert_close(ours, theirs)
     assert model.gradd_stats()["captures"] > 0
+
+
+class EnabledInPart(_Linear):
+    """Results of both kinds, in one graph."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = self.l(x).tanh()
+        with torch.enable_grad():
+            on = self.l(h).exp()
+        return h, on, self.l(on).square()
+
+
+class NotInferenceInPart(_Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.inference_mode(False):
+            on = self.l(x).exp()
+        return on, self.l(x.cos()).square()
+
+
+class Distributed(_Linear):
+    """torch.distributions computes `probs` with gradients, whatever the mode around it is."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        drawn = torch.distributions.Categorical(logits=self.l(x))
+        return drawn.logits, drawn.probs, drawn.entropy(), self.l(x.cos()).square()
+
+
+@pytest.mark.parametrize("where", ["checked", "in PyTorch"])
+@pytest.mark.parametrize("kind", [EnabledInPart, NotInferenceInPart, Distributed])
+def test_gradients_of_a_part_of_a_graph(
+    kind: type, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what forward() computes with gradients has a history, and only that gets a gradient."""
+    if where == "checked":
+        monkeypatch.setenv("GRADD_SELF_CHECK", "first")
+    else:
+        error = CaptureError("unsupported", "as if for its sizes")
+        monkeypatch.setattr(Piece, "_prepare", Mock(side_effect=error))
+    x = torch.randn(3, 4)
+    found = []
+    for m in (kind(), ORTModule(kind(), strict=where == "checked")):
+        seen = []
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad):
+            m.zero_grad()
+            with mode():
+                results = m(x)
+            seen += [torch.tensor(r.requires_grad) for r in results]
+            seen += [r.detach().clone() for r in results]
+            if any(r.requires_grad for r in results):
+                sum(r.sum() for r in results if r.requires_grad).backward()
+            seen += [p.grad for p in m.parameters()]
+        found.append(seen)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_second_derivatives_of_a_part_of_a_graph() -> None:
+    """PyTorch, which repeats such a graph, records gradients for the same results."""
+    found = []
+    for m in (EnabledInPart(), ORTModule(EnabledInPart())):
+        with torch.no_grad():
+            _, on, _ = m(torch.ones(3, 4))
+        first = torch.autograd.grad(on.sum(), list(m.parameters()), create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), m.parameters()))
+    torch.testing.assert_close(found[1], found[0])
+
+
+class OffForGood(_Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        return self.l(x)
+
+
+class OnForGood(_Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.l(x)
+        torch.set_grad_enabled(True)
+        return self.l(y)
+
+
+class OffUntilLater(_Linear):
+    """The mode is set in one graph, and counts in the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        y = self.l(x)
+        torch._dynamo.graph_break()
+        y = self.l(y)
+        torch.set_grad_enabled(True)
+        y = self.head(y)
+        torch._dynamo.graph_break()
+        return self.head(y)
+
+
+@pytest.mark.parametrize("backend", ["", "gradd"])
+@pytest.mark.parametrize("kind", [OffForGood, OnForGood, OffUntilLater])
+def test_a_grad_mode_that_forward_leaves(kind: type, backend: str) -> None:
+    """torch.set_grad_enabled() as a call counts for what comes after it, in forward() or behind."""
+    torch.compiler.reset()
+    ours = torch.compile(kind(), backend=backend) if backend else ORTModule(kind())
+    found = []
+    for m in (kind(), ours):
+        seen = []
+        for on in (True, False, True, False):
+            m.zero_grad()
+            with torch.set_grad_enabled(on):
+                y = m(torch.ones(2, 4))
+                seen += [torch.is_grad_enabled(), y.requires_grad]
+            if y.requires_grad:
+                y.sum().backward()
+            seen += [y.detach(), *(p.grad for p in m.parameters())]
+        found.append(seen)
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_gradients_switched_on_in_inference_mode() -> None:

@@ -130,6 +130,39 @@ def test_random_numbers_that_are_not_torchs(name: str) -> None:
     compare(DRAWS[name], X)
 
 
+def _in_doubles(self, x):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    table, steps = torch.tensor([1.5, 0.25, 3.0, 1.0]), torch.arange(4) * 0.1
+    torch.set_default_dtype(before)
+    return self.lin(x) * table.sum() + steps, torch.tensor(0.5)
+
+
+def _in_bf16(self, x):
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    torch.set_autocast_enabled("cpu", True)
+    h = self.lin(x)
+    torch.set_autocast_enabled("cpu", False)
+    return h, self.lin(h.float())
+
+
+def _left_in_bf16(self, x):
+    torch.set_autocast_enabled("cpu", True)
+    h = self.lin(x)
+    torch._dynamo.graph_break()
+    h = self.lin(h)
+    torch.set_autocast_enabled("cpu", False)
+    return self.lin(h.float())
+
+
+@pytest.mark.parametrize("forward", [_in_doubles, _in_bf16, _left_in_bf16])
+def test_settings_that_forward_changes(forward: Callable) -> None:
+    """They count for the operators behind them, in the order of the forward."""
+    found = compare(forward, X)
+    torch.clear_autocast_cache()  # it has the parameters, as nothing leaves autocast
+    assert found.gradd_stats()["in_torch"].keys() == {"unsupported_operator"}
+
+
 def _cond(self, x):
     return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: -y, (self.lin(x),)).mean()
 

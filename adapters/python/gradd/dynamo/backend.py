@@ -170,7 +170,7 @@ def _run_of(
             return _raising(error)
     if made.refusals:
         made.tell = _telling(owner, made)
-    return made.__call__, made.amounts
+    return made.run, made.amounts
 
 
 def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

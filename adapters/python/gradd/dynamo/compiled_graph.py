@@ -124,10 +124,12 @@ class CompiledGraph:
             module.recompile()
         self.around = modes.now()
         modes.mark(module.graph, self.around)
+        self.left = modes.of(module.graph.output_node()).grad  # what the code behind it finds
         if known_functions.inline(module):
             module.recompile()
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
         self._check_random()
+        refused.check_settings(module.graph)
         self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         mode = fake_mode(lower.value_of(n) for n in module.graph.nodes)
@@ -375,7 +377,8 @@ class CompiledGraph:
         given += [n for n in read if n not in given and not sizes.can_give(lower.value_of(n))]
         given_numbers = [n for n in given if isinstance(lower.value_of(n), lower.SYMBOLIC)]
         named = {lower.value_of(n).node.expr: n for n in given_numbers}
-        in_torch = InTorch(nodes, self.module, self.around)
+        inside = modes.inside(part.nodes, self.around)
+        in_torch = InTorch(nodes, self.module, inside)
 
         def numbered(args: Sequence[Any]) -> list[Any]:
             pairs = zip(given, args, strict=True)
@@ -403,7 +406,7 @@ class CompiledGraph:
             lambda args: allowed(sizes, numbered(args), env),
             lazy=self.returns and all(n in self.results for n in part.outputs),
         )
-        piece.let_torch_repeat(len(given), self.around)
+        piece.let_torch_repeat(len(given), inside)
         user = piece.graph.user
         piece.graph.asked_for |= {s.name for s in user if names[s.leaf] in self.stored}
         if owner.debug is not None:
@@ -553,6 +556,16 @@ class CompiledGraph:
                 self.tell = None
         if self.draws or self.whole is None:  # what PyTorch runs may draw as well
             owner.generator.go_on(owner.client.memory.device)
+        return result
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """The call; it leaves the grad mode that torch.set_grad_enabled(), as a call, has left."""
+        return self.__call__ if self.left is self.around.grad else self._run_and_leave
+
+    def _run_and_leave(self, *args: Any) -> Any:
+        result = self(*args)
+        torch.set_grad_enabled(self.left)
         return result
 
     def numbers(self, args: Sequence[Any]) -> Callable[[Any], Any]:

@@ -8,7 +8,7 @@ computed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -59,6 +59,18 @@ def of(node: torch.fx.Node) -> Modes:
 def leaves_inference(node: torch.fx.Node) -> bool:
     """Whether a node stands in inference_mode(False), which counts whatever is around the call."""
     return bool(node.meta.get(_LEFT))
+
+
+def inside(nodes: Iterable[torch.fx.Node], around: Modes) -> Modes:
+    """Those that are on while a piece runs, in which single nodes may switch gradients off.
+
+    Args:
+        nodes: Of the piece, after `mark`.
+        around: Those of the call.
+    """
+    recorded = [n for n in nodes if of(n).grad]
+    leaves = any(map(leaves_inference, recorded))
+    return around._replace(grad=bool(recorded), inference=around.inference and not leaves)
 
 
 def changes(node: torch.fx.Node) -> bool:

@@ -408,7 +408,7 @@ class Piece:
 
         Args:
             n: Of the arguments.
-            around: Modes of the call.
+            around: Modes while the piece runs.
         """
         bound, free, in_torch = self._bound_at, self._free_at, self.in_torch
         if {*bound, *free} != set(range(n)):

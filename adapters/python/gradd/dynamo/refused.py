@@ -12,6 +12,7 @@ from gradd.spec import CaptureError
 
 Node = torch.fx.Node
 _META = torch.device("meta")
+_SETTINGS = ("set_autocast", "set_default_")
 _INSTANCE_NORM = ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats")
 
 
@@ -32,6 +33,22 @@ def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exce
             found[node] = error
             found |= dict.fromkeys(filter(_is_unknown, node.all_input_nodes), error)
     return found
+
+
+def check_settings(graph: torch.fx.Graph) -> None:
+    """Settings count for the nodes that come later, which parts of a graph do not keep to.
+
+    Raises:
+        CaptureError: The graph changes one, as a call and not as a `with`.
+    """
+    for node in graph.nodes:
+        name = str(getattr(node.target, "__name__", ""))
+        if node.op == "call_function" and name.startswith(_SETTINGS):
+            raise CaptureError(
+                "unsupported_operator",
+                f"{location_of(node)}: forward() calls {name}(), which changes what later "
+                "operators compute; call it outside of forward(), or use a with statement",
+            )
 
 
 def _is_unknown(node: Node) -> bool:
