@@ -293,7 +293,7 @@ static size_t workspace_backward(const gradd_infer_t *c) {
 
 /* By images, or by pieces of many rows. */
 static int parts_of_launch(const gradd_infer_t *c) {
-    const gradd_channels_t s = sizes_of(&c->in[0].type); /* x, or dy */
+    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_X].type); /* or dy */
     return gradd_parts_of_tasks(c, parts_of(&s));
 }
 
