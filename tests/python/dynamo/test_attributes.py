@@ -241,3 +241,41 @@ def test_a_weight_is_derived_anew_for_each_version_of_another() -> None:
             loss.backward()
             optimizer.step()
     assert model.module.count == eager.count == 5
+
+
+class Averaged(nn.Module):
+    """Averages with a momentum that follows a schedule, in buffers and in a result."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin, self.momentum = nn.Linear(4, 4, dtype=dtype), 0.9
+        for name in ("product", "quotient", "sum", "between"):
+            self.register_buffer(name, torch.ones(4, dtype=dtype))
+        self.register_buffer("count", torch.ones(2, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.lin(x)
+        with torch.no_grad():
+            self.product.mul_(self.momentum).add_(y.mean(0), alpha=1 - self.momentum)
+            self.quotient.div_(self.momentum)
+            self.sum.sub_(self.momentum).add_(self.momentum * 2)
+            self.between.lerp_(y[0], 1 - self.momentum)
+            self.count.mul_(len(x))
+        return torch.lerp(y, y.square() + self.between, self.momentum)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_momentum_may_change_between_calls(dtype: torch.dtype) -> None:
+    eager = Averaged(dtype)
+    ours = ORTModule(copy.deepcopy(eager), strict=dtype is not torch.bfloat16)
+    for momentum, rows in ((0.9, 3), (0.8, 4), (0.37, 5)):
+        x = torch.randn(rows, 4, dtype=dtype)
+        results = []
+        for model, inner in ((ours, ours.module), (eager, eager)):
+            inner.momentum = momentum
+            model.zero_grad()
+            y = model(x)
+            y.sum().backward()
+            results.append([y, *inner.buffers(), *(p.grad for p in inner.parameters())])
+        torch.testing.assert_close(*results)  # within a step of bf16
