@@ -101,7 +101,12 @@ def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
     return CALL(self, *args, **kwargs)
 
 
+def call_part(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns the result of a child: its hooks run in its own call, and a part has none."""
+    return self.forward(*args, **kwargs)
+
+
 # torch.compile around a wrapped module cuts its graphs here.
 _apart = functools.partial(torch.compiler.disable, reason="an ORTModule runs in the daemon")
-_run_apart, call_wrapper = _apart(_run), _apart(call_wrapper)
+_run_apart, call_wrapper, call_part = _apart(_run), _apart(call_wrapper), _apart(call_part)
 Attribute.__get__ = _apart(Attribute.__get__)  # type: ignore[method-assign]

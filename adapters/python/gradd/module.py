@@ -369,12 +369,16 @@ class ORTModule(torch.nn.Module):
 class _Part(ORTModule):
     """A child of a wrapped module as a script asks for it: called by itself, it is compiled too.
 
-    Everything else is the child's: hooks, which are then part of its graph, copies, and what it is
-    equal to. Its calls count as those of the wrapped module.
+    Everything else is the child's: hooks and their tables, which are then part of its graph,
+    copies, and what it is equal to. Its calls count as those of the wrapped module.
     """
+
+    __call__ = forwarding.call_part
 
     def __init__(self, module: torch.nn.Module, whole: ORTModule) -> None:
         self._share(module)
+        for name in list(filter(_is_hook_table, self.__dict__)):
+            del self.__dict__[name]  # scripts count and clear those of the child
         for name in ("_gradd_options", "_gradd_strict", "_gradd_memory", "_gradd_reduction"):
             self.__dict__[name] = whole.__dict__[name]
         self.__dict__["_gradd_tally"] = whole._gradd_tally
@@ -384,6 +388,12 @@ class _Part(ORTModule):
             made = self.__dict__[name] = self._compile(self._gradd_tally)
             return made
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if _is_hook_table(name):
+            setattr(self._gradd_module, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:
         return (other.module if issubclass(type(other), _Part) else other) is self._gradd_module

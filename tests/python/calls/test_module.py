@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradd import DebugOptions, LogLevel, ORTModule
+from gradd import DebugOptions, LogLevel, ORTModule, module_tables
 from helpers import ROOT
 from helpers.nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 
@@ -325,6 +325,35 @@ def test_hooks_of_the_wrapper_run() -> None:
         model(x.clone().requires_grad_(), y)[0].backward()
     assert seen == ["forward", "backward"] * 2
     assert_same_grads(ours, theirs)
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+@pytest.mark.parametrize("assigned", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_tables_of_hooks_are_those_of_the_child(
+    before: bool, assigned: bool, by_itself: bool
+) -> None:
+    ours, theirs = pair(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    x = torch.ones(4, 8)
+    calls: list[int] = []
+
+    def hook(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return out + 1
+
+    table = module_tables.FORWARD_HOOKS
+    for model in (ours, theirs):
+        (getattr(model, "module", model) if before else model)[0].register_forward_hook(hook)
+    for count in (1, 0):
+        first, second = (m[0] if by_itself else m for m in (ours, theirs))
+        assert_close(first(x), second(x))
+        assert len(getattr(ours[0], table)) == len(getattr(ours.module[0], table)) == count
+        for model in (ours, theirs):
+            if assigned:
+                setattr(model[0], table, type(getattr(model[0], table))())
+            else:
+                getattr(model[0], table).clear()
+    assert calls == [1, 1]
 
 
 class Counting(Net):
