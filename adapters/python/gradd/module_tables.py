@@ -1,4 +1,4 @@
-"""Finds where a torch.nn.Module keeps its parameters, buffers and submodules.
+"""Finds where a torch.nn.Module keeps its parameters, buffers, submodules and hooks.
 
 The names of these tables are read from a fresh module, because torch does not document them.
 """
@@ -30,6 +30,22 @@ def _forward_hooks() -> str:
 
 
 FORWARD_HOOKS = _forward_hooks()
+# What a call of a module looks at before it calls forward(): tables of hooks, and what compile()
+# has left.
+BEFORE_FORWARD = (
+    *(
+        name
+        for name, table in _fresh.items()
+        if isinstance(table, dict) and name not in NAMES and name not in SHARED
+    ),
+    *(name for name, value in vars(torch.nn.Module).items() if value is None and "call" in name),
+)
+# Hooks of all modules, which Dynamo does not guard: one that comes late would not run.
+HOOKS_OF_ALL = tuple(
+    table
+    for name, table in vars(torch.nn.modules.module).items()
+    if isinstance(table, dict) and not name.startswith("__")
+)
 _OF_CALLS = ("call", "forward")
 _STEPS = {
     name: function

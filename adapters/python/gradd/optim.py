@@ -449,7 +449,7 @@ class FusedAdam(torch.optim.Optimizer):
     @staticmethod
     def _is_shared(client: Client, tensor: torch.Tensor) -> bool:
         shared = tensor.is_contiguous() and client.locate(tensor) is not None
-        return shared and (not bases.any_mapped() or bases.holds(tensor) is None)
+        return shared and (not bases.mapped or bases.holds(tensor) is None)
 
     def _shared(self, client: Client, tensor: torch.Tensor, pool: Any) -> torch.Tensor:
         """The tensor itself if it lies in shared memory, else a copy there."""

@@ -145,8 +145,32 @@ def test_ranges_never_overlap_and_merge_again() -> None:
     del block, tensor
     pool.drain()
     assert pool.busy_bytes == 0
+    pool.merge()
     for segment, starts, sizes in pool._free.values():
         assert starts == [0] and sizes == {0: segment.size}
+
+
+@pytest.mark.quick
+def test_small_blocks_take_the_same_places_again() -> None:
+    """In every step, and give them up when something larger needs them."""
+    pool = ring.Pool(_NoDaemon(), "ring", grow=1 << 16, keep=True)
+    places = []
+    for _ in range(300):
+        blocks = [pool.allocate(size) for size in (512, 64, 64, 1000)]
+        places.append([(b.segment.id, b.offset) for b in blocks])
+        for block in blocks:
+            block.drop()
+        pool.drain()
+        assert pool.busy_bytes == 0 and not pool.busy
+    assert len({*map(frozenset, places)}) <= 2 and len({*places[0]}) == 4
+    whole = pool.allocate(1 << 16)
+    assert pool.client.segment_count() == 1 and whole.offset == 0
+    whole.drop()
+    twice = pool.allocate(64)
+    twice.drop()
+    twice.drop()  # by mistake: its place is taken once
+    pool.drain()
+    assert pool.allocate(64).offset != pool.allocate(64).offset
 
 
 def test_empty_segments_go_when_they_are_not_needed() -> None:

@@ -279,3 +279,80 @@ def test_a_forward_that_seeds_has_the_numbers_of_pytorch(how: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     if how != "python":
         assert ours.gradd_stats()["fallbacks"] == {"python_random": 3}, "and that is said"
+
+
+class _Later(torch.nn.Module):
+    """Seeds and draws from some call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.seeds = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if self.seeds:
+            torch.manual_seed(7)
+            hidden = torch.nn.functional.dropout(hidden, 0.5)
+        return self.second(hidden)
+
+
+def test_a_forward_that_begins_to_seed_has_the_numbers_of_pytorch() -> None:
+    """Calls before have not noted the generator's state: none of their graphs drew."""
+    theirs = _Later()
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = torch.randn(4, 6)
+    for step in range(5):
+        ours.seeds = theirs.seeds = step > 1
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
+    assert ours.gradd_stats()["fallbacks"] == {"python_random": 3}
+
+
+def test_a_forward_that_begins_to_draw_runs_in_the_daemon() -> None:
+    torch.manual_seed(0)
+    net = ORTModule(nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)), strict=True).eval()
+    for _ in range(2):
+        net(torch.ones(2, 6))
+    net.train()
+    found = [int((net(torch.ones(2, 6)) == 0).sum()) for _ in range(3)]
+    assert all(30 < zeros < 98 for zeros in found) and len({*found}) > 1, found
+    assert ran(net) >= 5 and net.gradd_stats()["in_torch"] == {}
+
+
+class _Attending(torch.nn.Module):
+    """Has an attention that is no submodule; and one more, later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(8, 8)
+        self.hidden = [nn.MultiheadAttention(8, 2, batch_first=True).eval()]
+        self.late: nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        for layer in (*self.hidden, *filter(None, [self.late])):
+            h = layer(h, h, h)[0]
+        return h
+
+
+@pytest.mark.parametrize("place", ["list", "late"])
+def test_attention_is_not_fused_wherever_it_is(place: str) -> None:
+    """Torch's own operator for attention in eval mode is in no daemon."""
+    theirs = _Attending().eval()
+    if place == "late":
+        theirs.hidden = []
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    x = torch.randn(2, 3, 8)
+    if place == "late":
+        for _ in range(2):
+            torch.testing.assert_close(ours(x), theirs(x))
+        torch.manual_seed(1)
+        theirs.late = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+        ours.late = copy.deepcopy(theirs.late)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert ours.gradd_stats()["in_torch"] == {}

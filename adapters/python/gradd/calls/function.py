@@ -39,7 +39,20 @@ class DaemonFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Run, *tensors: torch.Tensor) -> tuple:
-        return _forward(ctx, run, tensors)
+        outputs = run.outputs()
+        ctx.run = run
+        params = len(run.plan.params)
+        if params < len(tensors):
+            run.keep_track(tensors[params:])
+            tensors = tensors[:params]
+        run.given = list(map(weakref.ref, outputs))
+        ctx.set_materialize_grads(False)
+        if not run.call.all_differentiable:
+            pairs = zip(outputs, run.call.selection.differentiable, strict=True)
+            ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
+        # The run holds copies of the arguments: a later write to those does not matter.
+        ctx.save_for_backward(*tensors)
+        return tuple(outputs)
 
     @staticmethod
     @torch.compiler.disable(reason="a backward of the daemon")  # one within a compiled function
@@ -59,7 +72,7 @@ class FirstGroup(torch.autograd.Function):
     def forward(
         ctx: Any, run: Run, all_of_them: tuple, token: torch.Tensor, *own: torch.Tensor
     ) -> tuple:
-        return _forward(ctx, run, all_of_them)
+        return DaemonFunction.forward(ctx, run, *all_of_them)
 
     @staticmethod
     @torch.compiler.disable(reason="a backward of the daemon")
@@ -99,22 +112,6 @@ def _token(delivery: Delivery) -> torch.Tensor:
     token = torch.empty(0, dtype=torch.float32, device=delivery.device)
     token.gradd_delivery = delivery  # type: ignore[attr-defined]
     return token
-
-
-def _forward(ctx: Any, run: Run, tensors: Sequence[torch.Tensor]) -> tuple:
-    outputs = run.outputs()
-    ctx.run = run
-    params = len(run.plan.params)
-    if params < len(tensors):
-        run.keep_track(tensors[params:])
-    run.given = list(map(weakref.ref, outputs))
-    ctx.set_materialize_grads(False)
-    if not run.call.all_differentiable:
-        pairs = zip(outputs, run.call.selection.differentiable, strict=True)
-        ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
-    # The run holds copies of the arguments: a later write to those does not matter.
-    ctx.save_for_backward(*tensors[:params])
-    return tuple(outputs)
 
 
 def _backward(

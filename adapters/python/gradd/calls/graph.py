@@ -178,7 +178,7 @@ class Graph:
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
         """Compares addresses, re-homes moved tensors; returns the binding and the bound tensors."""
         tensors = [p.table[p.key] for p in self.entries]
-        if bases.any_mapped():
+        if bases.mapped:
             bases.settle(state.client, tensors)
         pointers = [_where(t) for t in tensors]
         if state.generation != self.generation or pointers != self.pointers:

@@ -43,7 +43,7 @@ class _Held:
 
     def __init__(self, client: Client, inputs: Block | None = None) -> None:
         self.client = client
-        self.id = client.next_id()
+        self.id = next(client.ids)
         self.done = False
         self.inputs = inputs
         self.outputs: list[Block] = []
@@ -167,11 +167,12 @@ class Run:
                 more = {"look": 1 if calm else read.look()}
             if not client.forward(fields, read, more or {}, make_tensors, held.outputs):
                 self._raise_changed(self._again_of)
-            make_tensors()  # if the request was never on its way, but for one in its place
+            if not tensors:  # the request was never on its way, but one in its place
+                make_tensors()
             self.counts["forwards"] += 1
             if call.prints_memory and not self.flags & ONCE:
                 pss.print_after("forward", self)
-            return client.memory.taken(tensors)
+            return tensors if client.memory is HOST else client.memory.taken(tensors)
 
     def outputs(self) -> list[torch.Tensor]:
         """Runs the forward for the user: all outputs, lazy ones among them; buffers change."""
@@ -294,7 +295,7 @@ class Run:
                 if apart:
                     early = self._slot(slots, plan.early_layout)
                 arriving = _columns()
-                at: list[int] = []
+                at = arriving["at"] = []
                 for i, grad in enumerate(grads):
                     if grad is not None:
                         dtype, dims, size = call.out_rows[i]
@@ -302,8 +303,10 @@ class Run:
                         block.fill(grad, (dtype, dims, size, 0))
                         at.append(i)
                 wires = _columns()
-                rows = [call.in_rows[i] for i in call.grad_inputs]
-                blocks = [self._scratch(scratch, wires, *row[:3]) for row in rows]
+                rows, blocks = [], []
+                for i in call.grad_inputs:
+                    rows.append(row := call.in_rows[i])
+                    blocks.append(self._scratch(scratch, wires, *row[:3]))
                 found: list[torch.Tensor | None] = []
 
                 def make_tensors() -> None:
@@ -319,7 +322,7 @@ class Run:
 
                 fields = {
                     "run": self.id,
-                    "go": {**arriving, "at": at},
+                    "go": arriving,
                     "b": slot.bind if slot else None,
                     "g": wires,
                     "keep": keep,
@@ -336,7 +339,8 @@ class Run:
                     reply = delivery.ask(self, fields, make_tensors, (slots, scratch), places)
                 if reply is None:
                     reply = client.backward(fields, make_tensors, plan.info.id, results)
-                    found = client.memory.taken(found)
+                    if client.memory is not HOST:
+                        found = client.memory.taken(found)
                 for i in reply.get("none", ()):
                     found[i] = self._flat_gradient(i, at)
             finally:

@@ -157,7 +157,9 @@ def _run_of(
     with said, interrupts.deferred_for(f"the capture of {owner.title}"), unused.unkept():
         try:
             alone = not does_more(code)
-            made = CompiledGraph(owner, graph, examples, alone=alone, stored=stored())
+            made = CompiledGraph(
+                owner, graph, examples, alone=alone, begins=begins(code), stored=stored()
+            )
         except Exception as error:  # raised here, it would leave Dynamo's state as it is
             return _refused(owner, graph, refusal(error))
     owner.made(made)

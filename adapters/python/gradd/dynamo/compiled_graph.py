@@ -93,6 +93,7 @@ class CompiledGraph:
         examples: Sequence[Any],
         *,
         alone: bool = False,
+        begins: bool = False,
         stored: Collection[str] = (),
     ) -> None:
         """Args:
@@ -100,6 +101,7 @@ class CompiledGraph:
         module: Dynamo's graph.
         examples: The arguments of the call that it was made for.
         alone: A call of the user's function has no effects beyond the graph's results.
+        begins: It is the first thing that such a call does.
         stored: Names of nodes that it keeps for later calls: what Dynamo meets again is no lazy
             output.
 
@@ -140,6 +142,9 @@ class CompiledGraph:
         self._forget()
         self._find_ends()
         self.whole = self._as_whole()
+        self.begins = begins
+        # Nothing in such a call is concerned with random numbers.
+        self.draws_never = alone and self.returns and self.whole is not None and not self.draws
         if alone and self.returns and self.whole is not None and not self.checkpoints:
             this = weakref.ref(self)
             self.whole[0].own_forward = lambda: own_forward.of(owner, this())
@@ -541,7 +546,7 @@ class CompiledGraph:
         owner = self.owner
         if owner.planning.on:
             return owner.planning.results(self, args)
-        if self.draws and owner.generator.is_moved(owner.client.memory.device):
+        if self.draws and self._is_seeded():
             return self._in_torch(args, generator_state.refusal())
         if self.whole is None and self.sizes.has_large(args):
             return self._in_torch(args, planned_numbers.refusal())
@@ -567,6 +572,12 @@ class CompiledGraph:
         result = self(*args)
         torch.set_grad_enabled(self.left)
         return result
+
+    def _is_seeded(self) -> bool:
+        """Whether something else may have drawn, or seeded, in this call."""
+        owner = self.owner
+        unknown = owner.has_calls and not self.begins
+        return owner.generator.is_moved(owner.client.memory.device, unknown)
 
     def numbers(self, args: Sequence[Any]) -> Callable[[Any], Any]:
         """Converts sizes of the trace, and lists of them, to their values in a call."""

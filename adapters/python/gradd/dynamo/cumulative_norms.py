@@ -29,6 +29,10 @@ class Norms:
         self._norms = [(m, types.MethodType(_forward, m)) for m in found if _is_torchs(m)]
         self._changed: list[list[torch.nn.Module]] = []  # by the calls that go on, one in another
 
+    def __bool__(self) -> bool:
+        """False if there is nothing to do around a call."""
+        return bool(self._norms)
+
     def __enter__(self) -> None:
         changed = []
         for norm, forward in self._norms:

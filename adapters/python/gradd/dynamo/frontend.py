@@ -136,6 +136,7 @@ class Compiled:
         self._embeddings: marking_hooks.Embeddings | None = None
         self._keeps_places = self.owner.keeps_places
         self._norms = cumulative_norms.Norms(module)
+        self._attends: bool | None = None  # see settings.attends(); None = it is not known yet
         self._hooks = 0  # of all modules, before the last trace
         self._hooked = False  # a call has installed some, and was traced again
         self._lost: str | None = None  # why Dynamo fails at a function
@@ -183,9 +184,19 @@ class Compiled:
         marking_hooks.leave_out(self.module)
         self._embeddings = marking_hooks.Embeddings(self.module)
         self._hooks = marking_hooks.number(self.module)
-        versions.insert(0, (Supplement(self._roots), {}))
+        versions.insert(0, (self._state(), {}))
         del versions[_VERSIONS:]
         return versions[0][1]
+
+    def _state(self, before: Supplement | None = None) -> Supplement:
+        """That of now.
+
+        Args:
+            before: That of older graphs of the same version.
+        """
+        state = Supplement(self._roots, before)
+        self._attends = bool(self._attends) or settings.attends(self.module, state)
+        return state
 
     @property
     def _roots(self) -> tuple[Any, ...]:
@@ -256,15 +267,20 @@ class Compiled:
                 self._go_on()
         owner.last.clear()
         owner.budget.begin()
-        owner.generator.note(owner.client.memory.device)
+        notes = owner.notes_generator
+        if notes:
+            owner.generator.note(owner.client.memory.device)
         here = forwarding.here
         outer, here.module = here.module, self.module
         again = False
+        norms = self._norms
         try:
-            with self._held, settings.Applied(owner.keeps_places), self._norms:
+            with self._held, settings.Applied(owner.keeps_places, self._attends is not False):
                 function = self._compiled(versions, kwargs, leaves)
                 if self.given_forward is None:
                     now.call = (self.module, function, args, kwargs, before)
+                if norms:
+                    norms.__enter__()
                 ran = CallOfGraphs(now, self._gaps.due > 0)
                 try:
                     result = function(*args, **kwargs)
@@ -272,6 +288,8 @@ class Compiled:
                     if ran.watch is not None:
                         ran.watch.__exit__(None, None, None)
                     now.run = ran.around
+                    if norms:
+                        norms.__exit__()
         except (CaptureError, errors.GraddError):
             raise
         except masked_rows.AgainError:
@@ -281,7 +299,8 @@ class Compiled:
             raise
         finally:
             here.module = outer
-            owner.generator.forget()
+            if notes:
+                owner.generator.forget()
             now.call = None
         if again:
             return self._call(args, kwargs, mode)
@@ -296,7 +315,7 @@ class Compiled:
             if marking_hooks.leave_out(self.module) or hooked:
                 del versions[:1]  # graphs were broken for one
             else:  # the call may have reached classes that were not there before
-                versions[0] = Supplement(self._roots, versions[0][0]), versions[0][1]
+                versions[0] = self._state(versions[0][0]), versions[0][1]
         seen = self._gaps.count(ran, why)
         failed = after.failed(frames)
         if owner.keeps_places and after != frames and (failed or now.graphs == before):

@@ -24,6 +24,11 @@ class GeneratorState(threading.local):
     """The state of torch's generators at the last known point of a call of this thread.
 
     Of the CPU's, and of that of the device on which the module computes.
+
+    To copy it takes as long as all guards of a small module: calls that are one graph each, and
+    draw nothing, do without. If one of them turns out to have a graph that draws, the state at its
+    beginning is not known: the graph runs in the daemon if nothing of the call has run before it,
+    else in PyTorch, this once.
     """
 
     def __init__(self) -> None:
@@ -41,10 +46,15 @@ class GeneratorState(threading.local):
     def forget(self) -> None:
         self._state = None
 
-    def is_moved(self, device: torch.device) -> bool:
-        """Whether something else than a graph has drawn, or seeded, in this call."""
+    def is_moved(self, device: torch.device, unknown: bool) -> bool:
+        """Whether something else than a graph has drawn, or seeded, in this call.
+
+        Args:
+            device: On which the module computes.
+            unknown: The answer if the state was not noted.
+        """
         if self._state is None:
-            return False
+            return unknown
         pairs = zip(self._state, _now(device), strict=True)
         return any(_numpy(a).tobytes() != _numpy(b).tobytes() for a, b in pairs)
 

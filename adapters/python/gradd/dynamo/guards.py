@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from gradd import module_tables, private
 from gradd.memory import devices
+from gradd.module_tables import HOOKS_OF_ALL
 
 _NOT_USERS = {"torch", "numpy", "gradd", *sys.stdlib_module_names} - {"__main__"}
 _FUNCTIONS = (types.FunctionType, classmethod, staticmethod, property)
@@ -49,12 +50,6 @@ _ASKING = {"KeyError", "AttributeError", "LookupError", "Exception", "__dict__",
 _HISTORY = {"grad_fn", "is_leaf"}  # of a tensor
 _HOLDERS = 128  # dictionaries of objects that are compared where code asks in such ways
 _BUILTINS = frozenset(vars(builtins))
-# Hooks of all modules, which Dynamo does not guard: one that comes late would not run.
-HOOKS_OF_ALL = tuple(
-    table
-    for name, table in vars(torch.nn.modules.module).items()
-    if isinstance(table, dict) and not name.startswith("__")
-)
 # From Python 3.12 on torch is not told of every write: not of those to attributes that an object
 # keeps beside its dictionary, and not when an empty one becomes a copy of another one.
 version_of_names = private.dict_version if sys.version_info < (3, 12) else tuple
@@ -102,6 +97,16 @@ class Supplement:
         self._versions += self._versions_of_holders()
         self._seen = [self._found(i) for i in range(len(self._versions))]
         self._rest = self._rest_now()
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """Those that a call can reach."""
+        return self._classes
+
+    @property
+    def names(self) -> set[str]:
+        """All that stand in the code of users that a call can reach."""
+        return self._names
 
     def holds(self) -> bool:
         if any(HOOKS_OF_ALL) is not self._hooks:

@@ -51,8 +51,10 @@ class Owner:
         parts: How often parts of graphs have run in PyTorch, by reason.
         live_rows: Rows that calls have left out; see LiveRows.seen.
         generator: The state of the generator of random numbers in a call.
+        notes_generator: Calls note it when they begin, as one of their graphs may need it.
         planning: The call that is planned and not run.
         now: The call that is computed.
+        has_calls: Graphs run within calls of frontend.Compiled.
         budget: The memory budget that graphs of one call share.
         reduction: Averages gradients over processes; None = nothing does.
     """
@@ -109,9 +111,10 @@ class Owner:
         self.parts: Counter[str] = Counter()
         self.live_rows: Counter[str] = Counter()
         self.generator = GeneratorState()
+        self.notes_generator = True
         self.planning = Planning()
         # Dynamo records sizes that depend on data, as of x[mask]; see masked_rows.py.
-        self.keeps_places = module is not None
+        self.keeps_places = self.has_calls = module is not None
         self.now = Now()
         self.budget = Budget(self.memory.budget)
         self._names: dict[int, str] = {}
@@ -184,6 +187,7 @@ class Owner:
         """A graph that Dynamo holds from now on."""
         self._graphs[:] = [ref for ref in self._graphs if ref() is not None]
         self._graphs.append(weakref.ref(graph))
+        self.notes_generator = not all(g.draws_never for g in self.graphs)
 
     @property
     def graphs(self) -> list[CompiledGraph]:

@@ -146,8 +146,15 @@ class Piece:
             args: One for each input.
             share: Of the memory budget; None = all of it.
         """
-        if not self.graph.changed:
-            return self._call(args, share)
+        if not self.graph.changed:  # _call(), without a call
+            try:
+                with self.client.lock:
+                    found = self._look_up(args, share)
+            except Exception:  # the slow path names the error
+                found = None
+            if found is None:
+                return self._slow(args, share)
+            return found[0].differentiated(found[1])
         try:
             with self.client.lock:  # what is written is looked up when it has been computed
                 return self._call(args, share)
@@ -224,23 +231,25 @@ class Piece:
         if len(graph.asked_for) != known.asked_for:
             return None
         kind = known.kind
-        if kind is not None and kind.is_due(kind.calls + 1, self.owner.checks.last):  # type: ignore
-            return None
+        if kind is not None and (kind.failed or kind.calls + 1 >= kind.due):
+            if kind.is_due(kind.calls + 1, self.owner.checks.last):  # type: ignore[union-attr]
+                return None
         if list(map(watch.on_class, watch.NAMES)) != watch.found:
             return None
         bound = list(map(args.__getitem__, self._bound_at))
-        if bases.any_mapped():
+        if bases.mapped:
             bases.settle(client, bound)
         if list(map(data_ptr, bound)) != known.pointers:
             return None
         if list(map(_requires_grad, bound)) != known.requires:
             return None
         call = known.call
-        graph.plans.move_to_end(call.plan.key)  # KeyError: it was given up
+        plan = call.plan
+        graph.plans.move_to_end(plan.key)  # KeyError: it was given up
         if kind is not None:
             kind.calls += 1
         inputs = list(map(args.__getitem__, self._free_at))
-        if call.plan.live is not None:
+        if plan.live is not None:
             call, inputs = call.live(inputs)
         if graph.changed:
             self._tensors.extend(args)

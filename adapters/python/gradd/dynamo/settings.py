@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import threading
 from collections.abc import Collection
 from contextvars import ContextVar
@@ -18,8 +19,14 @@ from torch.backends import mha
 
 from gradd import private
 from gradd.dynamo import membership
+from gradd.dynamo.guards import Supplement
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
+
+try:
+    from torch._dynamo import funcname_cache
+except ImportError:  # a newer torch
+    funcname_cache = None  # type: ignore[assignment]
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
@@ -83,9 +90,18 @@ def _variable(name: str) -> ContextVar[Any] | None:
 # The variables that hold settings: Dynamo's own access to all of ours takes 40 us of a call.
 _VARIABLES = {name: _variable(name) for name in (*_WANTED, _IGNORED, _OPEN_SIZES)}
 _FAST = all(_VARIABLES.values())
-_SETS = [(_VARIABLES[name].set, value) for name, value in _WANTED.items()] if _FAST else []
+# Each call sets and resets them: functions of C in a loop of C.
+_SET, _RESET = ContextVar.set, ContextVar.reset
+_ALL = list(_VARIABLES.values())
+_VALUES = tuple(_WANTED.values())
 
 
+# What asks for the setting of torch.backends.mha.
+_ATTENTION = (
+    torch.nn.MultiheadAttention,
+    torch.nn.TransformerEncoder,
+    torch.nn.TransformerEncoderLayer,
+)
 _RAISES = ("when making fake tensor call", "Tensor device mismatch")  # in the words of torch
 
 
@@ -114,6 +130,20 @@ class _Short(logging.Filter):
         return True
 
 
+class _Functions(dict):
+    """Dynamo's table of the functions in source files, by line.
+
+    It is for a message of a log that is off unless TORCH_LOGS asks for it, but Dynamo takes whole
+    files apart for each function that it traces: a twelfth of the first call of a Llama.
+    """
+
+    def __contains__(self, file: object) -> bool:
+        return super().__contains__(file) or (_is_applied() and not os.environ.get("TORCH_LOGS"))
+
+    def __missing__(self, file: str) -> dict[int, str]:
+        return {}
+
+
 class _Said(logging.Filter):
     """Dynamo's advice at a call of item(): gradd's own warning of the break names the line."""
 
@@ -133,6 +163,8 @@ recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
 rules.give_missing()
+if isinstance(getattr(funcname_cache, "cache", None), dict):
+    funcname_cache.cache = _Functions(funcname_cache.cache)
 # Code that Dynamo has compiled calls these, and it would compile, and count, them as well.
 for _function in (watch.Watched.__get__, watch.Accesses.note):
     getattr(eval_frame, "skip_code", id)(_function.__code__)
@@ -148,25 +180,26 @@ class Applied:
     __slots__ = ("_before", "_fused", "_open_sizes")
     _before: list[Any]
 
-    def __init__(self, open_sizes: bool = False) -> None:
+    def __init__(self, open_sizes: bool = False, attends: bool = True) -> None:
         """Args:
         open_sizes: Sizes that depend on data, as of x[mask], break no graph.
+        attends: The code may ask whether attention of torch.nn may be fused; see attends().
         """
         self._open_sizes = open_sizes
+        self._fused = attends
 
     def __enter__(self) -> None:
         _ours.applied = True
         # Attention of torch.nn in eval mode would be one operator that no other back end has.
-        self._fused = mha.get_fastpath_enabled()
         if self._fused:
-            mha.set_fastpath_enabled(False)
+            self._fused = mha.get_fastpath_enabled()
+            if self._fused:
+                mha.set_fastpath_enabled(False)
         if _FAST:
-            before = self._before = [put(value) for put, value in _SETS]
-            ignored = _VARIABLES[_IGNORED]
-            users = ignored.get()
-            before.append(ignored.set(_known[1] if users is _known[0] else _with_loggers(users)))
-            if self._open_sizes:
-                before.append(_VARIABLES[_OPEN_SIZES].set(True))
+            users = _VARIABLES[_IGNORED].get()  # type: ignore[union-attr]
+            loggers = _known[1] if users is _known[0] else _with_loggers(users)
+            values = (*_VALUES, loggers, True) if self._open_sizes else (*_VALUES, loggers)
+            self._before = list(map(_SET, _ALL, values))
             return
         wanted = {**_WANTED, _IGNORED: _Loggers(getattr(config, _IGNORED))}
         if self._open_sizes:
@@ -180,11 +213,23 @@ class Applied:
         if self._fused:
             mha.set_fastpath_enabled(True)
         if _FAST:
-            for token in self._before:
-                token.var.reset(token)
+            list(map(_RESET, _ALL, self._before))
             return
         for name, before in self._before:
             setattr(config, name, before)
+
+
+def attends(module: torch.nn.Module, state: Supplement) -> bool:
+    """Whether a call may ask torch if it may fuse attention.
+
+    Args:
+        module: It, and its children.
+        state: What else the call can reach.
+    """
+    kinds = {*map(type, module.modules()), *state.classes}
+    return mha.get_fastpath_enabled.__name__ in state.names or any(
+        issubclass(kind, _ATTENTION) for kind in kinds
+    )
 
 
 _known: list[Any] = [None, _Loggers(None)]  # functions that users ignore, and the same with ours

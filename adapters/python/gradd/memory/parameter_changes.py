@@ -93,6 +93,10 @@ class Snapshot(types.SimpleNamespace):
             aliased=accesses.settle(tensors),
         )
 
+    def hear(self, reply: dict[str, Any]) -> None:
+        """Takes the daemon's answer to a forward that has read them."""
+        self.fingerprint, self.sum = reply.get("gen"), reply.get("sum")
+
     def look(self) -> int:
         """Which fingerprints the daemon is to take: 2 = of all bytes as well."""
         return 2 if accesses.are_expected() or self.aliased else 1

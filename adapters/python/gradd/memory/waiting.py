@@ -54,10 +54,14 @@ def wait_for_memory(duration: str | float | None = "60s") -> None:
     """
     global _said
     _said = None if duration is None else seconds_of(duration, "wait_for_memory()")
+    wait_ms.cache_clear()
 
 
+@cache
 def wait_ms() -> int | None:
     """Milliseconds, as the field `wait` of a request; None: the daemon decides.
+
+    Looked up once: each request asks.
 
     Raises:
         ValueError: GRADD_WAIT_FOR_MEMORY is no duration.
@@ -70,6 +74,5 @@ def wait_ms() -> int | None:
 
 @cache
 def _by_environment() -> float | None:
-    """Looked up once: each request asks."""
     text = options.get("GRADD_WAIT_FOR_MEMORY")
     return None if text is None else seconds_of(str(text), "GRADD_WAIT_FOR_MEMORY")

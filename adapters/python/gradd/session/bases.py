@@ -27,24 +27,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _IN_MEMORY, _SWAPPED, _OF_FILE = (np.uint64(1) << np.uint64(bit) for bit in (63, 62, 61))
-_mapped: list[weakref.ref[Base]] = []
+mapped: list[weakref.ref[Base]] = []  # by this process; empty: settle() finds nothing
 _seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # by id: the tensor and its version
 
 
 def note(base: Base) -> None:
     """This process has mapped a base."""
-    _mapped.append(weakref.ref(base, _mapped.remove))
-
-
-def any_mapped() -> bool:
-    """Whether settle() may find something."""
-    return bool(_mapped)
+    mapped.append(weakref.ref(base, mapped.remove))
 
 
 def holds(tensor: torch.Tensor) -> Base | None:
     """The base in which a tensor lies."""
     at = data_ptr(tensor)
-    for ref in tuple(_mapped):  # a collection may shorten it
+    for ref in tuple(mapped):  # a collection may shorten it
         base = ref()
         if base is not None and base.address <= at < base.address + base.size:
             return base

@@ -55,6 +55,10 @@ _clients: dict[tuple[Path, torch.device], Client] = {}
 _registry_lock = threading.Lock()
 
 
+def _ignore(reply: dict[str, Any]) -> None:
+    pass
+
+
 class Client:
     """A session with one daemon. Use `get_client()`; the constructor does not connect."""
 
@@ -71,7 +75,7 @@ class Client:
         self.device, self.closed, self._key = "", False, (path, memory.device)
         self._connection: control.Connection | None = None
         self._moved: control.Connection | None = None  # to the next worker, and to be attached
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)  # see next_id()
         self._segments: dict[int, AnySegment] = {}
         self._unneeded: list[AnySegment] = []  # dropped while requests were pending
         self._releases: deque[int] = deque()
@@ -249,7 +253,7 @@ class Client:
 
     def next_id(self) -> int:
         """A number for a plan, binding or run: unique in the session, never used again."""
-        return next(self._ids)
+        return next(self.ids)
 
     def _prepare(self) -> None:
         """Connects if need be, and sends what is queued."""
@@ -359,15 +363,11 @@ class Client:
         Returns:
             False if nothing was run because the parameters have changed since `read` was taken.
         """
-        request = {**fields, **more}
-
-        def answered(reply: dict[str, Any]) -> None:
-            if read is not None and "look" in more:
-                read.fingerprint, read.sum = reply.get("gen"), reply.get("sum")
-
-        timeline, kind = self.timeline, (fields["plan"], "forward")
+        request, timeline = {**fields, **more}, self.timeline
+        hear = read.hear if read is not None and "look" in more else _ignore
+        kind = (fields["plan"], "forward")
         if timeline is not None and "gen" not in more and timeline.knows(kind, fields["flags"]):
-            self.ask_later(Pending("forward", request, answered, results=results), meanwhile)
+            self.ask_later(Pending("forward", request, hear, results=results), meanwhile)
         else:
             self.catch_up()  # what an earlier one has failed with is not about this one
             try:
@@ -376,7 +376,7 @@ class Client:
                 reply = self.ledger.send_forward(self.ask, request)
             if reply.get("changed"):
                 return False
-            answered(reply)
+            hear(reply)
             if timeline is not None:
                 timeline.known[kind] = {}
         self.ledger.runs[fields["run"]] = (fields, read)
@@ -403,9 +403,7 @@ class Client:
         timeline, kind = self.timeline, (plan, *fields["go"]["at"], bool(fields["keep"]))
         forward = self.ledger.runs.get(fields["run"])
         if timeline is not None and timeline.knows(kind, forward[0]["flags"] if forward else 0):
-            pending = Pending(
-                "backward", fields, lambda reply: None, results=results, forward=forward
-            )
+            pending = Pending("backward", fields, _ignore, results=results, forward=forward)
             self.ask_later(pending, meanwhile)
             return timeline.known[kind]
         try:

@@ -413,10 +413,11 @@ class Connection:
                 raise
             reply = _read(frame)
             # Another is one that is collected later, or of a request that was interrupted (Ctrl-C).
-            if reply.get("q", self._q) == self._q:
+            q = reply.get("q", self._q)
+            if q == self._q:
                 return reply
-            if reply["q"] in self._later:
-                self._later[reply["q"]] = reply
+            if q in self._later:
+                self._later[q] = reply
 
     def send_later(self, envelope: dict[str, Any]) -> int:
         """send() of a request whose reply is collected later."""

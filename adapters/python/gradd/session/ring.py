@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _MOVED_BYTES = 1 << 20
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
 _EXACT_SEGMENTS = 16  # of a client, with just the bytes that were asked for
+_SMALL = 64 << 10  # bytes of a block that may be taken again as it is
+_IDLE = 32  # such blocks
 _LATELY = 0xFF  # blocks, a power of two less one: what is in use is looked at as often
 _AHEAD = 64 << 20  # bytes that a later one has beyond that, at most
 
@@ -160,6 +162,10 @@ class Pool:
         # references: the collector would take it, and the exporter's end would go unnoticed.
         self.busy: dict[tuple[int, int], Block] = {}
         self._free: dict[int, tuple[Segment, list[int], dict[int, int]]] = {}
+        # Places of small blocks that the next ones of the same size take, by size: each step needs
+        # the same ones. They are in no list of free ranges until something else needs room.
+        self._idle: dict[int, list[tuple[Segment, int]]] = {}
+        self._n_idle = 0
         self.busy_bytes = 0
 
     def drain(self) -> None:
@@ -171,14 +177,23 @@ class Pool:
             end.what()
         while self.returned:
             item = self.returned.popleft()
-            if isinstance(item, Block):
+            if type(item) is Block:
                 block = item
             else:
                 block = item.what
                 block.ties.discard(item)
             block.pins -= 1
             if block.pins == 0:
-                self._give_back(block)
+                size, segment = block.size, block.segment
+                self.busy_bytes -= size
+                self.busy.pop((segment.id, block.offset), None)
+                may_wait = self.keep and size <= _SMALL and self._n_idle < _IDLE
+                if may_wait and segment.id not in self._ending:
+                    self._idle.setdefault(size, []).append((segment, block.offset))
+                    self._n_idle += 1
+                else:
+                    self.merge()
+                    self._give_back(segment, block.offset, size)
 
     def allocate(self, size: int) -> Block:
         """A block of at least `size` bytes, held once by the caller.
@@ -188,22 +203,37 @@ class Pool:
         """
         if self.returned or self.client.ends.died:
             self.drain()
-        size = (max(size, 1) + ALIGN - 1) // ALIGN * ALIGN
+        size = (size + ALIGN - 1) // ALIGN * ALIGN or ALIGN
         self._allocated += 1
         if not self._allocated & _LATELY and self.keep:
+            self.merge()
             self._end_large()
+        idle = self._idle.get(size)
+        if idle:
+            segment, offset = idle.pop()
+            self._n_idle -= 1
+        else:
+            segment, offset = self._found(size)
+        self.busy_bytes += size
+        if self.busy_bytes > self.peak_bytes:
+            self.peak_bytes = self.busy_bytes
+        block = Block(self, segment, offset, size)
+        self.busy[segment.id, offset] = block
+        return block
+
+    def _found(self, size: int) -> tuple[Segment, int]:
+        """A free range, whose space is reserved."""
         found = self._take(size)
+        if found is None and self._idle:
+            self.merge()
+            found = self._take(size)
         if found is None:
             self._add(self._new_segment(size))
             found = self._take(size)
         segment, offset = found  # type: ignore[misc]
         if segment.reserved < offset + size:
             segment.reserve(offset + size)
-        self.busy_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.busy_bytes)
-        block = Block(self, segment, offset, size)
-        self.busy[segment.id, offset] = block
-        return block
+        return segment, offset
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """A new tensor, which alone keeps its block."""
@@ -219,6 +249,7 @@ class Pool:
             NoSpaceError: There is no memory for them; nothing is reserved.
         """
         self.drain()
+        self.merge()
         if self._has_room(blocks_bytes(sizes)):
             return
         added: list[Segment] = []
@@ -280,6 +311,7 @@ class Pool:
         live on, but the blocks are of no use.
         """
         segment = None
+        self.merge()
         if not self._has_room(size):
             segment = self.client.new_segment(size, self.purpose, in_pieces=True)
             self._add(segment)
@@ -312,6 +344,7 @@ class Pool:
         """Nothing will be allocated here again: segments go as soon as they are empty."""
         self.keep = False
         self.drain()
+        self.merge()
         self.drop_empty()
 
     def drop_empty(self) -> None:
@@ -328,6 +361,7 @@ class Pool:
     def forget_peak(self) -> None:
         """The past peak will not be needed again: its segments go if they are empty."""
         self.drain()
+        self.merge()
         self.peak_bytes = self.busy_bytes
         for segment, _, sizes in list(self._free.values()):
             if sizes.get(segment.start) == segment.room > self.grow:
@@ -366,14 +400,19 @@ class Pool:
                 return segment, start
         return None
 
-    def _give_back(self, block: Block) -> None:
-        self.busy_bytes -= block.size
-        self.busy.pop((block.segment.id, block.offset), None)
-        entry = self._free.get(block.segment.id)
+    def merge(self) -> None:
+        """Places of small blocks become parts of the free ranges around them."""
+        if self._idle:
+            idle, self._idle, self._n_idle = self._idle, {}, 0
+            for size, places in idle.items():
+                for segment, offset in places:
+                    self._give_back(segment, offset, size)
+
+    def _give_back(self, segment: Segment, start: int, size: int) -> None:
+        entry = self._free.get(segment.id)
         if entry is None:
             return  # the segment was dropped with its client
-        segment, starts, sizes = entry
-        start, size = block.offset, block.size
+        _, starts, sizes = entry
         i = bisect.bisect_left(starts, start)
         if i < len(starts) and starts[i] == start + size:
             size += sizes.pop(starts.pop(i))
