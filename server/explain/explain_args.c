@@ -37,6 +37,7 @@ static const flag_t flags[] = {
     {"--out", TEXT, OF_A_FILE, offsetof(explain_args_t, out)},
     {"--grad", TEXT, OF_A_FILE, offsetof(explain_args_t, grad)},
     {"--onnx", TEXT, EXPLAIN_FILE, offsetof(explain_args_t, onnx)},
+    {"--gradient", TEXT, EXPLAIN_FILE, offsetof(explain_args_t, gradient)},
     {"--dir", TEXT, EXPLAIN_LIVE, offsetof(explain_args_t, dir)},
     {"--optimizer", TEXT, EXPLAIN_ESTIMATE, offsetof(explain_args_t, optimizer)},
     {"--threads", THREADS, OF_A_FILE, offsetof(explain_args_t, threads)},
@@ -237,6 +238,8 @@ gradd_status_t explain_args_check(const explain_args_t *args, explain_use_t use)
     if (use == EXPLAIN_FILE && args->grad && !args->train)
         return GRADD_FAIL(UNSUPPORTED, "--grad needs --train: without one there is no backward, "
                                        "at which gradients could arrive");
+    if (use == EXPLAIN_FILE && args->gradient && !args->train)
+        return GRADD_FAIL(UNSUPPORTED, "--gradient needs --train: it says of what");
     return GRADD_OK;
 }
 
@@ -270,6 +273,7 @@ void explain_args_usage(FILE *out) {
         "       gradd explain MODEL.onnx NAME=SIZES... [options]  a plan made here\n\n%s"
         "  --plain            do not recognise patterns\n"
         "  --onnx FILE        write the model with notes on how each node is run\n"
+        "  --gradient FILE    write forward and backward in ONNX's own operators\n"
         "  --dir DIR          of the daemon's sockets [GRADD_DIR]\n",
         model_help);
     fputs("\nof each row --json has (in brackets the table's heading)\n", out);

@@ -18,6 +18,7 @@ static bool is_half(const graph_t *g, gradd_val_t v) {
 }
 
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c) {
+    if (g->written_out) return false; /* for no device */
     bool any = false;
     for (int i = 0; i < c->n_in; i++)
         any |= gradd_dtype_is_half(c->in[i].type.dtype);
@@ -38,7 +39,7 @@ gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *e, gradd_
                                        bool *out_done) {
     const graph_node_t *n = product_behind(g, e);
     gradd_attr_t attrs[8];
-    *out_done = n && n->attrs.n < 8;
+    *out_done = n && n->attrs.n < 8 && !g->written_out;
     if (!*out_done) return GRADD_OK;
     for (int i = 0; i < n->attrs.n; i++)
         attrs[i] = n->attrs.v[i];
