@@ -44,4 +44,11 @@ gradd_status_t gradd_conv_onednn_prepare(const gradd_infer_t *c, gradd_prepared_
 void gradd_conv_onednn_unprepare(gradd_prepared_t *prepared);
 gradd_status_t gradd_conv_onednn(const gradd_launch_t *r);
 
+/* The same for a gradient of a weight, of which a part has some of the images: what it makes is
+ * added to the sum of those before, where that costs little (f32). So the sum has another order
+ * than without parts. */
+gradd_status_t gradd_conv_images_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
+void gradd_conv_images_unprepare(gradd_prepared_t *prepared);
+gradd_status_t gradd_conv_images(const gradd_launch_t *r);
+
 #endif

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 
 enum { AXES = GRADD_CONV_AXES, GROUP_BYTES = 256, LANE_BYTES = 64, TAPS = 4 };
@@ -153,6 +154,7 @@ gradd_status_t gradd_conv_depthwise_prepare(const gradd_infer_t *c, gradd_prepar
     k->total_bytes = aligned(taps * (int64_t)sizeof(double));
     const size_t room = k->field_bytes + k->line_bytes + k->total_bytes;
     *out = (gradd_prepared_t){.workspace = room * (size_t)k->threads, .state = k, .bytes = bytes};
+    if (made == GRADD_CONV_MAKES_W) out->parts = gradd_parts_of_tasks(c, v.out);
     return GRADD_OK;
 }
 
@@ -186,12 +188,13 @@ gradd_status_t gradd_conv_depthwise(const gradd_launch_t *r) {
     const gradd_conv_memory_t m = gradd_conv_memory(r, k->made);
     const int64_t planes[] = {k->v.images * k->v.out, k->v.images * k->v.in, k->v.out};
     const int64_t n = planes[k->made];
+    const gradd_range_t part = gradd_part_of(r, n);
     const bool many = n * k->length * k->taps >= GRADD_PARALLEL_MIN && n > 1;
 #pragma omp parallel num_threads(k->threads) if (many)
     {
         const depthwise_room_t room = room_of(k, m.workspace);
 #pragma omp for schedule(static)
-        for (int64_t at = 0; at < n; at++)
+        for (int64_t at = part.from; at < part.to; at++)
             (k->v.dtype == GRADD_DT_F32 ? plane_f32 : plane_f64)(k, &m, at, &room);
     }
     return GRADD_OK;

@@ -292,9 +292,17 @@ static size_t workspace_backward(const gradd_infer_t *c) {
 }
 
 /* By images, or by pieces of many rows. */
-static int parts_of_launch(const gradd_infer_t *c) {
-    const gradd_channels_t s = sizes_of(&c->in[GRADD_BATCH_X].type); /* or dy */
+static int launch_parts(const gradd_infer_t *c, const gradd_type_t *x) {
+    const gradd_channels_t s = sizes_of(x);
     return gradd_parts_of_tasks(c, parts_of(&s));
+}
+
+static int parts_forward(const gradd_infer_t *c) {
+    return launch_parts(c, &c->in[GRADD_BATCH_X].type);
+}
+
+static int parts_backward(const gradd_infer_t *c) {
+    return launch_parts(c, &c->in[GRADD_BATCH_GRAD_X].type);
 }
 
 /* ---- plain loops ----------------------------------------------------------------------------- */
@@ -622,8 +630,8 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, batchnorm,
               GRADD_KERNEL("BatchNorm", "loop", .types = {GRADD_T_BF16_F32_F64, GRADD_T_F32_F64},
                            .inplace = 1, .compute = compute_forward, .workspace = workspace_forward,
-                           .parts = parts_of_launch),
+                           .parts = parts_forward),
               GRADD_KERNEL("BatchNormGrad", "loop",
                            .types = {GRADD_T_BF16_F32_F64, GRADD_T_BF16_F32_F64, GRADD_T_F32_F64},
                            .inplace = 3, .compute = compute_backward,
-                           .workspace = workspace_backward, .parts = parts_of_launch));
+                           .workspace = workspace_backward, .parts = parts_backward));

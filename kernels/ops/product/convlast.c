@@ -179,13 +179,14 @@ static bool rowwise_conv(gradd_rowwise_t *r) {
     return strcmp(r->op->name, "ConvLastWeightGrad") && gradd_rowwise_batch(r);
 }
 
-#define ONEDNN(title, kernel, mask)                                                                \
+#define ONEDNN(title, way, kernel, mask)                                                           \
     GRADD_KERNEL(title, kernel, .rowwise = rowwise_conv, .types = {mask},                          \
-                 .accepts = gradd_conv_onednn_accepts, .prepare = gradd_conv_onednn_prepare,       \
-                 .unprepare = gradd_conv_onednn_unprepare, .compute = gradd_conv_onednn,           \
-                 .cost = gradd_conv_cost)
-#define ON_CPU(title)                                                                              \
-    ONEDNN(title, "oneDNN f32", GRADD_DTB(F32)), ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16))
+                 .accepts = gradd_conv_onednn_accepts, .prepare = way##_prepare,                   \
+                 .unprepare = way##_unprepare, .compute = way, .cost = gradd_conv_cost)
+#define ON_CPU(title, way)                                                                         \
+    ONEDNN(title, way, "oneDNN f32", GRADD_DTB(F32)),                                              \
+        ONEDNN(title, way, "oneDNN bf16", GRADD_DTB(BF16))
 
-GRADD_KERNELS(cpu, convlast, ON_CPU("ConvLast"), ON_CPU("ConvLastDataGrad"),
-              ON_CPU("ConvLastWeightGrad"));
+GRADD_KERNELS(cpu, convlast, ON_CPU("ConvLast", gradd_conv_onednn),
+              ON_CPU("ConvLastDataGrad", gradd_conv_onednn),
+              ON_CPU("ConvLastWeightGrad", gradd_conv_images));
