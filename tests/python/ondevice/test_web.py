@@ -212,6 +212,26 @@ def test_errors_releases_and_files_in_node(web: Path, tmp_path: Path) -> None:
     assert found["kept"] == ["folder", None, [1, 2], "a"]
 
 
+@pytest.mark.nightly
+def test_the_code_of_the_page_in_the_documentation_runs(web: Path, tmp_path: Path) -> None:
+    """Beside the digits' artifacts: losses that fall, a model, a checkpoint that is kept."""
+    make_training(tmp_path / "run", web, "digits")
+    for module in ("gradd.js", "gradd.wasm", "store.js"):
+        shutil.copy(web / module, tmp_path / "run")
+    text = (ROOT / "docs/browser.md").read_text(encoding="utf-8")
+    training, kept = re.findall(r"^```js\n(.*?)^```", text, re.M | re.S)
+    # What is kept is saved before the session is released.
+    lines = training.replace("await session.release();\n", kept + "await session.release();\n")
+    lines += "console.log(model.length, bytes.length === (await store.read('checkpoint')).length);"
+    (tmp_path / "run/page.mjs").write_text(lines)
+    command = ["node", "page.mjs"]
+    done = subprocess.run(command, cwd=tmp_path / "run", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *losses, last = done.stdout.splitlines()
+    assert len(losses) == 20 and float(losses[-1]) < float(losses[0])
+    assert re.fullmatch(r"\d{6} true", last), last
+
+
 def _text(page: Page, name: str) -> str:
     return page.run(f"document.getElementById('{name}').textContent")
 
