@@ -97,8 +97,8 @@ FAKE := $(B)/bin/gradd-fake
 
 # ---------------------------------------------------------------- targets
 .PHONY: all versions cuda cuda-deps gpu-bundle setup test nightly torture check check-asan \
-        check-tsan check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint pages \
-        site docs clean help unit info wheel FORCE
+        check-tsan check-emu train-test demo bench families fuzz fuzz-quick fuzz-bins format lint \
+        pages site docs clean help unit info wheel FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 

@@ -9,6 +9,18 @@ nightly: all $(TESTED) $(TRAINS) ## long property tests, a parity per switch (ON
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) \
 	    --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
 
+# Cross compilers with their emulator, emscripten, node, a browser: root installs what is missing,
+# else tests that need it say so and are skipped.
+TRAIN_NEEDS := emscripten nodejs chromium qemu-user gcc-aarch64-linux-gnu gcc-arm-linux-gnueabihf \
+               gcc-riscv64-linux-gnu
+train-test: all $(TRAINS) ## training on devices: all tests, other machines and a browser too
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    ! dpkg -s $(TRAIN_NEEDS) >/dev/null 2>&1; then \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+	        $(TRAIN_NEEDS); fi
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) GRADD_BUILD=$(abspath $(B)) nice \
+	    $(PY) -m pytest -q -m "" tests/python/ondevice
+
 # The counts go on from run to run in benchmarks/results/torture.json.
 TORTURE_SECONDS ?= 600
 torture: all $(B)/bin/test_restart_points ## kill -9 during training, for TORTURE_SECONDS=600

@@ -18,14 +18,13 @@ W_SRC := train/web/entry.c platform/web.c
 W_OBJ := $(W_SRC:%.c=$(T_B)/%.o)
 $(W_OBJ): $(T_B)/flags.txt
 $(T_B)/train/web/entry.o: private T_WARN += -Wno-missing-prototypes # JavaScript is what calls
-W_LINK := -Os $(T_ARCH_wasm) --no-entry -sSTANDALONE_WASM -sALLOW_MEMORY_GROWTH=1 \
-          -sFILESYSTEM=0 -sSUPPORT_ERRNO=0
+W_LINK := -Os $(T_ARCH_wasm) --no-entry -sSTANDALONE_WASM -sALLOW_MEMORY_GROWTH=1
 $(W_B)/gradd.wasm: $(W_OBJ) $(T_B)/libgradd_train.a
 $(W_B)/ops/gradd.wasm: $(W_OBJ) $(filter-out %/platform/wasm.o,$(T_OPS_OBJ))
 $(W_B)/gradd.wasm $(W_B)/ops/gradd.wasm:
 	@mkdir -p $(@D); echo "  LD      $@"
 	$(Q)$(T_CC) $(W_LINK) -o $@ $^ -lm
-$(W_B)/digits/checkpoint: train/web/digits/artifacts.py $(wildcard adapters/python/gradd/train/*.py)
+$(W_B)/digits/checkpoint: train/web/digits/artifacts.py | $(B)/lib/libgradd_train.so
 	@mkdir -p $(@D); echo "  GEN     $@"
 	$(Q)$(PY) $< $(@D)
 $(W_B)/%: train/web/%

@@ -31,7 +31,14 @@ GRADD_HD uint32_t gradd_f32_bits(float x) {
     return bits;
 }
 
+/* WebAssembly has no fused multiply-add, and that of its C library is a call of many operations.
+ * In f64 the product is exact, and rounding the sum twice differs from once about one time in 2^28.
+ */
+#ifdef __wasm__
+#define GRADD_FMA(a, b, c) ((float)((double)(a) * (double)(b) + (double)(c)))
+#else
 #define GRADD_FMA(a, b, c) fmaf((a), (b), (c))
+#endif
 
 /* 2^n for n in -126..127 */
 GRADD_HD float gradd_exp2i(int32_t n) {

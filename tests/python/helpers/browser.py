@@ -130,15 +130,26 @@ def browse(folder: Path, *words: str) -> Iterator[Page]:
             process.kill()
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class _Files(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, *arguments: object, posted: list[bytes], **more: object) -> None:
+        self._posted = posted
+        super().__init__(*arguments, **more)
+
+    def do_POST(self) -> None:
+        """Keeps what comes."""
+        self._posted.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(204)
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         """Nothing."""
 
 
 @contextlib.contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """The address at which the files of a folder are."""
-    handler = functools.partial(_Quiet, directory=str(folder))
+def serve(folder: Path, posted: list[bytes] | None = None) -> Iterator[str]:
+    """The address at which the files of a folder are; what is posted anywhere goes to a list."""
+    kept = [] if posted is None else posted
+    handler = functools.partial(_Files, directory=str(folder), posted=kept)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -212,6 +212,65 @@ def test_errors_releases_and_files_in_node(web: Path, tmp_path: Path) -> None:
     assert found["kept"] == ["folder", None, [1, 2], "a"]
 
 
+@pytest.mark.nightly
+def test_the_code_of_the_page_in_the_documentation_runs(web: Path, tmp_path: Path) -> None:
+    """Beside the digits' artifacts: losses that fall, a model, a checkpoint that is kept."""
+    make_training(tmp_path / "run", web, "digits")
+    for module in ("gradd.js", "gradd.wasm", "store.js"):
+        shutil.copy(web / module, tmp_path / "run")
+    text = (ROOT / "docs/browser.md").read_text(encoding="utf-8")
+    training, kept, _ = re.findall(r"^```js\n(.*?)^```", text, re.M | re.S)
+    # What is kept is saved before the session is released.
+    lines = training.replace("await session.release();\n", kept + "await session.release();\n")
+    lines += "console.log(model.length, bytes.length === (await store.read('checkpoint')).length);"
+    (tmp_path / "run/page.mjs").write_text(lines)
+    command = ["node", "page.mjs"]
+    done = subprocess.run(command, cwd=tmp_path / "run", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *losses, last = done.stdout.splitlines()
+    assert len(losses) == 20 and float(losses[-1]) < float(losses[0])
+    assert re.fullmatch(r"\d{6} true", last), last
+
+
+@pytest.mark.nightly
+def test_a_tab_takes_part_in_a_federation(web: Path, page: Page, tmp_path: Path) -> None:
+    """By the code of the documentation: its update, beside a native client's on the same data."""
+    root = tmp_path / "root"
+    dims = make_training(root, web, "digits")
+    for module in ("gradd.js", "gradd.wasm"):
+        shutil.copy(web / module, root)
+    (root / "index.html").write_text("<!doctype html><title>a client</title>")
+    state, module = models.load(root)
+    before = module.get_contiguous_parameters(True).numpy().copy()
+    before.tofile(root / "weights")
+    text = (ROOT / "docs/browser.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```js\n(.*?)^```", text, re.M | re.S)[-1]
+    posted: list[bytes] = []
+    with serve(root, posted) as url:
+        page.open(url + "index.html")
+        page.run(f"""(async () => {{
+            const {{Tensor, TrainingSession}} = await import("/gradd.js");
+            const session = await TrainingSession.create({{checkpointState: "checkpoint",
+                trainModel: "training_model.onnx", optimizerModel: "optimizer_model.onnx"}});
+            const read = async (name) => (await fetch(name)).arrayBuffer();
+            const x = new Tensor("float32", new Float32Array(await read("x.bin")), {dims});
+            const labels = new Tensor("int64", new BigInt64Array(await read("labels.bin")));
+            {code}
+        }})()""")
+    (update,) = posted
+    of_tab = np.frombuffer(update, np.float32)
+    optimizer = Optimizer(root / "optimizer_model.onnx", module)
+    x = np.fromfile(root / "x.bin", np.float32).reshape(dims)
+    labels = np.fromfile(root / "labels.bin", np.int64)
+    for _ in range(5):
+        module.lazy_reset_grad()
+        module(x, labels)
+        optimizer.step()
+    native = module.get_contiguous_parameters(True).numpy() - before
+    assert np.abs(native).max() > 1e-3
+    np.testing.assert_allclose(of_tab, native, atol=2e-5)
+
+
 def _text(page: Page, name: str) -> str:
     return page.run(f"document.getElementById('{name}').textContent")
 
