@@ -43,7 +43,8 @@ _DELEGATED = (
 )
 _CHAINED = ("apply", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
 _CHAINED += ("requires_grad_", "to_empty")
-_OF_ORT = "_torch_module"  # where scripts have reached for execution managers
+# where scripts have reached for execution managers
+_OF_ORT = ("_torch_module", "_get_torch_module")
 _FSDP = "torch.distributed."  # fully_shard() makes the wrapper's class one of these
 # Methods of these packages run on the wrapped module itself: they look after their own calls.
 _LIBRARIES = ("torch.", "transformers.", "peft.", "accelerate.", "optimum.")
@@ -243,7 +244,7 @@ class ORTModule(torch.nn.Module):
         module = self.__dict__.get("_gradd_module")
         if module is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        if name == _OF_ORT and not hasattr(module, name):
+        if name in _OF_ORT and not hasattr(module, name):
             raise AttributeError(
                 f"{name} was internal to ONNX Runtime's ORTModule, and gradd has none: "
                 "docs/old-names.md says what to use"

@@ -396,7 +396,9 @@ def test_nothing_is_to_be_compiled(module: str, installed: bool, inference_packa
     places = [inference_package] if installed else []
     hidden = "" if installed else NOT_INSTALLED
     run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    called = f"import {module} as old; old.build_torch_cpp_extensions()"
     out = run_python(f"{hidden}\n{run}", *places)
+    assert run_python(f"{hidden}\n{called}", *places) == out
     assert "nothing needs configuring or compiling" in out
 
 
