@@ -14,7 +14,11 @@ import torch
 def leaves(args: tuple, kwargs: dict[str, Any]) -> list[Any]:
     """Everything but lists, tuples and mappings: tensors, None, numbers, objects."""
     found: list[Any] = []
-    _walk((*args, *kwargs.values()), found)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        else:
+            _walk((value,), found)
     return found
 
 

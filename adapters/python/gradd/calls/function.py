@@ -39,7 +39,9 @@ class DaemonFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Run, *tensors: torch.Tensor) -> tuple:
-        outputs = run.outputs()
+        outputs = run.start()
+        if not run.call.plain:
+            outputs = run.completed(outputs)
         ctx.run = run
         params = len(run.plan.params)
         if params < len(tensors):
@@ -147,6 +149,8 @@ def _backward(
         found = batched.one_by_one(lambda own: run.gradients(own, True), grads)
         if not keep:
             run.release()
+    elif run.call.plain and not run.call.averages:
+        found = run.backward(grads, keep, delivery)
     else:
         found = run.gradients(grads, keep, delivery)
     if run.rows and not torch.is_grad_enabled():

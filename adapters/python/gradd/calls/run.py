@@ -65,7 +65,7 @@ class _Held:
         if not self.done:
             self.release()
         if self.inputs is not None:
-            self.inputs.drop()
+            self.inputs.returned.append(self.inputs)
             self.inputs = None
 
 
@@ -176,10 +176,11 @@ class Run:
 
     def outputs(self) -> list[torch.Tensor]:
         """Runs the forward for the user: all outputs, lazy ones among them; buffers change."""
-        call, tensors = self.call, self.start()
-        return tensors if call.plain else self._completed(tensors)
+        tensors = self.start()
+        return tensors if self.call.plain else self.completed(tensors)
 
-    def _completed(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def completed(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The user's outputs, of those of the plan."""
         graph, selection = self.graph, self.call.selection
         found: list[Any] = [None] * len(graph.user)
         for position, tensor in zip(selection.real, tensors, strict=False):
@@ -294,15 +295,15 @@ class Run:
                 apart = early is not None and (keep or delivery is not None)
                 if apart:
                     early = self._slot(slots, plan.early_layout)
-                arriving = _columns()
-                at = arriving["at"] = []
+                at: list[int] = []
+                arriving = {"segments": [], "offsets": [], "dtypes": [], "dims": [], "at": at}
                 for i, grad in enumerate(grads):
                     if grad is not None:
                         dtype, dims, size = call.out_rows[i]
                         block = self._scratch(scratch, arriving, dtype, dims, size)
                         block.fill(grad, (dtype, dims, size, 0))
                         at.append(i)
-                wires = _columns()
+                wires: dict[str, list] = {"segments": [], "offsets": [], "dtypes": [], "dims": []}
                 rows, blocks = [], []
                 for i in call.grad_inputs:
                     rows.append(row := call.in_rows[i])
@@ -518,11 +519,6 @@ class Run:
     def end(self) -> None:
         self._held.end()
         self._sources = None
-
-
-def _columns() -> dict[str, list]:
-    """A list of tensors of the protocol, still empty."""
-    return {"segments": [], "offsets": [], "dtypes": [], "dims": []}
 
 
 _retains_grad = torch.Tensor.retains_grad.__get__  # type: ignore[attr-defined]

@@ -21,21 +21,21 @@ _torchs = torch.nn.BatchNorm2d.forward  # all kinds inherit one
 
 
 class Norms:
-    """Context of a call: the cumulative norms of a module have the forward of this file."""
+    """Context of a call: the cumulative norms of a module have the forward of this file.
+
+    Attributes:
+        norms: Those that may be cumulative, with that forward; without any a call needs no context.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         found = [m for m in module.modules() if isinstance(m, _KINDS)]
         # Dynamo compares which function it is: one for each norm, for good.
-        self._norms = [(m, types.MethodType(_forward, m)) for m in found if _is_torchs(m)]
+        self.norms = [(m, types.MethodType(_forward, m)) for m in found if _is_torchs(m)]
         self._changed: list[list[torch.nn.Module]] = []  # by the calls that go on, one in another
-
-    def __bool__(self) -> bool:
-        """False if there is nothing to do around a call."""
-        return bool(self._norms)
 
     def __enter__(self) -> None:
         changed = []
-        for norm, forward in self._norms:
+        for norm, forward in self.norms:
             if norm.momentum is None and norm.training and _is_torchs(norm):
                 norm.__dict__[_FORWARD] = forward
                 changed.append(norm)

@@ -183,7 +183,7 @@ class Compiled:
         watch.install()
         self._lost = None
         marking_hooks.leave_out(self.module)
-        self._embeddings = marking_hooks.Embeddings(self.module)
+        self._embeddings = marking_hooks.Embeddings.of(self.module)
         self._hooks = marking_hooks.number(self.module)
         versions.insert(0, (self._state(), {}))
         del versions[_VERSIONS:]
@@ -272,20 +272,21 @@ class Compiled:
             if self._skipped:
                 self._go_on()
         owner.last.clear()
-        owner.budget.begin()
+        if owner.memory.budget:
+            owner.budget.begin()
         notes = owner.notes_generator
         if notes:
             owner.generator.note(owner.client.memory.device)
         here = forwarding.here
         outer, here.module = here.module, self.module
         again = False
-        norms = self._norms
+        norms = self._norms if self._norms.norms else None
         try:
             with self._held, settings.Applied(owner.keeps_places, self._attends is not False):
                 function = self._compiled(versions, kwargs, leaves)
                 if self.given_forward is None:
                     now.call = (self.module, function, args, kwargs, before)
-                if norms:
+                if norms is not None:
                     norms.__enter__()
                 ran = CallOfGraphs(now, self._gaps.due > 0)
                 try:
@@ -294,7 +295,7 @@ class Compiled:
                     if ran.watch is not None:
                         ran.watch.__exit__(None, None, None)
                     now.run = ran.around
-                    if norms:
+                    if norms is not None:
                         norms.__exit__()
         except (CaptureError, errors.GraddError):
             raise
@@ -312,18 +313,13 @@ class Compiled:
             return self._call(args, kwargs, mode)
         if owner.failed is not None:  # a self-check has found it
             return self._eager(*args, **kwargs)
-        after, why = Frames.now(), ""
-        if after != frames:
+        counts, after, why = private.counters["frames"], frames, ""
+        if counts["total"] != frames.total or counts["ok"] != frames.ok:
             with private.compile_lock:  # what another thread is about to trace has not failed
                 after, why = Frames.now(), cause()
-        hooked = owner.compiled > graphs and self._has_new_hooks()
-        if owner.compiled > graphs and versions:
-            if marking_hooks.leave_out(self.module) or hooked:
-                del versions[:1]  # graphs were broken for one
-            else:  # the call may have reached classes that were not there before
-                versions[0] = self._state(versions[0][0]), versions[0][1]
+        hooked = owner.compiled > graphs and self._learn(versions)
         seen = self._gaps.count(ran, why)
-        failed = after.failed(frames)
+        failed = after is not frames and after.failed(frames)
         if owner.keeps_places and after != frames and (failed or now.graphs == before):
             # It may have failed at sizes that depend on data, which it recorded.
             owner.keeps_places &= bool(why) and "data-dependent" not in why.lower()
@@ -337,6 +333,20 @@ class Compiled:
         elif not seen and not hooked and (self._lost is not None or failed):
             self._say_lost(why)
         return result
+
+    def _learn(self, versions: list[_Version]) -> bool:
+        """After a call for which graphs were made; whether it has installed hooks.
+
+        Args:
+            versions: That the call has used.
+        """
+        hooked = self._has_new_hooks()
+        if versions:
+            if marking_hooks.leave_out(self.module) or hooked:
+                del versions[:1]  # graphs were broken for one
+            else:  # the call may have reached classes that were not there before
+                versions[0] = self._state(versions[0][0]), versions[0][1]
+        return hooked
 
     def _has_new_hooks(self) -> bool:
         """Whether the call has installed forward hooks, which breaks its graph: another one does

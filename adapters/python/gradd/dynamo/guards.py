@@ -97,6 +97,7 @@ class Supplement:
         self._versions += self._versions_of_holders()
         self._seen = [self._found(i) for i in range(len(self._versions))]
         self._rest = self._rest_now()
+        self._process = os.getpid()
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -125,7 +126,9 @@ class Supplement:
                     return False
             self._versions = versions
         try:
-            if self._rest_now() != self._rest:
+            rest = [*map(_MRO, self._classes), *map(_CODE, self._plain)]
+            rest += map(torch.get_autocast_dtype, self._devices)  # _rest_now(), without a call
+            if rest != self._rest or os.getpid() != self._process:
                 return False
             for ref, code in self._closures:
                 if (function := ref()) is not None and function.__code__ is not code:
@@ -164,7 +167,6 @@ class Supplement:
             *map(_MRO, self._classes),
             *map(_CODE, self._plain),
             *map(torch.get_autocast_dtype, self._devices),
-            os.getpid(),
         ]
 
     def _of_class(self, table: dict[str, Any]) -> dict[str, Any]:

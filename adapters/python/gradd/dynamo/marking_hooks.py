@@ -40,15 +40,22 @@ def number(module: torch.nn.Module) -> int:
 class Embeddings:
     """The forward hooks of embeddings, which a second training may add to."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        embeddings = (m for m in module.modules() if isinstance(m, torch.nn.Embedding))
-        self._hooks = [vars(m)[FORWARD_HOOKS] for m in embeddings]
+    def __init__(self, hooks: list[dict[int, object]]) -> None:
+        """Args:
+        hooks: Of each embedding.
+        """
+        self._hooks = hooks
         self._known = self._now()
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> Embeddings | None:
+        """Those of a module and its children, if it has embeddings."""
+        embeddings = (m for m in module.modules() if isinstance(m, torch.nn.Embedding))
+        hooks = [vars(m)[FORWARD_HOOKS] for m in embeddings]
+        return cls(hooks) if hooks else None
 
     def changed(self) -> bool:
         """Whether the hooks have changed since the last query: called in each call."""
-        if not self._hooks:
-            return False
         before, self._known = self._known, self._now()
         return self._known != before
 

@@ -154,7 +154,8 @@ class Piece:
                 found = None
             if found is None:
                 return self._slow(args, share)
-            return found[0].differentiated(found[1])
+            run, tensors = found
+            return run.call.apply(run, *tensors) if tensors else run.differentiated(())
         try:
             with self.client.lock:  # what is written is looked up when it has been computed
                 return self._call(args, share)
@@ -225,7 +226,14 @@ class Piece:
             return None
         if graph.changed and self._overlap(args):
             return None
-        known = self._known.get(self._form(args, share))
+        inputs = list(map(args.__getitem__, self._free_at))
+        form = (  # _form(), without a call
+            share,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            *map(_facts, inputs),
+        )
+        known = self._known.get(form)
         if known is None or self.state.generation != graph.generation:
             return None
         if len(graph.asked_for) != known.asked_for:
@@ -248,7 +256,6 @@ class Piece:
         graph.plans.move_to_end(plan.key)  # KeyError: it was given up
         if kind is not None:
             kind.calls += 1
-        inputs = list(map(args.__getitem__, self._free_at))
         if plan.live is not None:
             call, inputs = call.live(inputs)
         if graph.changed:

@@ -189,7 +189,8 @@ class Client:
         if verb in _RUNS and (ms := wait_ms()) is not None:
             envelope["wait"] = ms
         if self._releases and not self._resending:
-            envelope["rel"] = self._take_releases()
+            one = len(self._releases) == 1
+            envelope["rel"] = [self._releases.popleft()] if one else self._take_releases()
         self.requests += 1
 
     def catch_up(self, most: int = 0) -> None:
@@ -286,8 +287,6 @@ class Client:
         return protocol.checked(reply)
 
     def _take_releases(self) -> list[int]:
-        if len(self._releases) == 1:
-            return [self._releases.popleft()]
         taken = []
         while self._releases and len(taken) < protocol.RELEASES_PER_REQUEST:
             taken.append(self._releases.popleft())
@@ -369,7 +368,8 @@ class Client:
         if timeline is not None and "gen" not in more and timeline.knows(kind, fields["flags"]):
             self.ask_later(Pending("forward", request, hear, results=results), meanwhile)
         else:
-            self.catch_up()  # what an earlier one has failed with is not about this one
+            if timeline is not None:
+                self.catch_up()  # what an earlier one has failed with is not about this one
             try:
                 reply = self.ask("forward", request, (), meanwhile)
             except errors.StaleError:  # its plan has been given up there

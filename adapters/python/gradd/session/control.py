@@ -411,9 +411,13 @@ class Connection:
             except BaseException:
                 self.broken = True
                 raise
-            reply = _read(frame)
+            try:  # _read(), without a call
+                reply = protocol.read(frame)
+                q = reply.get("q", self._q)
+            except (ValueError, AttributeError, msgpack.UnpackException):
+                reply = protocol.unpack(frame)  # which says what is wrong
+                q = self._q
             # Another is one that is collected later, or of a request that was interrupted (Ctrl-C).
-            q = reply.get("q", self._q)
             if q == self._q:
                 return reply
             if q in self._later:
