@@ -110,13 +110,15 @@ def test_the_header_for_cpp_learns_a_line(tmp_path: Path) -> None:
     program = BUILD / "train/native/device_program_cpp"
     model = tmp_path / "line.onnx"
     onnx.save(line(), model)
-    done = subprocess.run([program, model], capture_output=True, text=True)
+    command = [program, model, tmp_path / "state"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [
         "0.000 3.000 -1.000",
         "y 3 line",
         "TENSOR: expected 2 inputs, got 1",
         "TENSOR: no parameter of the model matches 'v*'",
+        "200 200",  # steps, and the position in the data
     ]
 
 
