@@ -95,6 +95,9 @@ class State {
         check(gradd_train_open_state(path.c_str(), &options, &state));
         return State(state);
     }
+    void keep(const std::string &path, const gradd_train_lasting_t &options = {}) {
+        check(gradd_train_keep_state(handle(), path.c_str(), &options));
+    }
     void commit() {
         check(gradd_train_commit(handle()));
     }

@@ -15,11 +15,12 @@
  */
 
 gradd_status_t lasting_need_table(lasting_t *l, size_t bytes) {
-    if (bytes <= l->table_room) return GRADD_OK;
-    void *larger = realloc(l->table, bytes + bytes / 4);
+    if (l->table && bytes <= l->table_room) return GRADD_OK;
+    const size_t room = bytes + bytes / 4 + 64;
+    void *larger = realloc(l->table, room);
     if (!larger) return GRADD_FAIL(NOMEM, "no memory for the table of a state");
     l->table = larger;
-    l->table_room = bytes + bytes / 4;
+    l->table_room = room;
     return GRADD_OK;
 }
 

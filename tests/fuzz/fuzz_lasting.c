@@ -1,6 +1,6 @@
 /* libFuzzer target: any bytes as a state in a file. The first byte says what the others are: the
- * whole file, or the table of one whose heads are right. A state that opens is walked, committed to
- * the same file, and opened again: it is the same.
+ * whole file, the table of one whose heads are right, or changes of such a table. A state that
+ * opens is walked, committed to the same file, and opened again: it is the same.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 #include "tests/fuzz/target.h"
 #include "train/lasting.h"
 
+enum { FILE_BYTES, TABLE_BYTES, EDITS }; /* the first byte; EDITS and all others */
 enum { MOST = 1 << 20, VALUES = LASTING_PAGE, TABLE_AT = LASTING_FIRST + VALUES };
 
 /* ---- a file in memory ------------------------------------------------------------------------ */
@@ -130,14 +131,66 @@ static void compare(const gradd_train_state_t *a, const gradd_train_state_t *b) 
     REQUIRE(a->progress.position == b->progress.position);
 }
 
+static gradd_train_state_t *make_state(void) {
+    static const float values[6] = {1, 2, 3, 4, 5, 6};
+    const gradd_type_t type = {
+        .dtype = GRADD_DT_F32, .rank = 2, .dims = {2, 3}
+    };
+    const gradd_type_t nominal = {.dtype = GRADD_DT_F32, .rank = -1};
+    const gradd_train_property_t note = {"note", GRADD_TRAIN_TEXT, 0, 0, "a text"};
+    gradd_train_state_t *state;
+    REQUIRE(gradd_train_state_create(&state) == GRADD_OK);
+    REQUIRE(gradd_train_state_add(state, "frozen", &type, values, false) == GRADD_OK);
+    REQUIRE(gradd_train_state_add(state, "w", &type, values, true) == GRADD_OK);
+    REQUIRE(gradd_train_state_add(state, "later", &nominal, NULL, true) == GRADD_OK);
+    REQUIRE(gradd_train_state_set_moment(state, 1, 0, values) == GRADD_OK);
+    REQUIRE(gradd_train_state_set_moment(state, 1, 1, values) == GRADD_OK);
+    REQUIRE(gradd_train_state_set_property(state, &note) == GRADD_OK);
+    return state;
+}
+
+static uint8_t table[4096];
+static size_t table_bytes;
+
+static void make_table(void) {
+    gradd_train_state_t *state = make_state();
+    uint64_t at = LASTING_FIRST;
+    for (int i = 0; i < state->n_parameters; i++)
+        for (int k = 0; k < STATE_PIECES; k++, at += GRADD_TENSOR_ALIGN)
+            state->parameters[i].places.next[k] = state_piece(&state->parameters[i], k) ? at : 0;
+    table_bytes = lasting_table_bytes(state);
+    REQUIRE(table_bytes <= sizeof table);
+    lasting_table_write(state, table);
+    gradd_train_state_destroy(state);
+}
+
+/* The table with numbers that might be there in the place of others, each named by three bytes:
+ * blind changes seldom leave a state that opens. */
+static void edit_table(uint8_t *edited, const uint8_t *edits, size_t n) {
+    static const uint64_t numbers[] = {0,    1,        2,          3,          4,          6,
+                                       7,    11,       24,         8192,       8256,       8320,
+                                       8384, 8448,     8512,       12224,      12288,      12352,
+                                       9999, 1u << 31, 1ull << 32, 1ull << 62, 1ull << 63, -1ull};
+    memcpy(edited, table, table_bytes);
+    for (size_t i = 0; i + 3 <= n && i < 12; i += 3) {
+        const size_t bytes = edits[i + 2] & 0x80 ? 8 : 4;
+        const size_t at = (edits[i] | (size_t)edits[i + 1] << 8) % (table_bytes / bytes) * bytes;
+        memcpy(edited + at, &numbers[(edits[i + 2] & 0x7f) % (sizeof numbers / 8)], bytes);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     gradd_train_state_t *state, *again;
     if (!n || n > MOST / 4) return 0;
-    if (data[0] % 2) {
-        make_file(data + 1, n - 1);
-    } else {
+    if (data[0] == FILE_BYTES) {
         the_file.n = n - 1;
         memcpy(the_file.bytes, data + 1, n - 1);
+    } else if (data[0] == TABLE_BYTES) {
+        make_file(data + 1, n - 1);
+    } else {
+        uint8_t edited[sizeof table];
+        edit_table(edited, data + 1, n - 1);
+        make_file(edited, table_bytes);
     }
     if (open_it(&state)) return 0;
     REQUIRE(gradd_train_commit(state) == GRADD_OK);
@@ -158,37 +211,14 @@ static void write_seed(const char *folder, int i, uint8_t kind, const uint8_t *b
             fclose(file) == 0);
 }
 
-static gradd_train_state_t *make_state(void) {
-    static const float values[6] = {1, 2, 3, 4, 5, 6};
-    const gradd_type_t type = {
-        .dtype = GRADD_DT_F32, .rank = 2, .dims = {2, 3}
-    };
-    const gradd_type_t nominal = {.dtype = GRADD_DT_F32, .rank = -1};
-    const gradd_train_property_t note = {"note", GRADD_TRAIN_TEXT, 0, 0, "a text"};
-    gradd_train_state_t *state;
-    REQUIRE(gradd_train_state_create(&state) == GRADD_OK);
-    REQUIRE(gradd_train_state_add(state, "frozen", &type, values, false) == GRADD_OK);
-    REQUIRE(gradd_train_state_add(state, "w", &type, values, true) == GRADD_OK);
-    REQUIRE(gradd_train_state_add(state, "later", &nominal, NULL, true) == GRADD_OK);
-    REQUIRE(gradd_train_state_set_moment(state, 1, 0, values) == GRADD_OK);
-    REQUIRE(gradd_train_state_set_moment(state, 1, 1, values) == GRADD_OK);
-    REQUIRE(gradd_train_state_set_property(state, &note) == GRADD_OK);
-    return state;
-}
-
 static void write_seeds(const char *folder) {
-    gradd_train_state_t *state = make_state();
-    static uint8_t table[4096];
-    const size_t n = lasting_table_bytes(state);
-    uint64_t at = LASTING_FIRST;
-    for (int i = 0; i < state->n_parameters; i++)
-        for (int k = 0; k < STATE_PIECES; k++, at += GRADD_TENSOR_ALIGN)
-            state->parameters[i].places.next[k] = state_piece(&state->parameters[i], k) ? at : 0;
-    lasting_table_write(state, table);
-    gradd_train_state_destroy(state);
-    write_seed(folder, 0, 1, table, n);
-    make_file(table, n);
-    write_seed(folder, 1, 0, the_file.bytes, the_file.n);
+    gradd_train_state_t *state;
+    static const uint8_t edits[12];
+    write_seed(folder, 0, TABLE_BYTES, table, table_bytes);
+    make_file(table, table_bytes);
+    write_seed(folder, 1, FILE_BYTES, the_file.bytes, the_file.n);
+    for (int i = 1; i < 5; i++)
+        write_seed(folder, 1 + i, EDITS, edits, (size_t)i * 3);
     REQUIRE(open_it(&state) == GRADD_OK); /* it is one */
     gradd_train_state_destroy(state);
 }
@@ -196,6 +226,7 @@ static void write_seeds(const char *folder) {
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     (void)argc, (void)argv;
     const char *folder = getenv("GRADD_FUZZ_SEEDS");
+    make_table();
     if (!folder) return 0;
     write_seeds(folder);
     exit(0);

@@ -1,6 +1,7 @@
 /* gradd_train.hpp, as a program of a device uses it: the model is the first argument, a training
  * model loss = mean((x w - y)^2) of x [n, 2] and w [2, 1]. Prints the line that it has learnt, and
- * the texts of two failures.
+ * the texts of two failures. The second argument, if there is one, is a file for the state, of which
+ * it prints step and position when it has opened it again.
  */
 #include <cmath>
 #include <cstdio>
@@ -17,12 +18,13 @@ static gradd::Session open(const gradd::State &state, const char *path) {
     return gradd::Session(state, options);
 }
 
-static int train(const char *path) {
+static int train(const char *path, const char *file) {
     const float x[] = {1, 0, 0, 1, 1, 1, 2, 1}, y[] = {3, -1, 2, 5}, zeros[] = {0, 0};
     gradd::State state;
     state.add("w", gradd::tensor(zeros, {2, 1}));
     state.set("epoch", std::int64_t{3});
     state.set("name", std::string("line"));
+    if (file) state.keep(file);
     gradd::Session session = open(state, path);
     session.set_learning_rate(0.25f);
     float loss = 0;
@@ -32,6 +34,8 @@ static int train(const char *path) {
         loss = *gradd::elements<float>(outputs[0]);
         session.optimizer_step();
     }
+    state.set_position(200);
+    if (file) state.commit();
     const std::vector<float> w = session.parameters();
     std::printf("%.3f %.3f %.3f\n", loss, w[0], w[1]);
     std::printf("%s %lld %s\n", session.input_names()[1].c_str(),
@@ -46,11 +50,24 @@ static int train(const char *path) {
     return moved.freeze("v*");
 }
 
-int main(int n, char **paths) {
+static void print_kept(const char *file) {
+    const gradd_train_progress_t kept = gradd::State::open(file).progress();
+    std::printf("%lld %lld\n", static_cast<long long>(kept.step),
+                static_cast<long long>(kept.position));
+}
+
+static int run(const char *path, const char *file) {
     try {
-        return train(n > 1 ? paths[1] : "");
+        return train(path, file);
     } catch (const gradd::Error &error) {
         std::printf("%s: %s\n", gradd_status_name(error.status), error.what());
         return error.status == GRADD_E_TENSOR ? 0 : 1;
     }
+}
+
+int main(int n, char **paths) {
+    const char *file = n > 2 ? paths[2] : nullptr;
+    const int status = run(n > 1 ? paths[1] : "", file);
+    if (file) print_kept(file);
+    return status;
 }

@@ -209,7 +209,7 @@ static recorded_t train_killed(int at) {
 }
 
 /* What a process that was killed has left unkept is kept before anything is built on it. */
-TEST_LIMIT(a_kill_and_then_a_loss_are_survived, 300) {
+TEST_LIMIT(a_kill_and_then_a_loss_are_survived, 900) {
     const int step = getenv("GRADD_DRAWS") ? 1 : 3;
     train_undisturbed();
     const recorded_t whole = train();
