@@ -8,6 +8,7 @@
 #include "server/session/turns.h"
 
 #define MAX_GUESTS 16
+#define REPLY_ROOM 256 /* bytes of a reply without verb */
 
 static void send_reply(daemon_t *daemon, session_t *session, const uint8_t *route, size_t n_route,
                        const void *data, size_t bytes) {
@@ -26,7 +27,13 @@ static void send_reply(daemon_t *daemon, session_t *session, const uint8_t *rout
 static void reply_and_destroy(daemon_t *daemon, request_t *request, bool carried_out) {
     const wire_out_t *reply = &request->reply;
     session_t *session = request->session;
-    if (!reply->failed) {
+    if (reply->failed) { /* not a word of it, but the client waits for one */
+        uint8_t room[REPLY_ROOM];
+        wire_out_t out = {.data = room, .capacity = sizeof room};
+        wire_reply_fail(&out, request->q, GRADD_E_NOMEM, NULL, "no memory for the reply",
+                        session ? "alive" : NULL);
+        send_reply(daemon, session, request->route, request->n_route, out.data, out.bytes);
+    } else {
         send_reply(daemon, session, request->route, request->n_route, reply->data, reply->bytes);
         if (session && carried_out)
             session_keep_reply(session, request->q, reply->data, reply->bytes);
@@ -55,9 +62,12 @@ static gradd_status_t decode(request_t *request, const msgpack_object **out_toke
         {.name = "t", .kind = WIRE_BYTES, .optional = true, .max = SESSION_KEY_BYTES},
     };
     const msgpack_object *values[3];
+    void *data = zmq_msg_data(&request->envelope);
+    const size_t bytes = zmq_msg_size(&request->envelope);
     GRADD_TRY(request->status); /* the frames were refused */
-    GRADD_TRY(wire_decode(zmq_msg_data(&request->envelope), zmq_msg_size(&request->envelope),
-                          &request->doc));
+    const gradd_status_t status = wire_decode(data, bytes, &request->doc);
+    if (status == GRADD_E_NOMEM) request->q = wire_scan_number(data, bytes, "q");
+    if (status) return status;
     GRADD_TRY(wire_match(&request->doc, "request", fields, 1, values));
     request->q = wire_u64(values[0]);
     GRADD_TRY(wire_match(&request->doc, "request", fields + 1, 2, values + 1));

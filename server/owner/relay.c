@@ -26,7 +26,7 @@ relay_client_t *relay_create(uint32_t number, int outer, const gradd_peer_t *pee
     return client;
 }
 
-static void drop_packet(relay_client_t *client) {
+void relay_drop_packet(relay_client_t *client) {
     for (int i = 0; i < client->n_fds; i++)
         gradd_discard(client->fds[i]);
     client->n_fds = 0;
@@ -44,7 +44,7 @@ void relay_let_go(held_segment_t *held) {
 
 void relay_destroy(relay_client_t *client) {
     if (!client) return;
-    drop_packet(client);
+    relay_drop_packet(client);
     for (uint32_t i = 0; i < client->n_segments; i++)
         relay_let_go(&client->segments[i]);
     free(client->segments);
@@ -204,7 +204,7 @@ relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *c
         if (!is_own) note(client, &doc, packet.bytes);
         wire_doc_finish(&doc);
         if (is_own) {
-            drop_packet(client);
+            relay_drop_packet(client);
             return sent ? RELAY_OPEN : RELAY_OVER;
         }
     }
@@ -223,7 +223,7 @@ relay_state_t relay_from_worker(relay_client_t *client) {
     if (link_is_last(buffer, packet.bytes)) return RELAY_OVER;
     if (client->leaves) return RELAY_OPEN;
     bool kept = client->change == RELAY_NOTHING || !is_accepted(packet.bytes) || change(client);
-    drop_packet(client);
+    relay_drop_packet(client);
     client->waits = false;
     kept = kept && gradd_fd_send(client->outer, buffer, packet.bytes, NULL, 0) == GRADD_OK;
     return kept ? RELAY_OPEN : RELAY_OVER;

@@ -70,6 +70,8 @@ typedef struct relay_client_s {
 relay_client_t *relay_create(uint32_t number, int outer, const gradd_peer_t *peer);
 /* Hangs up on both sides and lets go of the segments. Accepts NULL. */
 void relay_destroy(relay_client_t *client);
+/* What is in flight is not waited for any more. */
+void relay_drop_packet(relay_client_t *client);
 
 typedef enum relay_state_e {
     RELAY_OPEN,

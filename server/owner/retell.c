@@ -12,7 +12,8 @@
 bool retell_wait(relay_client_t *client) {
     client->dropped |= client->in_flight && !client->moves;
     client->n_tries = client->moves ? client->n_tries + 1 : 0;
-    client->moves = client->in_flight = false;
+    client->moves = false;
+    relay_drop_packet(client); /* the client says it again */
     if (client->drains || client->leaves) return false;
     if (client->spoken && (!client->movable || !client->hello.packet)) return false;
     if (client->n_tries >= RETELL_MAX_TRIES) return false;

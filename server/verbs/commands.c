@@ -1,6 +1,7 @@
 /* The table of verbs and what all verbs share. The list of families comes from the build. */
 #include "server/verbs/commands.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -20,8 +21,19 @@ static const command_family_t *const families[] = {
 
 #define MAX_RELEASES 4096
 
+/* For a request without memory, which is to be answered all the same. */
+static request_t spare;
+static atomic_bool spare_taken;
+
+static request_t *take_spare(void) {
+    if (atomic_exchange(&spare_taken, true)) return NULL;
+    memset(&spare, 0, sizeof spare);
+    return &spare;
+}
+
 request_t *request_create(void) {
     request_t *request = calloc(1, sizeof *request);
+    if (!request) request = take_spare();
     if (!request) return NULL;
     zmq_msg_init(&request->envelope);
     for (int i = 0; i < WIRE_MAX_PAYLOADS; i++)
@@ -38,7 +50,10 @@ void request_destroy(request_t *request) {
     for (int i = 0; i < request->n_fds; i++)
         gradd_discard(request->fds[i]);
     wire_out_finish(&request->reply);
-    free(request);
+    if (request == &spare)
+        atomic_store(&spare_taken, false);
+    else
+        free(request);
 }
 
 const command_t *command_find(const char *name, size_t bytes) {

@@ -271,6 +271,7 @@ static bool handle_request(worker_t *worker, request_t *request) {
                            : begin_request(worker, request, objects);
     else
         wire_reply_begin(&request->reply, request->q);
+    objects = request->session->objects; /* gone with a session that was to end */
     if (st == GRADD_OK && request->rest) {
         if (!request->job.word) crash_blame(NULL, false); /* another runs before it goes on */
         count(objects);

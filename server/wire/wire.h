@@ -30,6 +30,10 @@
  * objects, no ext types, every length inside the bytes. Allocates nothing. Fails with LIMIT. */
 gradd_status_t wire_scan(const void *data, size_t bytes, int max_depth, uint32_t max_items);
 
+/* The number of this short key of a map that wire_scan has passed; 0 = there is none. Allocates
+ * nothing: for the answer to a message for which there is no memory. */
+uint64_t wire_scan_number(const void *data, size_t bytes, const char *key);
+
 /* ---- decoding ---- */
 
 /* A decoded message. Texts and bytes point into the buffer that was decoded, which must outlive

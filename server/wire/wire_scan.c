@@ -115,3 +115,41 @@ gradd_status_t wire_scan(const void *data, size_t bytes, int max_depth, uint32_t
         return GRADD_FAIL(LIMIT, "%lld bytes after the message", (long long)(s.end - s.p));
     return GRADD_OK;
 }
+
+/* One object with all that is in it, from the top level on. */
+static gradd_status_t whole_object(scan_t *s) {
+    const int level = s->depth;
+    s->left[level]--;
+    GRADD_TRY(one_object(s));
+    while (s->depth > level) {
+        if (s->left[s->depth] == 0) {
+            s->depth--;
+            continue;
+        }
+        s->left[s->depth]--;
+        GRADD_TRY(one_object(s));
+    }
+    return GRADD_OK;
+}
+
+static uint64_t number_at(const uint8_t *p, const uint8_t *end) {
+    scan_t s = {.p = p + 1, .end = end};
+    uint64_t value = 0;
+    if (*p <= 0x7f) return *p;
+    if (*p < 0xcc || *p > 0xcf) return 0;
+    return read_be(&s, 1 << (*p - 0xcc), &value) == GRADD_OK ? value : 0;
+}
+
+uint64_t wire_scan_number(const void *data, size_t bytes, const char *key) {
+    scan_t s = {.p = data, .end = (const uint8_t *)data + bytes, .max_depth = STACK};
+    const size_t n = strlen(key);
+    if (bytes == 0 || one_object(&s) != GRADD_OK) return 0;
+    while (s.depth == 1 && s.left[1] > 1) {
+        const uint8_t *name = s.p;
+        if (whole_object(&s) != GRADD_OK) return 0;
+        const uint8_t *value = s.p;
+        if (whole_object(&s) != GRADD_OK) return 0;
+        if (*name == (0xa0 | n) && memcmp(name + 1, key, n) == 0) return number_at(value, s.end);
+    }
+    return 0;
+}

@@ -91,8 +91,9 @@ static gradd_status_t infer_solve(gradd_infer_t *c) {
     bool fits = a->rank == b->rank && last >= 1 && a->dims[last] == a->dims[last - 1];
     for (int i = 0; fits && i < last; i++)
         fits = a->dims[i] == b->dims[i];
-    if (!fits)
-        return GRADD_FAIL(GRAPH, "%s and %s do not fit: expected [..., n, n] and [..., n, k]",
+    if (!fits || a->dtype != b->dtype)
+        return GRADD_FAIL(GRAPH,
+                          "%s and %s do not fit: expected [..., n, n] and [..., n, k] of one type",
                           gradd_type_format(a, left), gradd_type_format(b, right));
     c->out[0] = *b;
     return GRADD_OK;

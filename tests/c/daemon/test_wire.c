@@ -61,6 +61,32 @@ TEST(scan_refuses_depth_trailing_bytes_and_ext) {
     CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xc1"));
 }
 
+/* The number of a request for which there is no memory. */
+TEST(a_number_is_found_without_memory) {
+    wire_out_t out = {0};
+    const uint64_t numbers[] = {0, 127, 128, 65535, 1ull << 40, UINT64_MAX};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        wire_begin(&out);
+        wire_key(&out, "v");
+        wire_put_text(&out, "q");
+        wire_key(&out, "in");
+        wire_put_map(&out, 1);
+        wire_put_text(&out, "q");
+        wire_put_u64(&out, 7); /* of a field, not of the request */
+        wire_key(&out, "q");
+        wire_put_u64(&out, numbers[i]);
+        wire_key(&out, "t");
+        wire_put_bytes(&out, "12345678", 8);
+        wire_end(&out);
+        CHECK(wire_scan_number(out.data, out.bytes, "q") == numbers[i]);
+        CHECK_EQ_INT(wire_scan_number(out.data, out.bytes, "x"), 0);
+        CHECK_EQ_INT(wire_scan_number(out.data, out.bytes, "v"), 0); /* a text */
+        for (size_t n = 0; n < out.bytes; n++)                       /* whatever is cut off */
+            (void)wire_scan_number(out.data, n, "q");
+    }
+    wire_out_finish(&out);
+}
+
 TEST(scan_counts_items) {
     size_t n = 5 + 1000;
     char *bytes = calloc(1, n);

@@ -47,6 +47,8 @@ static const bad_t bad[] = {
     {"Pad",                "f32[5] i64[1]={1}",                                                  GRADD_E_GRAPH,       "1 entries, expected 2"              },
     {"Pad",                "f32[5] i64[2]={1,1} | mode=\"mirror\"",                              GRADD_E_UNSUPPORTED, "mirror"                             },
     {"Pad",                "f32[0] i64[2]={1,1} | mode=\"edge\"",                                GRADD_E_GRAPH,       "empty"                              },
+    {"SolveTriangular",    "f32[2,2] f64[2,3]",                                                  GRADD_E_GRAPH,       "of one type"                        },
+    {"SolveTriangular",    "f64[2,2] f32[2,3]",                                                  GRADD_E_GRAPH,       "of one type"                        },
     {"Conv",               "f32[1,3,8] f32[4,2,3]",                                              GRADD_E_GRAPH,
      "f32[1,3,8] and f32[4,2,3] do not fit, with 1"                                                                                                        },
     {"Conv",               "f32[1,4,8] f32[3,2,3] | group=2",                                    GRADD_E_GRAPH,       "do not fit, with 2 groups"          },

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from gradd import ORTModule, optim
 from gradd.session import control
 from helpers import sessions
 from helpers.nets import Net, batch, loss_of
+from helpers.waiting import until
 
 pytestmark = pytest.mark.fake
 
@@ -79,9 +82,19 @@ def test_the_connection_stays(daemon: Daemon) -> None:
     _assert_equal(steps.bits(), expected)
 
 
+def _held_by_owner(daemon: Daemon) -> int:
+    """Descriptors of memory that the owner has."""
+    held = 0
+    for link in Path(f"/proc/{daemon.pid()}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            held += "memfd:" in os.readlink(link)
+    return held
+
+
 def test_a_segment_whose_worker_dies_is_passed_again(daemon: Daemon) -> None:
     steps = Steps()
     steps.step()
+    held = _held_by_owner(daemon)
     client = sessions.session()
     connection = client._connection
     for answered in (False, True):  # by the worker that dies, or by the next one
@@ -96,6 +109,7 @@ def test_a_segment_whose_worker_dies_is_passed_again(daemon: Daemon) -> None:
         client.drop_segment(segment)
         steps.step()
         assert segment.id not in connection.held
+        until(lambda: _held_by_owner(daemon) == held, "the owner lets go of the segment")
     _assert_equal(steps.losses, _losses(3))
 
 
