@@ -58,6 +58,6 @@ def check_model(trainer: Any) -> None:
     if trainer.args.n_gpu > 1:
         raise NotImplementedError(
             f"{type(trainer).__name__}: {trainer.args.n_gpu} GPUs in one process mean "
-            "DataParallel, which copies the module at every step. Launch one process per GPU (torchrun), or set "
-            "CUDA_VISIBLE_DEVICES to one GPU."
+            "DataParallel, which copies the module at every step. Launch one process per GPU "
+            "(torchrun), or set CUDA_VISIBLE_DEVICES to one GPU."
         )
