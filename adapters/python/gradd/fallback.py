@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 
 from gradd import about, errors, options, reasons
 from gradd.reasons import DEFAULT_POLICY, FallbackPolicy
@@ -32,13 +33,23 @@ def policy_from_environment() -> FallbackPolicy:
     text = options.get("ORTMODULE_FALLBACK_POLICY")
     if not text:
         return DEFAULT_POLICY
+    names = [name.strip() for name in str(text).split("|")]
+    return policy_of(names, f"ORTMODULE_FALLBACK_POLICY={text!r}")
+
+
+def policy_of(names: Iterable[str], what: str) -> FallbackPolicy:
+    """The policies of these names together.
+
+    Raises:
+        ValueError: There is no policy of one of the names; the message begins with `what`.
+    """
     policy = FallbackPolicy(0)
-    for name in str(text).split("|"):
+    for name in names:
         try:
-            policy |= FallbackPolicy[name.strip()]
+            policy |= FallbackPolicy[name]
         except KeyError:
             known = ", ".join(FallbackPolicy.__members__)
-            raise ValueError(f"ORTMODULE_FALLBACK_POLICY={text!r}: expected {known}") from None
+            raise ValueError(f"{what}: expected {known}") from None
     return policy
 
 
@@ -47,13 +58,17 @@ class Fallback:
 
     def __init__(self, module_name: str, strict: bool) -> None:
         self.module_name = module_name
-        policy = policy_from_environment()
-        disabled = bool(policy & FallbackPolicy.FALLBACK_DISABLE)
-        self.strict = strict or disabled or bool(options.get("GRADD_STRICT"))
-        self.policy = policy
+        self._always_strict = strict or bool(options.get("GRADD_STRICT"))
+        self.take(policy_from_environment())
         self.retry = bool(options.get("ORTMODULE_FALLBACK_RETRY"))
         self.counts: Counter[str] = Counter()
         self._said: set[tuple[str, str]] = set()
+
+    def take(self, policy: FallbackPolicy) -> None:
+        """Decides by this policy from now on."""
+        disabled = bool(policy & FallbackPolicy.FALLBACK_DISABLE)
+        self.strict = self._always_strict or disabled
+        self.policy = policy
 
     def decide(self, error: Exception) -> str:
         """The reason under which `error` falls back; raises the error where it may not."""

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from gradd.explain import Explanation
+    from gradd.fallback import FallbackPolicy
     from gradd.progress import Tally
 
 logger = logging.getLogger("gradd")
 _OWN = {"_gradd_module", "_gradd_compiled", "_gradd_options", "_gradd_strict", "_gradd_memory"}
 _OWN |= {"_gradd_parts", "_gradd_methods", "_gradd_reduction", "_gradd_sharded", "_gradd_tally"}
-_OWN |= {"training"}
+_OWN |= {"_gradd_policy", "training"}
 _DELEGATED = (
     *("state_dict", "load_state_dict"),
     *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
@@ -127,6 +128,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_parts"] = {}
         self.__dict__["_gradd_methods"] = {}
         self.__dict__["_gradd_sharded"] = False
+        self.__dict__["_gradd_policy"] = None
         torch.nn.Module.__init__(self)
         module.training = training
         for name in module_tables.SHARED:
@@ -144,7 +146,7 @@ class ORTModule(torch.nn.Module):
             method: Of the module, in place of its forward.
         """
         module = self._gradd_module
-        return Compiled(
+        made = Compiled(
             module,
             method,
             strict=self._gradd_strict,
@@ -156,6 +158,9 @@ class ORTModule(torch.nn.Module):
             flags=FINITE_CHECK if self._gradd_options.finite_check else 0,
             reduction=self._gradd_reduction,
         )
+        if self._gradd_policy is not None:
+            made.take(self._gradd_policy)
+        return made
 
     # ---- the call ----
 
@@ -375,7 +380,8 @@ class _Part(ORTModule):
 
     def __init__(self, module: torch.nn.Module, whole: ORTModule) -> None:
         self._share(module)
-        for name in ("_gradd_options", "_gradd_strict", "_gradd_memory", "_gradd_reduction"):
+        names = ("_gradd_options", "_gradd_strict", "_gradd_memory", "_gradd_reduction")
+        for name in (*names, "_gradd_policy"):
             self.__dict__[name] = whole.__dict__[name]
         self.__dict__["_gradd_tally"] = whole._gradd_tally
 
@@ -468,6 +474,26 @@ def _again(
     made = kind.__new__(kind)
     made._wrap(module, debug, strict, memory_budget, reduction)
     return made
+
+
+def configure(wrapped: ORTModule, debug: DebugOptions, policy: FallbackPolicy | None) -> None:
+    """Gives a wrapped module other debug options, and another policy, from its next call on.
+
+    Its graphs are made again, for a policy decides what is in them, and its counts begin again.
+
+    Args:
+        wrapped: The module. Copies of it have the policy of the environment again.
+        debug: The options.
+        policy: None = it stays as it is.
+    """
+    debug.apply()
+    wrapped.__dict__["_gradd_options"] = debug
+    if policy is not None:
+        wrapped.__dict__["_gradd_policy"] = policy
+    wrapped._gradd_parts.clear()  # made again when they are asked for
+    wrapped._gradd_methods.clear()
+    wrapped.__dict__["_gradd_compiled"] = made = wrapped._compile()
+    wrapped.__dict__["_gradd_tally"] = made.tally
 
 
 def _check(module: Any) -> None:

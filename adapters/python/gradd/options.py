@@ -94,6 +94,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("GRADD_NO_ALIASES", False, "1 serves no names of ONNX Runtime Training"),
     Option("ORTMODULE_LOG_LEVEL", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
     Option("ORTMODULE_SAVE_ONNX_PATH", None, "folder for DebugOptions(save_onnx=True)"),
+    Option("ORTMODULE_JSON_CONFIG_PATH", None, "file of load_from_json(), before its argument"),
     Option("ORTMODULE_FALLBACK_POLICY", None, "FALLBACK_... names joined by |: see messages.md"),
     Option("ORTMODULE_FALLBACK_RETRY", False, "try the daemon again in every step"),
     Option(
@@ -127,7 +128,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("ORTMODULE_USE_FLASH_ATTENTION", None, "the engine chooses", False),
     Option("ORTMODULE_USE_EFFICIENT_ATTENTION", None, "the engine chooses", False),
     Option("ORTMODULE_ATEN_SDPA_FALLBACK", None, "the engine chooses", False),
-    Option("ORTMODULE_JSON_CONFIG_PATH", None, "arguments and variables say it", False),
 )
 _BY_NAME = {o.name: o for o in OPTIONS}
 _warned = False

@@ -7,6 +7,7 @@ from importlib.util import find_spec as _spec_of
 
 _MODULE = dict.fromkeys(("ORTModule", "DebugOptions", "LogLevel"), "gradd")
 _HIERARCHICAL = {"HierarchicalORTModule": "gradd:ORTModule"}  # which parts itself what it wraps
+_JSON = {"load_from_json": "gradd.legacy.json_config"}
 _SEED = {"set_seed": "gradd_aliases.seeds"}
 _FUSED = dict.fromkeys(("FusedAdam", "AdamWMode"), "gradd.optim")
 _CONFIGS = dict.fromkeys(("AdamConfig", "LambConfig", "SGDConfig"), "gradd.legacy.configs")
@@ -46,6 +47,7 @@ MODULES = {
     "onnxruntime.training.ortmodule.torch_cpp_extensions": {},
     "onnxruntime.training.ortmodule.experimental": {},
     "onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule": _HIERARCHICAL,
+    "onnxruntime.training.ortmodule.experimental.json_config": _JSON,
     "onnxruntime.training.experimental": {},
     "onnxruntime.training.optim": {**_FUSED, **_FP16, **_CONFIGS},
     "onnxruntime.training.optim.fused_adam": _FUSED,
@@ -88,17 +90,12 @@ _INFERENCE = "inference comes with the package onnxruntime, which gradd leaves a
 _OLDER = "use onnxruntime.training.ORTTrainer, which takes a dict as the model's description"
 _GRADIENTS = "write a torch.autograd.Function, which runs in PyTorch; gradd registers no gradients"
 _EXPORT = "gradd.DebugOptions(save_onnx=True, onnx_prefix=...) saves the graphs that are captured"
-_ARGUMENTS = (
-    "gradd reads no file; use the arguments of gradd.ORTModule and gradd.DebugOptions, and the "
-    "variables of docs/options.md"
-)
 _PASSES = "graphs are optimized by the daemon's own passes (docs/patterns.md); Python adds none"
 _INSTEAD = {
     **dict.fromkeys(("InferenceSession", "SessionOptions"), _INFERENCE),
     "ort_trainer": _OLDER,
     "capi": f"{_INFERENCE}; in place of capi.ort_trainer, {_OLDER}",
     **dict.fromkeys(("ORTInferenceModule", "ORTModelForCausalLM"), _INFERENCE),
-    **dict.fromkeys(("json_config", "load_from_json"), _ARGUMENTS),
     "pipe": "wrap each stage in a gradd.ORTModule",
     **dict.fromkeys(("export_gradient_graph", "gradient_graph"), _EXPORT),
     **dict.fromkeys(("register_gradient", "_custom_gradient_registry"), _GRADIENTS),

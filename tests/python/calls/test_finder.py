@@ -219,6 +219,7 @@ ONE_LINERS = [
     "from onnxruntime.training.utils.hooks import GlobalSubscriberManager, inspect_activation",
     "from onnxruntime.training.utils.hooks import StatisticsSubscriber",
     "from onnxruntime.training.ortmodule.experimental import hierarchical_ortmodule",
+    "from onnxruntime.training.ortmodule.experimental.json_config import load_from_json",
     "import onnxruntime.training.ortmodule.torch_cpp_extensions",
     "from onnxruntime import training; from onnxruntime.training import optim, ortmodule",
 ]
@@ -339,10 +340,6 @@ def test_onnxruntime_itself_is_not_found() -> None:
         ("from onnxruntime.capi.ort_trainer import ModelDescription", "takes a dict"),
         ("from onnxruntime.training.checkpoint import aggregate_checkpoints", "one file"),
         ("from onnxruntime.training.experimental import export_gradient_graph", "save_onnx=True"),
-        (
-            "from onnxruntime.training.ortmodule.experimental.json_config import load_from_json",
-            "docs/options.md",
-        ),
         ("from onnxruntime.training.ortmodule.experimental import pipe", "wrap each stage"),
         ("from onnxruntime.training import _utils", "in it the modules ortmodule, experimental"),
         ("from onnxruntime.training.ortmodule import export_context", "is_compiling"),

@@ -44,6 +44,7 @@ from gradd.spec import CaptureError
 if TYPE_CHECKING:
     from gradd.calls.graph import Graph, Plan
     from gradd.calls.planned import Planned
+    from gradd.reasons import FallbackPolicy
     from gradd.session.reduction import Reduction
 
 logger = logging.getLogger("gradd")
@@ -190,6 +191,11 @@ class Compiled:
     @property
     def _roots(self) -> tuple[Any, ...]:
         return self.module, self.given_forward
+
+    def take(self, policy: FallbackPolicy) -> None:
+        """Decides by this policy in place of the environment's."""
+        if not self._disabled:
+            self.owner.fallback.take(policy)
 
     @property
     def forward(self) -> Callable[..., Any]:
