@@ -1,4 +1,5 @@
-/* The contract of WindowMax: how its operands are read. Pure functions, for every device. */
+/* The contract of WindowMax: how its operands are read, and its expansion. Pure functions, for
+ * every device. */
 #ifndef GRADD_KERNELS_DESCRIBE_WINDOWMAX_H
 #define GRADD_KERNELS_DESCRIBE_WINDOWMAX_H
 
@@ -6,6 +7,9 @@
 
 #define GRADD_WINDOW_AXES  3       /* at most */
 #define GRADD_WINDOW_STEPS "steps" /* between the elements of a window, for each axis; 1 */
+
+/* Operands of the gradient; x and its spans are those of the forward. */
+enum { GRADD_WINDOW_DY, GRADD_WINDOW_INDEX, GRADD_WINDOW_TURNED };
 
 /* The last axes of x and y, with ones in front up to three. */
 typedef struct gradd_plane_s {
@@ -38,5 +42,16 @@ static inline gradd_plane_t gradd_plane_of(const gradd_launch_t *r, const gradd_
     }
     return p;
 }
+
+/* The span of window j: of an axis of ones its one element. */
+static inline const int64_t *gradd_plane_span(const gradd_plane_t *p, int axis, int64_t j) {
+    static const int64_t one[2] = {0, 1};
+    return p->span[axis] ? p->span[axis] + 2 * j : one;
+}
+
+/* WindowMax and WindowMaxGrad in operators of ONNX (windowmax.c). Errors: NOMEM, and UNSUPPORTED
+ * for a window without an element where there are others. */
+gradd_status_t gradd_window_max_expand(gradd_expand_t *e);
+gradd_status_t gradd_window_max_grad_expand(gradd_expand_t *e);
 
 #endif

@@ -127,12 +127,16 @@ gradd_val_t gradd_reduce_to(gradd_builder_t *b, gradd_val_t grad, gradd_val_t li
     return gradd_reshape_as(b, grad, like);
 }
 
+gradd_val_t gradd_filled(gradd_builder_t *b, const gradd_type_t *type, double value) {
+    gradd_val_t in[2] = {gradd_const_scalar(b, type->dtype, value),
+                         gradd_const_i64s(b, type->dims, type->rank)};
+    return b->status ? GRADD_NONE : gradd_emit_attrs(b, "Expand", in, 2, NULL, 0);
+}
+
 gradd_val_t gradd_zeros_like(gradd_builder_t *b, gradd_val_t like) {
     if (b->status) return GRADD_NONE;
-    gradd_type_t type = *gradd_val_type(b, like);
-    gradd_val_t in[2] = {gradd_const_scalar(b, type.dtype, 0),
-                         gradd_const_i64s(b, type.dims, type.rank)};
-    return gradd_emit_attrs(b, "Expand", in, 2, NULL, 0);
+    const gradd_type_t type = *gradd_val_type(b, like);
+    return gradd_filled(b, &type, 0);
 }
 
 gradd_val_t gradd_slice(gradd_builder_t *b, gradd_val_t v, int64_t axis, int64_t start, int64_t end,

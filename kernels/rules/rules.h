@@ -48,6 +48,8 @@ gradd_val_t gradd_scaled(gradd_builder_t *b, gradd_val_t v, double factor);
 gradd_val_t gradd_reduce_from(gradd_builder_t *b, const char *op, gradd_val_t v, int first);
 /* Concatenation of any number along an axis, which may count from the end. */
 gradd_val_t gradd_concat(gradd_builder_t *b, const gradd_val_t *in, int n, int64_t axis);
+/* That number in every element of a type. */
+gradd_val_t gradd_filled(gradd_builder_t *b, const gradd_type_t *type, double value);
 /* Zeros with the type of `like`. */
 gradd_val_t gradd_zeros_like(gradd_builder_t *b, gradd_val_t like);
 

@@ -164,6 +164,93 @@ static gradd_status_t expand_gelu(gradd_expand_t *e) {
     return b->status;
 }
 
+/* The gradients in simpler operators, in f32 where dy is a half; v is what was saved. */
+typedef gradd_val_t (*back_fn)(gradd_builder_t *b, gradd_val_t dy, gradd_val_t v, double alpha);
+
+static gradd_status_t expand_by(gradd_expand_t *e, back_fn back, double alpha) {
+    const gradd_dtype_t dtype = gradd_val_type(e->b, e->in[0])->dtype;
+    alpha = gradd_attr_float(e->attrs, "alpha", alpha);
+    gradd_val_t d = back(e->b, gradd_wide(e->b, e->in[0]), gradd_wide(e->b, e->in[1]), alpha);
+    e->out[0] = gradd_cast(e->b, d, dtype);
+    return e->b->status;
+}
+
+static gradd_val_t number(gradd_builder_t *b, gradd_val_t like, double value) {
+    return gradd_const_scalar(b, gradd_val_type(b, like)->dtype, value);
+}
+
+static gradd_val_t is_positive(gradd_builder_t *b, gradd_val_t v) {
+    return GRADD_EMIT(b, "Greater", v, number(b, v, 0));
+}
+
+static gradd_val_t times(gradd_builder_t *b, gradd_val_t a, gradd_val_t c) {
+    return GRADD_EMIT(b, "Mul", a, c);
+}
+
+static gradd_val_t one_less(gradd_builder_t *b, gradd_val_t v) {
+    return GRADD_EMIT(b, "Sub", number(b, v, 1), v);
+}
+
+static gradd_val_t back_relu(gradd_builder_t *b, gradd_val_t dy, gradd_val_t y, double alpha) {
+    (void)alpha;
+    gradd_val_t zero = number(b, y, 0);
+    return GRADD_EMIT(b, "Where", GRADD_EMIT(b, "LessOrEqual", y, zero), zero, dy);
+}
+
+static gradd_val_t back_leaky(gradd_builder_t *b, gradd_val_t dy, gradd_val_t x, double alpha) {
+    return GRADD_EMIT(b, "Where", is_positive(b, x), dy, gradd_scaled(b, dy, alpha));
+}
+
+static gradd_val_t back_sigmoid(gradd_builder_t *b, gradd_val_t dy, gradd_val_t y, double alpha) {
+    (void)alpha;
+    return times(b, times(b, dy, y), one_less(b, y));
+}
+
+static gradd_val_t back_tanh(gradd_builder_t *b, gradd_val_t dy, gradd_val_t y, double alpha) {
+    (void)alpha;
+    return times(b, dy, one_less(b, times(b, y, y)));
+}
+
+static gradd_val_t back_elu(gradd_builder_t *b, gradd_val_t dy, gradd_val_t y, double alpha) {
+    gradd_val_t slope = GRADD_EMIT(b, "Add", y, number(b, y, alpha));
+    return GRADD_EMIT(b, "Where", is_positive(b, y), dy, times(b, dy, slope));
+}
+
+static gradd_val_t back_elu_input(gradd_builder_t *b, gradd_val_t dy, gradd_val_t x, double alpha) {
+    gradd_val_t slope = gradd_scaled(b, GRADD_EMIT(b, "Exp", x), alpha);
+    return GRADD_EMIT(b, "Where", is_positive(b, x), dy, times(b, dy, slope));
+}
+
+static gradd_val_t back_hardswish(gradd_builder_t *b, gradd_val_t dy, gradd_val_t x, double alpha) {
+    (void)alpha;
+    gradd_val_t third = GRADD_EMIT(b, "Div", x, number(b, x, 3));
+    gradd_val_t d = times(b, dy, GRADD_EMIT(b, "Add", third, number(b, x, 0.5)));
+    d = GRADD_EMIT(b, "Where", GRADD_EMIT(b, "GreaterOrEqual", x, number(b, x, 3)), dy, d);
+    gradd_val_t left = GRADD_EMIT(b, "LessOrEqual", x, number(b, x, -3));
+    return GRADD_EMIT(b, "Where", left, number(b, x, 0), d);
+}
+
+static gradd_val_t back_mish(gradd_builder_t *b, gradd_val_t dy, gradd_val_t x, double alpha) {
+    (void)alpha;
+    gradd_val_t t = GRADD_EMIT(b, "Tanh", GRADD_EMIT(b, "Softplus", x));
+    gradd_val_t slope =
+        times(b, times(b, x, GRADD_EMIT(b, "Sigmoid", x)), one_less(b, times(b, t, t)));
+    return times(b, dy, GRADD_EMIT(b, "Add", t, slope));
+}
+
+#define EXPAND_BY(name, alpha)                                                                     \
+    static gradd_status_t expand_##name##_grad(gradd_expand_t *e) {                                \
+        return expand_by(e, back_##name, alpha);                                                   \
+    }
+EXPAND_BY(relu, 0)
+EXPAND_BY(leaky, 0.01)
+EXPAND_BY(sigmoid, 0)
+EXPAND_BY(tanh, 0)
+EXPAND_BY(elu, 1)
+EXPAND_BY(elu_input, 1)
+EXPAND_BY(hardswish, 0)
+EXPAND_BY(mish, 0)
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define ALPHA       GRADD_ATTR_LIST({"alpha", GRADD_ATTR_FLOAT, false})
@@ -221,32 +308,32 @@ GRADD_OPS(
                                   {.text = "f32[2,3] f32[2,3]"})),
     GRADD_OP("ReluGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast, .expand = expand_relu_grad,
              .ref = GRADD_REF(compute_relu_grad_ref),
              .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4]={0,-0.0,1,-1}"})),
     GRADD_OP("LeakyReluGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
-             .ref = GRADD_REF(compute_leaky_grad_ref),
+             .expand = expand_leaky_grad, .ref = GRADD_REF(compute_leaky_grad_ref),
              .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4] | alpha=0.2"})),
     GRADD_OP("SigmoidGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
-             .ref = GRADD_REF(compute_sigmoid_grad_ref),
+             .expand = expand_sigmoid_grad, .ref = GRADD_REF(compute_sigmoid_grad_ref),
              .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)),
     GRADD_OP("TanhGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast, .expand = expand_tanh_grad,
              .ref = GRADD_REF(compute_tanh_grad_ref), .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)),
     GRADD_OP("EluGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
-             .ref = GRADD_REF(compute_elu_grad_ref),
+             .expand = expand_elu_grad, .ref = GRADD_REF(compute_elu_grad_ref),
              .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4] | alpha=0.7"})),
     GRADD_OP("EluInputGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
-             .ref = GRADD_REF(compute_elu_input_grad_ref),
+             .expand = expand_elu_input_grad, .ref = GRADD_REF(compute_elu_input_grad_ref),
              .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4] | alpha=0.7"})),
     GRADD_OP("GeluGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
@@ -257,11 +344,11 @@ GRADD_OPS(
     GRADD_OP("HardSwishGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
-             .ref = GRADD_REF(compute_hardswish_grad_ref),
+             .expand = expand_hardswish_grad, .ref = GRADD_REF(compute_hardswish_grad_ref),
              .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)),
     GRADD_OP("MishGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast, .expand = expand_mish_grad,
              .ref = GRADD_REF(compute_mish_grad_ref),
              .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)));
 

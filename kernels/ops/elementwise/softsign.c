@@ -22,6 +22,17 @@ static gradd_status_t grad_softsign(gradd_grad_t *g) {
     return g->b->status;
 }
 
+static gradd_status_t expand_softsign_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[0])->dtype;
+    gradd_val_t dy = gradd_wide(b, e->in[0]), x = gradd_wide(b, e->in[1]);
+    gradd_val_t one = gradd_const_scalar(b, gradd_val_type(b, x)->dtype, 1);
+    gradd_val_t sum = GRADD_EMIT(b, "Add", GRADD_EMIT(b, "Abs", x), one);
+    gradd_val_t dx = GRADD_EMIT(b, "Div", dy, GRADD_EMIT(b, "Mul", sum, sum));
+    e->out[0] = gradd_cast(b, dx, dtype);
+    return b->status;
+}
+
 GRADD_OPS(softsign,
           GRADD_OP("Softsign", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
                    .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
@@ -34,7 +45,7 @@ GRADD_OPS(softsign,
           GRADD_OP("SoftsignGrad", "com.gradd", 1, (2, 2), (1, 1),
                    .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
                    .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
-                   .ref = GRADD_REF(compute_softsign_grad_ref),
+                   .expand = expand_softsign_grad, .ref = GRADD_REF(compute_softsign_grad_ref),
                    .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
                                         {.text = "f32[4] f32[4]={0,-0.0,1e30,-inf}"},
                                         {.text = "f32[211,173] f32[211,173]"})));

@@ -202,6 +202,64 @@ static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ---- expansions ------------------------------------------------------------------------------ */
+
+/* x with rows of dy added by number along its first axis, or by tuples of numbers: ScatterND. */
+static gradd_val_t add_rows(gradd_builder_t *b, const gradd_type_t *x, gradd_val_t index,
+                            gradd_val_t dy) {
+    const gradd_attr_t add = gradd_make_string("reduction", "add");
+    gradd_val_t in[3] = {gradd_filled(b, x, 0), gradd_cast(b, index, GRADD_DT_I64), dy};
+    return gradd_emit_attrs(b, "ScatterND", in, 3, &add, 1);
+}
+
+/* Along an axis: dy [outer, n, inner] with n in front. */
+static gradd_val_t add_along(gradd_builder_t *b, const gradd_type_t *x, int axis, gradd_val_t index,
+                             gradd_val_t dy) {
+    static const int64_t turned[] = {1, 0, 2};
+    const int64_t n = gradd_type_count(gradd_val_type(b, index));
+    const int64_t outer = gradd_pick_count(x, 0, axis);
+    const int64_t inner = gradd_pick_count(x, axis + 1, x->rank);
+    const gradd_type_t rows = {
+        x->dtype, 3, {x->dims[axis], outer, inner}
+    };
+    dy = gradd_reshape_to(b, dy, (int64_t[]){outer, n, inner}, 3);
+    if (outer != 1) dy = gradd_transpose(b, dy, turned, 3);
+    dy = gradd_reshape_to(b, dy, (int64_t[]){n, outer, inner}, 3);
+    index = gradd_reshape_to(b, index, (int64_t[]){n, 1}, 2);
+    gradd_val_t dx = add_rows(b, &rows, index, dy);
+    if (outer != 1) dx = gradd_transpose(b, dx, turned, 3);
+    return gradd_reshape_to(b, dx, x->dims, x->rank);
+}
+
+static gradd_status_t expand_gather_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_attr_t *dims = gradd_attr_find(e->attrs, "dims");
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[0])->dtype;
+    gradd_val_t dy = gradd_wide(b, e->in[0]), dx;
+    gradd_type_t x = {.rank = (int)dims->n};
+    int axis = 0;
+    if (b->status) return b->status;
+    x.dtype = gradd_val_type(b, dy)->dtype;
+    memcpy(x.dims, dims->ints, sizeof dims->ints[0] * dims->n);
+    const int mode = mode_of(e->op);
+    if (mode != BY_ND)
+        GRADD_TRY(gradd_axis(gradd_attr_int(e->attrs, "axis", 0), x.rank, false, &axis));
+    if (mode == BY_AXIS) {
+        dx = add_along(b, &x, axis, e->in[1], dy);
+    } else if (mode == BY_ELEMENT) {
+        const gradd_attr_t attrs[2] = {gradd_make_int("axis", axis),
+                                       gradd_make_string("reduction", "add")};
+        gradd_val_t in[3] = {gradd_filled(b, &x, 0), e->in[1], dy};
+        dx = gradd_emit_attrs(b, "ScatterElements", in, 3, attrs, 2);
+    } else if (gradd_attr_int(e->attrs, "batch_dims", 0) == 0) {
+        dx = add_rows(b, &x, e->in[1], dy);
+    } else {
+        return GRADD_FAIL(UNSUPPORTED, "%s with batch_dims has no expansion", e->op->name);
+    }
+    e->out[0] = gradd_cast(b, dx, dtype);
+    return b->status;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
@@ -238,7 +296,7 @@ GRADD_OPS(
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
              .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
                                       {"axis", GRADD_ATTR_INT, false}),
-             .infer = infer_gather_grad, .grad = grad_gather_grad,
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .expand = expand_gather_grad,
              .ref = GRADD_REF(compute_gather_grad),
              .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
                                   {.text = "f32[2,7,3] i64[7] | dims=[2,5,3] axis=1"},
@@ -257,7 +315,7 @@ GRADD_OPS(
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
              .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
                                       {"batch_dims", GRADD_ATTR_INT, false}),
-             .infer = infer_gather_grad, .grad = grad_gather_grad,
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .expand = expand_gather_grad,
              .ref = GRADD_REF(compute_gather_grad),
              .cases = GRADD_CASES({.text = "f32[4,3] i64[4,2] | dims=[5,6,3]"},
                                   {.text = "f32[2,4] i64[2,4,1] | dims=[2,5] batch_dims=1"},
@@ -267,7 +325,7 @@ GRADD_OPS(
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
              .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
                                       {"axis", GRADD_ATTR_INT, false}),
-             .infer = infer_gather_grad, .grad = grad_gather_grad,
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .expand = expand_gather_grad,
              .ref = GRADD_REF(compute_gather_grad),
              .cases = GRADD_CASES({.text = "f32[2,9] i64[2,9] | dims=[3,5] axis=1"},
                                   {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"},

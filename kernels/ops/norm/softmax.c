@@ -196,6 +196,34 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
     return grad_by(g, "LogSoftmaxGrad");
 }
 
+/* ---- expansions ----------------------------------------------------------------------------- */
+
+static gradd_val_t sum_along(gradd_builder_t *b, gradd_val_t v, int64_t axis) {
+    const gradd_attr_t keep = gradd_make_int("keepdims", 1);
+    gradd_val_t in[2] = {v, gradd_const_i64s(b, &axis, 1)};
+    return gradd_emit_attrs(b, "ReduceSum", in, 2, &keep, 1);
+}
+
+static gradd_status_t expand_softmax_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const int64_t axis = gradd_attr_int(e->attrs, "axis", -1);
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[0])->dtype;
+    gradd_val_t dy = gradd_wide(b, e->in[0]), y = gradd_wide(b, e->in[1]);
+    gradd_val_t dot = sum_along(b, GRADD_EMIT(b, "Mul", dy, y), axis);
+    e->out[0] = gradd_cast(b, GRADD_EMIT(b, "Mul", y, GRADD_EMIT(b, "Sub", dy, dot)), dtype);
+    return b->status;
+}
+
+static gradd_status_t expand_log_softmax_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const int64_t axis = gradd_attr_int(e->attrs, "axis", -1);
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[0])->dtype;
+    gradd_val_t dy = gradd_wide(b, e->in[0]), y = GRADD_EMIT(b, "Exp", gradd_wide(b, e->in[1]));
+    gradd_val_t part = GRADD_EMIT(b, "Mul", y, sum_along(b, dy, axis));
+    e->out[0] = gradd_cast(b, GRADD_EMIT(b, "Sub", dy, part), dtype);
+    return b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define CASES                                                                                      \
@@ -224,22 +252,25 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
                 {.text = "f32[2,9000] f32[2,9000]:(0,0.001)", .tol = 5e-5})
 #define INTERNAL (GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD)
 
-GRADD_OPS(
-    softmax,
-    GRADD_OP("Softmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_softmax,
-             .rowwise = gradd_rowwise_axis, .grad = grad_softmax, .ref = GRADD_REF(ref_softmax),
-             .cases = CASES),
-    GRADD_OP("LogSoftmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_softmax,
-             .rowwise = gradd_rowwise_axis, .grad = grad_log_softmax,
-             .ref = GRADD_REF(ref_log_softmax), .cases = CASES),
-    GRADD_OP("SoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
-             .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
-             .infer = infer_softmax, .ref = GRADD_REF(ref_softmax_grad), .cases = CASES_BACK),
-    GRADD_OP("LogSoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
-             .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
-             .infer = infer_softmax, .ref = GRADD_REF(ref_log_softmax_grad), .cases = CASES_BACK));
+GRADD_OPS(softmax,
+          GRADD_OP("Softmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+                   .infer = infer_softmax, .rowwise = gradd_rowwise_axis, .grad = grad_softmax,
+                   .ref = GRADD_REF(ref_softmax), .cases = CASES),
+          GRADD_OP("LogSoftmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+                   .infer = infer_softmax, .rowwise = gradd_rowwise_axis, .grad = grad_log_softmax,
+                   .ref = GRADD_REF(ref_log_softmax), .cases = CASES),
+          GRADD_OP("SoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
+                   .types = {GRADD_T_FLOAT},
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+                   .infer = infer_softmax, .expand = expand_softmax_grad,
+                   .ref = GRADD_REF(ref_softmax_grad), .cases = CASES_BACK),
+          GRADD_OP("LogSoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
+                   .types = {GRADD_T_FLOAT},
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+                   .infer = infer_softmax, .expand = expand_log_softmax_grad,
+                   .ref = GRADD_REF(ref_log_softmax_grad), .cases = CASES_BACK));
 
 GRADD_KERNELS(cpu, softmax,
               GRADD_KERNEL("Softmax", "loop", .types = {GRADD_T_ANY}, .inplace = 1,

@@ -5,6 +5,7 @@
  * known when the graph is compiled. Gradient: of the constant mode, Pad with the negated pads; of
  * the others PadGrad, an internal operator that adds every dy[o] to the dx element it came from.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/contract/kernel.h"
@@ -252,6 +253,41 @@ static gradd_status_t grad_pad(gradd_grad_t *g) {
     return b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+/* Along an axis: v[o] added to element o - begin of n, as the mode has it. */
+static gradd_status_t fold_axis(gradd_expand_t *e, int axis, int64_t begin, int64_t n,
+                                gradd_val_t *v) {
+    gradd_builder_t *b = e->b;
+    gradd_type_t type = *gradd_val_type(b, *v);
+    const char mode = gradd_attr_string(e->attrs, "mode", "")[0];
+    const int64_t count = type.dims[axis];
+    int64_t *place = malloc(sizeof *place * (size_t)(count + 1));
+    if (!place) return GRADD_FAIL(NOMEM, "no memory for %lld places", (long long)count);
+    for (int64_t o = 0; o < count; o++)
+        place[o] = gradd_pad_source(mode, o - begin, n);
+    gradd_val_t in[2] = {*v, b->constant(b, &(gradd_type_t){GRADD_DT_I64, 1, {count}}, place)};
+    free(place);
+    type.dims[axis] = n;
+    const gradd_attr_t attrs[2] = {gradd_make_ints("dims", type.dims, (size_t)type.rank),
+                                   gradd_make_int("axis", axis)};
+    *v = gradd_emit_attrs(b, "GatherGrad", in, 2, attrs, 2);
+    return b->status;
+}
+
+static gradd_status_t expand_pad_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_attr_t *dims = gradd_attr_find(e->attrs, "dims");
+    const gradd_attr_t *begins = gradd_attr_find(e->attrs, "begins");
+    const gradd_type_t dy = *gradd_val_type(b, e->in[0]);
+    gradd_val_t v = gradd_wide(b, e->in[0]);
+    for (int i = 0; i < dy.rank; i++)
+        if (dims->ints[i] != dy.dims[i] || begins->ints[i])
+            GRADD_TRY(fold_axis(e, i, begins->ints[i], dims->ints[i], &v));
+    e->out[0] = gradd_cast(b, v, dy.dtype);
+    return b->status;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
@@ -283,7 +319,7 @@ GRADD_OPS(
         .types = {GRADD_T_FLOAT},
         .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"begins", GRADD_ATTR_INTS, true},
                                  {"mode", GRADD_ATTR_STRING, true}),
-        .infer = infer_pad_grad, .ref = GRADD_REF(compute_pad_grad),
+        .infer = infer_pad_grad, .expand = expand_pad_grad, .ref = GRADD_REF(compute_pad_grad),
         .cases = GRADD_CASES({.text = "f32[5,6] | dims=[3,4] begins=[1,2] mode=\"reflect\""},
                              {.text = "f32[4] | dims=[2] begins=[1] mode=\"edge\""},
                              {.text = "f32[4] | dims=[2] begins=[1] mode=\"wrap\""},

@@ -4,6 +4,7 @@
  * gradient places dy into zeros: SliceGrad, an internal operator that carries the normalised
  * geometry in attributes (dims of x, one start and one step per axis). Nothing else is saved.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/contract/kernel.h"
@@ -208,6 +209,49 @@ static gradd_status_t grad_slice_grad(gradd_grad_t *g) {
     return b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+/* The elements of v in zeros, each `step` behind the one before along an axis of n elements. */
+static gradd_status_t spread(gradd_builder_t *b, int axis, int64_t n, const int64_t *start_step,
+                             gradd_val_t *v) {
+    const gradd_type_t type = *gradd_val_type(b, *v);
+    const gradd_attr_t attr = gradd_make_int("axis", axis);
+    const int64_t count = type.dims[axis];
+    gradd_type_t places = {.dtype = GRADD_DT_I64, .rank = type.rank}, wide = type;
+    for (int i = 0; i < type.rank; i++)
+        places.dims[i] = i == axis ? count : 1;
+    wide.dims[axis] = n;
+    int64_t *place = malloc(sizeof *place * (size_t)(count + 1));
+    if (!place) return GRADD_FAIL(NOMEM, "no memory for %lld places", (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        place[i] = start_step[0] + i * start_step[1];
+    gradd_val_t in[3] = {gradd_filled(b, &wide, 0), b->constant(b, &places, place), *v};
+    free(place);
+    in[1] = GRADD_EMIT(b, "Expand", in[1], gradd_const_i64s(b, type.dims, type.rank));
+    *v = gradd_emit_attrs(b, "ScatterElements", in, 3, &attr, 1);
+    return b->status;
+}
+
+static gradd_status_t expand_slice_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const int64_t *dims = gradd_attr_find(e->attrs, "dims")->ints;
+    const int64_t *start = gradd_attr_find(e->attrs, "starts")->ints;
+    const int64_t *step = gradd_attr_find(e->attrs, "steps")->ints;
+    const gradd_type_t dy = *gradd_val_type(b, e->in[0]);
+    int64_t pads[2 * GRADD_MAX_RANK] = {0};
+    gradd_val_t v = e->in[0];
+    for (int i = 0; i < dy.rank; i++) {
+        if (step[i] != 1) {
+            GRADD_TRY(spread(b, i, dims[i], (int64_t[]){start[i], step[i]}, &v));
+        } else {
+            pads[i] = start[i];
+            pads[dy.rank + i] = dims[i] - start[i] - dy.dims[i];
+        }
+    }
+    e->out[0] = GRADD_EMIT(b, "Pad", v, gradd_const_i64s(b, pads, 2 * dy.rank));
+    return b->status;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
@@ -232,7 +276,8 @@ GRADD_OPS(
         "SliceGrad", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_INTERNAL,
         .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"starts", GRADD_ATTR_INTS, true},
                                  {"steps", GRADD_ATTR_INTS, true}),
-        .infer = infer_slice_grad, .grad = grad_slice_grad, .ref = GRADD_REF(ref_slice_grad),
+        .infer = infer_slice_grad, .grad = grad_slice_grad, .expand = expand_slice_grad,
+        .ref = GRADD_REF(ref_slice_grad),
         .cases = GRADD_CASES({.text = "f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]"},
                              {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},
                              {.text = "f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]"},

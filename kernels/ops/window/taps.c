@@ -7,6 +7,8 @@
  * for backward: nothing. The gradient is Taps with the windows turned around (windows.h); there is
  * none for the weights. Sums run in rising order of t, in double: bits do not depend on threads.
  */
+#include <stdlib.h>
+
 #include "kernels/contract/kernel.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/lanes.h"
@@ -138,6 +140,49 @@ static gradd_status_t grad_taps(gradd_grad_t *g) {
     return b->status;
 }
 
+/* Products of weights and gathered windows, [..., m, width, ...], summed; behind a window's end the
+ * gathered elements count as 0, whatever they are. */
+static gradd_status_t expand_taps(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_type_t x = *gradd_val_type(b, e->in[X]), w = *gradd_val_type(b, e->in[WEIGHT]);
+    const int64_t *span = b->data(b, e->in[SPAN]), m = w.dims[0], width = w.dims[1];
+    gradd_type_t y = x, each = {
+                            .dtype = GRADD_DT_I64, .rank = 2, .dims = {m, width}
+    };
+    int axis;
+    GRADD_TRY(axis_of(e->attrs, x.rank, &axis));
+    y.dims[axis] = m;
+    if (!gradd_type_count(&x) || !gradd_type_count(&y) || !width) {
+        e->out[0] = gradd_filled(b, &y, 0);
+        return b->status;
+    }
+    const int64_t n = m * width, behind = axis + 1;
+    int64_t *places = malloc((sizeof *places + 1) * (size_t)n);
+    if (!places) return GRADD_FAIL(NOMEM, "no memory for %lld windows", (long long)m);
+    uint8_t *within = (uint8_t *)(places + n);
+    for (int64_t k = 0; k < n; k++) {
+        within[k] = k % width < span[k / width * 2 + 1];
+        places[k] = within[k] ? span[k / width * 2] + k % width : 0;
+    }
+    gradd_val_t v[2] = {gradd_wide(b, e->in[X]), b->constant(b, &each, places)};
+    for (int i = axis + 1; i < x.rank; i++)
+        each.dims[each.rank++] = 1;
+    each.dtype = GRADD_DT_BOOL;
+    gradd_val_t inside = b->constant(b, &each, within);
+    free(places);
+    const gradd_attr_t along = gradd_make_int("axis", axis), keep = gradd_make_int("keepdims", 0);
+    v[0] = gradd_emit_attrs(b, "Gather", v, 2, &along, 1);
+    if (b->status) return b->status;
+    const gradd_dtype_t wide = gradd_val_type(b, v[0])->dtype;
+    v[0] = GRADD_EMIT(b, "Where", inside, v[0], gradd_const_scalar(b, wide, 0));
+    gradd_val_t weight =
+        gradd_reshape_to(b, gradd_cast(b, e->in[WEIGHT], wide), each.dims, each.rank);
+    v[0] = GRADD_EMIT(b, "Mul", v[0], weight);
+    v[1] = gradd_const_i64s(b, &behind, 1);
+    e->out[0] = gradd_cast(b, gradd_emit_attrs(b, "ReduceSum", v, 2, &keep, 1), x.dtype);
+    return b->status;
+}
+
 static void cost_taps(const gradd_infer_t *c, gradd_cost_t *cost) {
     cost->flops = 2.0 * (double)gradd_type_count(&c->out[0]) * (double)c->in[WEIGHT].type.dims[1];
 }
@@ -146,7 +191,7 @@ GRADD_OPS(taps,
           GRADD_OP("Taps", "com.gradd", 1, (COUNT, COUNT), (1, 1), .flags = GRADD_OP_INTERNAL,
                    .no_diff = 1 << WEIGHT, .types = {GRADD_T_FLOAT, GRADD_DTB(I64), GRADD_T_FLOAT},
                    .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_taps,
-                   .grad = grad_taps, .ref = GRADD_REF(compute_taps_ref),
+                   .grad = grad_taps, .expand = expand_taps, .ref = GRADD_REF(compute_taps_ref),
                    .cases = GRADD_CASES(
                        {.text = "f32[2,5] i64[3,2]={0,2,1,3,3,2} f32[3,3]={1,2,0,0.5,1,-1,2,3,0}"},
                        {.text = "f32[2,5,3] i64[2,2]={0,2,2,3} f32[2,3]={1,2,0,0.5,1,-1} | axis=1"},

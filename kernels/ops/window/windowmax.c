@@ -23,14 +23,6 @@
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
 
-enum { DY, INDEX, TURNED }; /* operands of the gradient; x and its spans are those of the forward */
-
-static const int64_t one[2] = {0, 1}; /* the span of an axis of ones */
-
-static const int64_t *span_of(const gradd_plane_t *p, int axis, int64_t j) {
-    return p->span[axis] ? p->span[axis] + 2 * j : one;
-}
-
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 #define MAX_LOOPS(T, S)                                                                            \
@@ -56,8 +48,9 @@ static const int64_t *span_of(const gradd_plane_t *p, int axis, int64_t j) {
         for (int64_t i = 0; i < p->m[0]; i++)                                                      \
             for (int64_t j = 0; j < p->m[1]; j++)                                                  \
                 for (int64_t k = 0; k < p->m[2]; k++, at++) {                                      \
-                    const int64_t *const span[] = {span_of(p, 0, i), span_of(p, 1, j),             \
-                                                   span_of(p, 2, k)};                              \
+                    const int64_t *const span[] = {gradd_plane_span(p, 0, i),                      \
+                                                   gradd_plane_span(p, 1, j),                      \
+                                                   gradd_plane_span(p, 2, k)};                     \
                     y[at] = largest_##S(x, p, span, &place);                                       \
                     if (index) index[at] = place;                                                  \
                 }                                                                                  \
@@ -107,12 +100,13 @@ static bool is_apart(const gradd_plane_t *p) {
     /* the results of position i of the first axis */                                              \
     static void apart_max_##S(const T *x, T *y, int64_t *index, const gradd_plane_t *p,            \
                               int64_t i) {                                                         \
-        const int64_t channels = p->n[2], *a = span_of(p, 0, i);                                   \
+        const int64_t channels = p->n[2], *a = gradd_plane_span(p, 0, i);                          \
         int32_t at[BLOCK];                                                                         \
         for (int64_t j = 0; j < p->m[1]; j++)                                                      \
             for (int64_t c = 0; c < channels; c += BLOCK) {                                        \
                 const int64_t n = channels - c < BLOCK ? channels - c : BLOCK;                     \
-                const int64_t *b = span_of(p, 1, j), to = (i * p->m[1] + j) * channels + c;        \
+                const int64_t *b = gradd_plane_span(p, 1, j),                                      \
+                              to = (i * p->m[1] + j) * channels + c;                               \
                 window_##S(x + c, p, a, b, n, y + to, at);                                         \
                 for (int64_t k = 0; index && k < n; k++)                                           \
                     index[to + k] = a[1] && b[1] ? at[k] * channels + c + k : 0;                   \
@@ -162,11 +156,11 @@ static void compute_apart_grad(const gradd_launch_t *r, const gradd_plane_t *p,
 #pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
     for (int64_t u = part.from; u < part.to; u++) {
         const int64_t i = u / blocks, c = u % blocks * BLOCK;
-        if (r->in[DY].type.dtype == GRADD_DT_F32)
-            apart_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
+        if (r->in[GRADD_WINDOW_DY].type.dtype == GRADD_DT_F32)
+            apart_grad_f32((const float *)r->in[GRADD_WINDOW_DY].data + i * from, index + i * from,
                            (float *)r->out[0].data + i * to, p, c);
         else
-            apart_grad_f64((const double *)r->in[DY].data + i * from, index + i * from,
+            apart_grad_f64((const double *)r->in[GRADD_WINDOW_DY].data + i * from, index + i * from,
                            (double *)r->out[0].data + i * to, p, c);
     }
 }
@@ -192,11 +186,11 @@ static void compute_planes_grad(const gradd_launch_t *r, const gradd_plane_t *p,
     const gradd_range_t part = gradd_part_of(r, p->planes);
 #pragma omp parallel for schedule(static) if (p->planes * (from + to) >= GRADD_PARALLEL_MIN)
     for (int64_t i = part.from; i < part.to; i++) {
-        if (r->in[DY].type.dtype == GRADD_DT_F32)
-            plane_grad_f32((const float *)r->in[DY].data + i * from, index + i * from,
+        if (r->in[GRADD_WINDOW_DY].type.dtype == GRADD_DT_F32)
+            plane_grad_f32((const float *)r->in[GRADD_WINDOW_DY].data + i * from, index + i * from,
                            (float *)r->out[0].data + i * to, p);
         else
-            plane_grad_f64((const double *)r->in[DY].data + i * from, index + i * from,
+            plane_grad_f64((const double *)r->in[GRADD_WINDOW_DY].data + i * from, index + i * from,
                            (double *)r->out[0].data + i * to, p);
     }
 }
@@ -210,8 +204,10 @@ static gradd_status_t run_max(const gradd_launch_t *r, bool plain) {
 }
 
 static gradd_status_t run_max_grad(const gradd_launch_t *r, bool plain) {
-    const gradd_plane_t p = gradd_plane_of(r, &r->out[0].type, &r->in[DY].type, TURNED);
-    (!plain && is_apart(&p) ? compute_apart_grad : compute_planes_grad)(r, &p, r->in[INDEX].data);
+    const gradd_plane_t p =
+        gradd_plane_of(r, &r->out[0].type, &r->in[GRADD_WINDOW_DY].type, GRADD_WINDOW_TURNED);
+    (!plain && is_apart(&p) ? compute_apart_grad
+                            : compute_planes_grad)(r, &p, r->in[GRADD_WINDOW_INDEX].data);
     return GRADD_OK;
 }
 
@@ -271,12 +267,12 @@ static gradd_status_t infer_max(gradd_infer_t *c) {
 }
 
 static gradd_status_t infer_max_grad(gradd_infer_t *c) {
-    const gradd_type_t *dy = &c->in[DY].type;
-    GRADD_TRY(check_axes(c, dy, TURNED));
-    if (!gradd_type_same_shape(dy, &c->in[INDEX].type))
+    const gradd_type_t *dy = &c->in[GRADD_WINDOW_DY].type;
+    GRADD_TRY(check_axes(c, dy, GRADD_WINDOW_TURNED));
+    if (!gradd_type_same_shape(dy, &c->in[GRADD_WINDOW_INDEX].type))
         return GRADD_FAIL(GRAPH, "dy does not fit the places");
     c->out[0] = *dy;
-    for (int i = TURNED; i < c->n_in; i++) {
+    for (int i = GRADD_WINDOW_TURNED; i < c->n_in; i++) {
         const int axis = dy->rank - c->n_in + i;
         GRADD_TRY(gradd_check_span(c, i, dy->dims[axis], 1));
         c->out[0].dims[axis] = c->in[i].type.dims[0];
@@ -304,13 +300,13 @@ static gradd_status_t grad_max(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
     const gradd_attr_t *steps = gradd_attr_find(g->attrs, GRADD_WINDOW_STEPS);
     if (!g->need[0] || g->dout[0] == GRADD_NONE) return GRADD_OK;
-    gradd_val_t in[TURNED + GRADD_WINDOW_AXES] = {g->dout[0], g->output(g, 1)};
+    gradd_val_t in[GRADD_WINDOW_TURNED + GRADD_WINDOW_AXES] = {g->dout[0], g->output(g, 1)};
     const gradd_type_t x = *gradd_val_type(b, g->in[0]);
     if (b->status) return b->status;
     for (int i = 1; i < g->n_in; i++)
         GRADD_TRY(turn(g, i, x.dims[x.rank - g->n_in + i], steps ? steps->ints[i - 1] : 1,
-                       &in[TURNED + i - 1]));
-    g->din[0] = gradd_emit_n(b, "WindowMaxGrad", TURNED + g->n_in - 1, in);
+                       &in[GRADD_WINDOW_TURNED + i - 1]));
+    g->din[0] = gradd_emit_n(b, "WindowMaxGrad", GRADD_WINDOW_TURNED + g->n_in - 1, in);
     return b->status;
 }
 
@@ -331,7 +327,7 @@ GRADD_OPS(
         "WindowMax", "com.gradd", 1, (2, 1 + GRADD_WINDOW_AXES), (1, 2), .flags = GRADD_OP_INTERNAL,
         .counts = 2, .types = {GRADD_T_FLOAT, GRADD_DTB(I64)},
         .attrs = GRADD_ATTR_LIST({GRADD_WINDOW_STEPS, GRADD_ATTR_INTS, false}), .infer = infer_max,
-        .grad = grad_max, .ref = GRADD_REF(ref_max),
+        .grad = grad_max, .expand = gradd_window_max_expand, .ref = GRADD_REF(ref_max),
         .cases = GRADD_CASES(
             {.text = "f32[2,5] i64[3,2]={0,2,1,3,3,2}"},
             {.text = "f32[2,5] i64[3,2]={0,2,1,2,0,3} | steps=[2] -> 2", .grad_tol = -1},
@@ -360,10 +356,11 @@ GRADD_OPS(
             {.text = "f32[2,40,30,40] i64[3,2]={0,3,10,12,28,2} i64[4,2]={0,3,1,9,2,3,30,10} "
                      "-> 2",
              .grad_tol = -1})),
-    GRADD_OP("WindowMaxGrad", "com.gradd", 1, (TURNED + 1, TURNED + GRADD_WINDOW_AXES), (1, 1),
+    GRADD_OP("WindowMaxGrad", "com.gradd", 1,
+             (GRADD_WINDOW_TURNED + 1, GRADD_WINDOW_TURNED + GRADD_WINDOW_AXES), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_DTB(I64)}, .infer = infer_max_grad,
-             .ref = GRADD_REF(ref_max_grad),
+             .expand = gradd_window_max_grad_expand, .ref = GRADD_REF(ref_max_grad),
              .cases = GRADD_CASES(
                  {.text = "f32[2,3] i64[2,3]={0,2,2,1,1,4} i64[5,2]={0,1,0,2,0,3,1,2,2,1}"},
                  {.text = "f32[2,2,2] i64[2,2,2]={0,1,5,5,4,4,4,4} i64[2,2]={0,2,0,2} "
