@@ -37,6 +37,7 @@ static const flag_t flags[] = {
     {"--out", TEXT, OF_A_FILE, offsetof(explain_args_t, out)},
     {"--grad", TEXT, OF_A_FILE, offsetof(explain_args_t, grad)},
     {"--onnx", TEXT, EXPLAIN_FILE, offsetof(explain_args_t, onnx)},
+    {"--gradient", TEXT, EXPLAIN_FILE, offsetof(explain_args_t, gradient)},
     {"--dir", TEXT, EXPLAIN_LIVE, offsetof(explain_args_t, dir)},
     {"--optimizer", TEXT, EXPLAIN_ESTIMATE, offsetof(explain_args_t, optimizer)},
     {"--threads", THREADS, OF_A_FILE, offsetof(explain_args_t, threads)},
@@ -270,6 +271,7 @@ void explain_args_usage(FILE *out) {
         "       gradd explain MODEL.onnx NAME=SIZES... [options]  a plan made here\n\n%s"
         "  --plain            do not recognise patterns\n"
         "  --onnx FILE        write the model with notes on how each node is run\n"
+        "  --gradient FILE    write forward and backward in ONNX's own operators\n"
         "  --dir DIR          of the daemon's sockets [GRADD_DIR]\n",
         model_help);
     fputs("\nof each row --json has (in brackets the table's heading)\n", out);

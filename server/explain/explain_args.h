@@ -31,7 +31,7 @@ typedef struct explain_args_s {
     explain_shape_t symbols[EXPLAIN_MAX_SHAPES];
     int n_shapes, n_symbols;
     const char *train, *out, *grad; /* lists with commas; train may be "all" */
-    const char *onnx;               /* file to write */
+    const char *onnx, *gradient;    /* files to write */
     const char *dir, *optimizer;
     int64_t threads, session, plan; /* session and plan: -1 = not given */
     int64_t batches[EXPLAIN_MAX_BATCHES];

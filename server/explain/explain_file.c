@@ -162,11 +162,12 @@ static gradd_status_t annotate_node(arena_t *arena, const explain_report_t *repo
     return GRADD_OK;
 }
 
-static gradd_status_t write_file(const explain_file_t *file, const char *path) {
-    size_t n = onnx__model_proto__get_packed_size(file->proto);
-    uint8_t *bytes = arena_alloc(file->arena, n);
+gradd_status_t explain_write(arena_t *arena, const Onnx__ModelProto *proto, const char *path) {
+    size_t n = onnx__model_proto__get_packed_size(proto);
+    if (n > MAX_FILE) return GRADD_FAIL(LIMIT, "%s: %zu bytes, above 2 GiB", path, n);
+    uint8_t *bytes = arena_alloc(arena, n);
     if (!bytes) return GRADD_E_NOMEM;
-    onnx__model_proto__pack(file->proto, bytes);
+    onnx__model_proto__pack(proto, bytes);
     FILE *out = fopen(path, "wb");
     if (!out) return GRADD_FAIL(IO, "%s: %s", path, strerror(errno));
     bool good = fwrite(bytes, 1, n, out) == n;
@@ -179,5 +180,5 @@ gradd_status_t explain_file_annotate(const explain_file_t *file, const explain_r
     Onnx__GraphProto *graph = file->proto->graph;
     for (size_t i = 0; i < graph->n_node && (int)i < report->n_nodes; i++)
         GRADD_TRY(annotate_node(file->arena, report, (int)i, graph->node[i]));
-    return write_file(file, path);
+    return explain_write(file->arena, file->proto, path);
 }

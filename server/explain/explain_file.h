@@ -32,6 +32,17 @@ const char *explain_file_symbol(const explain_file_t *file, const char *input, i
 gradd_status_t explain_file_annotate(const explain_file_t *file, const explain_report_t *report,
                                      const char *path);
 
+/* Packs and writes a model; the arena holds the bytes. Fails with IO, NOMEM, LIMIT (2 GiB). */
+gradd_status_t explain_write(arena_t *arena, const Onnx__ModelProto *proto, const char *path);
+
+/* Writes forward and backward as a model in ONNX's own operators, for the sizes of the options
+ * (gradient_model.c): outputs are those of the options, then the gradient of each trained input
+ * that the outputs depend on, called <input>_grad. What arrives at an output whose gradient may
+ * arrive, of one element, is 1. Fails with UNSUPPORTED (names the node that has no ONNX), GRAPH
+ * (names that clash), TENSOR (more elements), IO, NOMEM, LIMIT, and as gradd_plan_create. */
+gradd_status_t explain_file_gradient(const explain_file_t *file,
+                                     const gradd_plan_options_t *options, const char *path);
+
 /* ---- which plan (explain_ask.c) ---- */
 
 typedef struct explain_ask_s {

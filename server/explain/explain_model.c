@@ -37,6 +37,8 @@ gradd_status_t explain_model(const explain_args_t *args) {
     GRADD_TRY(explain_file_open(args->model, &file));
     explain_rows_t rows;
     gradd_status_t status = explain_file_plan(&file, args, 0, &ask, &rows, &plan);
+    if (!status && args->gradient)
+        status = explain_file_gradient(&file, &ask.options, args->gradient);
     if (!status) status = print_plan(args, &file, plan);
     gradd_plan_destroy(plan);
     explain_ask_finish(&ask);

@@ -185,6 +185,7 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->model = model;
     g->backend = options->backend;
     g->plain = options->plain;
+    g->written_out = options->written_out;
     g->trains = options->n_trained > 0;
     g->dense_loss = options->dense_loss;
     g->early = options->early;
@@ -205,4 +206,26 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->n_forward = g->n_nodes;
     *out_graph = g;
     return GRADD_OK;
+}
+
+gradd_status_t graph_differentiate(const model_t *model, const gradd_plan_options_t *o,
+                                   graph_t **out_graph, gradd_val_t *out_grads) {
+    const graph_options_t options = {.inputs = o->inputs,
+                                     .outputs = o->outputs,
+                                     .n_outputs = o->n_outputs,
+                                     .plain = true,
+                                     .written_out = true,
+                                     .backend = &gradd_backend_cpu,
+                                     .trained = o->grads,
+                                     .n_trained = o->n_grads,
+                                     .dense_loss = true};
+    const autodiff_t ad = {o->grads, o->n_grads, o->grad_outputs, o->n_grad_outputs, out_grads};
+    graph_t *g = NULL;
+    GRADD_TRY(graph_create(model, &options, &g));
+    const gradd_status_t status = graph_autodiff(g, &ad);
+    if (status)
+        graph_destroy(g);
+    else
+        *out_graph = g;
+    return status;
 }

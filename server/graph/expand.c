@@ -5,7 +5,7 @@
  * operator, for composites everywhere, and in a plain graph for every operator that has an
  * expansion; gradients then come from the rules of the simpler operators. Gradient rules may emit
  * what passes recognise (a product with a transposed operand); those stay whole in a plain
- * graph. */
+ * graph, but for one that is written out. */
 #include "kernels/contract/registry.h"
 #include "server/graph/graph.h"
 
@@ -27,7 +27,8 @@ bool graph_has_kernel(const graph_t *g, const gradd_infer_t *c) {
 
 bool graph_must_expand(const graph_t *g, const gradd_infer_t *c) {
     if (!c->op->expand) return false;
-    if (gradd_op_is_composite(c->op) || (g->plain && !g->in_backward)) return true;
+    if (gradd_op_is_composite(c->op) || g->written_out) return true;
+    if (g->plain && !g->in_backward) return true;
     return !graph_has_kernel(g, c);
 }
 

@@ -85,6 +85,7 @@ typedef struct graph_s {
     uint8_t rows;
     bool in_backward;
     bool plain;
+    bool written_out;               /* no operator that has an expansion is left whole */
     bool trains;                    /* a backward may follow */
     bool dense_loss;                /* logits are made as a whole */
     bool early;                     /* memory of gradients that a forward forms is the caller's */
@@ -100,6 +101,7 @@ typedef struct graph_options_s {
     const int32_t *outputs;     /* model outputs wanted */
     int n_outputs;
     bool plain; /* leave out the passes that recognise patterns, expand what the rows expand */
+    bool written_out; /* with plain: expand what gradient rules emit as well */
     const gradd_backend_t *backend;
     const int32_t *parameters; /* model inputs that are parameters */
     int n_parameters;
@@ -207,6 +209,12 @@ typedef struct autodiff_s {
 } autodiff_t;
 
 gradd_status_t graph_autodiff(graph_t *g, const autodiff_t *ad);
+
+/* A model with its backward, all written out in simpler operators, as far as they have expansions;
+ * out_grads as above, one per wanted gradient of `options`, of which the device does not matter.
+ * Errors: those of gradd_plan_create. */
+gradd_status_t graph_differentiate(const model_t *model, const gradd_plan_options_t *options,
+                                   graph_t **out_graph, gradd_val_t *out_grads);
 
 /* Rewrites, one per file in passes/. The number says in which phase a pass runs, and in which order
  * (phases.h). */

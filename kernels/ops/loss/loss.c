@@ -354,6 +354,94 @@ static gradd_status_t grad_likelihood(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ---- expansions ------------------------------------------------------------------------------ */
+
+/* Of labels [N, D...] beside scores [N, C, D...]. */
+typedef struct parts_s {
+    gradd_type_t row;   /* [N, 1, D...] of floats */
+    gradd_val_t hit;    /* [N, C, D...] of floats: 1 at the label's class */
+    gradd_val_t counts; /* [N, 1, D...]: the label is not ignore_index; GRADD_NONE = all */
+    gradd_val_t factor; /* [N, 1, D...]: of the gradient of a row that counts */
+} parts_t;
+
+/* [N, 1, D...] of weights: of the labels' classes, 0 for a row that does not count. */
+static gradd_val_t weights_of(gradd_builder_t *b, const parts_t *p, gradd_val_t labels,
+                              gradd_val_t weights) {
+    gradd_val_t w = weights == GRADD_NONE ? gradd_filled(b, &p->row, 1)
+                                          : GRADD_EMIT(b, "Gather", gradd_wide(b, weights), labels);
+    if (p->counts == GRADD_NONE) return w;
+    return GRADD_EMIT(b, "Where", p->counts, w, gradd_const_scalar(b, p->row.dtype, 0));
+}
+
+static gradd_val_t all_classes(gradd_builder_t *b, const gradd_type_t *x) {
+    int64_t dims[GRADD_MAX_RANK];
+    const gradd_val_t ends[] = {gradd_const_scalar(b, GRADD_DT_I64, 0),
+                                gradd_const_scalar(b, GRADD_DT_I64, (double)x->dims[1]),
+                                gradd_const_scalar(b, GRADD_DT_I64, 1)};
+    for (int i = 0; i < x->rank; i++)
+        dims[i] = i == 1 ? x->dims[1] : 1;
+    return gradd_reshape_to(b, gradd_emit_n(b, "Range", 3, ends), dims, x->rank);
+}
+
+/* `first`: the operand with the labels; x: the type of the scores, in f32 for halves. */
+static parts_t find_parts(gradd_expand_t *e, const gradd_type_t *x, int first) {
+    gradd_builder_t *b = e->b;
+    parts_t p = {.row = *x, .counts = GRADD_NONE};
+    p.row.dims[1] = 1;
+    gradd_val_t labels = gradd_cast(b, e->in[first], GRADD_DT_I64);
+    labels = gradd_reshape_to(b, labels, p.row.dims, p.row.rank);
+    if (gradd_attr_find(e->attrs, GRADD_CE_IGNORE_INDEX)) {
+        const int64_t ignore = gradd_attr_int(e->attrs, GRADD_CE_IGNORE_INDEX, 0);
+        const gradd_type_t scalar = {.dtype = GRADD_DT_I64};
+        gradd_val_t is = GRADD_EMIT(b, "Equal", labels, b->constant(b, &scalar, &ignore));
+        p.counts = GRADD_EMIT(b, "Not", is);
+        labels = GRADD_EMIT(b, "Where", is, gradd_const_scalar(b, GRADD_DT_I64, 0), labels);
+    }
+    p.hit = gradd_cast(b, GRADD_EMIT(b, "Equal", labels, all_classes(b, x)), x->dtype);
+    const gradd_val_t given = e->n_in > first + 1 ? e->in[first + 1] : GRADD_NONE;
+    gradd_val_t w = weights_of(b, &p, labels, given), dy = gradd_wide(b, e->in[0]);
+    const gradd_reduction_t reduction = gradd_loss_reduction(e->attrs);
+    if (reduction == GRADD_REDUCE_NONE) dy = gradd_reshape_to(b, dy, p.row.dims, p.row.rank);
+    p.factor = GRADD_EMIT(b, "Mul", dy, w);
+    if (reduction == GRADD_REDUCE_MEAN)
+        p.factor = GRADD_EMIT(b, "Div", p.factor, gradd_reduce_from(b, "ReduceSum", w, 0));
+    return p;
+}
+
+/* What each element gets, times the row's factor; a row that does not count gets 0. */
+static gradd_val_t spread(gradd_builder_t *b, const parts_t *p, gradd_val_t each) {
+    gradd_val_t d = GRADD_EMIT(b, "Mul", each, p->factor);
+    if (p->counts == GRADD_NONE) return d;
+    return GRADD_EMIT(b, "Where", p->counts, d, gradd_const_scalar(b, p->row.dtype, 0));
+}
+
+static gradd_status_t expand_cross_entropy_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_attr_t axis = gradd_make_int("axis", 1);
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[1])->dtype;
+    gradd_val_t x = gradd_wide(b, e->in[1]);
+    if (b->status) return b->status;
+    const gradd_type_t type = *gradd_val_type(b, x);
+    const parts_t p = find_parts(e, &type, 2);
+    gradd_val_t share = gradd_emit_attrs(b, "Softmax", &x, 1, &axis, 1);
+    gradd_val_t d = spread(b, &p, GRADD_EMIT(b, "Sub", share, p.hit));
+    e->out[0] = gradd_cast(b, d, dtype);
+    return b->status;
+}
+
+static gradd_status_t expand_likelihood_grad(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_attr_t *shape = gradd_attr_find(e->attrs, "shape");
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[0])->dtype;
+    gradd_type_t type = {.dtype = gradd_dtype_is_half(dtype) ? GRADD_DT_F32 : dtype,
+                         .rank = (int)shape->n};
+    memcpy(type.dims, shape->ints, sizeof shape->ints[0] * shape->n);
+    const parts_t p = find_parts(e, &type, 1);
+    gradd_val_t d = spread(b, &p, GRADD_EMIT(b, "Neg", p.hit));
+    e->out[0] = gradd_cast(b, d, dtype);
+    return b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define LOSS_ATTRS                                                                                 \
@@ -393,7 +481,7 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_cross_entropy_grad,
-             .ref = GRADD_REF(ref_cross_entropy_grad),
+             .expand = expand_cross_entropy_grad, .ref = GRADD_REF(ref_cross_entropy_grad),
              .cases = GRADD_CASES(
                  {.text = "f32[] f32[4,3] " LABELS " | ignore_index=-100"},
                  {.text = "f32[4] f32[4,3] i32[4]:(0,2) | reduction=\"none\""},
@@ -413,7 +501,8 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS, {"shape", GRADD_ATTR_INTS, true}),
-             .infer = infer_likelihood_grad, .ref = GRADD_REF(compute_likelihood_grad),
+             .infer = infer_likelihood_grad, .expand = expand_likelihood_grad,
+             .ref = GRADD_REF(compute_likelihood_grad),
              .cases = GRADD_CASES({.text = "f32[] " LABELS " | ignore_index=-100 shape=[4,3]"},
                                   {.text = "f32[2,2] i64[2,2]:(0,2) f32[3] | reduction=\"none\" "
                                            "shape=[2,3,2]"})));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,6 +24,7 @@ class Planned:
     less: Plan | None  # over the rows that the call needs; None = over all
     rows: Sizes  # sizes of its lists of rows
     trained: dict[int, torch.Tensor]  # the parameters that get a gradient, by identity
+    given: tuple[torch.Tensor, ...] = field(default=(), compare=False)  # in the capture's order
     pinned: int = 0  # bytes of inputs that PyTorch has made for it, which stay until its backward
 
     @property
@@ -59,7 +60,8 @@ class Planned:
         plan = graph.plan(*asked, budget=0)
         rows = plan.live.sizes(list(inputs)) if values and plan.live is not None else _ALL
         less = graph.plan(*asked, budget=0, live=rows) if any(rows) else None
-        return cls(graph, plan, less, rows, {id(bound[i]): bound[i] for i in selection.params})
+        trained = {id(bound[i]): bound[i] for i in selection.params}
+        return cls(graph, plan, less, rows, trained, tuple(inputs))
 
     def within(self, budget: int) -> Planned:
         """The same within a memory budget; 0 = without one."""
