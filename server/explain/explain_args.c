@@ -238,6 +238,8 @@ gradd_status_t explain_args_check(const explain_args_t *args, explain_use_t use)
     if (use == EXPLAIN_FILE && args->grad && !args->train)
         return GRADD_FAIL(UNSUPPORTED, "--grad needs --train: without one there is no backward, "
                                        "at which gradients could arrive");
+    if (use == EXPLAIN_FILE && args->gradient && !args->train)
+        return GRADD_FAIL(UNSUPPORTED, "--gradient needs --train: it says of what");
     return GRADD_OK;
 }
 

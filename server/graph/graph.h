@@ -85,10 +85,10 @@ typedef struct graph_s {
     uint8_t rows;
     bool in_backward;
     bool plain;
-    bool written_out;               /* no operator that has an expansion is left whole */
-    bool trains;                    /* a backward may follow */
-    bool dense_loss;                /* logits are made as a whole */
-    bool early;                     /* memory of gradients that a forward forms is the caller's */
+    bool written_out; /* no pass runs, and no operator that has an expansion is left whole */
+    bool trains;      /* a backward may follow */
+    bool dense_loss;  /* logits are made as a whole */
+    bool early;       /* memory of gradients that a forward forms is the caller's */
     int64_t fold_bytes, fold_cost;  /* held by folded constants; read and written to make them */
     const gradd_backend_t *backend; /* the device that will run it: casts are put for its kernels */
 } graph_t;

@@ -38,7 +38,7 @@ gradd_status_t graph_apply_passes(graph_t *g, phase_t phase) {
     qsort(sorted, n, sizeof sorted[0], by_order);
     for (size_t i = 0; i < n; i++) {
         if (phase_of(sorted[i]->order) != phase) continue;
-        if (g->plain && sorted[i]->recognises) continue;
+        if (g->written_out || (g->plain && sorted[i]->recognises)) continue;
         GRADD_TRY(apply_pass(g, sorted[i]));
     }
     return graph_sort(g);

@@ -38,7 +38,7 @@ gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *e, gradd_
                                        bool *out_done) {
     const graph_node_t *n = product_behind(g, e);
     gradd_attr_t attrs[8];
-    *out_done = n && n->attrs.n < 8;
+    *out_done = n && n->attrs.n < 8 && !g->written_out;
     if (!*out_done) return GRADD_OK;
     for (int i = 0; i < n->attrs.n; i++)
         attrs[i] = n->attrs.v[i];

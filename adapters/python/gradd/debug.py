@@ -49,9 +49,8 @@ class DebugOptions:
         log_level: How much to log; ORTMODULE_LOG_LEVEL overrides it.
         save_onnx: Save every captured graph as `<prefix>_torch_exported_<mode>.onnx`, and with its
             first plan, which is noted in every node, as `<prefix>_execution_model_<mode>.onnx`;
-            later ones as `..._2.onnx` and so on. The mode is `training` or `inference`. The daemon
-            makes the gradient graph, of which there is no ONNX: the table of `gradd_explain()`
-            has it.
+            later ones as `..._2.onnx` and so on. The mode is `training` or `inference`. The table
+            of `gradd_explain()` has the daemon's gradient graph, which is no ONNX.
         onnx_prefix: First part of the file name, required with save_onnx.
         save_path: Folder; ORTMODULE_SAVE_ONNX_PATH overrides it, default is the current one.
         config: Accepted for compatibility; not used.

@@ -7,7 +7,10 @@ from importlib.util import find_spec as _spec_of
 
 _MODULE = dict.fromkeys(("ORTModule", "DebugOptions", "LogLevel"), "gradd")
 _HIERARCHICAL = {"HierarchicalORTModule": "gradd:ORTModule"}  # which parts itself what it wraps
+_GRADIENT = {"register_gradient": "gradd.legacy.custom_gradients"}
+_REGISTRY = {**_GRADIENT, "CustomGradientRegistry": "gradd.legacy.custom_gradients"}
 _JSON = {"load_from_json": "gradd.legacy.json_config"}
+_GRAPH = {"export_gradient_graph": "gradd.legacy.gradient_graph"}
 _SEED = {"set_seed": "gradd_aliases.seeds"}
 _FUSED = dict.fromkeys(("FusedAdam", "AdamWMode"), "gradd.optim")
 _CONFIGS = dict.fromkeys(("AdamConfig", "LambConfig", "SGDConfig"), "gradd.legacy.configs")
@@ -43,12 +46,14 @@ MODULES = {
     "torch_ort.optim": _FUSED,
     "onnxruntime": _SEED,
     "onnxruntime.training": _TRAINER,
-    "onnxruntime.training.ortmodule": _MODULE,
+    "onnxruntime.training.ortmodule": {**_MODULE, **_GRADIENT},
+    "onnxruntime.training.ortmodule._custom_gradient_registry": _REGISTRY,
     "onnxruntime.training.ortmodule.torch_cpp_extensions": {},
     "onnxruntime.training.ortmodule.experimental": {},
     "onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule": _HIERARCHICAL,
     "onnxruntime.training.ortmodule.experimental.json_config": _JSON,
-    "onnxruntime.training.experimental": {},
+    "onnxruntime.training.experimental": _GRAPH,
+    "onnxruntime.training.experimental.gradient_graph": _GRAPH,
     "onnxruntime.training.optim": {**_FUSED, **_FP16, **_CONFIGS},
     "onnxruntime.training.optim.fused_adam": _FUSED,
     "onnxruntime.training.optim.fp16_optimizer": _FP16,
@@ -88,8 +93,7 @@ _SAME |= {
 
 _INFERENCE = "inference comes with the package onnxruntime, which gradd leaves alone"
 _OLDER = "use onnxruntime.training.ORTTrainer, which takes a dict as the model's description"
-_GRADIENTS = "write a torch.autograd.Function, which runs in PyTorch; gradd registers no gradients"
-_EXPORT = "gradd.DebugOptions(save_onnx=True, onnx_prefix=...) saves the graphs that are captured"
+_SYMBOLIC = "leave it out: gradd captures a model without exporters' symbolic functions"
 _PASSES = "graphs are optimized by the daemon's own passes (docs/patterns.md); Python adds none"
 _INSTEAD = {
     **dict.fromkeys(("InferenceSession", "SessionOptions"), _INFERENCE),
@@ -97,10 +101,7 @@ _INSTEAD = {
     "capi": f"{_INFERENCE}; in place of capi.ort_trainer, {_OLDER}",
     **dict.fromkeys(("ORTInferenceModule", "ORTModelForCausalLM"), _INFERENCE),
     "pipe": "wrap each stage in a gradd.ORTModule",
-    **dict.fromkeys(("export_gradient_graph", "gradient_graph"), _EXPORT),
-    **dict.fromkeys(("register_gradient", "_custom_gradient_registry"), _GRADIENTS),
-    **dict.fromkeys(("_custom_op_symbolic_registry", "register_custom_stop_gradient_edges"),
-                    _GRADIENTS),
+    "_custom_op_symbolic_registry": _SYMBOLIC,
     **dict.fromkeys(("graph_optimizers", "graph_optimizer_registry", "register_graph_optimizer"),
                     _PASSES),
     "export_context": "use torch.compiler.is_compiling()",

@@ -248,6 +248,41 @@ static gradd_status_t grad_group_norm(gradd_grad_t *g) {
     return b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+static gradd_status_t expand_group_norm(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_type_t type = *gradd_val_type(b, e->in[0]);
+    const int64_t scales = gradd_val_type(b, e->in[1])->dims[0], batch = type.dims[0];
+    const int64_t groups =
+        is_instance(e->op) ? type.dims[1] : gradd_attr_int(e->attrs, "num_groups", 1);
+    int64_t each = 1, spatial = 1; /* elements of a group, and of what has one scale */
+    for (int i = 2; i < type.rank; i++)
+        spatial *= type.dims[i];
+    if (groups) each = type.dims[1] / groups * spatial;
+    if (scales != type.dims[1]) spatial = each;
+    gradd_val_t x =
+        gradd_reshape_to(b, gradd_wide(b, e->in[0]), (int64_t[]){batch, groups, each}, 3);
+    gradd_val_t mean = gradd_reduce_from(b, "ReduceMean", x, 2), v[2];
+    x = GRADD_EMIT(b, "Sub", x, mean);
+    gradd_val_t inv = gradd_reduce_from(b, "ReduceMean", GRADD_EMIT(b, "Mul", x, x), 2);
+    if (b->status) return b->status;
+    const gradd_dtype_t wide = gradd_val_type(b, inv)->dtype;
+    const double epsilon = gradd_attr_float(e->attrs, "epsilon", 1e-5);
+    inv = GRADD_EMIT(b, "Add", inv, gradd_const_scalar(b, wide, epsilon));
+    inv = GRADD_EMIT(b, "Reciprocal", GRADD_EMIT(b, "Sqrt", inv));
+    for (int i = 0; i < 2; i++)
+        v[i] = gradd_reshape_to(b, gradd_wide(b, e->in[1 + i]), (int64_t[]){scales, 1}, 2);
+    x = gradd_reshape_to(b, GRADD_EMIT(b, "Mul", x, inv), (int64_t[]){batch, scales, spatial}, 3);
+    x = GRADD_EMIT(b, "Add", GRADD_EMIT(b, "Mul", x, v[0]), v[1]);
+    e->out[0] = gradd_cast(b, gradd_reshape_to(b, x, type.dims, type.rank), type.dtype);
+    for (int j = 1; j < e->n_out; j++) {
+        gradd_val_t stat = gradd_reshape_to(b, j == 1 ? mean : inv, (int64_t[]){batch, groups}, 2);
+        e->out[j] = gradd_cast(b, stat, type.dtype);
+    }
+    return b->status;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
@@ -256,7 +291,8 @@ GRADD_OPS(
              .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
                                       {"num_groups", GRADD_ATTR_INT, true},
                                       {"stash_type", GRADD_ATTR_INT, false}),
-             .infer = infer_forward, .grad = grad_group_norm, .ref = GRADD_REF(compute_forward),
+             .infer = infer_forward, .grad = grad_group_norm, .expand = expand_group_norm,
+             .ref = GRADD_REF(compute_forward),
              .cases = GRADD_CASES(
                  {.text = "f32[2,6,5] f32[6] f32[6] | num_groups=3"},
                  {.text = "f32[2,6,3,3] f32[2] f32[2] | num_groups=2 epsilon=0.01"},
@@ -284,7 +320,8 @@ GRADD_OPS(
                                            "num_groups=3 -> 3"})),
     GRADD_OP("InstanceNormalization", "", 6, (3, 3), (1, 3), .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false}), .infer = infer_forward,
-             .grad = grad_group_norm, .ref = GRADD_REF(compute_forward),
+             .grad = grad_group_norm, .expand = expand_group_norm,
+             .ref = GRADD_REF(compute_forward),
              .cases = GRADD_CASES({.text = "f32[2,3,7] f32[3] f32[3]"},
                                   {.text = "f32[2,3,4,5] f32[3] f32[3] | epsilon=0.001"},
                                   {.text = "f32[0,3,4] f32[3] f32[3]"})));

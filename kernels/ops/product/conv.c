@@ -181,6 +181,60 @@ static gradd_status_t expand_conv(gradd_expand_t *x) {
     return b->status;
 }
 
+/* What `patches` does, the other way round: along each axis, the elements that taps read are added
+ * up where they come from. */
+static gradd_val_t from_patches(gradd_builder_t *b, const gradd_conv_t *v, gradd_val_t x) {
+    const int first = AXES - v->axes;
+    int64_t dims[2 + 2 * AXES] = {v->images, v->in};
+    for (int i = 0; i < v->axes; i++)
+        dims[2 + 2 * i] = v->kernel[first + i], dims[3 + 2 * i] = v->y[first + i];
+    for (int i = v->axes - 1; i >= 0; i--) { /* axes behind i have their final size */
+        const int a = first + i, at = 2 + 2 * i, rank = 2 + v->axes + i;
+        const int64_t reach = gradd_conv_at(v, a, v->y[a] - 1, v->kernel[a] - 1) + 1;
+        int64_t pads[4 * (1 + AXES)] = {0};
+        gradd_val_t taps = count_up(b, v->kernel[a], v->dilation[a]);
+        taps = gradd_reshape_to(b, taps, (int64_t[]){v->kernel[a], 1}, 2);
+        gradd_val_t in[2] = {x, GRADD_EMIT(b, "Add", taps, count_up(b, v->y[a], v->stride[a]))};
+        dims[at] = reach + v->begin[a];
+        memmove(dims + at + 1, dims + at + 2, sizeof dims[0] * (size_t)(v->axes - 1 - i));
+        const gradd_attr_t attrs[2] = {gradd_make_ints("dims", dims, (size_t)rank),
+                                       gradd_make_int("axis", at)};
+        x = gradd_emit_attrs(b, "GatherGrad", in, 2, attrs, 2);
+        pads[at] = -v->begin[a], pads[rank + at] = v->x[a] - reach;
+        x = GRADD_EMIT(b, "Pad", x, gradd_const_i64s(b, pads, 2 * rank));
+        dims[at] = v->x[a];
+    }
+    return x;
+}
+
+static gradd_status_t expand_data(gradd_expand_t *e) {
+    static const int64_t turned[] = {0, 2, 1};
+    gradd_builder_t *b = e->b;
+    gradd_view_t in[GRADD_CONV_DATA_BIAS + 1];
+    gradd_conv_t v;
+    GRADD_TRY(gradd_conv_of_data(in, views_of(b, e->in, e->n_in, in), e->attrs, &v));
+    const int64_t taps = v.in / v.groups * gradd_conv_volume(v.kernel);
+    const int64_t each[3] = {v.groups, v.out / v.groups, taps};
+    const int64_t rows[4] = {v.images, v.groups, v.out / v.groups, gradd_conv_volume(v.y)};
+    int64_t dims[2 + 2 * AXES] = {v.images, v.in}, perm[2 + 2 * AXES] = {0, 1};
+    for (int i = 0; i < v.axes; i++) {
+        dims[2 + i] = v.kernel[AXES - v.axes + i], dims[2 + v.axes + i] = v.y[AXES - v.axes + i];
+        perm[2 + 2 * i] = 2 + i, perm[3 + 2 * i] = 2 + v.axes + i;
+    }
+    gradd_val_t w = gradd_reshape_to(b, gradd_wide(b, e->in[GRADD_CONV_DATA_W]), each, 3);
+    gradd_val_t dy = gradd_reshape_to(b, gradd_wide(b, e->in[GRADD_CONV_DATA_DY]), rows, 4);
+    gradd_val_t x = GRADD_EMIT(b, "MatMul", gradd_transpose(b, w, turned, 3), dy);
+    x = gradd_reshape_to(b, x, dims, 2 + 2 * v.axes);
+    x = from_patches(b, &v, gradd_transpose(b, x, perm, 2 + 2 * v.axes));
+    if (v.has_bias) {
+        gradd_val_t bias = gradd_wide(b, e->in[GRADD_CONV_DATA_BIAS]);
+        bias = gradd_reshape_to(b, bias, (int64_t[]){v.in, 1, 1, 1}, 1 + v.axes);
+        x = GRADD_EMIT(b, "Add", x, bias);
+    }
+    e->out[0] = gradd_cast(b, x, v.dtype);
+    return b->status;
+}
+
 static gradd_status_t expand_transposed(gradd_expand_t *x) {
     gradd_view_t in[GRADD_CONV_BIAS + 1];
     gradd_attr_t attrs[GRADD_CONV_ATTRS];
@@ -256,7 +310,8 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(SHARED, {"dims", GRADD_ATTR_INTS, true},
                                       {"begins", GRADD_ATTR_INTS, true}),
-             .infer = infer_data, .grad = grad_data, .ref = GRADD_REF(gradd_conv_ref),
+             .infer = infer_data, .grad = grad_data, .expand = expand_data,
+             .ref = GRADD_REF(gradd_conv_ref),
              .cases = GRADD_CASES(
                  CASE("f32[2,4,6] f32[4,3,3] | dims=[8] begins=[0]"),
                  CASE("f32[2,4,6] f32[4,3,3] f32[3] | dims=[8] begins=[0]"),

@@ -243,6 +243,7 @@ _LIVE, _FILE = "gradd explain without a file", "gradd explain MODEL.onnx"
             (["estimate", "m.onnx", *option], f"is for {which}, it has no effect on gradd estimate")
             for option, which in (
                 (["--onnx", "x.onnx"], _FILE),
+                (["--gradient", "x.onnx"], _FILE),
                 (["--plain"], _FILE),
                 (["--list"], _LIVE),
                 (["--session", "1"], _LIVE),
@@ -251,6 +252,7 @@ _LIVE, _FILE = "gradd explain without a file", "gradd explain MODEL.onnx"
         ],
         (["explain", "x=2"], "sizes are for a model file"),
         (["explain", "m.onnx", "--grad", "y"], "--grad needs --train"),
+        (["explain", "m.onnx", "--gradient", "y.onnx"], "--gradient needs --train"),
     ],
 )
 def test_options_without_an_effect_are_refused(args: list[str], said: str) -> None:
@@ -297,6 +299,20 @@ def test_symbols_reach_other_inputs(tmp_path: Path) -> None:
     assert "dimension 'n' is 3 for 'x' and 2 for 'y'" in command(
         "explain", path, "x=3x4", "y=2x4", code=1
     )
+
+
+def test_gradient_of_a_file(layer: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    asked = ("explain", layer, "x=2x5x6", "--gradient", out)
+    side = (*asked, "--train", "x", "--out", "other")
+    assert "arrives at one element of floats alone; --grad says" in command(*side, code=1)
+    assert not out.exists()
+    command(*asked, "--train", "all", "--out", "loss")
+    made = onnx.load(out)
+    onnx.checker.check_model(made, full_check=True)
+    assert {node.domain for node in made.graph.node} == {""}
+    trained = [i.name for i in made.graph.input if i.name != "x"]
+    assert [o.name for o in made.graph.output] == ["loss", *(f"{n}_grad" for n in trained)]
 
 
 def test_annotated_model(layer: Path, tmp_path: Path) -> None:

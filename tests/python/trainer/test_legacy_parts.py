@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradd.legacy import custom_gradients
 from gradd.legacy.configs import AdamConfig, LambConfig, SGDConfig, make_optimizer
 from gradd.legacy.fp16 import FP16_Optimizer, all_finite
 from gradd.legacy.lamb import Lamb
@@ -449,3 +450,23 @@ def test_batch_sampler_gives_each_process_as_many_batches(drop_last: bool) -> No
         LoadBalancingDistributedBatchSampler(
             LoadBalancingDistributedSampler(lengths, lambda x: x, 2, 0, drop_last=True), batches
         )
+
+
+# ---- gradients by name ----
+
+
+@pytest.mark.quick
+def test_a_registered_gradient_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    def gradient() -> list[Any]:
+        raise AssertionError("is not called")
+
+    key = ("org.pytorch.aten", "ATen", "aten::sinc", "")
+    registry = custom_gradients.CustomGradientRegistry
+    with caplog.at_level(logging.WARNING, "gradd"):
+        assert custom_gradients.register_gradient(*key)(gradient) is gradient
+        registry.register(key[0], key[1], key[2:], gradient)
+        registry.register_custom_stop_gradient_edges([0], *key)
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 3 and all("aten::sinc" in s and "has no effect" in s for s in said)
+    with pytest.raises(TypeError, match="must be texts, got"):
+        custom_gradients.register_gradient("a", 1)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ class Planned:
     less: Plan | None  # over the rows that the call needs; None = over all
     rows: Sizes  # sizes of its lists of rows
     trained: dict[int, torch.Tensor]  # the parameters that get a gradient, by identity
-    given: tuple[torch.Tensor, ...] = field(default=(), compare=False)  # in the capture's order
+    given: tuple[torch.Tensor, ...] = field(default=(), compare=False)  # of graph.free
     pinned: int = 0  # bytes of inputs that PyTorch has made for it, which stay until its backward
 
     @property

@@ -74,10 +74,11 @@ def export_gradient_graph(
 
     Raises:
         TypeError: An example is no tensor.
-        ValueError: Another opset; the loss is no scalar of floats, or depends on no parameter.
+        ValueError: Another opset; the loss depends on no parameter that requires a gradient.
         CaptureError: The call has no graph, or more than one, or a part of it is PyTorch's own.
         UnsupportedError: An operator, or its gradient, has no counterpart in ONNX; the message
             names the node.
+        TensorError: The loss is not one element of floats.
         GraddError: The daemon cannot plan it, or the file cannot be written.
     """
     if opset_version not in (None, OPSET):
@@ -91,11 +92,15 @@ def export_gradient_graph(
     capture = planned.graph.cap
     needed = {name for name, p in module.model.named_parameters() if p.requires_grad}
     trained = [name for name in map(_own, capture.params) if name in needed]
-    if capture.loss_leaf != len(capture.outputs) - 1 or not trained:
-        raise ValueError("the loss is no scalar of floats, or depends on no parameter")
+    if not trained:
+        raise ValueError("the loss depends on no parameter that requires a gradient")
     named = _named(planned, args, module)
     sizes = {name: tuple(t.shape) for name, t in zip(_NAMES, args, strict=True)}
-    _write(named, sizes, trained, gradient_graph_path)
+    try:
+        _write(named, sizes, trained, gradient_graph_path)
+    except errors.GraddError as error:
+        where = [f" ({where})" for node, where in capture.sources if f"'{node}'" in error.what]
+        raise errors.from_code(error.code, error.what + "".join(where[:1])) from None
 
 
 def _planned(module: _WithLoss, args: tuple[torch.Tensor, torch.Tensor]) -> Planned:
@@ -126,17 +131,16 @@ def _named(
 
     capture = planned.graph.cap
     model = onnx.load_model_from_string(capture.onnx)
-    results = [o for o in capture.outputs if o.kind == "user" and o.leaf != capture.loss_leaf]
-    new = {name: _own(name) for name in capture.params}
-    for i, spec in enumerate(results):
-        new[spec.name] = "output" if len(results) == 1 else f"output_{i}"
-    new |= {o.name: "loss" for o in capture.outputs if o.leaf == capture.loss_leaf}
+    *results, loss = [o.name for o in capture.outputs if o.kind == "user"]
+    new = {name: _own(name) for name in capture.params} | {loss: "loss"}
+    for i, name in enumerate(results):
+        new[name] = "output" if len(results) == 1 else f"output_{i}"
     inside = {**dict(module.named_buffers()), **dict(module.named_parameters(prefix=""))}
     inside = {n: t for n, t in inside.items() if n in capture.buffers or n.startswith("loss_fn.")}
-    for spec, tensor in zip(capture.inputs, planned.given, strict=True):
-        known = [name for name, arg in zip(_NAMES, args, strict=True) if arg is tensor]
-        new[spec.name] = known[0] if known else spec.name
-        inside |= {} if known else {spec.name: tensor}
+    for name, tensor in zip(planned.graph.free, planned.given, strict=True):
+        known = [own for own, arg in zip(_NAMES, args, strict=True) if arg is tensor]
+        new |= {name: known[0]} if known else {}
+        inside |= {} if known else {name: tensor}
     kept = [value for value in model.graph.input if value.name not in inside]
     for value in model.graph.input:
         if value.name in inside:
@@ -185,5 +189,6 @@ def _write(
         command += ["--train", ",".join(trained), "--out", ",".join(outputs), "--grad", "loss"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        code, _, what = done.stderr.strip().removeprefix("gradd explain: ").partition(": ")
+        said = done.stderr.strip().removeprefix("gradd explain: ").removeprefix("GRADD_E_")
+        code, _, what = said.partition(": ")
         raise errors.from_code(code, what)
