@@ -80,13 +80,13 @@ static bool gives_back(const graph_node_t *n) {
 }
 
 /* Functions that ONNX does not have, in its operators. Operands: x, the numbers 0 and 1, and
- * results of earlier steps, a the first of them; the last is the function's. */
-typedef struct step_s {
+ * results of earlier lines, a the first of them; the last is the function's. */
+typedef struct formula_s {
     const char *op, *operands;
-} step_t;
+} formula_t;
 
 /* log(u) x / (u - 1) with u = 1 + x: the errors of u cancel. */
-static const step_t log1p_steps[] = {
+static const formula_t log1p_formula[] = {
     {"Add", "x1"},
     {"Sub", "a1"},
     {"Log", "a"},
@@ -99,7 +99,7 @@ static const step_t log1p_steps[] = {
     {0}
 };
 /* (u - 1) x / log(u) with u = exp(x), likewise. */
-static const step_t expm1_steps[] = {
+static const formula_t expm1_formula[] = {
     {"Exp", "x"},
     {"Sub", "a1"},
     {"Log", "a"},
@@ -113,14 +113,14 @@ static const step_t expm1_steps[] = {
     {0}
 };
 
-static const step_t *steps_of(const graph_node_t *n) {
-    if (!strcmp(n->op->name, "Log1p")) return log1p_steps;
-    return !strcmp(n->op->name, "Expm1") ? expm1_steps : NULL;
+static const formula_t *formula_of(const graph_node_t *n) {
+    if (!strcmp(n->op->name, "Log1p")) return log1p_formula;
+    return !strcmp(n->op->name, "Expm1") ? expm1_formula : NULL;
 }
 
-/* The name of operand `c` of a step. */
-static gradd_status_t step_operand(gradient_writer_t *w, char c, const char *x, const char *to,
-                                   const gradd_type_t *type, const char **out) {
+/* The name of operand `c` of a line. */
+static gradd_status_t formula_operand(gradient_writer_t *w, char c, const char *x, const char *to,
+                                      const gradd_type_t *type, const char **out) {
     *out = c == 'x' ? x : arena_printf(w->arena, "%s%s_%c", w->prefix, to, c);
     if (!*out) return GRADD_E_NOMEM;
     if (c != '0' && c != '1') return GRADD_OK;
@@ -129,19 +129,19 @@ static gradd_status_t step_operand(gradient_writer_t *w, char c, const char *x, 
     return gradient_add_number(w, *out, type, c - '0');
 }
 
-static gradd_status_t write_steps(gradient_writer_t *w, const step_t *step,
-                                  const gradd_type_t *type, const char *x, const char *to) {
+static gradd_status_t write_formula(gradient_writer_t *w, const formula_t *step,
+                                    const gradd_type_t *type, const char *x, const char *to) {
     const gradd_type_t scalar = {.dtype = type->dtype};
     for (char c = 'a'; step->op; step++, c++) {
         const size_t n = strlen(step->operands);
         Onnx__NodeProto *node = gradient_add_node(w, step->op, n, 1);
         if (!node) return GRADD_E_NOMEM;
         for (size_t i = 0; i < n; i++)
-            GRADD_TRY(
-                step_operand(w, step->operands[i], x, to, &scalar, (const char **)&node->input[i]));
+            GRADD_TRY(formula_operand(w, step->operands[i], x, to, &scalar,
+                                      (const char **)&node->input[i]));
         node->output[0] = (char *)to;
         if (step[1].op)
-            GRADD_TRY(step_operand(w, c, x, to, &scalar, (const char **)&node->output[0]));
+            GRADD_TRY(formula_operand(w, c, x, to, &scalar, (const char **)&node->output[0]));
     }
     return GRADD_OK;
 }
@@ -201,13 +201,14 @@ static gradd_status_t write_cut(gradient_writer_t *w, const graph_node_t *n, con
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 bool gradient_is_apart(const graph_t *g, const graph_node_t *n) {
-    return gives_back(n) || is_dropout_grad(n) || steps_of(n) || cuts(g, n);
+    return gives_back(n) || is_dropout_grad(n) || formula_of(n) || cuts(g, n);
 }
 
 gradd_status_t gradient_write_apart(gradient_writer_t *w, const graph_node_t *n,
                                     const char *const *in, const char *out) {
     if (gives_back(n)) return gradient_add_identity(w, in[0], out);
     if (is_dropout_grad(n)) return write_dropout_grad(w, n, in[0], out);
-    if (steps_of(n)) return write_steps(w, steps_of(n), graph_type(w->g, n->in[0]), in[0], out);
+    if (formula_of(n))
+        return write_formula(w, formula_of(n), graph_type(w->g, n->in[0]), in[0], out);
     return write_cut(w, n, in, out);
 }

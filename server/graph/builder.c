@@ -215,7 +215,6 @@ gradd_status_t graph_differentiate(const model_t *model, const gradd_plan_option
                                      .n_outputs = o->n_outputs,
                                      .plain = true,
                                      .written_out = true,
-                                     .backend = &gradd_backend_cpu,
                                      .trained = o->grads,
                                      .n_trained = o->n_grads,
                                      .dense_loss = true};

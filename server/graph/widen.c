@@ -18,6 +18,7 @@ static bool is_half(const graph_t *g, gradd_val_t v) {
 }
 
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c) {
+    if (g->written_out) return false; /* for no device */
     bool any = false;
     for (int i = 0; i < c->n_in; i++)
         any |= gradd_dtype_is_half(c->in[i].type.dtype);
