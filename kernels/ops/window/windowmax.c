@@ -235,7 +235,7 @@ static int parts_max(const gradd_infer_t *c) {
     return parts_of(c, c->n_in - 1);
 }
 static int parts_max_grad(const gradd_infer_t *c) {
-    return parts_of(c, c->n_in - TURNED);
+    return parts_of(c, c->n_in - GRADD_WINDOW_TURNED);
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
