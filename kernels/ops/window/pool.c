@@ -229,7 +229,10 @@ static gradd_status_t expand_sum_pool(gradd_expand_t *x) {
 }
 
 static gradd_status_t expand_global_average(gradd_expand_t *x) {
-    x->out[0] = gradd_reduce_from(x->b, "ReduceMean", x->in[0], FRONT);
+    if (gradd_val_type(x->b, x->in[0])->rank > FRONT)
+        x->out[0] = gradd_reduce_from(x->b, "ReduceMean", x->in[0], FRONT);
+    else
+        x->out[0] = GRADD_EMIT(x->b, "Identity", x->in[0]);
     return x->b->status;
 }
 
@@ -294,7 +297,8 @@ GRADD_OPS(
                  {.text = "f32[2,3,7,8] | kernel_shape=[3,2] strides=[2,2] pads=[1,1,1,0]"})),
     GRADD_OP("GlobalAveragePool", "", 1, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
              .infer = infer_global, .expand = expand_global_average,
-             .cases = GRADD_CASES({.text = "f32[2,3,4,5]"}, {.text = "f32[2,3,4]"})),
+             .cases = GRADD_CASES({.text = "f32[2,3,4,5]"}, {.text = "f32[2,3,4]"},
+                                  {.text = "f32[2,3]"})),
     GRADD_OP("GlobalMaxPool", "", 1, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
              .infer = infer_global, .expand = expand_global_max,
              .cases = GRADD_CASES({.text = "f32[2,3,4,5]"}, {.text = "f32[2,3]"})),
