@@ -216,6 +216,7 @@ def test_webassembly_trains() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("tests", "counts"),
     [("lasting.kills", {"GRADD_KILLS": "2000"}), ("power.", {"GRADD_DRAWS": "20"})],
@@ -227,7 +228,6 @@ def test_a_state_in_a_file_survives_more(tests: str, counts: dict[str, str]) -> 
         capture_output=True,
         text=True,
         env={**os.environ, **counts},
-        timeout=1500,
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert re.search(r"^[1-9]\d* passed, 0 failed", done.stdout, re.M), done.stdout
