@@ -338,6 +338,7 @@ def test_the_page_learns_and_goes_on_after_a_reload(web: Path, page: Page, tmp_p
             page.until("document.getElementById('clear').disabled")
         _wait_for_steps(page, _steps(page) + 50)
         _click(page, "#go")
+        page.until(f"{NEWS}.textContent === 'Paused.'")
         page.until("document.querySelectorAll('#drawings .good').length === 2")
         assert int(_text(page, "right").split()[0]) > max(before, 80)
         assert "private files" in _text(page, "kept")

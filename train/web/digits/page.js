@@ -139,7 +139,8 @@ let training = Promise.resolve();
 function setRunning(on) {
   running = kept.running = on;
   $("go").textContent = on ? "Pause" : "Train";
-  if (on) training = training.then(shown(train));
+  const end = () => { if (running) setRunning(false); }; // it has failed
+  if (on) training = training.then(shown(train)).then(end);
   return training;
 }
 
@@ -363,9 +364,11 @@ function listen() {
   ["pointerdown", "pointermove"].forEach((name) => $("paper").addEventListener(name, draw));
   $("paper").addEventListener("pointerup", shown(showReading));
   $("clear").onclick = clear;
-  $("go").onclick = shown(() => {
-    tell(running ? "Paused." : "It trains.");
-    return setRunning(!running);
+  $("go").onclick = shown(async () => {
+    const starts = !running;
+    if (starts) tell("It trains.");
+    await setRunning(starts);
+    if ($("news").className !== "bad") tell("Paused.");
   });
   $("head").onchange = shown(async () => {
     await (($("head").checked) ? session.freeze("body.*") : session.thaw("body.*"));
