@@ -13,6 +13,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from gradd import ORTModule
+from gradd.spec import CaptureError
 from helpers.models import families
 from helpers.nets import assert_close
 from helpers.selection import every_run
@@ -250,7 +251,7 @@ class Averaged(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.lin, self.momentum = nn.Linear(4, 4, dtype=dtype), 0.9
-        for name in ("product", "quotient", "sum", "between"):
+        for name in ("product", "quotient", "sum", "between", "raised", "lowered"):
             self.register_buffer(name, torch.ones(4, dtype=dtype))
         self.register_buffer("count", torch.ones(2, dtype=torch.int64))
 
@@ -262,13 +263,15 @@ class Averaged(nn.Module):
             self.sum.sub_(self.momentum).add_(self.momentum * 2)
             self.between.lerp_(y[0], 1 - self.momentum)
             self.count.mul_(len(x))
+            self.raised.addcmul_(y[0].abs(), y[1].abs(), value=self.momentum).pow_(self.momentum)
+            self.lowered.addcdiv_(y[0], y[1].abs() + 1, value=self.momentum)
         return torch.lerp(y, y.square() + self.between, self.momentum)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_momentum_may_change_between_calls(dtype: torch.dtype) -> None:
     eager = Averaged(dtype)
-    ours = ORTModule(copy.deepcopy(eager), strict=dtype is not torch.bfloat16)
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
     for momentum, rows in ((0.9, 3), (0.8, 4), (0.37, 5)):
         x = torch.randn(rows, 4, dtype=dtype)
         results = []
@@ -279,3 +282,68 @@ def test_a_momentum_may_change_between_calls(dtype: torch.dtype) -> None:
             y.sum().backward()
             results.append([y, *inner.buffers(), *(p.grad for p in inner.parameters())])
         torch.testing.assert_close(*results)  # within a step of bf16
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "where": lambda x, s: torch.where(x > 0, x, s) + torch.where(x > 0, s, 0.25),
+    "full": lambda x, s: x * torch.full((4,), s, dtype=x.dtype) + torch.full_like(x, s),
+    "threshold": lambda x, s: nn.functional.threshold(x, s, s),
+    "addcmul": lambda x, s: torch.addcmul(x, x, x, value=s),
+    "addmm": lambda x, s: torch.addmm(x, x, x.T @ x, beta=s, alpha=1 - s),
+    "baddbmm": lambda x, s: torch.baddbmm(x[None], x[None], (x.T @ x)[None], beta=s),
+    "leaky_relu": lambda x, s: nn.functional.leaky_relu(x, s),
+    "elu": lambda x, s: nn.functional.elu(x * 100, s) + nn.functional.elu(x, -s),
+    "shrink": lambda x, s: nn.functional.hardshrink(x, s) + nn.functional.softshrink(x, s / 3),
+    "hardtanh": lambda x, s: nn.functional.hardtanh(x, -s, s),
+    "scatter": lambda x, s: x.scatter(0, torch.zeros(1, 4, dtype=torch.int64), s),
+    "powers": lambda x, s: x.abs() ** s + s**x,
+    "in place": lambda x, s: (x + 0).abs().pow_(s).addcmul_(x, x, value=s),
+    "a part in place": lambda x, s: (t := x * 1, t[:, 1:].mul_(s), t[0].fill_(s), t)[-1],
+}
+
+
+class Scheduled(nn.Linear):
+    """All of them with one number, which follows a schedule."""
+
+    at = 0.9
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = super().forward(x)
+        return {name: function(y, self.at) for name, function in NUMBERS.items()}
+
+
+@pytest.mark.parametrize(
+    "dtype", every_run((torch.bfloat16,), [torch.float32, torch.float64, torch.bfloat16])
+)
+def test_numbers_of_operators_may_change_between_calls(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    eager = Scheduled(4, 4, dtype=dtype)
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    for at in (0.9, 0.8, 0.37):
+        x = torch.randn(3, 4, dtype=dtype)
+        results = []
+        for model, inner in ((ours, ours.module), (eager, eager)):
+            inner.at = at
+            model.zero_grad()
+            named = model(x)
+            sum(y.float().square().mean() for y in named.values()).backward()
+            results.append([*named.values(), inner.weight.grad, inner.bias.grad])
+        step = torch.finfo(dtype).eps
+        for ours_, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours_, theirs, rtol=8 * step, atol=8 * step)
+    assert ours.gradd_stats()["graphs"] == 2
+
+
+def test_a_number_that_has_to_be_a_constant_is_named() -> None:
+    class Normed(nn.Linear):
+        p = 1.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).norm(p=self.p, dim=1)
+
+    model = ORTModule(Normed(4, 4), strict=True)
+    x = torch.ones(2, 4)
+    model(x)
+    model.module.p = 2.5
+    with pytest.raises(CaptureError, match="norm.*p has to be a constant"):
+        model(x)

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from gradd import private
 from gradd.graph import rules as own
-from gradd.graph.nodes import Operator, argument, is_mutable, replace_call
+from gradd.graph.nodes import Operator, argument, fake_mode, is_mutable, replace_call
 
 # Products and rearrangements whose operator in ONNX would not do, where it has one. What checks
 # indices or has edges of its own stays whole until those are looked after.
@@ -53,10 +53,27 @@ def decompose(
         parts = wanted is None and _is_open_split(node)
         if parts or (wanted or _is_composed)(target):
             rule = partial(_slices, len(node.meta["val"])) if parts else rules.get(target)
+            rule = rule or own.LATE.get(target.name())
             body = _steps(node, rule)
             if body is None or wanted and not _is_enough(body, wanted, rules):
                 continue
             _inline(graph, node, body, signature)
+
+
+def replace(
+    graph: torch.fx.Graph, node: torch.fx.Node, rule: Callable[..., Any], signature: Any
+) -> None:
+    """Puts a rule's steps in an operator's place; it stays if the rule cannot be traced.
+
+    Args:
+        graph: The graph to change.
+        node: Of an operator.
+        rule: Takes the operator's arguments.
+        signature: Follows the outputs of the graph.
+    """
+    body = _steps(node, rule)
+    if body is not None:
+        _inline(graph, node, body, signature)
 
 
 def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
@@ -67,7 +84,8 @@ def _is_enough(body: torch.fx.Graph, wanted: Wanted, rules: Rules) -> bool:
 
 def _is_composed(target: Operator) -> bool:
     name = private.schema(target).name.removeprefix("aten::")
-    return target in own.DRAWS or name in _COMPOSED and _is_torchs(target)
+    ours = target in own.DRAWS or target.name() in own.LATE
+    return ours or name in _COMPOSED and _is_torchs(target)
 
 
 def _is_open_split(node: torch.fx.Node) -> bool:
@@ -103,8 +121,7 @@ def _steps(node: torch.fx.Node, rule: Callable[..., Any] | None) -> torch.fx.Gra
         rule = node.target.decompose  # type: ignore[union-attr]
     operands = list(node.all_input_nodes)
     values = [operand.meta.get("val") for operand in operands]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    mode = getattr(tensors[0], "fake_mode", None) if tensors else None
+    mode = fake_mode([*values, node.meta.get("val")])
     if mode is None:
         return None
 

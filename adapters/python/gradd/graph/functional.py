@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from gradd import private
 from gradd.graph.nodes import Operator, rename_outputs, storages, targets
 
 _aten = torch.ops.aten
@@ -50,14 +51,31 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
             walk.run()
 
 
-def _functional(target: Operator) -> Operator | None:
-    """The operator that returns the values that this one writes."""
+def counterpart(target: Operator) -> Operator | None:
+    """The operator that returns the values that this one writes; None = there is none."""
     name, _, overload = str(target).removeprefix("aten.").partition(".")
     if target.namespace != "aten" or not name.endswith("_"):
         return None
     # __iand__ writes the result of __and__.
     name = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")
-    return getattr(getattr(_aten, name, None), overload, None)
+    packet = getattr(_aten, name, None)
+    if packet is None:
+        return None
+    kinds = _kinds(target)
+    same = [getattr(packet, o) for o in sorted(packet.overloads(), key=overload.__ne__)]
+    return next((one for one in same if _kinds(one) == kinds), None)
+
+
+def result_of(node: Node) -> Any:
+    """What an operator gives for its operands: a tensor without values."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with node.args[0].meta["val"].fake_mode, torch.no_grad():  # type: ignore[union-attr]
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _kinds(target: Operator) -> list[tuple[str, str]]:
+    """pow_.Scalar writes what pow.Tensor_Scalar returns; pow.Scalar has a number first."""
+    return [(a.name, str(a.type)) for a in private.schema(target).arguments]
 
 
 class _Walk:
@@ -102,7 +120,7 @@ class _Walk:
         """Whether a write has a functional operator, and its part can be put back."""
         target = node.target
         assert isinstance(target, Operator)
-        if _functional(target) is None or torch.Tag.nondeterministic_seeded in target.tags:
+        if counterpart(target) is None or torch.Tag.nondeterministic_seeded in target.tags:
             return False
         if targets(node) != [node.args[0]] or not isinstance(node.meta.get("val"), torch.Tensor):
             return False
@@ -183,11 +201,9 @@ class _Walk:
     def _result(self, node: Node) -> Node:
         """The result of a write, in the type of its target."""
         args, kwargs = self._operands(node)
-        value = self._call(_functional(node.target), args, kwargs, like=node)  # type: ignore[arg-type]
+        value = self._call(counterpart(node.target), args, kwargs, like=node)  # type: ignore[arg-type]
         known = node.meta["val"]
-        given = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with known.fake_mode, torch.no_grad():
-            value.meta["val"] = value.target(*given[0], **given[1])  # type: ignore[operator]
+        value.meta["val"] = result_of(value)
         if value.meta["val"].dtype is known.dtype:
             return value
         return self._call(_aten._to_copy.default, (value,), {"dtype": known.dtype}, like=node)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.graph import decompose, functional, types, writes
+from gradd.graph import decompose, functional, numbers, types, writes
 from gradd.graph.nodes import (
     DETACH,
     OFF,
@@ -33,6 +33,7 @@ def prepare(program: Any) -> None:
     """Rewrites a program in place: StopGradient explicit, assertions removed."""
     graph, signature = program.graph_module.graph, program.graph_signature
     drop_assertions(graph)
+    numbers.make_explicit(graph, signature)
     decompose.decompose(graph, signature)
     _copy_attention(graph)
     _copy_dropout(graph)

@@ -66,6 +66,13 @@ def _normal(mean: Any, std: Any, *, generator: torch.Generator | None = None) ->
     return torch.ops.gradd.stop_gradient(drawn) + _zero(mean) + _zero(std)
 
 
+def _fma(a: torch.Tensor, b: Any, c: torch.Tensor) -> torch.Tensor:
+    """What Dynamo makes of addcmul_(value=) and addcdiv_(value=): rounded once."""
+    if c.dtype in _HALVES:
+        return (a.to(torch.float32) * b + c).to(c.dtype)
+    return a * b + c
+
+
 # torch's own, mean + deviation x normal number, would pass a gradient on to both operands, which
 # get zeros in PyTorch.
 DRAWS = {
@@ -73,11 +80,19 @@ DRAWS = {
     _aten.normal.Tensor_float: lambda mean, std=1.0, **kw: _normal(mean, std, **kw),
     _aten.normal.float_Tensor: _normal,
 }
+# An operator that is there once torch's own compiler has been imported.
+LATE: dict[str, Any] = {"prims::fma": _fma}
 
 
-def _beyond(x: torch.Tensor, lambd: float) -> torch.Tensor:
+def _beyond(x: torch.Tensor, lambd: Any) -> torch.Tensor:
     """x where it is outside of [-lambd, lambd], a bound in the type of x; else 0 without slope."""
-    low, high = (torch.full((), bound, dtype=x.dtype, device=x.device) for bound in (-lambd, lambd))
+
+    def bound(of: Any) -> torch.Tensor:
+        if isinstance(of, torch.Tensor):
+            return of.to(x.dtype)
+        return torch.full((), of, dtype=x.dtype, device=x.device)
+
+    low, high = bound(-lambd), bound(lambd)
     return torch.where((x < low) | (x > high), x, torch.zeros_like(x))
 
 

@@ -47,7 +47,7 @@ _ROUNDED = frozenset(
     }
 )
 # Pointwise, of tensors and numbers.
-_WITH_NUMBERS = frozenset(
+WITH_NUMBERS = frozenset(
     getattr(getattr(_aten, name), kind)
     for name in (
         *("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "rsub"),
@@ -56,14 +56,7 @@ _WITH_NUMBERS = frozenset(
     for kind in ("Tensor", "Scalar")
     if kind in getattr(_aten, name).overloads()
 )
-_UNROUNDED = _WITH_NUMBERS - _ROUNDED
-# In place: only of what the caller can see, as all other writes are values by now.
-_IN_PLACE = frozenset(
-    getattr(getattr(_aten, name), kind)
-    for name in ("add_", "sub_", "mul_", "div_", "lerp_")
-    for kind in ("Tensor", "Scalar")
-)
-_TAKES_NUMBERS = _WITH_NUMBERS | _IN_PLACE | {_aten.lerp.Scalar}
+_UNROUNDED = WITH_NUMBERS - _ROUNDED
 # Formulas that are one kernel of torch's, and several operators of ONNX.
 _FORMULAS = frozenset(
     {
@@ -113,7 +106,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
             _convert_all(graph, node)
         elif node.target in _NORMS:
             _compute_in_one_type(graph, node, signature)
-        elif node.target in _TAKES_NUMBERS and any(map(_is_number, node.args)):
+        elif node.target in WITH_NUMBERS and any(map(_is_number, node.args)):
             _number_in_type(graph, node, signature)
         elif _rounds_between(node):
             _compute_wide(graph, node, signature)
@@ -210,8 +203,6 @@ def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) 
     own = _type(tensor)
     if not own.is_floating_point and not _is_whole(node, own):
         return  # the result has another type than the tensor
-    if own in _HALVES and node.target in _IN_PLACE:
-        return  # a cast of the target would be written in its place
     wide = torch.float32 if own in _HALVES else own
     for number in [n for n in node.args if _is_number(n)]:
         with graph.inserting_before(node):

@@ -19,7 +19,7 @@ import onnx_ir as ir
 import torch
 
 from gradd import private
-from gradd.graph import nodes, rules
+from gradd.graph import nodes, numbers, rules
 from gradd.graph.decompose import decompose
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import Operator
@@ -351,4 +351,8 @@ def _named(err: BaseException, text: str) -> str:
             for value in frame.f_locals.values():
                 if isinstance(value, torch.fx.Node) and value.op == "call_function":
                     found = value
-    return text if found is None else f"{location_of(found)}: {found.target} ({text})"
+    if found is None:
+        return text
+    if isinstance(found.target, Operator) and (names := numbers.changing(found)):
+        text = f"{', '.join(names)} has to be a constant, and is a number that changes"
+    return f"{location_of(found)}: {found.target} ({text})"
