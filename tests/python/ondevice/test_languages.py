@@ -1,0 +1,71 @@
+"""libgradd_train from other languages: one program each, whose lines are those of C++."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+from test_library import line
+
+from helpers import BUILD, ROOT
+
+B = os.path.relpath(BUILD, ROOT)  # as `make` has it: another spelling is another build
+NATIVE = BUILD / "train/native"
+HERE = Path(__file__).parent
+
+
+def make(*targets: str) -> None:
+    """Targets of the makefile, in the tests' build."""
+    command = ["make", "--no-print-directory", f"B={B}", *targets]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def need(*programs: str) -> None:
+    """Skips by the name of a program that this machine lacks."""
+    for program in programs:
+        if not shutil.which(program):
+            pytest.skip(f"no {program}")
+
+
+def run(*command: str | Path, **more: str) -> list[str]:
+    """The lines that a program prints."""
+    env = {**os.environ, **more}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that each program trains."""
+    path = tmp_path_factory.mktemp("line") / "line.onnx"
+    onnx.save(line(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[str]:
+    """What the program for C++ prints, bits of the losses and weights among it."""
+    make(f"{B}/train/native/device_program_cpp")
+    lines = run(NATIVE / "device_program_cpp", model)
+    assert lines[0] == "0.000 3.000 -1.000"
+    assert lines[1].startswith("bits ")
+    return lines
+
+
+def java(*arguments: str | Path) -> list[str]:
+    """What a Java program prints, checked by JNI's own checks, which name what they do not like."""
+    options = ["-Xcheck:jni", f"-Djava.library.path={NATIVE}", "-Xmx64m", "-XX:+UseSerialGC"]
+    return run("java", *options, "-cp", NATIVE / "java/gradd-train.jar", *arguments)
+
+
+@pytest.mark.nightly
+def test_java_has_the_bits_of_cpp(model: Path, expected: list[str]) -> None:
+    need("javac", "java", "jar")
+    make("train-java")
+    assert java(HERE / "Line.java", model) == expected
