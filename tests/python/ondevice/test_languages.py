@@ -7,11 +7,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 from test_library import line
 
+from gradd.train import CheckpointState, LinearLRScheduler, Optimizer
 from helpers import BUILD, ROOT
+from helpers import device_models as models
 
 B = os.path.relpath(BUILD, ROOT)  # as `make` has it: another spelling is another build
 NATIVE = BUILD / "train/native"
@@ -69,3 +73,31 @@ def test_java_has_the_bits_of_cpp(model: Path, expected: list[str]) -> None:
     need("javac", "java", "jar")
     make("train-java")
     assert java(HERE / "Line.java", model) == expected
+
+
+@pytest.mark.nightly
+def test_java_trains_files_as_python_does(tmp_path: Path) -> None:
+    """The other methods; losses, checkpoint and exported model are those of gradd.train."""
+    need("javac", "java", "jar")
+    make("train-java")
+    folder = models.generate(tmp_path)
+    losses = [float(text) for text in java(HERE / "DeviceFiles.java", folder)]
+    x = ((np.arange(20) % 7 - 3) / 4).astype(np.float32).reshape(5, 4)
+    labels = np.array([0, 1, 2, 1, 0])
+    state, module = models.load(folder)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    schedule = LinearLRScheduler(optimizer, 2, 100, 0.125)
+    expected = []
+    for _ in range(10):
+        expected.append(float(module(x, labels)))
+        optimizer.step()
+        schedule.step()
+        module.lazy_reset_grad()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    saved = CheckpointState.load_checkpoint(folder / "java.checkpoint").parameters
+    for name, parameter in state.parameters:
+        np.testing.assert_allclose(saved[name].data, parameter.data, rtol=1e-4, atol=1e-6)
+    exported = ReferenceEvaluator(onnx.load(folder / "java.onnx"))
+    module.export_model_for_inferencing(folder / "python.onnx", ["scores"])
+    ours = ReferenceEvaluator(onnx.load(folder / "python.onnx")).run(None, {"x": x})
+    np.testing.assert_allclose(exported.run(None, {"x": x})[0], ours[0], rtol=1e-4, atol=1e-6)
