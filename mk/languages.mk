@@ -18,3 +18,10 @@ $(T_B)/libgradd_train_jni.so: train/java/gradd_train_jni.c train/gradd_train.h \
 	$(Q)$(T_CC) -std=gnu11 -Os -shared -fPIC -I. -I$(JAVA_HOME)/include -I$(J_MACHINE) \
 	    -include $(J_HEAD) $(T_WARN) -fvisibility=hidden -o $@ $< -L$(T_B) -lgradd_train \
 	    -Wl,-z,defs -Wl,-rpath,'$$ORIGIN'
+
+# The crate, and as its example the program of the tests.
+.PHONY: train-rust
+train-rust: $(T_B)/libgradd_train.so ## the library for devices, for Rust
+	@echo "  CARGO   $(T_B)/rust"
+	$(Q)GRADD_TRAIN_LIB=$(abspath $(T_B)) cargo build --quiet --offline --release --examples \
+	    --manifest-path train/rust/Cargo.toml --target-dir $(abspath $(T_B))/rust

@@ -101,3 +101,40 @@ def test_java_trains_files_as_python_does(tmp_path: Path) -> None:
     module.export_model_for_inferencing(folder / "python.onnx", ["scores"])
     ours = ReferenceEvaluator(onnx.load(folder / "python.onnx")).run(None, {"x": x})
     np.testing.assert_allclose(exported.run(None, {"x": x})[0], ours[0], rtol=1e-4, atol=1e-6)
+
+
+STRUCTURES = """#include <stdio.h>
+#include "train/gradd_train.h"
+#define SIZE(of) (int)sizeof(gradd_##of##_t)
+int main(void) {
+    printf("[%d, %d, %d, %d, %d, %d, %d, %d, %d]", SIZE(type), SIZE(train_parameter),
+           SIZE(train_progress), SIZE(train_property), SIZE(train_lasting), SIZE(train_model),
+           SIZE(train_optimizer), SIZE(train_options), SIZE(train_tensor));
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Bytes of the structures that a binding without C declares again."""
+    program = tmp_path_factory.mktemp("sizes") / "sizes"
+    command = ["gcc", "-I", ROOT, "-x", "c", "-o", program, "-"]
+    subprocess.run(command, input=STRUCTURES, text=True, check=True)
+    return run(program)
+
+
+@pytest.mark.nightly
+def test_rust_has_the_bits_of_cpp(model: Path, expected: list[str], tmp_path: Path) -> None:
+    """And, in a folder, asserts of the rest."""
+    need("cargo")
+    make("train-rust")
+    program, here = NATIVE / "rust/release/examples/line", {"LD_LIBRARY_PATH": str(NATIVE)}
+    assert run(program, model, tmp_path, **here) == expected
+
+
+@pytest.mark.nightly
+def test_rust_has_the_structures_of_c(sizes: list[str]) -> None:
+    need("cargo")
+    make("train-rust")
+    program = NATIVE / "rust/release/examples/line"
+    assert run(program, "sizes", LD_LIBRARY_PATH=str(NATIVE)) == sizes
