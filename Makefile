@@ -153,7 +153,8 @@ help: ## this list
 	 while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
 	@echo "  variables: B CC NVCC CUDA_HOME ARCH DEBUG ASAN UBSAN TSAN WERROR ONEDNN V; T for unit"
 
-include mk/tests.mk mk/fuzz.mk mk/cuda.mk mk/wheel.mk mk/gen.mk mk/train.mk mk/web.mk
+include mk/tests.mk mk/fuzz.mk mk/cuda.mk mk/wheel.mk mk/gen.mk mk/train.mk mk/languages.mk \
+        mk/web.mk
 
 # ---------------------------------------------------------------- compile and link
 $(ALL_OBJ): $(B)/gen/flags.txt | $(GEN) $(PB_C:.c=.h)

@@ -53,6 +53,7 @@ ROOMS = {
     " server/plan server/exec",
     "train/files": "shm platform server/api server/graph train",
     "train/web": "shm platform train",
+    "train/java": "shm train",
     "server/cli": "shm kernels/contract kernels/cases server/api server/host server/wire"
     " server/session server/explain server/daemon server/owner server/web",
 }

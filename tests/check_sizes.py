@@ -46,6 +46,7 @@ GIVEN = {
     "adapters/python/gradd/legacy/": "classes of onnxruntime.training",
     "adapters/python/gradd/train/": "functions of onnxruntime.training",
     "adapters/python/gradd/optim.py:__init__": "FusedAdam of onnxruntime.training.optim",
+    "train/java/": "functions that Java calls, after two parameters of its own",
     "tests/sim/nccl/library.c:ncclAllReduce": "a function of NCCL",
     "server/web/web.c:handle": "a callback of libmicrohttpd",
 }

@@ -1,7 +1,8 @@
 /* gradd_train.hpp, as a program of a device uses it: the model is the first argument, a training
- * model loss = mean((x w - y)^2) of x [n, 2] and w [2, 1]. Prints the line that it has learnt, and
- * the texts of two failures. The second argument, if there is one, is a file for the state, of which
- * it prints step and position when it has opened it again.
+ * model loss = mean((x w - y)^2) of x [n, 2] and w [2, 1]. Prints the line that it has learnt, its
+ * bits, and the texts of two failures; the programs for other languages (tests/python/ondevice)
+ * print the same. The second argument, if there is one, is a file for the state, of which it prints
+ * step and position when it has opened it again.
  */
 #include <cmath>
 #include <cstdio>
@@ -16,6 +17,12 @@ static gradd::Session open(const gradd::State &state, const char *path) {
     options.optimizer = gradd_train_sgd();
     options.threads = 1;
     return gradd::Session(state, options);
+}
+
+static unsigned bits(float value) {
+    std::uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    return word;
 }
 
 static int train(const char *path, const char *file) {
@@ -38,6 +45,7 @@ static int train(const char *path, const char *file) {
     if (file) state.commit();
     const std::vector<float> w = session.parameters();
     std::printf("%.3f %.3f %.3f\n", loss, w[0], w[1]);
+    std::printf("bits %08x %08x %08x\n", bits(loss), bits(w[0]), bits(w[1]));
     std::printf("%s %lld %s\n", session.input_names()[1].c_str(),
                 static_cast<long long>(state.property("epoch").integer),
                 state.property("name").text);

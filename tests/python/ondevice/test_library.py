@@ -113,8 +113,10 @@ def test_the_header_for_cpp_learns_a_line(tmp_path: Path) -> None:
     command = [program, model, tmp_path / "state"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [
-        "0.000 3.000 -1.000",
+    learnt, bits, *rest = done.stdout.splitlines()
+    assert learnt == "0.000 3.000 -1.000"
+    assert bits.startswith("bits ")
+    assert rest == [
         "y 3 line",
         "TENSOR: expected 2 inputs, got 1",
         "TENSOR: no parameter of the model matches 'v*'",
