@@ -82,7 +82,7 @@ train: $(T_B)/ops/libgradd_train.a $(if $(filter wasm,$(TARGET)),,$(T_B)/ops/lib
 endif
 NATIVE_TRAIN := $(B)/train/native/libgradd_train.a
 ifneq ($(TARGET),native)
-$(NATIVE_TRAIN): FORCE
+$(NATIVE_TRAIN): FORCE | $(GEN)
 	@$(MAKE) --no-print-directory TARGET=native OPS= TYPES= $@
 endif
 $(B)/train/families: tools/train_families.c $(NATIVE_TRAIN)

@@ -7,7 +7,7 @@ W_JS   := $(wildcard train/web/*.js train/web/digits/*.html train/web/digits/*.c
           train/web/digits/*.js)
 .PHONY: web
 ifneq ($(TARGET),wasm)
-web: ## the library for a browser's tab and node, and a page that trains: build/web
+web: $(B)/lib/libgradd_train.so ## the library for a browser and node, and a page: build/web
 	@$(MAKE) --no-print-directory TARGET=wasm $@
 else
 web: $(W_WASM) $(W_JS:train/web/%=$(W_B)/%) $(W_B)/digits/checkpoint
@@ -24,7 +24,7 @@ $(W_B)/ops/gradd.wasm: $(W_OBJ) $(filter-out %/platform/wasm.o,$(T_OPS_OBJ))
 $(W_B)/gradd.wasm $(W_B)/ops/gradd.wasm:
 	@mkdir -p $(@D); echo "  LD      $@"
 	$(Q)$(T_CC) $(W_LINK) -o $@ $^ -lm
-$(W_B)/digits/checkpoint: train/web/digits/artifacts.py | $(B)/lib/libgradd_train.so
+$(W_B)/digits/checkpoint: train/web/digits/artifacts.py
 	@mkdir -p $(@D); echo "  GEN     $@"
 	$(Q)$(PY) $< $(@D)
 $(W_B)/%: train/web/%

@@ -132,7 +132,7 @@ def test_sizes(web: Path, tmp_path: Path) -> None:
     training, evaluation = (web / f"digits/{kind}_model.onnx" for kind in ("training", "eval"))
     command = ["make", "--no-print-directory", f"B={B}", f"OPS={training},{evaluation}", "web"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert len(gzip.compress((web / "ops/gradd.wasm").read_bytes())) <= 250 * 1000
+    assert len(gzip.compress((web / "ops/gradd.wasm").read_bytes())) <= 180 * 1000
     dims = make_training(tmp_path / "digits", web, "digits")
     shutil.copy(web / "gradd.js", web / "ops")
     words = (tmp_path / "digits/", STEPS, json.dumps(dims))
