@@ -82,9 +82,11 @@ def _overload(target: Operator) -> Operator | None:
     for name in target.overloadpacket.overloads():
         other = getattr(target.overloadpacket, name)
         pointwise = torch.Tag.pointwise in {*target.tags, *other.tags}
-        if other is not target and pointwise and wanted == [
-            (a.name, str(a.type)) for a in private.schema(other).arguments
-        ]:
+        if (
+            other is not target
+            and pointwise
+            and wanted == [(a.name, str(a.type)) for a in private.schema(other).arguments]
+        ):
             return other
     return None
 
@@ -176,4 +178,6 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
     _aten.full_like.default: lambda self, fill_value, **unused: fill_value.expand_as(self).clone(),
 }
 # Of halves torch rounds the number first.
-_ROUNDED = frozenset({_aten.pow.Tensor_Scalar, _aten.pow.Scalar, _aten.threshold.default, _aten.hardshrink.default})
+_ROUNDED = frozenset(
+    {_aten.pow.Tensor_Scalar, _aten.pow.Scalar, _aten.threshold.default, _aten.hardshrink.default}
+)
