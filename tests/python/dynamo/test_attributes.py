@@ -347,3 +347,44 @@ def test_a_number_that_has_to_be_a_constant_is_named() -> None:
     model.module.p = 2.5
     with pytest.raises(CaptureError, match="norm.*p has to be a constant"):
         model(x)
+
+
+class Codebook(nn.Module):
+    """The moving average of a VQ-VAE, through .data: of choices, and of detached values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(6, 4)
+        self.register_buffer("mean", torch.randn(5, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.lin(x)
+        chosen = torch.cdist(z, self.mean.clone()).argmin(1)
+        chosen = nn.functional.one_hot(chosen, 5).type_as(z)
+        self.mean.data.mul_(0.9).add_(chosen.T @ z.detach(), alpha=0.1)
+        return z.square().sum() + self.mean.detach().sum()
+
+
+def test_values_without_a_gradient_are_written_to_data() -> None:
+    eager = Codebook()
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    for _ in range(2):
+        x = torch.randn(7, 6)
+        for model in (eager, ours):
+            model(x).backward()
+        inner = ours.module
+        assert_close(inner.mean, eager.mean)
+        assert_close(inner.lin.weight.grad, eager.lin.weight.grad)
+
+
+def test_a_write_to_a_parameter_is_told_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    class Target(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.weight.mul_(0.5).add_(1.0)
+            return super().forward(x)
+
+    ORTModule(Target(4, 4).requires_grad_(False))(torch.ones(2, 4))
+    assert "writes to the parameter 'weight'" in caplog.text
+    assert "mul_'" not in caplog.text

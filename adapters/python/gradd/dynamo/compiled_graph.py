@@ -453,7 +453,7 @@ class CompiledGraph:
             if not isinstance(real, torch.Tensor):
                 real = None
             bound = isinstance(real, torch.nn.Parameter) or _is_bound_buffer(real, source)
-            name = self.owner.name_of(real, source) if real is not None else source.name
+            name = self._name_of(source, real)
             shape = getattr(lower.value_of(source), "shape", ())
             inputs.append(
                 Input(
@@ -466,6 +466,16 @@ class CompiledGraph:
                 )
             )
         return inputs
+
+    def _name_of(self, source: Node, real: torch.Tensor | None) -> str:
+        """Of an input; what a write to a parameter returns has the parameter's name."""
+        value = lower.value_of(source)
+        if real is None and isinstance(value, torch.nn.Parameter):
+            known = ((n, lower.value_of(n)) for n in self.placeholders)
+            same = (n for n, x in known if isinstance(x, torch.Tensor) and x is value)
+            source = next(same, source)
+            real = dict(zip(self.placeholders, self.examples, strict=True)).get(source)
+        return source.name if real is None else self.owner.name_of(real, source)
 
     def reasons(self) -> dict[str, Exception]:
         """Why something runs in PyTorch, by the names of operators."""

@@ -108,6 +108,26 @@ def _keep_copies(graph: torch.fx.Graph, written: set[int]) -> None:
         node.replace_input_with(source, copy)
 
 
+def _without_gradient(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Nodes that give no floats, or floats that only such nodes read, as distances for argmin()."""
+    lost: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        value = node.meta.get("val")
+        whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        ends = node.op == "call_function" and not targets(node)
+        if ends and (whole or is_detach(node) or all(map(lost.__contains__, node.users))):
+            lost.add(node)
+    return lost
+
+
+def _differentiated(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Operands, without those of which a node reads size and type alone."""
+    name = packet(node)
+    if name == "type_as":
+        return node.all_input_nodes[:1]
+    return [] if name.endswith("_like") or name.startswith("new_") else node.all_input_nodes
+
+
 class _Pass:
     """One walk in the order of execution.
 
@@ -121,6 +141,7 @@ class _Pass:
         kept: Written storages that a node with a backward has read so far, or made and may have
             kept: what that backward sees then, a graph cannot say.
         kept_data: The same for reads of aliases that come from Tensor.data.
+        lost: Nodes that no gradient can reach.
     """
 
     def __init__(self, graph: torch.fx.Graph, signature: Any, written: set[int]) -> None:
@@ -134,6 +155,7 @@ class _Pass:
         self.partial: set[torch.fx.Node] = set()
         self.kept: set[int] = set()
         self.kept_data: set[int] = set()
+        self.lost = _without_gradient(graph)
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -183,7 +205,8 @@ class _Pass:
         """A node that makes memory of its own."""
         off = bool(node.meta.get(OFF))
         reads = not (off or is_detach(node))
-        history = reads and any(self._carries_history(n) for n in node.all_input_nodes)
+        history = reads and node not in self.lost
+        history = history and any(map(self._carries_history, _differentiated(node)))
         if off and is_float(node) and storages(node) & self.written:
             # Later writes must go to this memory, not to a copy for some readers.
             node.meta[OFF] = False
