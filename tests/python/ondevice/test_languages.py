@@ -82,7 +82,9 @@ def test_java_trains_files_as_python_does(tmp_path: Path) -> None:
     """The other methods; losses, checkpoint and exported model are those of gradd.train."""
     need("javac", "java", "jar")
     make("train-java")
-    folder = models.generate(tmp_path)
+    folder = models.generate(tmp_path, nominal_checkpoint=True)
+    weights = np.random.default_rng(3).standard_normal(4 * 6 + 6 + 6 * 3 + 3).astype(np.float32)
+    weights.tofile(folder / "global.f32")
     losses = [float(text) for text in java(HERE / "DeviceFiles.java", folder)]
     x = ((np.arange(20) % 7 - 3) / 4).astype(np.float32).reshape(5, 4)
     labels = np.array([0, 1, 2, 1, 0])
@@ -103,6 +105,23 @@ def test_java_trains_files_as_python_does(tmp_path: Path) -> None:
     module.export_model_for_inferencing(folder / "python.onnx", ["scores"])
     ours = ReferenceEvaluator(onnx.load(folder / "python.onnx")).run(None, {"x": x})
     np.testing.assert_allclose(exported.run(None, {"x": x})[0], ours[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        np.fromfile(folder / "update.f32", np.float32),
+        update(folder, weights, x, labels),
+        atol=1e-6,
+    )
+
+
+def update(folder: Path, weights: np.ndarray, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """What a client of a federation sends after five steps from these weights."""
+    _, module = models.load(folder, "nominal_checkpoint")
+    module.copy_buffer_to_parameters(weights, False)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    for _ in range(5):
+        module(x, labels)
+        optimizer.step()
+        module.lazy_reset_grad()
+    return module.get_contiguous_parameters(False) - weights
 
 
 STRUCTURES = """#include <stdio.h>
