@@ -1,7 +1,7 @@
 # libgradd_train: the engine and train/ for a device, small and without libraries. TARGET says for
-# which: native, aarch64, armhf, riscv64 or wasm, each in a folder of its own, $(B)/train/$(TARGET).
-# Their compilers are packages of Debian: gcc-aarch64-linux-gnu and its like, emscripten; programs
-# for them run in qemu-user and node.
+# which: native, aarch64, armhf, riscv64, wasm or android, each in a folder of its own,
+# $(B)/train/$(TARGET). Their compilers are packages of Debian: gcc-aarch64-linux-gnu and its like,
+# emscripten; programs for them run in qemu-user and node. For android NDK names Android's kit.
 TARGET ?= native
 T_B    := $(B)/train/$(TARGET)
 
@@ -9,20 +9,28 @@ T_PREFIX_aarch64 := aarch64-linux-gnu-
 T_PREFIX_armhf   := arm-linux-gnueabihf-
 T_PREFIX_riscv64 := riscv64-linux-gnu-
 T_PREFIX := $(T_PREFIX_$(TARGET))
-T_CC     := $(if $(filter wasm,$(TARGET)),emcc,$(if $(T_PREFIX),$(T_PREFIX)gcc,$(CC)))
-T_AR     := $(if $(filter wasm,$(TARGET)),emar,$(T_PREFIX)ar)
-T_STRIP  := $(T_PREFIX)strip
+NDK_BIN  := $(NDK)/toolchains/llvm/prebuilt/linux-x86_64/bin
+T_CC_wasm       := emcc
+T_AR_wasm       := emar
+T_CC_android    := $(NDK_BIN)/aarch64-linux-android26-clang
+T_AR_android    := $(NDK_BIN)/llvm-ar
+T_STRIP_android := $(NDK_BIN)/llvm-strip
+T_CC     := $(or $(T_CC_$(TARGET)),$(if $(T_PREFIX),$(T_PREFIX)gcc,$(CC)))
+T_AR     := $(or $(T_AR_$(TARGET)),$(T_PREFIX)ar)
+T_STRIP  := $(or $(T_STRIP_$(TARGET)),$(T_PREFIX)strip)
 
 # 32 registers of 128 bits, but for armhf, which has 16.
 T_ARCH_native  := $(ARCH)
 T_ARCH_armhf   := -march=armv7-a+neon-vfpv4 -mfloat-abi=hard
 T_ARCH_wasm    := -msimd128
 # One thread where the compiler has no OpenMP: platform/serial/omp.h stands in.
-T_OMP_wasm := -Iplatform/serial -Wno-unknown-pragmas
+T_OMP_wasm    := -Iplatform/serial -Wno-unknown-pragmas
+T_OMP_android := $(T_OMP_wasm) # the kit's OpenMP: T_OMP="-fopenmp -static-openmp"
 T_OMP      := $(or $(T_OMP_$(TARGET)),-fopenmp)
 # clang knows not all of gcc's; what only `#pragma omp` reads is unused without it.
 T_WARN_wasm := $(filter-out %maybe-uninitialized,$(WARN)) -Wno-unused-variable -Wno-unused-function
-T_WARN      := $(or $(T_WARN_$(TARGET)),$(WARN))
+T_WARN_android := $(T_WARN_wasm)
+T_WARN         := $(or $(T_WARN_$(TARGET)),$(WARN))
 
 # Of the engine all but what only a daemon or its tests need: segments, leases, plug-ins, oneDNN,
 # the journal of a step. protobuf-c's runtime is replaced by train/onnx_unpack.c.

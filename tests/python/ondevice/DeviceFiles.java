@@ -16,7 +16,8 @@ import java.util.concurrent.Callable;
 /**
  * All methods of the Java classes that Line.java does not call, on the files of generate_artifacts
  * in the folder that is the first argument: x [rows, 4], labels [rows]. Prints the losses of ten
- * steps, for a comparison with Python, and writes java.checkpoint and java.onnx there.
+ * steps, for a comparison with Python, and writes java.checkpoint, java.onnx and, from the weights
+ * in global.f32, update.f32 there.
  */
 final class DeviceFiles {
     private static final int ROWS = 5;
@@ -215,6 +216,34 @@ final class DeviceFiles {
         fails("a zero inside", () -> new CheckpointState().getParameter("a\0b"));
     }
 
+    /** A round of a federation: from global weights in a file to the difference in another. */
+    private void updates() throws Exception {
+        FloatBuffer global = floats(Files.readAllBytes(file("global.f32")));
+        float[] before = new float[global.remaining()];
+        global.get(before);
+        try (CheckpointState state = CheckpointState.loadCheckpoint(file("nominal_checkpoint"));
+                TrainingSession session = new TrainingSession(state, fromMemory())) {
+            hold(state.getParameter("fc1.bias") == null, "no values in a nominal checkpoint");
+            fails("fc1", () -> session.trainStep(input(), labels()));
+            session.copyBufferToParameters(before, false);
+            for (int i = 0; i < 5; i++) {
+                session.trainStep(input(), labels());
+                session.optimizerStep();
+                session.lazyResetGrad();
+            }
+            float[] after = session.getContiguousParameters(false);
+            ByteBuffer update = ByteBuffer.allocate(4 * after.length).order(ByteOrder.nativeOrder());
+            for (int i = 0; i < after.length; i++) {
+                update.putFloat(after[i] - before[i]);
+            }
+            Files.write(file("update.f32"), update.array());
+        }
+    }
+
+    private static FloatBuffer floats(byte[] bytes) {
+        return ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder()).asFloatBuffer();
+    }
+
     private static void makesTensors() throws Exception {
         FloatBuffer swapped = ByteBuffer.allocateDirect(8).asFloatBuffer(); // big-endian
         swapped.put(0, 1.5f);
@@ -237,6 +266,7 @@ final class DeviceFiles {
         DeviceFiles here = new DeviceFiles(Path.of(folders[0]));
         here.trains();
         here.lasts();
+        here.updates();
         makesTensors();
     }
 }
