@@ -66,8 +66,8 @@ def _name_inference(given: bool | None) -> None:
 def __getattr__(name: str) -> Any:
     if name == "ModuleWithLoss":
         raise ImportError(
-            "optimum.onnxruntime.trainer.ModuleWithLoss: use "
-            "ORTTrainingArguments(use_module_with_loss=True), which captures the loss with the model"
+            "optimum.onnxruntime.trainer.ModuleWithLoss: use ORTTrainingArguments("
+            "use_module_with_loss=True), which captures the loss with the model"
         )
     raise AttributeError(name)
 
