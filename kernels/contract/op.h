@@ -323,12 +323,15 @@ static inline bool gradd_op_is_composite(const gradd_op_t *op) {
     (const gradd_attr_spec_t[]) {                                                                  \
         __VA_ARGS__, {0}                                                                           \
     }
-/* A library for small devices leaves references and cases out. */
+/* A library for small devices leaves references and cases out, and GRADD_EXPANSION: that of an
+ * operator which the CPU has a kernel for. */
 #ifdef GRADD_NO_CASES
-#define GRADD_REF(function) (sizeof(&(function)) > 0)
-#define GRADD_CASES(...)    NULL
+#define GRADD_REF(function)       (sizeof(&(function)) > 0)
+#define GRADD_EXPANSION(function) ((gradd_status_t (*)(gradd_expand_t *))(sizeof(&(function)) == 0))
+#define GRADD_CASES(...)          NULL
 #else
-#define GRADD_REF(function) function
+#define GRADD_REF(function)       function
+#define GRADD_EXPANSION(function) function
 #define GRADD_CASES(...)                                                                           \
     (const gradd_case_t[]) {                                                                       \
         __VA_ARGS__, {0}                                                                           \

@@ -118,7 +118,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", None, "never needed", False),
     Option("ORTMODULE_CACHE_DIR", None, "folder of translated graphs"),
-    Option("ORTMODULE_ENABLE_ZERO_STAGE3", None, "not yet", False),
+    Option("ORTMODULE_ENABLE_ZERO_STAGE3", None, "ZeRO of stage 3 runs in PyTorch", False),
     Option("ORTMODULE_USE_TRITON", None, "no Triton here", False),
     Option("ORTMODULE_TRITON_CONFIG_FILE", None, "no Triton here", False),
     Option("ORTMODULE_TRITON_DEBUG", None, "no Triton here", False),

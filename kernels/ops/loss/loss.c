@@ -481,7 +481,8 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_cross_entropy_grad,
-             .expand = expand_cross_entropy_grad, .ref = GRADD_REF(ref_cross_entropy_grad),
+             .expand = GRADD_EXPANSION(expand_cross_entropy_grad),
+             .ref = GRADD_REF(ref_cross_entropy_grad),
              .cases = GRADD_CASES(
                  {.text = "f32[] f32[4,3] " LABELS " | ignore_index=-100"},
                  {.text = "f32[4] f32[4,3] i32[4]:(0,2) | reduction=\"none\""},
@@ -501,7 +502,7 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS, {"shape", GRADD_ATTR_INTS, true}),
-             .infer = infer_likelihood_grad, .expand = expand_likelihood_grad,
+             .infer = infer_likelihood_grad, .expand = GRADD_EXPANSION(expand_likelihood_grad),
              .ref = GRADD_REF(compute_likelihood_grad),
              .cases = GRADD_CASES({.text = "f32[] " LABELS " | ignore_index=-100 shape=[4,3]"},
                                   {.text = "f32[2,2] i64[2,2]:(0,2) f32[3] | reduction=\"none\" "

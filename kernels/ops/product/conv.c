@@ -310,7 +310,7 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(SHARED, {"dims", GRADD_ATTR_INTS, true},
                                       {"begins", GRADD_ATTR_INTS, true}),
-             .infer = infer_data, .grad = grad_data, .expand = expand_data,
+             .infer = infer_data, .grad = grad_data, .expand = GRADD_EXPANSION(expand_data),
              .ref = GRADD_REF(gradd_conv_ref),
              .cases = GRADD_CASES(
                  CASE("f32[2,4,6] f32[4,3,3] | dims=[8] begins=[0]"),

@@ -327,7 +327,8 @@ GRADD_OPS(
         "WindowMax", "com.gradd", 1, (2, 1 + GRADD_WINDOW_AXES), (1, 2), .flags = GRADD_OP_INTERNAL,
         .counts = 2, .types = {GRADD_T_FLOAT, GRADD_DTB(I64)},
         .attrs = GRADD_ATTR_LIST({GRADD_WINDOW_STEPS, GRADD_ATTR_INTS, false}), .infer = infer_max,
-        .grad = grad_max, .expand = gradd_window_max_expand, .ref = GRADD_REF(ref_max),
+        .grad = grad_max, .expand = GRADD_EXPANSION(gradd_window_max_expand),
+        .ref = GRADD_REF(ref_max),
         .cases = GRADD_CASES(
             {.text = "f32[2,5] i64[3,2]={0,2,1,3,3,2}"},
             {.text = "f32[2,5] i64[3,2]={0,2,1,2,0,3} | steps=[2] -> 2", .grad_tol = -1},
@@ -360,7 +361,8 @@ GRADD_OPS(
              (GRADD_WINDOW_TURNED + 1, GRADD_WINDOW_TURNED + GRADD_WINDOW_AXES), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_DTB(I64)}, .infer = infer_max_grad,
-             .expand = gradd_window_max_grad_expand, .ref = GRADD_REF(ref_max_grad),
+             .expand = GRADD_EXPANSION(gradd_window_max_grad_expand),
+             .ref = GRADD_REF(ref_max_grad),
              .cases = GRADD_CASES(
                  {.text = "f32[2,3] i64[2,3]={0,2,2,1,1,4} i64[5,2]={0,1,0,2,0,3,1,2,2,1}"},
                  {.text = "f32[2,2,2] i64[2,2,2]={0,1,5,5,4,4,4,4} i64[2,2]={0,2,0,2} "

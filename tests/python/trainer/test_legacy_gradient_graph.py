@@ -18,6 +18,8 @@ from gradd.errors import IoError, TensorError, UnsupportedError
 from gradd.legacy.gradient_graph import export_gradient_graph
 from gradd.spec import CaptureError
 
+pytestmark = pytest.mark.one_in(2)
+
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 

@@ -198,3 +198,34 @@ def test_ways_of_several_processes_that_are_not_served_are_named(tmp_path: Path)
     args.parallelism_config = object()
     with pytest.raises(NotImplementedError, match="parallelism_config"):
         refuse.check_trainer(_trainer_of(args))
+
+
+class Distance(torch.nn.Module):
+    """What Trainer evaluates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.layer(x).squeeze(1)
+        return {"loss": (y - labels).square().mean(), "logits": y}
+
+
+@pytest.mark.quick
+def test_old_arguments_of_evaluate_and_predict_are_named(tmp_path: Path) -> None:
+    data = [{"x": torch.ones(2), "labels": torch.zeros(())} for _ in range(3)]
+    trainer = ORTTrainer(Distance(), make(tmp_path, disable_tqdm=True), eval_dataset=data)
+    with pytest.warns(FutureWarning, match="`inference_with_ort` has no effect"):
+        old = trainer.evaluate(data, inference_with_ort=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        assert trainer.evaluate()["eval_loss"] == old["eval_loss"]
+    with pytest.warns(FutureWarning, match="`inference_with_ort` has no effect"):
+        assert trainer.predict(data, inference_with_ort=False).predictions.shape == (3,)
+
+
+@pytest.mark.quick
+def test_a_class_of_the_old_trainer_says_what_to_use() -> None:
+    with pytest.raises(ImportError, match=r"use_module_with_loss=True\)"):
+        from optimum.onnxruntime.trainer import ModuleWithLoss  # noqa: F401

@@ -46,6 +46,31 @@ class ORTTrainer(DaemonTraining):
         super().__init__(unwrapped(model), args, *rest, **kwargs)
         self.gradd_begin()
 
+    def evaluate(self, *args: Any, inference_with_ort: bool | None = None, **kwargs: Any) -> Any:
+        """As in Trainer; `inference_with_ort` of old scripts has no effect, and is named."""
+        _name_inference(inference_with_ort)
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, inference_with_ort: bool | None = None, **kwargs: Any) -> Any:
+        """As in Trainer; `inference_with_ort` of old scripts has no effect, and is named."""
+        _name_inference(inference_with_ort)
+        return super().predict(*args, **kwargs)
+
+
+def _name_inference(given: bool | None) -> None:
+    if given is not None:
+        text = "ORTTrainer: `inference_with_ort` has no effect: the trained model is evaluated."
+        warnings.warn(text, FutureWarning, stacklevel=3)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ModuleWithLoss":
+        raise ImportError(
+            "optimum.onnxruntime.trainer.ModuleWithLoss: use ORTTrainingArguments("
+            "use_module_with_loss=True), which captures the loss with the model"
+        )
+    raise AttributeError(name)
+
 
 def accelerate(
     trainer: _Trainer, *, strict: bool = False, memory_budget: str | int | None = None
