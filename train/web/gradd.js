@@ -67,8 +67,8 @@ class Instance {
   }
 
   check(status) {
-    if (!status) return;
-    throw new TrainError(this.text(this.c.web_status_name(status)), this.text(this.c.web_error()));
+    if (status) throw new TrainError(
+      this.text(this.c.web_status_name(status)), this.text(this.c.web_error()));
   }
 
   put({buffer, byteOffset, byteLength}) {
@@ -223,21 +223,22 @@ function startHere() {
 function startWorker() {
   const worker = new Worker(import.meta.url, {type: "module", name: WORKER});
   const waiting = new Map();
+  let last = 0, ended;
   const end = (why) => {
+    ended = new TrainError("STALE", why);
     worker.terminate();
-    waiting.forEach(([, reject]) => reject(new TrainError("STALE", why)));
+    waiting.forEach(([, reject]) => reject(ended));
   };
   worker.onerror = (event) => end(`the worker has ended: ${event.message ?? "it did not load"}`);
   worker.onmessage = ({data: [id, error, result]}) => {
     const [resolve, reject] = waiting.get(id);
     waiting.delete(id);
-    if (error) reject(new TrainError(...error));
-    else resolve(result);
+    return error ? reject(new TrainError(...error)) : resolve(result);
   };
-  let last = 0;
   const call = (method, words) => new Promise((resolve, reject) => {
     waiting.set((last += 1), [resolve, reject]);
-    worker.postMessage([last, method, words]);
+    if (ended) reject(ended);
+    else worker.postMessage([last, method, words]);
   });
   return [call, end];
 }
@@ -264,7 +265,6 @@ async function readBytes(source) {
 export class TrainingSession {
   #call;
   #end;
-
   static {
     for (const name of Object.getOwnPropertyNames(Engine.prototype).slice(1)) {
       this.prototype[name] = function (...words) { return this.#call(name, words); };

@@ -271,6 +271,35 @@ def test_a_tab_takes_part_in_a_federation(web: Path, page: Page, tmp_path: Path)
     np.testing.assert_allclose(of_tab, native, atol=2e-5)
 
 
+@pytest.mark.nightly
+def test_the_page_answers_while_a_worker_works(web: Path, page: Page) -> None:
+    """Timers of the page run during a step; without a worker none does."""
+    with serve(web) as url:
+        page.open(url + "digits/page.css")
+        script = """(async () => {
+            const {Tensor, TrainingSession} = await import("/gradd.js");
+            const at = "/digits/";
+            const trainModel = at + "training_model.onnx";
+            const files = {checkpointState: at + "checkpoint", trainModel};
+            const counts = [];
+            for (const options of [undefined, {worker: false}]) {
+                const session = await TrainingSession.create(files, options);
+                const x = new Tensor("float32", new Float32Array(1024 * 784), [1024, 1, 28, 28]);
+                const labels = new Tensor("int64", Array(1024).fill(1));
+                let count = 0;
+                const tick = () => { count += 1; timer = setTimeout(tick, 0); };
+                let timer = setTimeout(tick, 0);
+                await session.runTrainStep({x, labels}, []);
+                counts.push(count);
+                clearTimeout(timer);
+                await session.release();
+            }
+            return counts;
+        })()"""
+        in_worker, in_page = page.run(script)
+    assert in_worker > 0 and in_page == 0
+
+
 def _text(page: Page, name: str) -> str:
     return page.run(f"document.getElementById('{name}').textContent")
 
@@ -361,6 +390,12 @@ def test_the_page_learns_and_goes_on_after_a_reload(web: Path, page: Page, tmp_p
         for width, colours in ((1100, "light"), (1100, "dark"), (360, "dark"), (320, "light")):
             assert _show(page, width, colours) <= width
             assert _is_dark(page) == (colours == "dark")
+        write = "store.write('checkpoint', new Uint8Array([1, 2, 3]))"
+        page.run(f"import('/store.js').then((s) => s.openStore('gradd-digits'))"
+                 f".then((store) => {write})")  # fmt: skip
+        page.do("Page.reload")
+        page.until(f"/it begins anew: checkpoint: /.test({NEWS}?.textContent)")
+        page.until("document.querySelectorAll('#drawings li').length === 2")
         _click(page, "#again")
         page.until(f"/^Ready/.test({NEWS}?.textContent) && document.readyState === 'complete'")
         page.until("document.getElementById('n-steps').textContent === '0'")
@@ -439,10 +474,16 @@ def test_a_worker_that_fails_says_so(web: Path, page: Page) -> None:
             await session.release();
             await hear(() => late);
             await step;
+            globalThis.Worker = class { // as one whose script does not load
+                postMessage() { queueMicrotask(() => this.onerror({})); }
+                terminate() {}
+            };
+            await hear(() => TrainingSession.create(files));
             return [...said, session.evalInputNames.length];
         })()""")
     sentences = ["IO: cannot load", "MODEL: ", "UNSUPPORTED: ", "UNSUPPORTED: "]
     sentences += ["STALE: the session was released"] * 2
-    assert len(said) == 7 and said.pop() == 0
+    sentences += ["STALE: the worker has ended: it did not load"]
+    assert len(said) == 8 and said.pop() == 0
     for text, sentence in zip(said, sentences, strict=True):
         assert text.startswith(f"TrainError {sentence}"), said
