@@ -51,6 +51,29 @@ def test_one_that_was_kept_goes() -> None:
     assert model.gradd_stats()["shared_bytes"] < with_two
 
 
+@pytest.mark.parametrize("index", [0, 2])
+def test_one_gradient_keeps_all_of_a_slot(index: int) -> None:
+    model = made()
+    step(model)
+    kept = list(model.parameters())[index].grad
+    values = kept.clone()
+    assert kept.untyped_storage().nbytes() == 4 * kept.numel()
+    for _ in range(2):
+        step(model)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(p.grad)
+    assert (
+        count(model) == 2
+        and torch.equal(kept, values)
+        and not torch.equal(list(model.parameters())[index].grad, values)
+    )
+    del kept
+    for _ in range(slots._KEPT + 2):
+        step(model)
+    assert count(model) == 1
+
+
 def test_accumulation_keeps_two() -> None:
     """They would be made anew in every step otherwise."""
     model = made()

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -109,25 +109,34 @@ class Slot:
     def tensors(self) -> list[torch.Tensor]:
         """Fresh tensors over the buffers, each the only owner of its storage.
 
-        Block.tensor() for each, in one loop: models have hundreds of parameters.
+        Block.tensor() for each, in one loop: models have hundreds of parameters. A slot is in use
+        as long as one of its tensors is, so those of a block share what tells of their end.
         """
         made: list[torch.Tensor] = []
-        for block, (_, rows) in zip(self.blocks, self.layout.parts, strict=True):
-            view, start = block.segment.view, block.offset
-            ties, died = block.ties, block.returned.append
-            make = block.segment.make
+        for block, (total, rows) in zip(self.blocks, self.layout.parts, strict=True):
+            segment, start = block.segment, block.offset
+            whole = self._part(block, start, total) if segment.is_host else None
             for dtype, shape, offset, size, count in rows:
                 if not size:
-                    made.append(torch.empty(shape, dtype=dtype, device=block.segment.device))
+                    made.append(torch.empty(shape, dtype=dtype, device=segment.device))
+                    continue
+                if whole is not None:
+                    tensor = torch.frombuffer(whole, dtype=dtype, count=count, offset=offset)
                 else:
-                    exporter = view[start + offset : start + offset + size]
-                    end = Tie(exporter, died)
-                    end.what = block
-                    ties.add(end)
-                    block.pins += 1
-                    tensor = make(exporter, dtype=dtype, count=count)
-                    made.append(tensor if len(shape) == 1 else tensor.resize_(shape))
+                    part = self._part(block, start + offset, size)
+                    tensor = segment.make(part, dtype=dtype, count=count)
+                made.append(tensor if len(shape) == 1 else tensor.resize_(shape))
         return made
+
+    @staticmethod
+    def _part(block: Block, start: int, size: int) -> Any:
+        """A part of a block, which is busy for as long as this lives."""
+        exporter = block.segment.view[start : start + size]
+        end = Tie(exporter, block.returned.append)
+        end.what = block
+        block.ties.add(end)
+        block.pins += 1
+        return exporter
 
 
 class SlotSet:
