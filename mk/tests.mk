@@ -10,10 +10,12 @@ nightly: all $(TESTED) $(TRAINS) ## long property tests, a parity per switch (ON
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) \
 	    --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
 
-# Cross compilers with their emulator, emscripten, node, a browser: root installs what is missing,
-# else tests that need it say so and are skipped.
+# Cross compilers with their emulator, emscripten, node, a browser, compilers of other languages
+# (but cargo, which Debian has too old): root installs what is missing, else tests that need it say
+# so and are skipped.
 TRAIN_NEEDS := emscripten nodejs chromium qemu-user gcc-aarch64-linux-gnu gcc-arm-linux-gnueabihf \
-               gcc-riscv64-linux-gnu
+               gcc-riscv64-linux-gnu clang default-jdk-headless mono-mcs mono-runtime \
+               libmono-system-core4.0-cil
 train-test: all $(TRAINS) ## training on devices: all tests, other machines and a browser too
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    ! dpkg -s $(TRAIN_NEEDS) >/dev/null 2>&1; then \

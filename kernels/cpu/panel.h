@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/describe/dispatch.h"
+
 #define GRADD_PANEL_ROWS  6
 #define GRADD_PANEL_BYTES 64
 
@@ -23,6 +25,7 @@ typedef struct gradd_panel_s {
 #define GRADD_PANEL(name, T, BYTES, TARGET)                                                        \
     TARGET static inline __attribute__((always_inline)) void name(                                 \
         const gradd_panel_t *p, const int rows, const T *a, const T *b, T *c) {                    \
+        GRADD_FUSED_BLOCK                                                                          \
         typedef T vec_t __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));        \
         enum { EACH = (BYTES) / sizeof(T), PARTS = GRADD_PANEL_BYTES / (BYTES) };                  \
         vec_t sum[GRADD_PANEL_ROWS][PARTS], row[PARTS];                                            \

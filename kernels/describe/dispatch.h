@@ -112,11 +112,13 @@ extern bool gradd_narrow;
 #endif
 
 /* Of a function whose products and sums are one operation, rounded once, where the machine has it.
- * clang has no such attribute: what it makes rounds twice, as on a machine without. */
+ * clang has no such attribute, but a pragma that stands first in the function's block. */
 #ifdef __clang__
 #define GRADD_FUSED
+#define GRADD_FUSED_BLOCK _Pragma("clang fp contract(fast)")
 #else
 #define GRADD_FUSED __attribute__((optimize("fp-contract=fast")))
+#define GRADD_FUSED_BLOCK
 #endif
 
 #endif

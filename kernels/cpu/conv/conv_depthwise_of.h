@@ -6,6 +6,7 @@
 #define CORRELATE(name, bytes, target)                                                             \
     GRADD_FUSED target static void name(const T *from, const depthwise_t *k, const T *w,           \
                                         int64_t n, T *out) {                                       \
+        GRADD_FUSED_BLOCK                                                                          \
         typedef T vec_t __attribute__((vector_size(bytes), aligned(sizeof(T)), may_alias));        \
         enum { EACH = (bytes) / sizeof(T), PARTS = GROUP_BYTES / (bytes) };                        \
         for (int64_t i = 0; i < n; i += GROUP_BYTES / (int64_t)sizeof(T)) {                        \
@@ -25,6 +26,7 @@
 #define ADD_PRODUCTS(name, bytes, target)                                                          \
     GRADD_FUSED target static void name(const T *from, const depthwise_t *k, const T *y,           \
                                         int64_t n, double *total) {                                \
+        GRADD_FUSED_BLOCK                                                                          \
         typedef T vec_t __attribute__((vector_size(bytes), aligned(sizeof(T)), may_alias));        \
         enum { EACH = (bytes) / sizeof(T), PARTS = LANE_BYTES / (bytes), LANES = EACH * PARTS };   \
         for (int64_t first = 0; first < k->taps; first += TAPS) {                                  \

@@ -77,9 +77,10 @@ def line(wide: bool = False) -> onnx.ModelProto:
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def run_program(target: str) -> str:
+def run_program(target: str, *variables: str) -> str:
     """Builds the program for a target where that is missing, and runs it there."""
-    command = ["make", "--no-print-directory", f"TARGET={target}", f"B={B}", "train-run"]
+    command = ["make", "--no-print-directory", f"TARGET={target}", f"B={B}", *variables]
+    command.append("train-run")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return "".join(re.findall(r"^(?:shallow|deep|norms|kept) .*\n", done.stdout, re.M))
@@ -204,6 +205,17 @@ def test_another_machine_has_the_same_bits(target: str) -> None:
     if missing:
         pytest.skip(f"no {missing[0]}")
     assert run_program(target) == run_program("native")
+
+
+@pytest.mark.nightly
+def test_clang_makes_the_same_bits() -> None:
+    """With the options for Android's kit, whose compiler is clang, but for this machine."""
+    clang = next((name for name in ("clang", "clang-14") if shutil.which(name)), None)
+    if not clang:
+        pytest.skip("no clang")
+    tools = [f"T_CC={clang}", "T_AR=ar", "T_STRIP=strip", "T_ARCH_android=$(ARCH)"]
+    assert run_program("android", *tools) == run_program("native")
+    assert not undefined(BUILD / "train/android/libgradd_train.so") - listed()
 
 
 @pytest.mark.nightly
