@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 
 from gradd import ORTModule, errors
 from gradd.calls import run
+from gradd.dynamo import program
 from gradd.fallback import classify
 from gradd.optim import FusedAdam
 from gradd.reasons import BY_NAME, DEFAULT_POLICY
@@ -259,7 +260,6 @@ def _seeded(self: Any, x: torch.Tensor) -> torch.Tensor:
 REASONS |= {
     "autograd_function": _forward(lambda self, x: _Double.apply(self.lin(x)).sum()),
     "device": _forward(lambda self, x, y: (self.lin(x), y * 2), X, torch.ones(3, device="meta")),
-    "export_failed": _forward(lambda self, x: torch.compiler.disable(self.lin)(x)),
     "func_transform": _forward(lambda self, x: torch.vmap(lambda v: v.exp())(self.lin(x))),
     "graph_break": _forward(
         lambda self, x: torch.masked_select(self.lin(x), x > 0).sort()[0].sum()
@@ -270,6 +270,7 @@ REASONS |= {
     "memory_layout": _forward(
         lambda self, x: self.lin(x).sum() + torch.as_strided(x[:2], (4, 4), (4, 1)).sum()
     ),
+    "no_graph": _forward(lambda self, x: torch.compiler.disable(self.lin)(x)),
     "python_random": _forward(_seeded),
     "sequence_or_loop": _forward(lambda self, x: torch.unsafe_split(self.lin(x), 3)[0].sum()),
     "tensor_subclass": _forward(lambda self, x: self.lin(x), X.as_subclass(Tagged)),
@@ -334,6 +335,15 @@ def _with_a_cache(wrap: Wrap, world: World) -> ORTModule:
     with torch.no_grad():
         model(X, past_key_values=())
     return model
+
+
+@counts("export_failed")
+def _an_error_that_nothing_expects(wrap: Wrap, world: World) -> ORTModule:
+    def fail(*args: Any) -> Any:
+        raise MemoryError("no memory")
+
+    world.patch.setattr(program, "capture", fail)
+    return _forward(lambda self, x: self.lin(x).cosh().sum())(wrap, world)
 
 
 @counts("flush_denormal")

@@ -290,7 +290,7 @@ class _Planner:
             given, budget = size == self.size, self.memory.budget
             found, in_torch = plans(self._owner, self._function, args, kwargs, given, budget)
             if not found:
-                none = CaptureError("export_failed", "torch.compile makes no graph of this call")
+                none = CaptureError("no_graph", "torch.compile makes no graph of this call")
                 raise next(iter(in_torch.values()), self._owner.refused or none)
             return replace(self._add_up(found, in_torch), batch=size)
 

@@ -107,10 +107,9 @@ REASONS = (
     Reason(
         "export_failed",
         _TORCH,
-        "torch.compile gives no graph for the call, or the graph cannot be translated; the message "
-        "has torch's words.",
-        "`TORCH_LOGS=graph_breaks` shows the line. Remove a `torch.compiler.disable`, or simplify "
-        "the line.",
+        "A graph, or a part of one, cannot be translated for an error that nothing expects; the "
+        "message has torch's words.",
+        "Simplify the line that the message names, and report it.",
     ),
     Reason(
         "flush_denormal",
@@ -162,6 +161,14 @@ REASONS = (
         _ONNX,
         "The daemon cannot read the captured graph.",
         "Report it: a capture should always be readable.",
+    ),
+    Reason(
+        "no_graph",
+        _TORCH,
+        "torch.compile gives no graph for the call, which runs in PyTorch as a whole; the message "
+        "has torch's words.",
+        "`TORCH_LOGS=graph_breaks` shows the line. Remove a `torch.compiler.disable`, or simplify "
+        "the line.",
     ),
     Reason(
         "python_random",

@@ -331,7 +331,7 @@ def test_a_call_that_computes_nothing_is_no_fallback() -> None:
     disabled = ORTModule(nn.Identity())
     disabled.forward = torch.compiler.disable(lambda x: x.add_(1))
     disabled(x)
-    assert disabled.gradd_stats()["in_torch"] == {"export_failed": 1}
+    assert disabled.gradd_stats()["in_torch"] == {"no_graph": 1}
 
 
 def test_policy_that_does_not_cover_the_failure_raises(monkeypatch: pytest.MonkeyPatch) -> None:

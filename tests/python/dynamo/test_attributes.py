@@ -336,16 +336,15 @@ def test_numbers_of_operators_may_change_between_calls(dtype: torch.dtype) -> No
 
 def test_a_number_that_has_to_be_a_constant_is_named() -> None:
     class Normed(nn.Linear):
-        p = 1.5
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x).norm(p=self.p, dim=1)
 
     model = ORTModule(Normed(4, 4), strict=True)
     x = torch.ones(2, 4)
+    model.module.p = 1.25
     model(x)
     model.module.p = 2.5
-    with pytest.raises(CaptureError, match="norm.*p has to be a constant"):
+    with pytest.raises(CaptureError, match="norm.*ord has to be a constant"):
         model(x)
 
 
@@ -388,3 +387,25 @@ def test_a_write_to_a_parameter_is_told_by_its_name(caplog: pytest.LogCaptureFix
     ORTModule(Target(4, 4).requires_grad_(False))(torch.ones(2, 4))
     assert "writes to the parameter 'weight'" in caplog.text
     assert "mul_'" not in caplog.text
+
+
+def test_a_size_by_a_ratio_that_changes() -> None:
+    """As in a masked autoencoder: attention computes further sizes of it."""
+
+    class Kept(nn.Module):
+        ratio = 0.5
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = x[:, : int(x.shape[1] * self.ratio)]
+            return self.attention(kept, kept, kept)[0]
+
+    eager = Kept()
+    ours, x = ORTModule(copy.deepcopy(eager), strict=True), torch.randn(2, 12, 4)
+    for ratio in (0.5, 0.75, 0.25, 0.6):
+        eager.ratio = ours.module.ratio = ratio
+        assert_close(ours(x), eager(x))
+    assert ours.gradd_stats()["graphs"] <= 3

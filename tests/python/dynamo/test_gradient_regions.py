@@ -528,7 +528,7 @@ def test_gradients_of_a_part_of_a_graph(
             m.zero_grad()
             with mode():
                 results = m(x)
-            seen += [torch.tensor(r.requires_grad) for r in results]
+            seen += [torch.tensor([r.requires_grad, r.is_inference()]) for r in results]
             seen += [r.detach().clone() for r in results]
             if any(r.requires_grad for r in results):
                 sum(r.sum() for r in results if r.requires_grad).backward()

@@ -44,7 +44,7 @@ from gradd.graph.nodes import fake_mode, storages
 from gradd.spec import Capture, CaptureError
 
 Node = torch.fx.Node
-_KEPT = ("example_value", "val", modes.KEY)  # of what is known of a node
+_KEPT = ("example_value", "val", modes.KEY, modes.LEFT)  # of what is known of a node
 _NODE = re.compile(r"\bnode \w+, |; \d+ of them")  # differs between graphs of the same code
 _numbers = itertools.count()
 _TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
@@ -69,6 +69,7 @@ class Step:
         part: Its nodes.
         piece: In the daemon; None = in PyTorch.
         torchs: The nodes that PyTorch runs: all of the part, or views of a piece's results.
+        outside: Per output of the part, whether it is made outside of inference mode.
         over: Nodes that no later step reads.
         grad: Some of it records gradients, whatever the modes around the call are.
         ordinary: It does so as well where inference mode is around the call: it leaves that.
@@ -79,6 +80,7 @@ class Step:
         self.part, self.piece, self.torchs = part, piece, torchs
         self.grad = any(modes.of(n).grad for n in part.nodes)
         self.ordinary = any(modes.of(n).grad and modes.leaves_inference(n) for n in part.nodes)
+        self.outside = [modes.leaves_inference(n) for n in part.outputs]
         self.over: list[Node] = []
         self.reason = ""
 
@@ -657,12 +659,18 @@ class CompiledGraph:
             args = step.piece.tensors(
                 [known[n] if n in known else numbers(lower.value_of(n)) for n in part.inputs]
             )
-            inference = torch.is_inference_mode_enabled() and not step.ordinary
-            with torch.inference_mode(inference), torch.set_grad_enabled(step.grad):
+            inference = torch.is_inference_mode_enabled()
+            with (
+                torch.inference_mode(inference and not step.ordinary),
+                torch.set_grad_enabled(step.grad),
+            ):
                 outputs = step.piece(args, share)
                 if self.asks_layout:
                     pairs = zip(outputs, part.outputs, strict=True)
                     outputs = [_laid_out(x, numbers(lower.value_of(n).stride())) for x, n in pairs]
+            if inference and step.ordinary:
+                pairs = zip(outputs, step.outside, strict=True)
+                outputs = [x if outside else _inferred(x) for x, outside in pairs]
             known.update(zip(part.outputs, outputs, strict=True))
         if step.torchs is not None:
             step.torchs.run(known, numbers)
@@ -713,6 +721,11 @@ def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return torch.empty_strided(
         tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
     ).copy_(tensor)
+
+
+def _inferred(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor of inference mode, which is on."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.detach())
 
 
 def _translated(

@@ -456,7 +456,7 @@ class Compiled:
         if isinstance(refused, DrawnError):
             self._cause = refused.message
         error = CaptureError(
-            refused.reason if isinstance(refused, DrawnError) else "export_failed",
+            refused.reason if isinstance(refused, DrawnError) else "no_graph",
             f"torch.compile has run this call without a graph ({self._cause}; "
             "TORCH_LOGS=graph_breaks shows where)",
         )

@@ -359,15 +359,20 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             if not floats:
                 raise self._refusal("export_failed", f"needs {expression}, which no operator gives")
         rest, axes = self._of_axes(expression)
+        parts: dict[sympy.Symbol, torch.fx.Node] = {}
         if not self.as_data and not rest.free_symbols <= axes.keys() | self.sizes.keys():
             made = self._computed(expression)  # a plan need not know more: i % 4, and not i
             if made is not None:
                 self.numbers[expression] = made
                 return made
+            rest, parts = self._of_parts(expression)
+            rest, axes = self._of_axes(rest)
         known = {}
         for symbol in rest.free_symbols:
             axis = axes.get(symbol, symbol)
-            node = self._size(axis) if axis in self.sizes else self._given(axis)
+            node = parts.get(symbol)
+            if node is None:
+                node = self._size(axis) if axis in self.sizes else self._given(axis)
             known[symbol] = torch.fx.Proxy(node, _Numbers(self.flat))
         try:
             made = arithmetic.computed(rest, known).node
@@ -396,6 +401,25 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             if not isinstance(axis, sympy.Symbol)
         }
         return expression.xreplace({axis: symbol for symbol, axis in axes.items()}), axes
+
+    def _of_parts(
+        self, expression: sympy.Expr
+    ) -> tuple[sympy.Expr, dict[sympy.Symbol, torch.fx.Node]]:
+        """A size in terms of whole numbers that Python computes, as int(n * ratio).
+
+        Returns:
+            The size, and the nodes that symbols in it stand for.
+        """
+        values = map(value_of, self.owner.graph.nodes)
+        known = {v.node.expr for v in values if isinstance(v, torch.SymInt)}
+        inner = [x for x in sympy.preorder_traversal(expression) if x in known and x.args]
+        found = {}
+        for part in dict.fromkeys(inner):  # the largest first
+            if expression.has(part) and (made := self._computed(part)) is not None:
+                symbol = sympy.Dummy(integer=True, nonnegative=True)
+                expression = expression.xreplace({part: symbol})
+                found[symbol] = made
+        return expression, found
 
     def _computed(self, expression: sympy.Expr) -> torch.fx.Node | None:
         """An input for a number that Python computes before the graph runs: min(1.0, step / 9)."""

@@ -19,7 +19,7 @@ from gradd.graph import autocast
 from gradd.memory import devices
 
 KEY = "gradd_modes"
-_LEFT = "gradd_left_inference"
+LEFT = "gradd_left_inference"  # mark of nodes that stand in inference_mode(False)
 _GRAD = "grad"
 _AUTOCAST = torch.amp.autocast_mode.__name__
 _INFERENCE = torch.autograd.grad_mode.__name__
@@ -58,7 +58,7 @@ def of(node: torch.fx.Node) -> Modes:
 
 def leaves_inference(node: torch.fx.Node) -> bool:
     """Whether a node stands in inference_mode(False), which counts whatever is around the call."""
-    return bool(node.meta.get(_LEFT))
+    return bool(node.meta.get(LEFT))
 
 
 def inside(nodes: Iterable[torch.fx.Node], around: Modes) -> Modes:
@@ -112,7 +112,7 @@ def mark(graph: torch.fx.Graph, around: Modes) -> None:
             modes = modes._replace(inference=bool(begun), grad=not begun)
         node.meta[KEY] = modes
         if left:
-            node.meta[_LEFT] = True
+            node.meta[LEFT] = True
 
 
 def _kind(node: torch.fx.Node) -> str:

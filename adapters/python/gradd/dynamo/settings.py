@@ -105,14 +105,21 @@ _ATTENTION = (
 _RAISES = ("when making fake tensor call", "Tensor device mismatch")  # in the words of torch
 
 
+_LINES = 256  # that are remembered
+
+
 class _Short(logging.Filter):
     """Dynamo's message about code that it fails at, in one line.
 
     Its own lines are a traceback, whose frames handlers of logs may keep alive, and the model with
     them. There is none about an operator that raises, as for sizes, indices or devices that do not
     fit: PyTorch raises the same when it runs, and the lines before would be about functions that no
-    user knows.
+    user knows. Dynamo tries again in each call, and its line is said once.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -127,6 +134,10 @@ class _Short(logging.Filter):
             return False
         record.msg, record.args = "%s: %s", (what.strip(), why)
         record.exc_info = record.exc_text = None
+        if (line := record.getMessage()) in self._lines:
+            return False
+        if len(self._lines) < _LINES:
+            self._lines.add(line)
         return True
 
 

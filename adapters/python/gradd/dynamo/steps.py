@@ -37,7 +37,8 @@ class InTorch:
         self._around = around
         self._owner = owner
         self.nodes = [n for n in nodes if not modes.changes(n)]
-        self._groups = [(m, list(group)) for m, group in groupby(self.nodes, modes.of)]
+        key = lambda n: (modes.of(n), modes.leaves_inference(n))  # noqa: E731
+        self._groups = [(*m, list(group)) for m, group in groupby(self.nodes, key)]
 
     def run(self, known: Values, numbers: Callable[[Any], Any]) -> None:
         """Adds the values of the nodes.
@@ -47,7 +48,11 @@ class InTorch:
             numbers: What a number of the trace is in this call.
         """
 
-        for wanted, nodes in self._groups:
+        # A graph that was made without it may run in inference mode.
+        inference = torch.is_inference_mode_enabled()
+        for wanted, outside, nodes in self._groups:
+            if inference and not outside:
+                wanted = wanted._replace(inference=True)
             if wanted == self._around:
                 self._run(nodes, known, numbers)
             else:

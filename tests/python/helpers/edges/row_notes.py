@@ -218,7 +218,7 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         *("unique_consecutive", "repeat_interleave tensor"),
     ),
     "needs the size": ("bincount",),
-    "export_failed": ("combinations",),
+    "no_graph": ("combinations",),
     "_ctc_loss": ("ctc_loss",),  # its lengths are data
     # torch's own code, in Python or C++, branches on a value: too few
     # observations, a negative variance, a result that is a bool of Python.
