@@ -12,7 +12,8 @@ static gradd_status_t attach(daemon_t *daemon, request_t *request) {
     GRADD_TRY(session_attach(&daemon->table, (const uint8_t *)nonce->via.bin.ptr,
                              nonce->via.bin.size, &caller, &session));
     request->session = session;
-    connections_keep(request->source);
+    session->source = request->source;
+    session->source_number = connections_keep(request->source);
     session->q_taken = request->q;
     wire_key(&request->reply, "t");
     wire_put_bytes(&request->reply, session->token, SESSION_KEY_BYTES);

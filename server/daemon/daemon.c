@@ -274,6 +274,8 @@ void daemon_tick(daemon_t *daemon) {
             daemon_end_session(daemon, s, "does not read its replies");
         else if (s->state == SESSION_ATTACHED && s->ends)
             daemon_end_session(daemon, s, "connection closed");
+        else if (s->state == SESSION_ATTACHED && !connections_live(s->source, s->source_number))
+            daemon_end_session(daemon, s, "its requests' connection closed");
     }
 }
 

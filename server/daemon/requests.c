@@ -17,6 +17,8 @@ static void send_reply(daemon_t *daemon, session_t *session, const uint8_t *rout
     if (sent == ROUTER_FULL && !session->stalled_ms) {
         session->stalled_ms = session_now_ms();
         log_event(LOG_WARN, "session_stalled", "session=%u", session->number);
+    } else if (sent == ROUTER_NOMEM) {
+        session->ends = true; /* the client attaches again, and asks again */
     } else if (sent == ROUTER_SENT) {
         session->stalled_ms = 0;
     }

@@ -242,7 +242,15 @@ request_t *router_receive(router_t *router) {
 
 router_sent_t router_send(router_t *router, const uint8_t *route, size_t route_bytes,
                           const void *data, size_t bytes) {
-    if (zmq_send(router->socket, route, route_bytes, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
-        return errno == EHOSTUNREACH ? ROUTER_GONE : ROUTER_FULL;
-    return zmq_send(router->socket, data, bytes, ZMQ_DONTWAIT) < 0 ? ROUTER_GONE : ROUTER_SENT;
+    zmq_msg_t reply; /* before the route is sent: whatever comes next would go there, too */
+    if (zmq_msg_init_size(&reply, bytes) != 0) return ROUTER_NOMEM;
+    memcpy(zmq_msg_data(&reply), data, bytes);
+    if (zmq_send(router->socket, route, route_bytes, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0) {
+        const int error = errno;
+        zmq_msg_close(&reply);
+        return error == EHOSTUNREACH ? ROUTER_GONE : ROUTER_FULL;
+    }
+    if (zmq_msg_send(&reply, router->socket, ZMQ_DONTWAIT) >= 0) return ROUTER_SENT;
+    zmq_msg_close(&reply);
+    return ROUTER_GONE;
 }

@@ -23,8 +23,9 @@ typedef struct router_s {
 
 typedef enum router_sent_e {
     ROUTER_SENT,
-    ROUTER_GONE, /* the peer has disconnected */
-    ROUTER_FULL, /* the peer does not read */
+    ROUTER_GONE,  /* the peer has disconnected */
+    ROUTER_FULL,  /* the peer does not read */
+    ROUTER_NOMEM, /* nothing was sent */
 } router_sent_t;
 
 /* listener: a listening socket at `path`; libzmq closes it. Fails with IO. */

@@ -18,6 +18,7 @@ enum { MORE = 1, LONG = 2, COMMAND = 4 }; /* flags of a frame */
 
 typedef struct connection_s {
     bool used, kept, ended;
+    uint64_t serial; /* of this connection alone */
     ino_t inode;
     pid_t pid;
     int64_t heard_ms;
@@ -26,7 +27,7 @@ typedef struct connection_s {
 
 static connection_t table[MOST];
 static int highest; /* descriptor, and 1 more */
-static uint64_t waiting;
+static uint64_t waiting, serials;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int64_t now_ms(void) {
@@ -135,6 +136,7 @@ bool connections_add(int fd) {
     const bool fits = peer.pid == 0 || !has_many(peer.pid);
     if (fits)
         table[fd] = (connection_t){.used = true,
+                                   .serial = ++serials,
                                    .inode = info.st_ino,
                                    .pid = peer.pid,
                                    .heard_ms = now_ms(),
@@ -156,11 +158,21 @@ void connections_taken(int fd, uint64_t bytes, int n_frames) {
     pthread_mutex_unlock(&lock);
 }
 
-void connections_keep(int fd) {
-    if (fd < 0 || fd >= MOST) return;
+uint64_t connections_keep(int fd) {
+    if (fd < 0 || fd >= MOST) return 0;
     pthread_mutex_lock(&lock);
     table[fd].kept = true;
+    const uint64_t serial = table[fd].serial;
     pthread_mutex_unlock(&lock);
+    return serial;
+}
+
+bool connections_live(int fd, uint64_t serial) {
+    if (fd < 0 || fd >= MOST || !serial) return true;
+    pthread_mutex_lock(&lock);
+    const bool lives = table[fd].used && table[fd].serial == serial && is_same(fd);
+    pthread_mutex_unlock(&lock);
+    return lives;
 }
 
 void connections_expire(int64_t now) {

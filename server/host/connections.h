@@ -25,8 +25,10 @@
 bool connections_add(int fd);
 /* A message of so many bytes and frames has been taken from libzmq. */
 void connections_taken(int fd, uint64_t bytes, int n_frames);
-/* It is a session's from here on. */
-void connections_keep(int fd);
+/* It is a session's from here on. Returns its number, 0 = it has none. */
+uint64_t connections_keep(int fd);
+/* Whether the connection of that number is open; one without a number is. */
+bool connections_live(int fd, uint64_t number);
 /* Ends those that are no session and have been silent for too long. */
 void connections_expire(int64_t now_ms);
 

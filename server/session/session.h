@@ -75,6 +75,8 @@ typedef struct session_s {
     uint8_t nonce[SESSION_KEY_BYTES], token[SESSION_KEY_BYTES];
     uint8_t route[SESSION_ROUTE_BYTES];
     uint8_t n_route; /* 0 before attach */
+    int source;      /* Borrowed: the connection of its requests (connections.h) */
+    uint64_t source_number;
     uint64_t q_taken, q_done;
     uint8_t *last_reply; /* Owned: the reply to q_done */
     size_t last_reply_bytes;
