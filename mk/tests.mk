@@ -1,6 +1,7 @@
 # Running the tests, with and without sanitizers, and linking them.
 
-TESTED := $(B)/bin/tests $(FAKE) $(EMU_TORCH) $(B)/bin/bench_engine-fake
+SCARCE := $(B)/lib/scarce.so
+TESTED := $(B)/bin/tests $(FAKE) $(EMU_TORCH) $(SCARCE) $(B)/bin/bench_engine-fake
 TRAINS := $(addprefix $(B)/train/native/,device_program $(if $(EMU_TORCH),device_program_cpp))
 test: all $(TESTED) $(TRAINS) fuzz-bins ## every test: checks, C, mutated input, Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
@@ -52,6 +53,11 @@ check-tsan: ## C tests of modules with threads of their own under ThreadSanitize
 	@$(MAKE) --no-print-directory TSAN=1 B=$(B)/tsan $(B)/tsan/bin/tests
 	@TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1 OMP_NUM_THREADS=1 \
 	    $(B)/tsan/bin/tests --limit-scale 10 $(TSAN_MODULES:%=--filter %)
+
+# What fails a daemon's n-th allocation.
+$(SCARCE): tests/scarce/scarce.c
+	@mkdir -p $(@D); echo "  LD      $@"
+	$(Q)$(CC) -std=gnu11 -O2 -fPIC -shared $(WARN) -fno-builtin -o $@ $<
 
 # One test module alone: `make unit T=segment`. Modules of shm/ need only shm to compile.
 unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make unit T=segment
