@@ -119,11 +119,16 @@ static uint32_t inplace(const maker_t *m, int position) {
     return kernel ? kernel->inplace : 0;
 }
 
+/* A mask has a bit for each of the first operands; no later one is overwritten. */
+static bool has_bit(uint32_t mask, int k) {
+    return k < 32 && mask >> k & 1;
+}
+
 /* Whether operand k of a node at this position may be overwritten by its result. */
 static bool may_overwrite(const maker_t *m, const graph_node_t *n, int k, int position) {
     const graph_t *g = m->g;
     const uint32_t mask = inplace(m, position);
-    if (!(mask >> k & 1) || k >= n->n_in || n->in[k] == GRADD_NONE) return false;
+    if (!has_bit(mask, k) || k >= n->n_in || n->in[k] == GRADD_NONE) return false;
     gradd_val_t root = plan_root(g, n->in[k]);
     if (!in_arena(m, root) || m->end[root] != position) return false;
     if (is_fixed(m, root) && m->o->keep) return false;
@@ -133,7 +138,7 @@ static bool may_overwrite(const maker_t *m, const graph_node_t *n, int k, int po
     for (int i = 0; i < n->n_in; i++) {
         if (i == k || n->in[i] == GRADD_NONE || plan_root(g, n->in[i]) != root) continue;
         /* the same bytes read through another shape, or at other places than those written */
-        if (n->in[i] != n->in[k] || !(mask >> i & 1)) return false;
+        if (n->in[i] != n->in[k] || !has_bit(mask, i)) return false;
     }
     return true;
 }

@@ -71,6 +71,51 @@ static gradd_plan_t *layers(int n, model_t **out_model) {
     return plan;
 }
 
+/* The masks of operands that may be overwritten have 32 bits. */
+TEST(a_sum_of_many_overwrites_none_of_the_last_ones) {
+    enum { N = 40 };
+    static const gradd_type_t type = {GRADD_DT_F32, 1, {SIZE}};
+    static const int32_t first = 0;
+    _Alignas(64) float x[SIZE], z[SIZE];
+    char from[8] = "x", to[8], operands[32], all[8 * N] = "x";
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 1, type.dims);
+    for (int i = 1; i < N; i++) { /* (i + 1) x, which live until the sum */
+        snprintf(to, sizeof to, "s%d", i);
+        snprintf(operands, sizeof operands, "%s,x", from);
+        build_node(proto, "Add", to, operands, to);
+        strcat(strcat(all, ","), to);
+        memcpy(from, to, sizeof from);
+    }
+    build_node(proto, "Sum", "sum", all, "sum");
+    build_node(proto, "Neg", "z", "sum", "z");
+    model_t *m = load(proto, "z");
+    gradd_device_t *device = open_device(&gradd_backend_cpu);
+    const gradd_plan_options_t o = {.inputs = &type,
+                                    .n_inputs = 1,
+                                    .outputs = &first,
+                                    .n_outputs = 1,
+                                    .flags = GRADD_PLAN_PLAIN,
+                                    .device = device};
+    gradd_plan_t *plan = NULL;
+    gradd_run_t *run = NULL;
+    CHECK_OK(gradd_plan_create(m, &o, &plan));
+    const plan_launch_t *sum = &plan->forward.launches[plan->forward.n - 2];
+    CHECK_EQ_INT(sum->args.n_in, N);
+    for (int i = 1; i < N; i++)
+        CHECK(sum->loc[i].offset != sum->loc[N].offset);
+    for (int i = 0; i < SIZE; i++)
+        x[i] = (float)i;
+    CHECK_OK(gradd_run_create(plan, &run));
+    CHECK_OK(gradd_run_forward(run, 1, 0, (const void *[]){x}, (void *[]){z}, NULL));
+    for (int i = 0; i < SIZE; i++)
+        CHECK(z[i] == (float)(-i * N * (N + 1) / 2));
+    gradd_run_destroy(run);
+    gradd_plan_destroy(plan);
+    gradd_device_close(device);
+    model_destroy(m);
+}
+
 /* The next one is not. */
 TEST(a_plan_may_be_cancelled) {
     static const gradd_type_t type = {GRADD_DT_F32, 1, {SIZE}};
