@@ -87,7 +87,7 @@ def test_planned_is_measured(daemon: Any, monkeypatch: Any, case: tuple) -> None
     ids = torch.randint(0, 8000, (4, 256))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     model = ORTModule(module, strict=True)
-    pid = daemon.process.pid
+    pid = daemon.worker()
     before = anonymous(pid)
     with Peak(pid) as peak:
         for _ in range(4):

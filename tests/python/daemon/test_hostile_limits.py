@@ -269,7 +269,7 @@ def test_a_message_without_an_end(daemon: Daemon, neighbour: Raw, size: int) -> 
     assert _resident_mib(daemon) - resident < 600
     assert daemon.worker() == worker
     why = "a message of more frames than any has" if size == 1 else "it sends more than is taken"
-    assert why in daemon.log()
+    until(lambda: why in daemon.log(), "it does not say why")
 
 
 def test_connections_of_one_process(daemon: Daemon, neighbour: Raw) -> None:
