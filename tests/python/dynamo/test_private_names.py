@@ -302,23 +302,3 @@ def test_modules_and_loggers_have_their_names() -> None:
     """Names of packages that stand in texts: paths of files, names of loggers."""
     assert isinstance(torch._dynamo, ModuleType)
     assert logging.getLogger(private.ONNXRegistry.__module__).name.startswith("torch.onnx")
-
-
-@pytest.mark.quick
-def test_source_files_are_not_taken_apart_for_a_log_that_is_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch._dynamo import funcname_cache
-
-    file = torch.nn.Linear.forward.__code__.co_filename
-    line = torch.nn.Linear.forward.__code__.co_firstlineno
-    monkeypatch.delenv("TORCH_LOGS", raising=False)
-    monkeypatch.setattr(funcname_cache, "cache", settings._Functions())
-    with settings.Applied():
-        assert funcname_cache.get_funcname(file, line) is None
-    assert not list(funcname_cache.cache)
-    assert funcname_cache.get_funcname(file, line) == "Linear.forward", "of another compilation"
-    funcname_cache.clearcache()
-    monkeypatch.setenv("TORCH_LOGS", "+dynamo")
-    with settings.Applied():
-        assert funcname_cache.get_funcname(file, line) == "Linear.forward"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import threading
 from collections.abc import Collection
 from contextvars import ContextVar
@@ -22,11 +21,6 @@ from gradd.dynamo import membership
 from gradd.dynamo.guards import Supplement
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
-
-try:
-    from torch._dynamo import funcname_cache
-except ImportError:  # a newer torch
-    funcname_cache = None  # type: ignore[assignment]
 
 RECOMPILES = 64  # of one function; then Dynamo runs it in PyTorch
 _WANTED: dict[str, Any] = {
@@ -141,20 +135,6 @@ class _Short(logging.Filter):
         return True
 
 
-class _Functions(dict):
-    """Dynamo's table of the functions in source files, by line.
-
-    It is for a message of a log that is off unless TORCH_LOGS asks for it, but Dynamo takes whole
-    files apart for each function that it traces: a twelfth of the first call of a Llama.
-    """
-
-    def __contains__(self, file: object) -> bool:
-        return super().__contains__(file) or (_is_applied() and not os.environ.get("TORCH_LOGS"))
-
-    def __missing__(self, file: str) -> dict[int, str]:
-        return {}
-
-
 class _Said(logging.Filter):
     """Dynamo's advice at a call of item(): gradd's own warning of the break names the line."""
 
@@ -174,8 +154,6 @@ recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
 rules.give_missing()
-if isinstance(getattr(funcname_cache, "cache", None), dict):
-    funcname_cache.cache = _Functions(funcname_cache.cache)
 # Code that Dynamo has compiled calls these, and it would compile, and count, them as well.
 for _function in (watch.Watched.__get__, watch.Accesses.note):
     getattr(eval_frame, "skip_code", id)(_function.__code__)
