@@ -9,6 +9,7 @@ import random
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -463,3 +464,37 @@ def test_an_int_of_more_than_64_bits_ends_a_slice_in_pytorch() -> None:
     for n in (3, 2, 10**20, 4, -(10**20)):
         assert_close(ours(X, n), ours.module(X, n))
     assert ours.gradd_stats()["in_torch"] == {"unsupported_input_type": 2}
+
+
+def test_dynamos_failure_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = ORTModule(_module(lambda self, x, ratio: self.lin(x) * float(ratio)))
+    for ratio in ("0.5", "0.25", "0.75"):
+        model(X, Decimal(ratio))
+    said = [r.getMessage() for r in caplog.records if "WON'T CONVERT" in r.getMessage()]
+    assert len(said) == len(set(said)) and not [text for text in said if "frontend.py" in text]
+
+
+def test_a_property_behind_a_lock_is_named_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Scaled(nn.Linear):
+        scale = 2.0
+
+        @functools.cached_property
+        def factor(self) -> torch.Tensor:
+            return torch.full((4,), self.scale)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.factor
+
+    model = ORTModule(Scaled(4, 4))
+    x = torch.ones(2, 4)
+    model(x)
+    model.module.scale = 3.0
+    for kept in (None, None, torch.ones(4)):
+        model.module.__dict__.pop("factor", None)
+        if kept is not None:
+            model.module.__dict__["factor"] = kept
+        model(x)
+    said = [r.getMessage() for r in caplog.records if "no graph has" in r.getMessage()]
+    assert all(text.count("RLock") == text.count("forward @") for text in said)

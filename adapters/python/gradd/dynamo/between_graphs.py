@@ -168,6 +168,7 @@ class Gaps:
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._known: dict[tuple[int, ...], Between] = {}
+        self._whys: dict[str, str] = {}  # Dynamo's words, by place: it says them once
         self.due = 1  # calls at most in which operators are to be seen
 
     def count(self, call: Call, why: str) -> bool:
@@ -207,6 +208,12 @@ class Gaps:
             owner.fallback.warn(REASON, found.error, 0.0, 0.0, in_part=True)
         return True
 
+    def _said(self, gap: _Gap, why: str) -> str:
+        """The text about a gap; one at a place of an earlier one has that one's reason."""
+        if why and len(self._whys) < _PATHS:
+            self._whys.setdefault(gap.place, why)
+        return gap.said(why or self._whys.get(gap.place, ""))
+
     def _between(self, path: Sequence[Reached], gaps: dict[int, _Gap], why: str) -> Between:
         owner = self._owner
         ends = {at: graph.end for at, graph in enumerate(path, 1) if graph.end is not None}
@@ -228,7 +235,7 @@ class Gaps:
         total = Amounts()
         for part in (*(g.amounts() for g in path), *(g.amounts for g in gaps.values())):
             total = total.plus(part)
-        texts = [gap.said(ends[at].why if at in ends else why) for at, gap in gaps.items()]
+        texts = [self._said(gap, ends[at].why if at in ends else why) for at, gap in gaps.items()]
         texts = list(dict.fromkeys(texts))
         more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
         error = CaptureError(

@@ -10,12 +10,14 @@ import logging
 import threading
 from collections.abc import Collection
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._dynamo import config, eval_frame
 from torch.backends import mha
 
+import gradd
 from gradd import private
 from gradd.dynamo import membership
 from gradd.dynamo.guards import Supplement
@@ -99,6 +101,7 @@ _ATTENTION = (
 _RAISES = ("when making fake tensor call", "Tensor device mismatch")  # in the words of torch
 
 
+_OWN = str(Path(gradd.__file__).parent)
 _LINES = 256  # that are remembered
 
 
@@ -124,6 +127,8 @@ class _Short(logging.Filter):
         if not record.name.startswith("torch._dynamo"):
             return False
         (what, *_), (why, *_) = record.getMessage().splitlines(), f"{error}\n".splitlines()
+        if _OWN in what:  # it tries the user's code next, alone
+            return False
         if any(words in why for words in _RAISES) or isinstance(error, IndexError):
             return False
         record.msg, record.args = "%s: %s", (what.strip(), why)
