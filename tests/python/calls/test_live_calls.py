@@ -234,9 +234,11 @@ def test_a_budget_holds_over_live_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         model = ORTModule(copy.deepcopy(net), strict=True, memory_budget=budget)
         model(**batch).loss.backward()
         found.append([p.grad.clone() for p in model.parameters()])
-        arenas.append(model.gradd_explain().arena_bytes)
         assert model.gradd_stats()["padding_rows_left_out"] > 0
-        peaks = [plan.info.peak for graph in graphs(model) for plan in graph.plans.values()]
+        # With a budget, plans that have no share of it are estimates, and do not run.
+        plans = [item for graph in graphs(model) for item in graph.plans.items()]
+        peaks = [plan.info.peak for (*_, share, _), plan in plans if share != 0 or budget is None]
+        arenas.append(model.gradd_explain().arena_bytes)
         assert len(peaks) >= 2 and (budget is None or max(peaks) <= budget)
         assert all(map(torch.equal, found[0], found[-1]))
     assert arenas == sorted(arenas, reverse=True) and arenas[-1] < arenas[0]

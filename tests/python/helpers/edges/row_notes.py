@@ -215,9 +215,8 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     # How many results there are depends on the data; torch makes combinations() by a mask as well.
     "depends on": (
         *("boolean index", "nonzero", "masked_select", "unique", "unique dim"),
-        *("unique_consecutive", "repeat_interleave tensor"),
+        *("unique_consecutive", "repeat_interleave tensor", "bincount"),
     ),
-    "needs the size": ("bincount",),
     "no_graph": ("combinations",),
     "_ctc_loss": ("ctc_loss",),  # its lengths are data
     # torch's own code, in Python or C++, branches on a value: too few
