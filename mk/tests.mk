@@ -16,6 +16,7 @@ nightly: all $(TESTED) $(TRAINS) ## long property tests, a parity per switch (ON
 TRAIN_NEEDS := emscripten nodejs chromium qemu-user gcc-aarch64-linux-gnu gcc-arm-linux-gnueabihf \
                gcc-riscv64-linux-gnu clang default-jdk-headless mono-mcs mono-runtime \
                libmono-system-core4.0-cil
+train-test: $(B)/flower/bin/python
 train-test: all $(TRAINS) ## training on devices: all tests, other machines and a browser too
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    ! dpkg -s $(TRAIN_NEEDS) >/dev/null 2>&1; then \
@@ -23,6 +24,10 @@ train-test: all $(TRAINS) ## training on devices: all tests, other machines and 
 	        $(TRAIN_NEEDS); fi
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) GRADD_BUILD=$(abspath $(B)) nice \
 	    $(PY) -m pytest -q -m "" tests/python/ondevice
+
+# Flower has many dependencies: an environment of its own.
+$(B)/flower/bin/python:
+	@$(PY) -m venv $(B)/flower && $(B)/flower/bin/pip install -q flwr numpy
 
 # The counts go on from run to run in benchmarks/results/torture.json.
 TORTURE_SECONDS ?= 600
