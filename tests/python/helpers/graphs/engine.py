@@ -51,6 +51,7 @@ class Options(C.Structure):
         ("source_rows", C.c_int64),
         ("memory_budget", C.c_int64),
         ("recompute", C.c_int),
+        ("cancel", C.POINTER(C.c_int)),
     ]
 
 
