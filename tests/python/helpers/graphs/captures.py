@@ -8,6 +8,7 @@ results, gradients and buffers.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,6 +115,7 @@ def _captured(module: nn.Module, graph: torch.fx.GraphModule, examples: Sequence
     placeholders = list(graph.graph.find_nodes(op="placeholder"))
     owner = SimpleNamespace(name_of=lambda t, node: names.get(id(t)) or source_name(node))
     maker = SimpleNamespace(placeholders=placeholders, examples=examples, owner=owner)
+    maker._name_of = functools.partial(CompiledGraph._name_of, maker)  # type: ignore[arg-type]
     inputs = CompiledGraph._inputs(maker, done, given)  # type: ignore[arg-type]
     cap = program.capture(done, inputs, [n.name for n in part.outputs], bool(inlined))
     tensors = {i.name: i.tensor for i in inputs if i.tensor is not None}
