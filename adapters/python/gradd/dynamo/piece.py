@@ -146,16 +146,8 @@ class Piece:
             args: One for each input.
             share: Of the memory budget; None = all of it.
         """
-        if not self.graph.changed:  # _call(), without a call
-            try:
-                with self.client.lock:
-                    found = self._look_up(args, share)
-            except Exception:  # the slow path names the error
-                found = None
-            if found is None:
-                return self._slow(args, share)
-            run, tensors = found
-            return run.call.apply(run, *tensors) if tensors else run.differentiated(())
+        if not self.graph.changed:
+            return self._call(args, share)
         try:
             with self.client.lock:  # what is written is looked up when it has been computed
                 return self._call(args, share)
