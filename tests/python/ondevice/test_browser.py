@@ -394,7 +394,7 @@ def test_the_page_learns_and_goes_on_after_a_reload(web: Path, page: Page, tmp_p
         page.run(f"import('/store.js').then((s) => s.openStore('gradd-digits'))"
                  f".then((store) => {write})")  # fmt: skip
         page.do("Page.reload")
-        page.until(f"/it begins anew: checkpoint: /.test({NEWS}?.textContent)")
+        page.until(f"/The network starts again: checkpoint: /.test({NEWS}?.textContent)")
         page.until("document.querySelectorAll('#drawings li').length === 2")
         _click(page, "#again")
         page.until(f"/^Ready/.test({NEWS}?.textContent) && document.readyState === 'complete'")

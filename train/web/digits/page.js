@@ -318,7 +318,7 @@ async function open() {
     try {
       return [await TrainingSession.create({...files, checkpointState}), true];
     } catch (error) {
-      tell(`What was kept cannot be used, so it begins anew: ${error.message}`, true);
+      tell(`What was kept cannot be used. The network starts again: ${error.message}`, true);
     }
   }
   return [await TrainingSession.create({...files, checkpointState: "checkpoint"}), false];
