@@ -160,7 +160,7 @@ scans.substitute(_is_applied)
 membership.compare(_is_applied)
 rules.give_missing()
 # Code that Dynamo has compiled calls it, and it would compile, and count, it as well.
-setattr(watch.Watched, "__get__", torch.compiler.disable(watch.Watched.__get__))
+watch.Watched.__get__ = torch.compiler.disable(watch.Watched.__get__)  # type: ignore
 # Names of modules of torch, whose loggers these are: with other names their lines come as they are.
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())
