@@ -68,8 +68,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 def _is_shown(path: str) -> bool:
     """Whether the documentation shows a path, or what it is a part of."""
-    names = (*private.DOCUMENTED, "torch._dynamo.config")
-    return any(path == name or path.startswith(f"{name}.") for name in names)
+    return any(path == name or path.startswith(f"{name}.") for name in private.DOCUMENTED)
 
 
 def _is_own(name: str, known: set[str]) -> bool:
@@ -118,6 +117,8 @@ def test_no_other_file_uses_such_a_name() -> None:
         "from torch._ops import HigherOrderOperator",
         "from torch.utils import _pytree",
         "import torch._guards",
+        "from torch._dynamo import config, eval_frame",
+        "torch._dynamo.reset()",
         "tensor._use_count()",
         "getattr(tensor, '_use_count', None)",
         "torch._guards.TracingContext.try_get()",

@@ -48,6 +48,18 @@ class Smoothed(Trainer):
         return torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}
 
 
+class ChoosesByItself(Smoothed):
+    """The choice of the optimizer reads the trainer, as that of sentence-transformers does."""
+
+    rate = 0.1
+
+    def get_optimizer_cls_and_kwargs(  # type: ignore[override]
+        self, args: Any, model: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Plain gradient descent."""
+        return torch.optim.SGD, {"lr": self.rate, "momentum": 0.9}
+
+
 def _trainer(folder: Path, model: nn.Module | None = None, kind: type = Smoothed) -> Any:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(16, 6, generator=generator)
@@ -70,15 +82,17 @@ def _losses(trainer: Any) -> list[float]:
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "wrapped"), [(Smoothed, False), (Smoothed, True), (ChoosesByItself, False)]
+)
 def test_a_subclass_of_trainer_keeps_its_loss_and_its_optimizer(
-    tmp_path: Path, wrapped: bool
+    tmp_path: Path, kind: type, wrapped: bool
 ) -> None:
     expected = _losses(_trainer(tmp_path))
     model = Classifier()
-    trainer = _trainer(tmp_path, ORTModule(model) if wrapped else model)
+    trainer = _trainer(tmp_path, ORTModule(model) if wrapped else model, kind)
     assert accelerate(trainer) is trainer and accelerate(trainer) is trainer
-    assert isinstance(trainer, Smoothed) and type(trainer).__name__ == "Smoothed"
+    assert isinstance(trainer, kind) and type(trainer).__name__ == kind.__name__
     torch.testing.assert_close(_losses(trainer), expected, rtol=1e-4, atol=1e-5)
     assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     stats = trainer.gradd_stats()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from . import refuse
 from .daemon_training import DaemonTraining, unwrapped
 from .training_args import ORTTrainingArguments
 
+_CHOOSES = "get_optimizer_cls_and_kwargs"
 _Trainer = TypeVar("_Trainer", bound=Trainer)
 
 
@@ -98,9 +100,9 @@ def accelerate(
         refuse.check_trainer(trainer)
         own = type(trainer)
         about: dict[str, Any] = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-        chooses = own.get_optimizer_cls_and_kwargs
-        if chooses is not Trainer.get_optimizer_cls_and_kwargs:
-            about["get_optimizer_cls_and_kwargs"] = staticmethod(chooses)
+        if own.get_optimizer_cls_and_kwargs is not Trainer.get_optimizer_cls_and_kwargs:
+            # as it stands there: static in Trainer, a method of the trainer elsewhere
+            about[_CHOOSES] = inspect.getattr_static(own, _CHOOSES)
         trainer.model = unwrapped(trainer.model)
         trainer.model_wrapped = unwrapped(trainer.model_wrapped)
         trainer.__class__ = type(own.__name__, (DaemonTraining, own), about)

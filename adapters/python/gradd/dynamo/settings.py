@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo import config, eval_frame
+from torch._dynamo import config
 from torch.backends import mha
 
 import gradd
@@ -159,9 +159,8 @@ recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
 rules.give_missing()
-# Code that Dynamo has compiled calls these, and it would compile, and count, them as well.
-for _function in (watch.Watched.__get__, watch.Accesses.note):
-    getattr(eval_frame, "skip_code", id)(_function.__code__)
+# Code that Dynamo has compiled calls it, and it would compile, and count, it as well.
+watch.Watched.__get__ = torch.compiler.disable(watch.Watched.__get__)  # type: ignore
 # Names of modules of torch, whose loggers these are: with other names their lines come as they are.
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())

@@ -93,51 +93,15 @@ def huber(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> Any:
     return reduced(with_slope(narrow(value, x), x, slope, target, op.Neg(slope)), reduction)
 
 
-def _matrix(x: Any, target: Any) -> tuple[Any, Any, bool]:
-    if len(x.shape) == 2:
-        return x, target, False
-    row = typed(op.Unsqueeze(x, ints(0)), x.dtype, [1, *x.shape])
-    return row, op.Reshape(target, ints(1, -1)), True
-
-
-def _classes(x: Any) -> Any:
-    zero, one = scalar(0, ir.DataType.INT64), scalar(1, ir.DataType.INT64)
-    return op.Range(zero, size(x, 1), one)
-
-
-def _finish(rows: Any, single: bool, reduction: int) -> Any:
-    return op.Squeeze(rows, ints(0)) if single and reduction == 0 else reduced(rows, reduction)
-
-
-def multi_margin(
-    scores: Any,
-    target: Any,
-    p: float = 1,
-    margin: float = 1,
-    weight: Any = None,
-    reduction: int = 1,
-) -> Any:
-    """multi_margin_loss(): sum of max(0, margin - x[y] + x[k])^p for k != y, over the classes."""
-    x, label, single = _matrix(scores, target)
-    label = check_index(op.Reshape(label, ints(-1, 1)), size(x, 1))
-    right = op.GatherElements(x, label, axis=1)
-    above = op.Add(op.Sub(scalar(float(margin), x.dtype), right), x)
-    rest = op.Not(op.Equal(label, _classes(x)))
-    zero = scalar(0.0, x.dtype)
-    counts = op.And(rest, op.Greater(above, zero))  # not at 0, and no NaN
-    above = op.Where(counts, above, zero)
-    above = op.Mul(above, above) if p == 2 else above
-    if weight is not None:
-        above = op.Where(counts, op.Mul(above, op.Gather(weight, label)), zero)
-    return _finish(op.ReduceMean(above, ints(1), keepdims=0), single, reduction)
-
-
-def multilabel_margin(scores: Any, target: Any, reduction: int = 1) -> Any:
+def multilabel_margin(x: Any, label: Any, reduction: int = 1) -> Any:
     """multilabel_margin_loss(): labels end at the first -1.
 
     The sum of max(0, 1 - x[y] + x[k]) over labels y and all k that are no label, over the classes.
     """
-    x, label, single = _matrix(scores, target)
+    single = len(x.shape) == 1
+    if single:
+        x = typed(op.Unsqueeze(x, ints(0)), x.dtype, [1, *x.shape])
+        label = op.Reshape(label, ints(1, -1))
     none, one = scalar(-1, ir.DataType.INT64), scalar(1, ir.DataType.INT64)
     zero = scalar(0, ir.DataType.INT64)
     ends = op.Cast(op.Equal(label, none), to=int(ir.DataType.INT64))
@@ -153,7 +117,7 @@ def multilabel_margin(scores: Any, target: Any, reduction: int = 1) -> Any:
     counts = op.And(op.And(op.Unsqueeze(valid, ints(2)), others), op.Greater(above, nothing))
     above = op.Where(counts, above, nothing)
     rows = op.ReduceSum(op.ReduceMean(above, ints(2), keepdims=0), ints(1), keepdims=0)
-    return _finish(rows, single, reduction)
+    return op.Squeeze(rows, ints(0)) if single and reduction == 0 else reduced(rows, reduction)
 
 
 def cross_entropy(
@@ -270,6 +234,5 @@ def table() -> dict[Any, Callable]:
         _aten.binary_cross_entropy.default: binary_cross_entropy,
         _aten.smooth_l1_loss.default: smooth_l1,
         _aten.huber_loss.default: huber,
-        _aten.multi_margin_loss.default: multi_margin,
         _aten.multilabel_margin_loss.default: multilabel_margin,
     }

@@ -35,6 +35,7 @@ from gradd.graph.translation import (
 )
 from gradd.graph.translation.attention import attention
 from gradd.graph.translation.build import (
+    all_axes,
     cast,
     check_index,
     dropped,
@@ -42,6 +43,7 @@ from gradd.graph.translation.build import (
     op,
     stop_gradient,
     straight_through,
+    typed,
 )
 from gradd.graph.translation.build import ints as _ints
 from gradd.graph.translation.build import scalar as _scalar
@@ -260,6 +262,17 @@ def mean(value: Any, dtype: int | None = None) -> Any:
     return op.ReduceMean(value, keepdims=0)
 
 
+def mean_dim(
+    value: Any, dim: list[int] | None = None, keepdim: bool = False, dtype: int | None = None
+) -> Any:
+    """mean() over some axes; without any, over all, as in torch."""
+    if dtype is not None and dtype != -1:
+        value = typed(to_dtype(value, dtype), ir.DataType(dtype), list(value.shape))
+    if not len(value.shape):
+        return op.Identity(value)
+    return op.ReduceMean(value, _ints(*all_axes(value, dim)), keepdims=int(keepdim))
+
+
 def cat(tensors: Any, dim: int = 0) -> Any:
     """cat() without the tensors that PyTorch skips, of one axis and no element, at any rank."""
     kept = [tensor for tensor in tensors if tuple(tensor.shape) != (0,)] or tensors[:1]
@@ -282,10 +295,13 @@ def table() -> dict[Any, Callable]:
         _aten.dropout.default: dropout,
         _aten.embedding.default: embedding,
         _aten.mean.default: mean,
+        _aten.mean.dim: mean_dim,
         _aten.rms_norm.default: rms_norm,
         _aten.alias.default: identity,
         _aten.reshape.default: shapes.reshape,
         _aten.flatten.using_ints: shapes.flatten,
+        _aten.squeeze.dim: shapes.squeeze,
+        _aten.squeeze.dims: shapes.squeeze,
         _aten.pad.default: shapes.pad,
         _aten.cat.default: cat,
         _aten.copy.default: copy,

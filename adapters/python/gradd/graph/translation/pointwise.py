@@ -62,31 +62,6 @@ def relu6(x: Any) -> Any:
     return hardtanh(x, 0.0, 6.0)
 
 
-def softshrink(x: Any, lambd: float = 0.5) -> Any:
-    """softshrink(); NaN stays one, and has no gradient.
-
-    The bound is rounded to the type of x for the gradient only.
-    """
-    z = wide(x)
-    low, high = scalar(-lambd, z.dtype), scalar(lambd, z.dtype)
-    nothing = op.Mul(z, scalar(0.0, z.dtype))
-    y = op.Where(op.Less(z, low), op.Sub(z, low), nothing)
-    y = op.Where(op.Greater(z, high), op.Sub(z, high), y)
-    return with_slope(narrow(y, x), x, _beyond(x, lambd))
-
-
-def _beyond(x: Any, lambd: float) -> Any:
-    return op.Or(op.Less(x, scalar(-lambd, x.dtype)), op.Greater(x, scalar(lambd, x.dtype)))
-
-
-def hardshrink(x: Any, lambd: float = 0.5) -> Any:
-    """hardshrink(); NaN stays one, and has no gradient."""
-    low, high = scalar(-lambd, x.dtype), scalar(lambd, x.dtype)
-    small = op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
-    y = op.Where(small, scalar(0.0, x.dtype), x)
-    return with_slope(y, x, _beyond(x, lambd))
-
-
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """elu(); the operator knows the side by the sign of its result, a negative alpha hides it."""
     is_exact_here = x.dtype != DOUBLE or is_exact(alpha)
@@ -419,8 +394,6 @@ def table() -> dict[Any, Callable]:
         _aten.relu.default: relu,
         _aten.relu6.default: relu6,
         _aten.rrelu.default: rrelu,
-        _aten.softshrink.default: softshrink,
-        _aten.hardshrink.default: hardshrink,
         _aten.elu.default: elu,
         _aten.softplus.default: softplus,
         _aten.celu.default: celu,

@@ -147,16 +147,6 @@ def var(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool 
     return narrow(square, x)
 
 
-def _unbiased(function: Callable, has_dim: bool) -> Callable:
-    def of_dim(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
-        return function(x, dim, 1.0 if unbiased else 0.0, keepdim)
-
-    def of_all(x: Any, unbiased: bool = True) -> Any:
-        return function(x, None, 1.0 if unbiased else 0.0, False)
-
-    return of_dim if has_dim else of_all
-
-
 def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
     return op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if len(x.shape) else op.Identity(x)
 
@@ -515,12 +505,8 @@ def table() -> dict[Any, Callable]:
     return {
         _aten.linalg_vector_norm.default: vector_norm,
         _aten.std.correction: std,
-        _aten.std_mean.default: _unbiased(std_mean, False),
-        _aten.std_mean.dim: _unbiased(std_mean, True),
         _aten.std_mean.correction: std_mean,
         _aten.var.correction: var,
-        _aten.var_mean.default: _unbiased(var_mean, False),
-        _aten.var_mean.dim: _unbiased(var_mean, True),
         _aten.var_mean.correction: var_mean,
         _aten.cosine_similarity.default: cosine_similarity,
         _aten.cdist.default: cdist,

@@ -46,6 +46,15 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return op.Reshape(x, op.Concat(before, middle, after, axis=0), allowzero=1)
 
 
+def squeeze(x: Any, dim: int | list[int]) -> Any:
+    """squeeze() of named axes; those of another size than 1 stay. Sizes of a call are not 1."""
+    sizes = list(x.shape)
+    named = [dim] if isinstance(dim, int) else dim
+    axes = sorted({axis % len(sizes) for axis in named} if sizes else ())
+    ones = [axis for axis in axes if sizes[axis] == 1]
+    return op.Squeeze(x, ints(*ones)) if ones else op.Identity(x)
+
+
 _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
