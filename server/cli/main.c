@@ -20,6 +20,7 @@
 #include "server/cli/quota_command.h"
 #include "server/cli/show.h"
 #include "server/cli/trace.h"
+#include "server/cli/users.h"
 #include "server/cli/web_command.h"
 #include "server/daemon/daemon.h"
 #include "server/host/log.h"
@@ -136,8 +137,15 @@ static int handle_admin(admin_t admin) {
     return admin.n > 0 ? EXIT_DONE : no_daemon(&dir);
 }
 
+/* Of a shared directory the sums are told, also where this user has no daemon. */
 static int handle_ps(const options_t *options) {
-    return handle_admin((admin_t){options, admin_ps, "\n", 0});
+    const int code = handle_admin((admin_t){options, admin_ps, "\n", 0});
+    rundir_t dir;
+    users_t users;
+    if (code == EXIT_NONE && !options->json && rundir_init(&dir, options->dir) == GRADD_OK &&
+        users_look(&dir, &users))
+        users_print(&users);
+    return code;
 }
 
 /* The table in place of the former one. */

@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,11 +34,35 @@ gradd_status_t shared_dir_enter(rundir_t *dir) {
     return rundir_at(dir, path);
 }
 
+bool shared_dir_around(const rundir_t *dir, char out_path[RUNDIR_PATH_MAX]) {
+    char parent[RUNDIR_PATH_MAX], real[PATH_MAX], name[NAME_BYTES];
+    snprintf(name, sizeof name, "%u", (unsigned)geteuid());
+    snprintf(parent, sizeof parent, "%s", dir->path);
+    char *slash = strrchr(parent, '/');
+    if (!slash || slash == parent || strcmp(slash + 1, name) != 0) return false;
+    *slash = 0;
+    if (!shared_dir_is(parent) || !realpath(parent, real)) return false;
+    return snprintf(out_path, RUNDIR_PATH_MAX, "%s", real) < RUNDIR_PATH_MAX;
+}
+
+/* Parents without links, so that all have one name for the directory; itself it must be none. */
+static gradd_status_t resolve(rundir_t *dir) {
+    char parent[RUNDIR_PATH_MAX], real[PATH_MAX], path[PATH_MAX + RUNDIR_PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", dir->path);
+    char *slash = strrchr(parent, '/');
+    *slash = 0;
+    if (!realpath(slash == parent ? "/" : parent, real))
+        return GRADD_FAIL(IO, "directory %s: %s", parent, strerror(errno));
+    snprintf(path, sizeof path, "%s/%s", strcmp(real, "/") ? real : "", slash + 1);
+    return rundir_at(dir, path);
+}
+
 gradd_status_t shared_dir_init(rundir_t *dir, const char *path) {
     if (!path || path[0] != '/')
         return GRADD_FAIL(IO, "a shared directory needs an absolute path, as /run/gradd; got '%s'",
                           path ? path : "");
     GRADD_TRY(rundir_at(dir, path));
+    GRADD_TRY(resolve(dir));
     const int n = snprintf(dir->ctl, sizeof dir->ctl, "%s/" SHARED_DIR_SOCKET, dir->path);
     if (n < (int)sizeof dir->ctl) return GRADD_OK;
     return GRADD_FAIL(IO, "directory '%s' is too long for a socket's path", dir->path);

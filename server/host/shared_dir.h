@@ -19,13 +19,17 @@
 /* True of a directory that is root's and has mode 0750. Where this process is root's, too, a
  * supervisor must have listened there: else the directory is its own, as any other. */
 bool shared_dir_is(const char *path);
+/* The shared directory of which that is this process's folder, without links in its path. False if
+ * it is none. */
+bool shared_dir_around(const rundir_t *dir, char out_path[RUNDIR_PATH_MAX]);
 /* Goes on to the folder of this process's user if that is a shared directory. Fails with IO if its
  * path is too long. */
 gradd_status_t shared_dir_enter(rundir_t *dir);
 
 /* ---- for the supervisor ---- */
 
-/* Fills the paths: an absolute one; its control socket is SHARED_DIR_SOCKET. Fails with IO. */
+/* Fills the paths: of an absolute one, whose parents may be links, the path without; its control
+ * socket is SHARED_DIR_SOCKET. Fails with IO. */
 gradd_status_t shared_dir_init(rundir_t *dir, const char *path);
 /* Makes the directory (0750, root's and the group's) if it is missing, and opens it. Refuses one
  * that is a symlink, another user's or group's, or that others than root can write to, or that

@@ -205,6 +205,19 @@ def test_commands_do_not_reach_it(victim: Victim) -> None:
             assert "user_trainer" not in own and str(victim.trainer_process.pid) not in own
 
 
+def test_others_see_sums(victim: Victim) -> None:
+    line = f"users of {victim.directory}: 2, with 1 session"
+    for uid in (A, B):
+        code, text = victim.gradd(uid, "ps")
+        assert code == 0 and text.splitlines()[-1] == line
+        assert victim.ps(uid)["shared"] == {"users": 2, "sessions": 1}
+    code, text = victim.gradd(0, "ps")  # which has no daemon
+    assert code == 3 and line in text
+    assert f"{A}: 1" in text and f"{B}: 0" in text
+    code, text = victim.gradd(B + 1, "ps", groups=())
+    assert code == 3 and "users of" not in text
+
+
 def test_a_flood_of_connections_keeps_none_out(victim: Victim) -> None:
     """B connects as fast as it can, and reads no answer."""
     before = len(os.listdir(f"/proc/{victim.process.pid}/fd"))
