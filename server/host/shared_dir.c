@@ -45,6 +45,26 @@ bool shared_dir_around(const rundir_t *dir, char out_path[RUNDIR_PATH_MAX]) {
     return snprintf(out_path, RUNDIR_PATH_MAX, "%s", real) < RUNDIR_PATH_MAX;
 }
 
+/* A user that can rename a parent could put another directory in the place of ours. */
+static gradd_status_t check_parents(const char *path) {
+    char parent[PATH_MAX];
+    struct stat st;
+    snprintf(parent, sizeof parent, "%s", path);
+    for (;;) {
+        if (lstat(parent, &st) != 0)
+            return GRADD_FAIL(IO, "directory %s: %s", parent, strerror(errno));
+        const bool is_open = (st.st_mode & 022) && !(st.st_mode & S_ISVTX);
+        if (st.st_uid != 0 || is_open)
+            return GRADD_FAIL(IO,
+                              "%s, above a shared directory, belongs to uid %u and has mode %04o; "
+                              "only root may be able to change it",
+                              parent, (unsigned)st.st_uid, st.st_mode & 07777);
+        if (!parent[1]) return GRADD_OK; /* the root of all */
+        char *slash = strrchr(parent, '/');
+        slash[slash == parent] = 0;
+    }
+}
+
 /* Parents without links, so that all have one name for the directory; itself it must be none. */
 static gradd_status_t resolve(rundir_t *dir) {
     char parent[RUNDIR_PATH_MAX], real[PATH_MAX], path[PATH_MAX + RUNDIR_PATH_MAX];
@@ -53,6 +73,7 @@ static gradd_status_t resolve(rundir_t *dir) {
     *slash = 0;
     if (!realpath(slash == parent ? "/" : parent, real))
         return GRADD_FAIL(IO, "directory %s: %s", parent, strerror(errno));
+    GRADD_TRY(check_parents(real));
     snprintf(path, sizeof path, "%s/%s", strcmp(real, "/") ? real : "", slash + 1);
     return rundir_at(dir, path);
 }

@@ -29,7 +29,8 @@ gradd_status_t shared_dir_enter(rundir_t *dir);
 /* ---- for the supervisor ---- */
 
 /* Fills the paths: of an absolute one, whose parents may be links, the path without; its control
- * socket is SHARED_DIR_SOCKET. Fails with IO. */
+ * socket is SHARED_DIR_SOCKET. Fails with IO, also where another user than root can change what is
+ * above it. */
 gradd_status_t shared_dir_init(rundir_t *dir, const char *path);
 /* Makes the directory (0750, root's and the group's) if it is missing, and opens it. Refuses one
  * that is a symlink, another user's or group's, or that others than root can write to, or that

@@ -128,6 +128,28 @@ TEST(a_link_in_its_place_is_refused) {
     end();
 }
 
+TEST(parents_are_roots) {
+    rundir_t dir;
+    char other[96];
+    begin();
+    CHECK_OK(shared_dir_init(&dir, "/gradd-shared"));
+    CHECK_EQ_INT(chmod(base, 0775), 0);
+    CHECK_STATUS(GRADD_E_IO, shared_dir_init(&dir, place));
+    CHECK_ERROR_HAS("has mode 0775; only root may");
+    CHECK_EQ_INT(chmod(base, 01777), 0); /* as /tmp: others can rename their own alone */
+    CHECK_OK(shared_dir_init(&dir, place));
+    CHECK_EQ_INT(chown(base, USER, 0), 0);
+    CHECK_STATUS(GRADD_E_IO, shared_dir_init(&dir, place));
+    CHECK_ERROR_HAS("belongs to uid 1");
+    CHECK_EQ_INT(chown(base, 0, 0), 0);
+    snprintf(other, sizeof other, "%s/link", base);
+    CHECK_EQ_INT(symlink(base, other), 0);
+    strcat(other, "/run/");
+    CHECK_OK(shared_dir_init(&dir, other));
+    CHECK_EQ_STR(dir.path, place);
+    end();
+}
+
 TEST(a_folder_is_its_users_alone) {
     rundir_t dir;
     char path[96];
