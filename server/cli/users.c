@@ -48,8 +48,7 @@ bool users_look(const rundir_t *dir, users_t *out_users) {
     FILE *file = fopen(SOCKETS, "re");
     if (!file) return false;
     while (fgets(line, sizeof line, file))
-        if (sscanf(line, "%*s %*x %*x %*x %x %x %*u %108s", &type, &state,
-                   path) == 3 &&
+        if (sscanf(line, "%*s %*x %*x %*x %x %x %*u %108s", &type, &state, path) == 3 &&
             type == SEQPACKET_TYPE && (state == LISTENS || state == CONNECTED) &&
             is_control(out_users, path, &uid))
             count(out_users, uid, state);

@@ -19,8 +19,8 @@ typedef struct users_s {
     } of[USERS_MOST]; /* for root */
 } users_t;
 
-/* False unless that is this process's folder in a shared directory of its group. Sessions are connections to the
- * control sockets there, by the kernel's list of sockets: no daemon is asked. */
+/* False unless that is this process's folder in a shared directory of its group. Sessions are
+ * connections to the control sockets there, by the kernel's list of sockets: no daemon is asked. */
 bool users_look(const rundir_t *dir, users_t *out_users);
 /* A line; for root a line for each user, too. */
 void users_print(const users_t *users);

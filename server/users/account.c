@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
+#include <linux/keyctl.h>
 #include <pwd.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,12 +13,11 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#define MOST_WORDS   128 /* of a command line */
-#define MOST_ENTRIES 128 /* of an environment */
-#define FAILED       126
-#define IDLE_EXIT    "GRADD_IDLE_EXIT=600" /* as a daemon that a trainer starts */
+#define FAILED    126
+#define IDLE_EXIT "GRADD_IDLE_EXIT=600" /* as a daemon that a trainer starts */
 
 gradd_status_t account_group(const char *name, gid_t *out_group) {
     char *end;
@@ -62,6 +62,12 @@ gradd_status_t account_check(const account_t *account) {
 
 /* ---- in the child ---- */
 
+/* What root's session has in the kernel: keys, and descriptors that a shell has left open. */
+static bool leave_session(void) {
+    syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL); /* where there are keys */
+    return setsid() >= 0 && close_range(STDERR_FILENO + 1, ~0u, CLOSE_RANGE_CLOEXEC) == 0;
+}
+
 static bool give_up_root(const account_t *account, gid_t group) {
     const uid_t uid = account->uid;
     const gid_t gid = account->gid;
@@ -83,14 +89,34 @@ static bool open_log(const char *folder) {
            dup2(out, STDERR_FILENO) >= 0;
 }
 
+static size_t count(char *const *words) {
+    size_t n = 0;
+    while (words[n])
+        n++;
+    return n;
+}
+
+/* argv as the daemon's of that folder: of two options the last one counts. */
+static char **own_words(char *const *argv, const char *folder) {
+    const size_t n = count(argv);
+    char **words = calloc(n + 4, sizeof *words);
+    if (!words) return NULL;
+    memcpy(words, argv, n * sizeof *words);
+    words[n] = "--dir";
+    words[n + 1] = (char *)folder;
+    words[n + 2] = "--allow-group=";
+    return words;
+}
+
 /* Root's own environment is not for users to read. */
 static char **own_environment(void) {
     static const char *const kept[] = {"GRADD_", "GOMP_", "OMP_",
                                        "DNNL_",  "PATH=", "LD_LIBRARY_PATH="};
-    static char *entries[MOST_ENTRIES];
+    char **entries = calloc(count(environ) + 2, sizeof *entries);
     int n = 0;
+    if (!entries) return NULL;
     if (!getenv("GRADD_IDLE_EXIT")) entries[n++] = (char *)IDLE_EXIT;
-    for (char **entry = environ; *entry && n < MOST_ENTRIES - 1; entry++)
+    for (char **entry = environ; *entry; entry++)
         for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
             if (!strncmp(*entry, kept[i], strlen(kept[i]))) {
                 entries[n++] = *entry;
@@ -101,17 +127,9 @@ static char **own_environment(void) {
 
 _Noreturn void account_become(const account_t *account, gid_t group, char *const *argv,
                               const char *folder) {
-    char *words[MOST_WORDS + 4];
-    int n = 0;
-    while (argv[n] && n < MOST_WORDS) {
-        words[n] = argv[n];
-        n++;
-    }
-    words[n++] = "--dir"; /* the last one counts */
-    words[n++] = (char *)folder;
-    words[n++] = "--allow-group=";
-    words[n] = NULL;
-    if (setsid() >= 0 && give_up_root(account, group) && chdir("/") == 0 && open_log(folder))
-        execve("/proc/self/exe", words, own_environment());
+    char **words = own_words(argv, folder), **entries = own_environment();
+    if (words && entries && leave_session() && give_up_root(account, group) && chdir("/") == 0 &&
+        open_log(folder))
+        execve("/proc/self/exe", words, entries);
     _exit(FAILED);
 }

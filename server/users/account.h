@@ -21,7 +21,7 @@ gradd_status_t account_of(int socket, gid_t group, account_t *out_account);
 gradd_status_t account_check(const account_t *account);
 /* In a child of ours: gives up root for good, and runs this binary with argv as the daemon of a
  * folder. Beside the user's own gid it keeps `group`, by which it reaches the folder. Of the
- * environment it gets what is about gradd and its libraries. */
+ * environment it gets what is about gradd and its libraries, of descriptors and keys none. */
 _Noreturn void account_become(const account_t *account, gid_t group, char *const *argv,
                               const char *folder);
 

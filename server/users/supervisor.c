@@ -152,7 +152,10 @@ static void serve_client(supervisor_t *supervisor) {
     wire_out_t reply = {0};
     pid_t pid = 0;
     const int client = accept4(supervisor->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (client < 0) return;
+    if (client < 0) {
+        if (errno == EMFILE || errno == ENFILE) poll(NULL, 0, PAUSE_MS); /* it stays readable */
+        return;
+    }
     const gradd_status_t st = answer(supervisor, client, &pid);
     if (st == GRADD_OK) {
         wire_reply_begin(&reply, 0);
@@ -160,7 +163,7 @@ static void serve_client(supervisor_t *supervisor) {
         wire_put_u64(&reply, (uint64_t)pid);
         wire_end(&reply);
     } else {
-        log_event(LOG_WARN, "not_served", "what=\"%s\"", gradd_error_message());
+        log_event(LOG_DEBUG, "not_served", "what=\"%s\"", gradd_error_message());
         wire_reply_fail(&reply, 0, st, NULL, gradd_error_message(), NULL);
     }
     if (!reply.failed) gradd_fd_send(client, reply.data, reply.bytes, NULL, 0);

@@ -112,16 +112,18 @@ class Users:
         directory: The shared directory.
     """
 
-    def __init__(self, environment: dict[str, str] | None = None, *options: str) -> None:
+    def __init__(
+        self, environment: dict[str, str] | None = None, descriptors: tuple[int, ...] = ()
+    ) -> None:
         # Others can get there; the folders of pytest are root's alone.
         self._root = Path(tempfile.mkdtemp(prefix="gradd-users-", dir="/tmp"))
         self._root.chmod(0o755)
         self.directory = self._root / "run"
-        self._words = ["--dir", str(self.directory), "--threads", "1", *options]
+        self._words = ["--dir", str(self.directory), "--threads", "1"]
         self._environment = {"GRADD_IDLE_EXIT": "60", **(environment or {})}
-        self.start()
+        self.start(descriptors)
 
-    def start(self) -> None:
+    def start(self, descriptors: tuple[int, ...] = ()) -> None:
         """Starts the supervisor; returns when it listens."""
         command = [str(GRADD), "serve", "--allow-group", str(GROUP), *self._words]
         with open(self._root / "log", "ab") as log:
@@ -130,6 +132,7 @@ class Users:
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 env={**os.environ, **self._environment},
+                pass_fds=descriptors,
             )
         until(lambda: f"pid={self.process.pid} dir" in self.log(), "there is no supervisor")
 

@@ -64,9 +64,9 @@ def test_each_user_has_a_daemon_of_the_own_uid(users: Users) -> None:
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="there is no setpriv")
 def test_a_trainer_finds_the_daemon_of_its_user(users: Users) -> None:
-    """With the losses of plain PyTorch; the supervisor may die meanwhile."""
+    """With the losses of plain PyTorch; daemon and supervisor may die meanwhile."""
     plain = user_trainer.net()
-    expected = [user_trainer.losses(*plain) for _ in range(2)]
+    expected = [user_trainer.losses(*plain) for _ in range(3)]
     with users.trainer(A) as trainer:
         assert trainer.stdin and trainer.stdout
         trainer.stdin.write("\n")
@@ -76,12 +76,19 @@ def test_a_trainer_finds_the_daemon_of_its_user(users: Users) -> None:
         torch.testing.assert_close(told["losses"], expected[0])
         found = users.ps(A)
         assert [s["uid"] for s in found["sessions"]] == [A]
+        os.kill(found["pid"], signal.SIGKILL)
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        told = json.loads(trainer.stdout.readline())
+        torch.testing.assert_close(told["losses"], expected[1])
+        found = users.ps(A)
+        assert found["workers_lost"] == 0, "it is another daemon"
         users.process.kill()
         users.process.wait(SECONDS)
         trainer.stdin.write("\n")
         trainer.stdin.flush()
         told = json.loads(trainer.stdout.readline())
-        torch.testing.assert_close(told["losses"], expected[1])
+        torch.testing.assert_close(told["losses"], expected[2])
         users.start()
         assert users.ps(A)["pid"] == found["pid"], "the next one leaves it alone"
         trainer.stdin.close()
@@ -156,10 +163,23 @@ def test_roots_own_directory_is_no_shared_one(tmp_path: Path) -> None:
         daemons.check_directory(tmp_path, create=True)
 
 
-def test_the_environment_of_root_is_not_passed_on() -> None:
-    users = Users({"SECRET": "of root", "GRADD_LOG": "debug"})
+def test_what_root_has_is_not_passed_on(tmp_path: Path) -> None:
+    """Variables, and descriptors that were open when the supervisor started."""
+    (tmp_path / "secret").write_text("of root")
+    with open(tmp_path / "secret") as secret:
+        users = Users({"SECRET": "of root", "GRADD_LOG": "debug"}, descriptors=(secret.fileno(),))
     try:
-        given = Path(f"/proc/{users.daemon(A)}/environ").read_bytes().split(b"\0")
+        pid = users.daemon(A)
+        held = {os.readlink(fd) for fd in Path(f"/proc/{users.process.pid}/fd").iterdir()}
+        assert str(tmp_path / "secret") in held
+        for process in (pid, users.ps(A)["worker"]):
+            files = {os.readlink(fd) for fd in Path(f"/proc/{process}/fd").iterdir()}
+            assert not any("secret" in file or "users.sock" in file for file in files)
+            own = str(users.folder(A))
+            assert {file for file in files if file.startswith(str(users.directory))} <= {
+                *(f"{own}{name}" for name in ("", "/lock", "/daemon.log")),
+            }
+        given = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         names = {entry.split(b"=")[0].decode() for entry in given if entry}
         assert "GRADD_LOG" in names and "SECRET" not in names
         own = ("GRADD_", "GOMP_", "OMP_", "DNNL_", "PATH", "LD_LIBRARY_PATH")

@@ -177,8 +177,8 @@ def connect(path: Path, memory: Host | Gpu = HOST, wait: float = START_SECONDS) 
     """
     autostart = bool(options.get("GRADD_AUTOSTART"))
     if memory.uuid:
-        if autostart and shared_directory.holds(path.parent):
-            shared_directory.ask(path.parent)
+        if autostart:
+            shared_directory.make_sure(path.parent)
         check_directory(path.parent, create=autostart)
     check_directory(path, create=autostart)
     sock = try_connect(path)

@@ -76,6 +76,16 @@ def ask(path: Path) -> int:
     return int(reply.get("pid") or 0)
 
 
+def make_sure(path: Path) -> None:
+    """Asks for the user's folder in a shared directory if it is missing.
+
+    Raises:
+        SessionError: As `ask`.
+    """
+    if holds(path) and not os.path.lexists(path):
+        ask(path)
+
+
 class Asks:
     """The daemon that the supervisor is starting, and those after it if it ends."""
 
