@@ -52,7 +52,8 @@ ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/*/*.c server/plan/
                                 server/plan/passes/*.c server/device/*.c server/exec/*.c))
 DAEMON_SRC := $(sort $(wildcard server/host/*.c server/wire/*.c server/session/*.c \
                                 server/explain/*.c server/verbs/*.c server/daemon/*.c \
-                                server/owner/*.c server/web/*.c server/cli/*.c))
+                                server/owner/*.c server/users/*.c server/web/*.c \
+                                server/cli/*.c))
 TRAIN_SRC  := $(sort $(wildcard train/*.c train/files/*.c))
 # Of these, what stands beside a library that is there in tests: plug-ins, protobuf-c.
 TRAIN_OWN  := train/no_plugins.c train/onnx_unpack.c

@@ -48,6 +48,7 @@ ROOMS = {
     " server/session server/explain",
     "server/daemon": "shm server/device server/host server/wire server/session server/verbs",
     "server/owner": "shm server/host server/wire server/session",
+    "server/users": "shm server/host server/wire",
     "server/web": "shm server/host server/wire",
     "train": "shm platform kernels/contract kernels/math server/api server/graph server/device"
     " server/plan server/exec",
@@ -55,7 +56,7 @@ ROOMS = {
     "train/web": "shm platform train",
     "train/java": "shm train",
     "server/cli": "shm kernels/contract kernels/cases server/api server/host server/wire"
-    " server/session server/explain server/daemon server/owner server/web",
+    " server/session server/explain server/daemon server/owner server/users server/web",
 }
 # The libraries that a folder may use, by the beginning of a header's name.
 LIBRARIES = {

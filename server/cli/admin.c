@@ -8,6 +8,7 @@
 #include <zmq.h>
 
 #include "server/cli/owner_command.h"
+#include "server/cli/users.h"
 #include "server/wire/print.h"
 #include "server/wire/wire.h"
 
@@ -161,13 +162,19 @@ static void print_table(const msgpack_object *root) {
     for (int i = 0; i < wire_count(sessions); i++)
         if (wire_at(sessions, i)->type == MSGPACK_OBJECT_MAP) print_session(wire_at(sessions, i));
 }
-/* {the pairs of a reply, "kept": list} */
-static void print_object(const msgpack_object *root, const msgpack_object *kept) {
+
+/* {the pairs of a reply, "kept": list, "shared": sums of a shared directory} */
+static void print_object(const msgpack_object *root, const msgpack_object *kept,
+                         const users_t *users) {
     putchar('{');
     print_pairs(stdout, root);
     if (kept) {
         fputs(", \"kept\": ", stdout);
         print_json(stdout, kept);
+    }
+    if (users) {
+        fputs(", \"shared\": ", stdout);
+        users_print_json(users);
     }
     puts("}");
 }
@@ -184,12 +191,16 @@ gradd_status_t admin_ps(const rundir_t *dir, const options_t *options) {
     static uint8_t buffer[KEPT_REPLY_BYTES];
     admin_reply_t reply;
     wire_doc_t doc = {0};
+    users_t users;
     const gradd_status_t st = admin_ask_ps(dir, &reply);
     const msgpack_object *kept = st == GRADD_OK ? kept_ask(dir, buffer, &doc) : NULL;
-    if (st == GRADD_OK && options->json) print_object(&reply.doc.root, kept);
+    const bool shares = users_look(dir, &users);
+    if (st == GRADD_OK && options->json)
+        print_object(&reply.doc.root, kept, shares ? &users : NULL);
     if (st == GRADD_OK && !options->json) {
         print_table(&reply.doc.root);
         print_kept(kept);
+        if (shares) users_print(&users);
     }
     wire_doc_finish(&doc);
     admin_finish(&reply);

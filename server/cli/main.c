@@ -20,6 +20,7 @@
 #include "server/cli/quota_command.h"
 #include "server/cli/show.h"
 #include "server/cli/trace.h"
+#include "server/cli/users.h"
 #include "server/cli/web_command.h"
 #include "server/daemon/daemon.h"
 #include "server/host/log.h"
@@ -27,6 +28,7 @@
 #include "server/owner/owner.h"
 #include "server/owner/restart.h"
 #include "server/session/quota.h"
+#include "server/users/supervisor.h"
 #include "server/wire/version.h"
 
 enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY, EXIT_DEVICE };
@@ -64,6 +66,19 @@ static void leave_inherited_mask(const options_t *options) {
         log_event(LOG_INFO, "processors", "inherited=%d used=%d", inherited, machine_processors());
 }
 
+static int already_running(pid_t other) {
+    fprintf(stderr, "gradd: already running pid %ld\n", (long)other);
+    return EXIT_ALREADY;
+}
+
+static int serve_users(const options_t *options, char **argv) {
+    pid_t other;
+    const gradd_status_t st = supervisor_serve(options, argv, &other);
+    if (st == GRADD_E_UNSUPPORTED) return failed(st), EXIT_USAGE; /* no other try helps */
+    if (st != GRADD_OK) return failed(st);
+    return other == 0 ? EXIT_DONE : already_running(other);
+}
+
 /* OpenMP's runtime reads environment and mask when it is loaded: the worker inherits both. */
 static int handle_serve(const options_t *options, char **argv) {
     const size_t n = strlen(RESTART_COMMAND);
@@ -75,6 +90,7 @@ static int handle_serve(const options_t *options, char **argv) {
                 options->log);
         return EXIT_USAGE;
     }
+    if (options->allow_group && options->allow_group[0]) return serve_users(options, argv);
     leave_inherited_mask(options);
     limit_spinning();
     leave_inherited_threads();
@@ -84,9 +100,7 @@ static int handle_serve(const options_t *options, char **argv) {
     gradd_status_t st = resumes ? owner_resume(options, words, atoi(options->command + n), &end)
                                 : owner_serve(options, words, &end);
     if (st != GRADD_OK) return failed(st);
-    if (end.other == 0) return end.code;
-    fprintf(stderr, "gradd: already running pid %ld\n", (long)end.other);
-    return EXIT_ALREADY;
+    return end.other == 0 ? end.code : already_running(end.other);
 }
 
 static int handle_worker(const options_t *options) {
@@ -123,8 +137,15 @@ static int handle_admin(admin_t admin) {
     return admin.n > 0 ? EXIT_DONE : no_daemon(&dir);
 }
 
+/* Of a shared directory the sums are told, also where this user has no daemon. */
 static int handle_ps(const options_t *options) {
-    return handle_admin((admin_t){options, admin_ps, "\n", 0});
+    const int code = handle_admin((admin_t){options, admin_ps, "\n", 0});
+    rundir_t dir;
+    users_t users;
+    if (code == EXIT_NONE && !options->json && rundir_init(&dir, options->dir) == GRADD_OK &&
+        users_look(&dir, &users))
+        users_print(&users);
+    return code;
 }
 
 /* The table in place of the former one. */

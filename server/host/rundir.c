@@ -13,36 +13,41 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "server/host/shared_dir.h"
+
 #define LOCK_TRIES 50 /* of a millisecond each */
 
 static const char *text_or(const char *text, const char *other) {
     return text && text[0] ? text : other;
 }
 
+gradd_status_t rundir_at(rundir_t *dir, const char *path) {
+    size_t n = strlen(path);
+    const size_t room = RUNDIR_PATH_MAX - 1 - strlen("/" RUNDIR_CMD);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n == 0 || n > room)
+        return GRADD_FAIL(IO, "directory '%.200s' has %zu bytes; a socket's path leaves %zu", path,
+                          n, room);
+    *dir = (rundir_t){.folder = -1, .lock = -1};
+    memcpy(dir->path, path, n);
+    memcpy(dir->cmd, path, n);
+    strcpy(dir->cmd + n, "/" RUNDIR_CMD);
+    memcpy(dir->ctl, path, n);
+    strcpy(dir->ctl + n, "/" RUNDIR_CTL);
+    return GRADD_OK;
+}
+
 gradd_status_t rundir_init(rundir_t *dir, const char *given) {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
     char path[4096];
-    int n;
-    if (given && given[0])
-        n = snprintf(path, sizeof path, "%s", given);
-    else if (runtime && runtime[0] == '/')
-        n = snprintf(path, sizeof path, "%s/gradd", runtime);
+    if (runtime && runtime[0] == '/')
+        snprintf(path, sizeof path, "%s/gradd", runtime);
     else
-        n = snprintf(path, sizeof path, "%s/gradd-%u", text_or(getenv("TMPDIR"), "/tmp"),
-                     (unsigned)geteuid());
-    while (n > 1 && n < (int)sizeof path && path[n - 1] == '/')
-        path[--n] = 0;
-    int room = RUNDIR_PATH_MAX - 1 - (int)strlen("/" RUNDIR_CMD);
-    if (n <= 0 || n > room)
-        return GRADD_FAIL(IO, "directory '%.200s' has %d bytes; a socket's path leaves %d", path, n,
-                          room);
-    *dir = (rundir_t){.folder = -1, .lock = -1};
-    memcpy(dir->path, path, (size_t)n + 1);
-    memcpy(dir->cmd, path, (size_t)n);
-    strcpy(dir->cmd + n, "/" RUNDIR_CMD);
-    memcpy(dir->ctl, path, (size_t)n);
-    strcpy(dir->ctl + n, "/" RUNDIR_CTL);
-    return GRADD_OK;
+        snprintf(path, sizeof path, "%s/gradd-%u", text_or(getenv("TMPDIR"), "/tmp"),
+                 (unsigned)geteuid());
+    GRADD_TRY(rundir_at(dir, text_or(given, path)));
+    return shared_dir_enter(dir);
 }
 
 void rundir_finish(rundir_t *dir) {
@@ -212,6 +217,13 @@ bool rundir_exists(const rundir_t *dir) {
            same_file(&ours, &there);
 }
 
+bool rundir_owns(const rundir_t *dir) {
+    struct stat ours, there;
+    return dir->lock >= 0 && fstat(dir->lock, &ours) == 0 &&
+           fstatat(dir->folder, RUNDIR_LOCK, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+           same_file(&ours, &there);
+}
+
 bool rundir_has(const rundir_t *dir, rundir_socket_t which) {
     struct stat there;
     return lstat(socket_path(dir, which), &there) == 0 &&
@@ -238,8 +250,8 @@ gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner) {
     return GRADD_OK;
 }
 
-/* A socket bound to a path, which only we may use, and listening. */
-static gradd_status_t bind_at(const char *path, int type, int *out_fd) {
+/* A socket bound to a path, and listening, which only we and a group may use. */
+static gradd_status_t bind_at(const char *path, int type, gid_t group, int *out_fd) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof address.sun_path)
         return GRADD_FAIL(IO, "socket path %s is longer than %zu bytes", path,
@@ -249,8 +261,9 @@ static gradd_status_t bind_at(const char *path, int type, int *out_fd) {
         return GRADD_FAIL(IO, "cannot replace %s: %s", path, strerror(errno));
     int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return GRADD_FAIL(IO, "socket: %s", strerror(errno));
-    mode_t mask = umask(0177);
+    mode_t mask = umask(group == RUNDIR_NO_GROUP ? 0177 : 0117);
     int rc = bind(fd, (struct sockaddr *)&address, sizeof address);
+    if (rc == 0 && group != RUNDIR_NO_GROUP) rc = lchown(path, (uid_t)-1, group);
     int error = errno;
     umask(mask);
     if (rc == 0 && listen(fd, 128) != 0) {
@@ -265,14 +278,19 @@ static gradd_status_t bind_at(const char *path, int type, int *out_fd) {
     return GRADD_OK;
 }
 
-gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd) {
+gradd_status_t rundir_listen_for(rundir_t *dir, rundir_socket_t which, gid_t group, int *out_fd) {
     const char *path = socket_path(dir, which);
+    const int type = which == RUNDIR_COMMANDS ? SOCK_STREAM : SOCK_SEQPACKET;
     struct stat made;
-    GRADD_TRY(bind_at(path, which == RUNDIR_COMMANDS ? SOCK_STREAM : SOCK_SEQPACKET, out_fd));
+    GRADD_TRY(bind_at(path, type, group, out_fd));
     if (lstat(path, &made) != 0) made = (struct stat){0}; /* removed at once: made anew later */
     dir->sockets[which].device = made.st_dev;
     dir->sockets[which].inode = made.st_ino;
     return GRADD_OK;
+}
+
+gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd) {
+    return rundir_listen_for(dir, which, RUNDIR_NO_GROUP, out_fd);
 }
 
 void rundir_unlisten(rundir_t *dir, rundir_socket_t which) {
@@ -281,11 +299,7 @@ void rundir_unlisten(rundir_t *dir, rundir_socket_t which) {
 }
 
 void rundir_unlink(const rundir_t *dir) {
-    struct stat ours, there;
-    if (dir->lock < 0 || fstat(dir->lock, &ours) != 0 ||
-        fstatat(dir->folder, RUNDIR_LOCK, &there, AT_SYMLINK_NOFOLLOW) != 0 ||
-        !same_file(&ours, &there))
-        return;
+    if (!rundir_owns(dir)) return;
     unlinkat(dir->folder, RUNDIR_CMD, 0);
     unlinkat(dir->folder, RUNDIR_CTL, 0);
     unlinkat(dir->folder, RUNDIR_LOST, 0);

@@ -24,6 +24,7 @@
 #define RUNDIR_CTL      "ctl.sock"
 #define RUNDIR_LOCK     "lock"
 #define RUNDIR_LOST     "lost" /* plans over which a device was lost */
+#define RUNDIR_NO_GROUP ((gid_t) - 1)
 
 typedef enum rundir_socket_e { RUNDIR_COMMANDS, RUNDIR_CONTROL, RUNDIR_SOCKETS } rundir_socket_t;
 
@@ -40,8 +41,11 @@ typedef struct rundir_s {
 } rundir_t;
 
 /* Fills the paths: `given` (may be NULL or empty), else $XDG_RUNTIME_DIR/gradd, else gradd-<uid> in
- * the temporary folder. Fails with IO when a socket's path would be longer than 107 bytes. */
+ * the temporary folder; of a shared directory (shared_dir.h) the user's folder in it. Fails with IO
+ * when a socket's path would be longer than 107 bytes. */
 gradd_status_t rundir_init(rundir_t *dir, const char *given);
+/* The same of this path as it is. */
+gradd_status_t rundir_at(rundir_t *dir, const char *path);
 /* Unlocks. Accepts a failed one whose folder and lock are -1. */
 void rundir_finish(rundir_t *dir);
 
@@ -66,6 +70,8 @@ gradd_status_t rundir_each_running(const char *given, rundir_visit_t visit, void
 pid_t rundir_owner(const rundir_t *dir);
 /* True while the path leads to the directory that was prepared. */
 bool rundir_exists(const rundir_t *dir);
+/* True while the directory that was prepared has the lock that we hold. */
+bool rundir_owns(const rundir_t *dir);
 /* True while the path of this socket leads to the one that we have made. */
 bool rundir_has(const rundir_t *dir, rundir_socket_t which);
 /* True while the paths lead to the lock that we hold and to our two sockets: clients find us, and
@@ -79,6 +85,8 @@ gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner);
 /* A listening socket (mode 0600; commands: SOCK_STREAM, control: SOCK_SEQPACKET), replacing what
  * lies at its path. Only under the lock. Fails with IO. */
 gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd);
+/* The same, with mode 0660 for a group. */
+gradd_status_t rundir_listen_for(rundir_t *dir, rundir_socket_t which, gid_t group, int *out_fd);
 /* Removes a socket on which the daemon will not listen after all. */
 void rundir_unlisten(rundir_t *dir, rundir_socket_t which);
 /* Removes both sockets and what was noted, unless another daemon has locked the directory since:

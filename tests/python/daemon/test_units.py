@@ -49,7 +49,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 def test_each_unit_starts_a_command_that_there_is() -> None:
     names = sorted(path.name for path in UNITS.iterdir())
-    assert names == ["gradd-web.service", "gradd.service", "gradd@.service"]
+    assert names == ["gradd-users.service", "gradd-web.service", "gradd.service", "gradd@.service"]
     for name in names:
         command = Unit(name).command("--help")
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -95,11 +95,24 @@ def test_the_unit_of_the_system_serves_the_directory_that_it_makes() -> None:
     assert service["Environment"] in page
 
 
+def test_the_unit_of_users_serves_the_directory_of_the_page() -> None:
+    """tests/python/users runs supervisors with its capabilities."""
+    service = Unit("gradd-users.service").service
+    words = shlex.split(service["ExecStart"])
+    page = (ROOT / "docs" / "operating.md").read_text()
+    assert f"GRADD_DIR={words[words.index('--dir') + 1]}" in page
+    assert "User" not in service, "it needs root"
+    assert set(service["RestartPreventExitStatus"].split()) == {
+        str(daemons._EXIT_USAGE),
+        str(daemons._EXIT_ALREADY),
+    }
+
+
 def test_what_a_page_says_about_units_is_there() -> None:
     page = (ROOT / "docs" / "operating.md").read_text()
     for name in re.findall(r"tools/systemd/([\w@.-]+)", page):
         assert (UNITS / name).exists(), name
-    assert page.count("tools/systemd/") >= 3
+    assert page.count("tools/systemd/") >= 4
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")

@@ -36,7 +36,7 @@ from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import DTYPES, Header, Segment, nbytes
 from gradd.memory.waiting import wait_ms
 from gradd.memory.watch import data_ptr
-from gradd.session import control, daemon, moving, other_daemon, protocol, sharing
+from gradd.session import control, daemon, moving, other_daemon, protocol, shared_directory, sharing
 from gradd.session.control import ConnectionLost, SessionLost
 from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
@@ -758,7 +758,9 @@ def get_client(path: Path | str | None = None, device: torch.device = HOST.devic
         DeviceLostError: Its driver fails.
     """
     memory = devices.of(device)
-    user = Path(path).absolute() if path is not None else daemon.directory()
+    user = daemon.directory()
+    if path is not None:
+        user = shared_directory.entered(Path(path).absolute())
     where = user / memory.uuid
     with _registry_lock:
         client = _clients.get((where, device))

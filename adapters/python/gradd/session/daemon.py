@@ -6,6 +6,9 @@ one at once, the daemon's lock file lets only one win, and both clients connect 
 
 Each device has a daemon of its own: the CPU's in the user's directory, a GPU's in a directory there
 that is named by the GPU's UUID.
+
+In a directory that the users of a group share, the user's is a folder (shared_directory.py), and a
+supervisor starts the daemon.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from pathlib import Path
 import gradd
 from gradd import errors, options
 from gradd.memory.devices import HOST, DeviceError, Gpu, Host
+from gradd.session import shared_directory
 
 logger = logging.getLogger("gradd")
 
@@ -44,14 +48,19 @@ started: list[subprocess.Popen] = []  # daemons that this process started, to re
 
 
 def directory() -> Path:
-    """The user's directory: GRADD_DIR, else under XDG_RUNTIME_DIR, else under the temp folder."""
+    """The user's directory: GRADD_DIR, else under XDG_RUNTIME_DIR, else under the temp folder.
+
+    Of a shared directory it is the user's folder.
+    """
     named = options.get("GRADD_DIR")
-    if named:
-        return Path(str(named)).absolute()
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and runtime.startswith("/"):
-        return Path(runtime) / "gradd"
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"gradd-{os.geteuid()}"  # as the daemon does
+    if named:
+        path = Path(str(named)).absolute()
+    elif runtime and runtime.startswith("/"):
+        path = Path(runtime) / "gradd"
+    else:  # as the daemon does
+        path = Path(os.environ.get("TMPDIR") or "/tmp") / f"gradd-{os.geteuid()}"
+    return shared_directory.entered(path)
 
 
 class DirectoryError(errors.IoError, errors.SessionError):
@@ -70,7 +79,7 @@ def check_directory(path: Path, create: bool) -> None:
             f"the socket path {path}/ctl.sock has {length} bytes, the limit is {_PATH_LIMIT}: "
             "set GRADD_DIR to a shorter directory"
         )
-    if create:
+    if create and not shared_directory.holds(path):
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
         except FileExistsError:
@@ -81,6 +90,11 @@ def check_directory(path: Path, create: bool) -> None:
         info = os.lstat(path)
     except FileNotFoundError:
         return
+    except PermissionError:
+        raise DirectoryError(
+            f"{path} is out of reach of this process: a directory that users share is for those "
+            "of its group; set GRADD_DIR to one of your own"
+        ) from None
     if not stat.S_ISDIR(info.st_mode):
         what = "a link" if stat.S_ISLNK(info.st_mode) else "no directory"
         raise DirectoryError(f"{path} is {what}: set GRADD_DIR to a directory of your own")
@@ -163,13 +177,15 @@ def connect(path: Path, memory: Host | Gpu = HOST, wait: float = START_SECONDS) 
     """
     autostart = bool(options.get("GRADD_AUTOSTART"))
     if memory.uuid:
+        if autostart:
+            shared_directory.make_sure(path.parent)
         check_directory(path.parent, create=autostart)
     check_directory(path, create=autostart)
     sock = try_connect(path)
     if sock is not None:
         return sock
     begin = time.monotonic()
-    starts = _Starts(path, memory) if autostart else None
+    starts = _begin(path, memory) if autostart else None
     deadline = begin + (wait if autostart else min(wait, RESTART_SECONDS))
     pause = 0.002
     while time.monotonic() < deadline:
@@ -183,6 +199,12 @@ def connect(path: Path, memory: Host | Gpu = HOST, wait: float = START_SECONDS) 
     took = time.monotonic() - begin
     hint = f"see {path}/daemon.log" if autostart else "GRADD_AUTOSTART is 0: run `gradd serve`"
     raise errors.SessionError(f"no daemon listens in {path} after {took:.1f} s ({hint})")
+
+
+def _begin(path: Path, memory: Host | Gpu) -> _Starts | shared_directory.Asks:
+    if shared_directory.holds(path):
+        return shared_directory.Asks(path)
+    return _Starts(path, memory)
 
 
 class _Starts:
