@@ -226,6 +226,8 @@ enum {
                                   absent: as in torch, what it makes depends on its inputs */
     GRADD_OP_CHUNKED = 1 << 9, /* takes the attribute "chunk": how many rows of in[0] it works on at
                                   a time, 0 = all. Fewer take less scratch and more time */
+    GRADD_OP_UNPACKS = 1 << 10, /* cheap, and its result takes several times the memory of what it
+                                   reads: never held longer than its reader needs it */
 };
 
 #define GRADD_OP_MAX_TYPES 10

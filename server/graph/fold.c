@@ -50,6 +50,7 @@ static bool foldable(graph_t *g, const gradd_infer_t *c) {
     }
     int64_t cost = cost_of(c, total);
     if (cost <= FOLD_SMALL) return true;
+    if (c->op->flags & GRADD_OP_UNPACKS) return false;
     if (total > FOLD_TOTAL_BYTES - g->fold_bytes || cost > FOLD_TOTAL_COST - g->fold_cost)
         return false;
     g->fold_bytes += total;

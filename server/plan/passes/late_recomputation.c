@@ -1,5 +1,6 @@
 /* A value that is computed again is computed directly before its first reader, together with the
- * values computed again that it reads itself.
+ * values computed again that it reads itself. So is what an operator unpacks (GRADD_OP_UNPACKS), in
+ * the forward as well.
  *
  * Any earlier, it would take up the memory that was to be saved by not keeping it. Earlier passes
  * see it before the backward, so they order the rest as they do where everything is kept. Values do
@@ -12,15 +13,16 @@
 typedef struct late_s {
     const graph_t *g;
     const sequence_t *s;
-    int32_t *position; /* per node: its position in the backward while it waits, else -1 */
-    int32_t *order;    /* new positions of the backward, from s->n_forward: the old ones */
+    int32_t *position; /* per node: its position in the sequence while it waits, else -1 */
+    int32_t *order;    /* per new position: the old one */
     int32_t *stack;
     int n;
 } late_t;
 
 /* Views cost nothing, and wait so that what they view can. */
 static bool is_late(const late_t *l, int32_t id) {
-    return graph_is_clone(l->g, id) || l->g->nodes[id].op->flags & GRADD_OP_VIEW;
+    return graph_is_clone(l->g, id) ||
+           l->g->nodes[id].op->flags & (GRADD_OP_VIEW | GRADD_OP_UNPACKS);
 }
 
 /* Position of an operand's producer that waits for its place, or -1. */
@@ -49,20 +51,36 @@ static void append(late_t *l, int32_t position) {
     }
 }
 
+static void place(late_t *l, int from, int to) {
+    const sequence_t *s = l->s;
+    for (int k = from; k < to; k++)
+        if (is_late(l, s->nodes[k])) l->position[s->nodes[k]] = k;
+    for (int k = from; k < to; k++)
+        if (!is_late(l, s->nodes[k])) append(l, k);
+    for (int k = from; k < to; k++) /* results without other readers */
+        if (l->position[s->nodes[k]] == k) append(l, k);
+}
+
+static bool unpacks(const graph_t *g, const sequence_t *s) {
+    for (int k = 0; k < s->n; k++)
+        if (g->nodes[s->nodes[k]].op->flags & GRADD_OP_UNPACKS) return true;
+    return false;
+}
+
 static void place_all(late_t *l) {
     const sequence_t *s = l->s;
     for (int i = 0; i < l->g->n_nodes; i++)
         l->position[i] = -1;
-    for (int k = s->n_forward; k < s->n; k++)
-        if (is_late(l, s->nodes[k])) l->position[s->nodes[k]] = k;
-    for (int k = s->n_forward; k < s->n; k++)
-        if (!is_late(l, s->nodes[k])) append(l, k);
-    for (int k = s->n_forward; k < s->n; k++) /* gradients without other readers */
-        if (l->position[s->nodes[k]] == k) append(l, k);
+    if (unpacks(l->g, s))
+        place(l, 0, s->n_forward);
+    else
+        while (l->n < s->n_forward)
+            l->order[l->n] = l->n, l->n++;
+    place(l, s->n_forward, s->n);
 }
 
 static gradd_status_t late_recomputation(gradd_plan_t *p, sequence_t *s) {
-    if (!p->graph->n_clones) return GRADD_OK;
+    if (!p->graph->n_clones && !unpacks(p->graph, s)) return GRADD_OK;
     const size_t n = (size_t)s->n + 1;
     late_t l = {.g = p->graph, .s = s};
     l.position = malloc(sizeof l.position[0] * ((size_t)l.g->n_nodes + 1));
@@ -77,10 +95,8 @@ static gradd_status_t late_recomputation(gradd_plan_t *p, sequence_t *s) {
             nodes[i] = s->nodes[l.order[i]];
             choices[i] = s->choices[l.order[i]];
         }
-        if (l.n) {
-            memcpy(s->nodes + s->n_forward, nodes, sizeof nodes[0] * (size_t)l.n);
-            memcpy(s->choices + s->n_forward, choices, sizeof choices[0] * (size_t)l.n);
-        }
+        memcpy(s->nodes, nodes, sizeof nodes[0] * (size_t)l.n);
+        memcpy(s->choices, choices, sizeof choices[0] * (size_t)l.n);
     }
     free(l.position);
     free(l.order);

@@ -284,3 +284,25 @@ def test_what_is_drawn_from_constants_differs(
     model = ORTModule(module, strict=True)
     drawn = [model().detach().clone() for _ in range(4)]
     assert all(not torch.equal(a, b) for a, b in zip(drawn, drawn[1:], strict=False))
+
+
+UNIFORM: dict[str, Callable[[float], tuple[torch.Tensor, float]]] = {
+    "numbers": lambda high: (torch.empty(40, 50).uniform_(-1, 2), -1.0),
+    "a number that changes": lambda high: (torch.empty(40, 50).uniform_(0, high), 0.0),
+    "halves": lambda high: (torch.empty(40, 50, dtype=torch.bfloat16).uniform_(-high, high), -high),
+}
+
+
+@pytest.mark.parametrize("of", UNIFORM)
+def test_uniform_numbers_keep_to_their_bounds(of: str) -> None:
+    module = Lambda(
+        lambda self, high: (self.weight * UNIFORM[of](high)[0].float(), high),
+        weight=nn.Parameter(torch.ones(50)),
+    )
+    model = ORTModule(module, strict=True)
+    for bound in (2.0, 3.0, 5.0):
+        drawn, low = model(bound)[0].detach(), UNIFORM[of](bound)[1]
+        high = 2.0 if of == "numbers" else bound
+        width = high - low
+        assert low <= drawn.min() <= low + width / 50 and high >= drawn.max() > high - width / 50
+        assert abs(drawn.mean() - (low + high) / 2) < width / 20

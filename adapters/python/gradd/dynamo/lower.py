@@ -40,7 +40,7 @@ from gradd.graph.nodes import (
     takes_graphs,
     targets,
 )
-from gradd.graph.recurrent import OPERATORS
+from gradd.graph.recurrent import LAYERS
 from gradd.memory import devices
 from gradd.memory.watch import address
 from gradd.spec import CaptureError
@@ -707,7 +707,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 node.meta[_CAST] = torch.get_autocast_dtype(self.device)
             return result
         if isinstance(result, (list, tuple)):
-            if func in OPERATORS and torch.is_autocast_enabled(self.device):
+            if func in LAYERS and torch.is_autocast_enabled(self.device):
                 node.meta[_CAST] = torch.get_autocast_dtype(self.device)
             for i, item in enumerate(result):
                 if isinstance(item, torch.Tensor) and (writes or id(item) not in self.nodes):

@@ -24,9 +24,14 @@ _NUMBERS = (bool, int, float)
 
 def compare(wanted: Callable[[], bool]) -> None:
     """Has inputs compared where that is wanted at the time."""
-    for cls in _family(getattr(private.tracer, "__base__", None)):
-        table = cls.dispatch_table  # of functions, by instruction
+    for table in tables():
         table[_IN] = functools.partial(_contains, wanted, table[_IN])
+
+
+def tables() -> Iterator[dict[int, Callable]]:
+    """Those of Dynamo's tracers: a function for each instruction."""
+    for cls in _family(getattr(private.tracer, "__base__", None)):
+        yield cls.dispatch_table
 
 
 def _family(cls: Any) -> Iterator[Any]:

@@ -139,7 +139,7 @@ def make_explicit(
         return
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     call = Call(node.target, args, kwargs, device, dtype)
-    if node.target in recurrent.OPERATORS:
+    if node.target in recurrent.LAYERS:
         _cast_layer(graph, node, dtype)
     elif call.has_casts():
         _cast_operands(graph, node, call)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import rnn
 
 from gradd import ORTModule
 from helpers.nets import assert_close
@@ -130,27 +129,3 @@ def test_dropout_between_layers() -> None:
     ours.eval(), theirs.eval()
     assert_close(ours(x)[0], theirs(x)[0])
     assert ours.gradd_stats()["in_torch"] == {}
-
-
-class Packs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.cell = nn.Linear(3, 3), nn.LSTM(3, HIDDEN, batch_first=True)
-
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        packed = rnn.pack_padded_sequence(self.first(x), lengths, batch_first=True)
-        return rnn.pad_packed_sequence(self.cell(packed)[0], batch_first=True)[0]
-
-
-def test_packed_sequences_run_in_pytorch() -> None:
-    torch.manual_seed(0)
-    theirs = Packs()
-    ours = ORTModule(copy.deepcopy(theirs))
-    for lengths in ([5, 3], [4, 4]):
-        x = torch.randn(2, 5, 3)
-        for model in (ours, theirs):
-            model.zero_grad()
-            model(x, torch.tensor(lengths)).square().sum().backward()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert_close(a.grad, b.grad)
-    assert ours.gradd_stats()["in_torch"]

@@ -24,6 +24,7 @@ from gradd.graph.translation.build import (
     stop_gradient,
     typed,
     wide,
+    wide_type,
     with_slope,
     without_slope,
 )
@@ -335,6 +336,19 @@ def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
     return op.Where(op.Greater(x, scalar(0.0, x.dtype)), x, op.Mul(x, slope))
 
 
+def uniform(x: Any, low: Any = 0.0, high: Any = 1.0, generator: Any = None) -> Any:
+    """uniform_(): numbers between two bounds, which may be inputs of the graph."""
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+        return op.RandomUniformLike(x, low=float(low), high=float(high))
+    dtype = wide_type(x)
+    low, high = (
+        scalar(float(b), dtype) if isinstance(b, (int, float)) else cast(b, dtype)
+        for b in (low, high)
+    )
+    drawn = op.Add(op.Mul(op.RandomUniformLike(x, dtype=int(dtype)), op.Sub(high, low)), low)
+    return cast(drawn, x.dtype)
+
+
 def hardsigmoid(x: Any) -> Any:
     """hardsigmoid(), which divides by 6; no gradient on the bounds."""
     three, six = scalar(3.0, x.dtype), scalar(6.0, x.dtype)
@@ -391,6 +405,7 @@ def table() -> dict[Any, Callable]:
     return {
         _aten.pow.Tensor_Scalar: power,
         _aten.hardtanh.default: hardtanh,
+        _aten.uniform.default: uniform,
         _aten.relu.default: relu,
         _aten.relu6.default: relu6,
         _aten.rrelu.default: rrelu,

@@ -2,6 +2,10 @@
 
 Each layer and direction is a linear layer over all steps and com.gradd::Recurrence, with torch's
 weights in torch's order of gates. What lies between is ordinary: halves that are joined, dropout.
+
+A packed sequence has the rows of step 0, then those of step 1, and so on, of fewer and fewer
+sequences. Linear layers take it as it is; the steps take it spread to [T, B, n], for the other
+direction each sequence from its own end, and what comes behind an end keeps the cells.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import onnx_ir as ir
 import torch
 
 from gradd.graph import scans
@@ -22,12 +27,15 @@ from gradd.graph.translation.build import (
     own,
     scalar,
     several,
+    size,
     typed,
 )
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
 _END = 2**63 - 1
+_INT = int(ir.DataType.INT64)
+_FAR = 1e4  # of a gate: all of its kind of number round to it, or to 0, and f16 has it
 
 
 class _Layer(NamedTuple):
@@ -74,20 +82,26 @@ def _turned(x: Any) -> Any:
 
 def _direction(kind: str, x: Any, layer: _Layer, first: tuple[Any, Any], reverse: bool) -> Any:
     """The states of all steps, the last one, and the last cells."""
-    state, cells = first
     product = op.MatMul(x, op.Transpose(layer.of_input, perm=[1, 0]))
     if layer.input_bias is not None:
         product = op.Add(product, layer.input_bias)
+    typed(product, x.dtype, [*x.shape[:2], layer.of_input.shape[0]])
+    return _states(kind, product, layer, first, reverse)
+
+
+def _states(kind: str, product: Any, layer: _Layer, first: tuple[Any, Any], reverse: bool) -> Any:
+    """The same from the products of the inputs."""
+    state, cells = first
     operands = [product, layer.of_state, state, cells, layer.state_bias, layer.projection]
     while operands[-1] is None:
         operands.pop()
     count = 3 if kind == "lstm" else 2
     found = several("com.gradd", "Recurrence", count, *operands, kind=kind, reverse=int(reverse))
     y, last, *rest = found
-    typed(y, x.dtype, [*x.shape[:2], state.shape[-1]])
-    typed(last, x.dtype, state.shape)
+    typed(y, product.dtype, [*product.shape[:2], state.shape[-1]])
+    typed(last, product.dtype, state.shape)
     for value in rest:
-        typed(value, x.dtype, cells.shape)
+        typed(value, product.dtype, cells.shape)
     return y, last, rest[0] if rest else None
 
 
@@ -101,9 +115,14 @@ def _run(
     dropout: float,
     train: bool,
     bidirectional: bool,
-    batch_first: bool,
+    batch_first: bool = False,
+    *,
+    sizes: Any = None,
 ) -> tuple[Any, list[Any], list[Any]]:
-    """All layers: the states of all steps, and each layer's last state and cells."""
+    """All layers: the states of all steps, and each layer's last state and cells.
+
+    With `sizes`, how many rows each step has, the sequence is a packed one.
+    """
     states, cells = first
     projects = cells is not None and str(cells.shape[-1]) != str(states.shape[-1])
     directions = 1 + bool(bidirectional)
@@ -112,6 +131,7 @@ def _run(
     state_parts = _parts(states, ways)
     cell_parts = [None] * ways if cells is None else _parts(cells, ways)
     lasts, last_cells = [], []
+    places = None if sizes is None else _places(x, sizes, states)
     x = _turned(x) if batch_first else x
     for depth in range(num_layers):
         if depth and train:
@@ -120,14 +140,85 @@ def _run(
         for way in range(directions):
             at = depth * directions + way
             given = state_parts[at], cell_parts[at]
-            y, last, last_cell = _direction(kind, x, layers[at], given, way == 1)
+            if places is None:
+                found = _direction(kind, x, layers[at], given, way == 1)
+            else:
+                found = _packed_direction(kind, x, layers[at], given, places, way)
+            y, last, last_cell = found
             made.append(y)
             lasts.append(last)
             last_cells.append(last_cell)
         width = directions * made[0].shape[-1]
-        shape = [*x.shape[:2], width]
+        shape = [*x.shape[:-1], width]
         x = made[0] if directions == 1 else typed(op.Concat(*made, axis=-1), x.dtype, shape)
     return _turned(x) if batch_first else x, lasts, last_cells
+
+
+class _Places(NamedTuple):
+    """Of the rows of a packed sequence, [N, n], among those of the steps, [T, B, n]."""
+
+    inside: Any  # [T, B, 1]: steps that a sequence has
+    rows: tuple[Any, Any]  # [T, B]: the row of each step, from the first one on or from the last
+    steps: tuple[Any, Any]  # [N]: where the step of each row is in [T * B, n]
+    ends: Any  # [B]: where the last step is there
+    steps_and_lanes: list[Any]  # T, B
+
+
+def _places(x: Any, sizes: Any, states: Any) -> _Places:
+    """Of rows x, so many in each step; the number of sequences is that of the states."""
+    steps, lanes = sizes.shape[0], states.shape[1]
+    zero, one = scalar(0, _INT), scalar(1, _INT)
+    count = size(states, 1)
+    lane = op.Unsqueeze(op.Range(zero, count, one), ints(0))  # [1, B]
+    step = op.Unsqueeze(op.Range(zero, size(sizes, 0), one), ints(1))  # [T, 1]
+    row = op.Range(zero, size(x, 0), one)
+    begins = op.Sub(op.CumSum(sizes, zero), sizes)
+    inside = op.Less(lane, op.Unsqueeze(sizes, ints(1)))
+    lengths = op.ReduceSum(op.Cast(inside, to=_INT), ints(0), keepdims=0)  # [B]
+    back = op.Max(op.Sub(op.Sub(op.Unsqueeze(lengths, ints(0)), one), step), zero)
+    there = op.Min(op.Add(op.Unsqueeze(begins, ints(1)), lane), op.Sub(size(x, 0), one))
+    # The step of each row: how many have begun, but for the first one.
+    begun = op.LessOrEqual(op.Unsqueeze(begins, ints(0)), op.Unsqueeze(row, ints(1)))
+    at = op.Sub(op.ReduceSum(op.Cast(begun, to=_INT), ints(1), keepdims=0), one)
+    own = op.Sub(row, op.Gather(begins, at))
+    other = op.Sub(op.Sub(op.Gather(lengths, own), one), at)
+    ends = op.Add(op.Mul(op.Sub(lengths, one), count), op.Squeeze(lane, ints(0)))
+    return _Places(
+        op.Unsqueeze(inside, ints(2)),
+        (there, op.Add(op.Gather(begins, back), lane)),
+        (op.Add(op.Mul(at, count), own), op.Add(op.Mul(other, count), own)),
+        ends,
+        [steps, lanes],
+    )
+
+
+def _behind(kind: str, like: Any, width: int) -> Any:
+    """What inputs are behind the end of a sequence: they keep cells, and let nothing grow."""
+    values = [0.0] * width
+    if kind == "lstm":  # the gates of inputs are shut, those that forget open
+        part = width // 4
+        values[: 2 * part] = [-_FAR] * part + [_FAR] * part
+    elif kind == "relu":
+        values = [-_FAR] * width
+    return op.Cast(op.Constant(value=ir.tensor(values, ir.DataType.FLOAT)), to=int(like.dtype))
+
+
+def _packed_direction(
+    kind: str, x: Any, layer: _Layer, first: tuple[Any, Any], places: _Places, way: int
+) -> Any:
+    """The states of all rows, the last ones, and the last cells."""
+    product = op.MatMul(x, op.Transpose(layer.of_input, perm=[1, 0]))
+    if layer.input_bias is not None:
+        product = op.Add(product, layer.input_bias)
+    width = layer.of_input.shape[0]
+    rows = op.Gather(product, places.rows[way], axis=0)
+    rows = op.Where(places.inside, rows, _behind(kind, x, width))
+    typed(rows, x.dtype, [*places.steps_and_lanes, width])
+    y, _, cells = _states(kind, rows, layer, first, False)
+    state = layer.of_state.shape[1]
+    flat = op.Reshape(y, ints(-1, state))
+    made = typed(op.Gather(flat, places.steps[way], axis=0), x.dtype, [x.shape[0], state])
+    return made, typed(op.Gather(flat, places.ends, axis=0), x.dtype, first[0].shape), cells
 
 
 def lstm(x: Any, hx: Sequence[Any], params: Sequence[Any], *rest: Any) -> tuple[Any, Any, Any]:
@@ -140,6 +231,19 @@ def _without_cells(
 ) -> tuple[Any, Any]:
     """gru.input(), rnn_tanh.input() and rnn_relu.input()."""
     y, lasts, _ = _run(kind, x, (hx, None), params, *rest)
+    return y, _joined(lasts)
+
+
+def _packed_lstm(x: Any, sizes: Any, hx: Sequence[Any], params: Sequence[Any], *rest: Any) -> Any:
+    y, lasts, cells = _run("lstm", x, (hx[0], hx[1]), params, *rest, sizes=sizes)
+    return y, _joined(lasts), _joined(cells)
+
+
+def _packed(
+    kind: str, x: Any, sizes: Any, hx: Any, params: Sequence[Any], *rest: Any
+) -> tuple[Any, Any]:
+    """gru.data(), rnn_tanh.data() and rnn_relu.data()."""
+    y, lasts, _ = _run(kind, x, (hx, None), params, *rest, sizes=sizes)
     return y, _joined(lasts)
 
 
@@ -173,4 +277,8 @@ def table() -> dict[Any, Callable]:
         _aten.gru.input: functools.partial(_without_cells, "gru"),
         _aten.rnn_tanh.input: functools.partial(_without_cells, "tanh"),
         _aten.rnn_relu.input: functools.partial(_without_cells, "relu"),
+        _aten.lstm.data: _packed_lstm,
+        _aten.gru.data: functools.partial(_packed, "gru"),
+        _aten.rnn_tanh.data: functools.partial(_packed, "tanh"),
+        _aten.rnn_relu.data: functools.partial(_packed, "relu"),
     }
