@@ -431,6 +431,33 @@ def test_running_statistics_of_instances_are_written(monkeypatch: pytest.MonkeyP
     assert model.gradd_stats()["in_torch"] == {}
 
 
+def test_a_norm_that_nothing_reads_moves_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over data for the statistics alone; torch's schema does not say that it writes."""
+
+    class Unread(Layers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fixed = nn.BatchNorm1d(32), nn.BatchNorm1d(32, affine=False).eval()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            self.norm(h)
+            self.fixed(h)
+            return self.second(h)
+
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    torch.manual_seed(0)
+    theirs = Unread()
+    ours = copy.deepcopy(theirs)
+    model = ORTModule(ours)
+    for _ in range(2):
+        x = torch.randn(8, 16)
+        model(x).sum().backward(), theirs(x).sum().backward()
+    for name, moved in theirs.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), moved)
+    assert theirs.norm.num_batches_tracked == 2 and model.gradd_stats()["in_torch"] == {}
+
+
 def test_a_tensor_goes_into_a_piece_by_two_names() -> None:
     """broadcast_tensors() returns the tensor that it gets: its gradient comes once."""
 
