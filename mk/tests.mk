@@ -2,7 +2,8 @@
 
 SCARCE := $(B)/lib/scarce.so
 TESTED := $(B)/bin/tests $(FAKE) $(EMU_TORCH) $(SCARCE) $(B)/bin/bench_engine-fake
-TRAINS := $(addprefix $(B)/train/native/,device_program $(if $(EMU_TORCH),device_program_cpp))
+TRAINS := $(addprefix $(B)/train/native/,device_program $(if $(EMU_TORCH),device_program_cpp) \
+          case_bits case_bits_short) $(B)/bin/case_bits
 test: all $(TESTED) $(TRAINS) fuzz-bins ## every test: checks, C, mutated input, Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 

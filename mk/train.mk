@@ -137,7 +137,32 @@ $(T_B)/device_program.js: tests/c/train/device_program.c $(T_B)/libgradd_train.a
 .PHONY: train-run
 train-run: $(T_PROGRAM) ## the bits of three trainings: make train-run TARGET=aarch64
 	@$(T_RUN_$(TARGET)) $(T_PROGRAM)
--include $(T_OBJ:.o=.d) $(T_OPS_OBJ:.o=.d)
+
+# Hashes of operators' results, of cases in the file CASES (tests/c/train/case_bits.c).
+T_CASES   := $(T_B)/case_bits$(if $(filter wasm,$(TARGET)),.js)
+CASE_SRC  := tests/c/train/case_bits.c kernels/cases/cases.c kernels/cases/case_export.c
+t_cases    = $(Q)$(T_CC) -std=gnu11 -O1 $(T_CPPFLAGS) $(T_ARCH_$(TARGET)) $(T_OMP) $(T_WARN) -o $@ \
+    $(filter %.c %.o,$^) $(T_B)/libgradd_train.a -lm
+$(T_B)/case_bits: $(CASE_SRC) $(T_B)/libgradd_train.a
+	$(t_cases)
+$(T_B)/case_bits.js: $(CASE_SRC) $(T_B)/libgradd_train.a
+	$(t_cases) -sALLOW_MEMORY_GROWTH=1
+.PHONY: train-cases
+train-cases: $(T_CASES) ## hashes of results: make train-cases TARGET=aarch64 CASES=file
+	@$(T_RUN_$(TARGET)) $(T_CASES) < $(CASES)
+# The same with some kernels for the shortest vectors that this machine has, and with the engine of
+# the daemon, which has them for the longest.
+SHORT_OBJ := $(patsubst %,$(T_B)/short/%.o,kernels/cpu/softmax_rows kernels/ops/norm/softmax \
+             kernels/ops/norm/groupnorm)
+$(T_B)/short/%.o: %.c $(T_B)/flags.txt | $(GEN)
+	@mkdir -p $(@D); echo "  CC      $< (short vectors)"
+	$(Q)$(T_CC) $(T_CPPFLAGS) $(filter-out -march=%,$(T_CFLAGS)) $(T_WARN) -MMD -MP -c $< -o $@
+$(T_B)/case_bits_short: $(CASE_SRC) $(SHORT_OBJ) $(T_B)/libgradd_train.a
+	$(t_cases)
+$(B)/bin/case_bits: tests/c/train/case_bits.c $(B)/lib/libgradd.so
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -o $@ $< -L$(B)/lib -lgradd -lm \
+	    -Wl,-rpath,'$$ORIGIN/../lib'
+-include $(T_OBJ:.o=.d) $(T_OPS_OBJ:.o=.d) $(SHORT_OBJ:.o=.d)
 
 # The inner loops of products: a step of a small MLP takes 1.8 times as long without, and the
 # library 50 KB less.

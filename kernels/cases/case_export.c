@@ -1,7 +1,6 @@
 /* Export of executed test cases. See case_export.h. */
 #include "kernels/cases/case_export.h"
 
-#include "kernels/cases/cases.h"
 #include "kernels/contract/backend.h"
 #include "kernels/contract/registry.h"
 
@@ -26,10 +25,8 @@ static int opset_of(const gradd_op_t *op) {
     return op->since > 20 || *op->domain ? op->since : 20;
 }
 
-/* Infers and runs; outputs live in data's memory. Composites, and operators with kernels on other
- * devices only, have no kernel here: their outputs are left out, and a caller that can expand them
- * runs them itself. */
-static gradd_status_t compute(const gradd_op_t *op, gradd_case_data_t *data, gradd_view_t *out) {
+gradd_status_t gradd_case_compute(const gradd_op_t *op, gradd_case_data_t *data,
+                                  gradd_view_t *out) {
     gradd_view_t seen[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];
     for (int i = 0; i < data->n_in; i++)
@@ -157,7 +154,7 @@ int64_t gradd_case_export(int64_t index, void *buffer, int64_t bytes) {
     if (!op) return 0;
     gradd_status_t status = gradd_case_parse(spec->text, GRADD_DT_NONE, 42, &data);
     if (status) return -(int64_t)status;
-    status = compute(op, &data, out);
+    status = gradd_case_compute(op, &data, out);
     FILE *to = status ? NULL : open_memstream(&text, &size);
     if (!status && !to) status = GRADD_FAIL(NOMEM, "case of %s", op->name);
     if (to) {

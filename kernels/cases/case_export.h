@@ -10,8 +10,16 @@
 
 #include <stdint.h>
 
+#include "kernels/cases/cases.h"
+
 /* Case number `index` counted over all families. Returns the size of the answer, which is written
  * only if it fits into `bytes`; 0 past the last case; minus the status code on failure. */
 int64_t gradd_case_export(int64_t index, void *buffer, int64_t bytes);
+
+/* Infers and runs a parsed case: data->n_out outputs, which live in data's memory. Composites, and
+ * operators with kernels on other devices only, have no kernel here: their outputs are left out,
+ * and a caller that can expand them runs them itself. `out` has GRADD_OP_MAX_OUT entries, zeroed.
+ */
+gradd_status_t gradd_case_compute(const gradd_op_t *op, gradd_case_data_t *data, gradd_view_t *out);
 
 #endif

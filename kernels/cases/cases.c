@@ -19,7 +19,7 @@ typedef struct parser_s {
 
 typedef struct case_block_s {
     struct case_block_s *next;
-    char pad[56]; /* keeps the bytes that follow aligned to 64 */
+    char pad[64 - sizeof(void *)]; /* keeps the bytes that follow aligned to 64 */
 } case_block_t;
 
 #define BAD(p, what)                                                                               \

@@ -9,30 +9,25 @@
  */
 #include "kernels/cpu/row_lanes.h"
 
+#ifndef CELL
+#define CELL     REAL
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#endif
+
 GRADD_MULTIARCH static void NAME(row_moments)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial;
     const CELL *x = (const CELL *)p->x + row * n;
-    const REAL mean = NAME(row_sum)(x, n) / (REAL)n;
+    const REAL mean = NAME(gradd_row_sum)(x, n) / (REAL)n;
     p->sum[row] = mean;
-    p->sum_h[row] = NAME(row_squares)(x, mean, n);
-}
-
-static inline REAL NAME(row_dot)(const CELL *dy, const CELL *x, REAL mean, int64_t n) {
-    REAL lane[32] = {0};
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32)
-        for (int k = 0; k < 32; k++)
-            lane[k] += LOAD(dy[i + k]) * (LOAD(x[i + k]) - mean);
-    for (int k = 0; i < n; i++, k++)
-        lane[k] += LOAD(dy[i]) * (LOAD(x[i]) - mean);
-    return NAME(add_lanes)(lane);
+    p->sum_h[row] = NAME(gradd_row_squares)(x, mean, n);
 }
 
 GRADD_MULTIARCH static void NAME(row_sums)(const batch_t *p, int64_t row) {
     const int64_t n = p->s.spatial;
     const CELL *x = (const CELL *)p->x + row * n, *dy = (const CELL *)p->dy + row * n;
-    p->sum[row] = NAME(row_sum)(dy, n);
-    p->sum_h[row] = NAME(row_dot)(dy, x, ((const REAL *)p->mean)[row % p->s.channels], n);
+    p->sum[row] = NAME(gradd_row_sum)(dy, n);
+    p->sum_h[row] = NAME(gradd_row_dot)(dy, x, ((const REAL *)p->mean)[row % p->s.channels], n);
 }
 
 /* Of n <= COLUMNS neighbours in the rows of a piece, which stay in a cache meanwhile. */

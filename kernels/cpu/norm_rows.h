@@ -2,19 +2,24 @@
  * bf16.
  *
  * Included by kernels/ops/norm/norm.c with REAL, NAME(x) and, for bf16 and f16, CELL, LOAD and
- * STORE (see row_lanes.h); scale, bias, statistics and sums over rows are REAL. There is no guard
- * on purpose. RMS passes centred = false as a constant, and the compiler drops what it does not
- * need. y may be x, and dx may be dy or x: a row is read before it is written, and then element by
- * element.
+ * STORE; scale, bias, statistics and sums over rows are REAL. There is no guard on purpose. RMS
+ * passes centred = false as a constant, and the compiler drops what it does not need. y may be x,
+ * and dx may be dy or x: a row is read before it is written, and then element by element.
  */
 #include "kernels/cpu/row_lanes.h"
 
+#ifndef CELL
+#define CELL     REAL
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#endif
+
 /* y = (x - mean) * inv * scale + bias; returns mean and inv through the pointers. */
-static inline void NAME(norm_row)(CELL *y, const CELL *x, const REAL *scale, const REAL *bias,
-                                  int64_t n, bool centred, double epsilon, REAL *out_mean,
-                                  REAL *out_inv) {
-    REAL mean = centred ? NAME(row_sum)(x, n) / (REAL)n : (REAL)0;
-    REAL square = NAME(row_squares)(x, mean, n) / (REAL)n;
+GRADD_INLINE void NAME(norm_row)(CELL *y, const CELL *x, const REAL *scale, const REAL *bias,
+                                 int64_t n, bool centred, double epsilon, REAL *out_mean,
+                                 REAL *out_inv) {
+    REAL mean = centred ? NAME(gradd_row_sum)(x, n) / (REAL)n : (REAL)0;
+    REAL square = NAME(gradd_row_squares)(x, mean, n) / (REAL)n;
     REAL inv = (REAL)(1 / sqrt((double)square + epsilon));
     if (bias) {
 #pragma omp simd
@@ -27,6 +32,13 @@ static inline void NAME(norm_row)(CELL *y, const CELL *x, const REAL *scale, con
     }
     *out_mean = mean;
     *out_inv = inv;
+}
+
+static inline REAL NAME(add_lanes)(REAL *lane) {
+    for (int half = 16; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] += lane[i + half];
+    return lane[0];
 }
 
 /* With h = (x - mean) * inv and w = dy * scale:

@@ -16,6 +16,7 @@
 #include "kernels/cpu/attention/attention_runs.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/panel.h"
+#include "kernels/cpu/row_lanes.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/math/vec.h"
 

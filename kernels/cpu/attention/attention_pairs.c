@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/attention/attention_cpu.h"
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/row_lanes.h"
 #include "kernels/describe/dispatch.h"
 
 enum { TILE = GRADD_ATTN_TILE, LANES = 16 };
@@ -118,12 +119,8 @@ PAIRS void attn_pairs_of_queries(const float *x, int64_t keys, int64_t queries, 
 GRADD_MULTIARCH void attn_pairs_dots(attn_rows_bf16_t x, attn_rows_bf16_t y, int64_t rows,
                                      int64_t cols, float *out) {
     const gradd_bf16_t *xi = x.at, *yi = y.at;
-    for (int64_t i = 0; i < rows; i++, xi += x.ld, yi += y.ld) {
-        float sum = 0;
-        _Pragma("omp simd reduction(+ : sum)") for (int64_t k = 0; k < cols; k++) sum +=
-            gradd_bf16_f32(xi[k]) * gradd_bf16_f32(yi[k]);
-        out[i] = sum;
-    }
+    for (int64_t i = 0; i < rows; i++, xi += x.ld, yi += y.ld)
+        out[i] = gradd_row_dot_bf16(xi, yi, 0, cols);
 }
 
 #endif

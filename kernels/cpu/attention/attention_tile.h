@@ -154,10 +154,6 @@ GRADD_MULTIARCH static void NAME(narrow)(void *to, const REAL *from, gradd_dtype
 /* Sums of x y along rows */
 GRADD_MULTIARCH static void NAME(row_dots)(const REAL *x, int64_t ld_x, const REAL *y, int64_t ld_y,
                                            int64_t rows, int64_t cols, REAL *out) {
-    for (int64_t i = 0; i < rows; i++, x += ld_x, y += ld_y) {
-        REAL sum = 0;
-        _Pragma("omp simd reduction(+ : sum)") for (int64_t k = 0; k < cols; k++) sum +=
-            x[k] * y[k];
-        out[i] = sum;
-    }
+    for (int64_t i = 0; i < rows; i++, x += ld_x, y += ld_y)
+        out[i] = NAME(gradd_row_dot)(x, y, 0, cols);
 }

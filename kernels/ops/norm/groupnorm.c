@@ -13,6 +13,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
 #include "kernels/cpu/parts.h"
+#include "kernels/cpu/row_lanes.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
@@ -30,25 +31,14 @@ typedef struct group_s {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-#define REAL    float
-#define NAME(x) x##_f32
-#include "kernels/cpu/row_lanes.h"
-#undef REAL
-#undef NAME
-#define REAL    double
-#define NAME(x) x##_f64
-#include "kernels/cpu/row_lanes.h"
-#undef REAL
-#undef NAME
-
 /* Group `row` of B * G. */
 #define GROUP_LOOPS(T, S)                                                                          \
     static void forward_##S(const group_t *p, int64_t row) {                                       \
         int64_t per = p->channels / p->groups, n = per * p->spatial, g = row % p->groups;          \
         const T *x = (const T *)p->x + row * n, *scale = p->scale, *bias = p->bias;                \
         T *y = (T *)p->y + row * n;                                                                \
-        T mean = row_sum_##S(x, n) / (T)n;                                                         \
-        T inv = (T)(1 / sqrt((double)(row_squares_##S(x, mean, n) / (T)n) + p->epsilon));          \
+        T mean = gradd_row_sum_##S(x, n) / (T)n;                                                   \
+        T inv = (T)(1 / sqrt((double)(gradd_row_squares_##S(x, mean, n) / (T)n) + p->epsilon));    \
         for (int64_t c = 0; c < per; c++) {                                                        \
             int64_t at = p->per_group ? g : g * per + c;                                           \
             T factor = inv * scale[at], shift = bias[at];                                          \
@@ -57,16 +47,6 @@ typedef struct group_s {
         }                                                                                          \
         if (p->mean) ((T *)p->mean)[row] = mean;                                                   \
         if (p->inv) ((T *)p->inv)[row] = inv;                                                      \
-    }                                                                                              \
-    static T dot_##S(const T *dy, const T *x, T mean, int64_t n) {                                 \
-        T lane[32] = {0};                                                                          \
-        int64_t i = 0;                                                                             \
-        for (; i + 32 <= n; i += 32)                                                               \
-            for (int k = 0; k < 32; k++)                                                           \
-                lane[k] += dy[i + k] * (x[i + k] - mean);                                          \
-        for (int k = 0; i < n; i++, k++)                                                           \
-            lane[k] += dy[i] * (x[i] - mean);                                                      \
-        return add_lanes_##S(lane);                                                                \
     }                                                                                              \
     static void backward_##S(const group_t *p, int64_t row) {                                      \
         int64_t per = p->channels / p->groups, n = per * p->spatial, g = row % p->groups;          \
@@ -77,8 +57,9 @@ typedef struct group_s {
           mean_h = 0;                                                                              \
         for (int64_t c = 0; c < per; c++) {                                                        \
             T factor = scale[p->per_group ? g : g * per + c];                                      \
-            sum_dy[c] = row_sum_##S(dy + c * p->spatial, p->spatial);                              \
-            sum_h[c] = inv * dot_##S(dy + c * p->spatial, x + c * p->spatial, mean, p->spatial);   \
+            sum_dy[c] = gradd_row_sum_##S(dy + c * p->spatial, p->spatial);                        \
+            sum_h[c] = inv * gradd_row_dot_##S(dy + c * p->spatial, x + c * p->spatial, mean,      \
+                                               p->spatial);                                        \
             mean_w += factor * sum_dy[c];                                                          \
             mean_h += factor * sum_h[c];                                                           \
         }                                                                                          \

@@ -6,6 +6,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/map.h"
+#include "kernels/cpu/row_lanes.h"
 #include "kernels/cpu/softmax_rows.h"
 #include "kernels/describe/lanes.h"
 #include "kernels/rules/infer.h"
@@ -33,16 +34,9 @@
     GRADD_MULTIARCH static double dot_##S(const T *x, const T *y, int64_t n) {                     \
         double total = 0;                                                                          \
         for (int64_t from = 0; from < n; from += 512) {                                            \
-            const int64_t to = n - from < 512 ? n : from + 512;                                    \
-            T sum = 0;                                                                             \
-            if (y) {                                                                               \
-                _Pragma("omp simd reduction(+ : sum)") for (int64_t i = from; i < to; i++) sum +=  \
-                    x[i] * y[i];                                                                   \
-            } else {                                                                               \
-                _Pragma("omp simd reduction(+ : sum)") for (int64_t i = from; i < to; i++) sum +=  \
-                    x[i];                                                                          \
-            }                                                                                      \
-            total += (double)sum;                                                                  \
+            const int64_t m = n - from < 512 ? n - from : 512;                                     \
+            total += (double)(y ? gradd_row_dot_##S(x + from, y + from, 0, m)                      \
+                                : gradd_row_sum_##S(x + from, m));                                 \
         }                                                                                          \
         return total;                                                                              \
     }                                                                                              \

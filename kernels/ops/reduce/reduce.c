@@ -10,6 +10,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/parts.h"
+#include "kernels/cpu/row_lanes.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/reduction.h"
 #include "kernels/math/vec.h"
@@ -39,28 +40,27 @@ enum { CHAIN = 512, PIECE = 32768, COLUMNS = 1024, FLUSH = 16 };
 #define NARROW_bf16(x) gradd_f32_bf16((float)(x))
 #define NARROW_f16(x)  gradd_f32_f16((float)(x))
 
-#define FOLD_SUM(T, C, name, term)                                                                 \
+#define FOLD_SUM(C, name, SUM)                                                                     \
     GRADD_MULTIARCH static double name(const C *x, int64_t n) {                                    \
         double total = 0;                                                                          \
         for (int64_t from = 0; from < n; from += CHAIN) {                                          \
             const int64_t m = n - from < CHAIN ? n - from : CHAIN;                                 \
             const C *y = x + from;                                                                 \
-            T sum = 0;                                                                             \
-            _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < m; i++) sum += term;    \
-            total += (double)sum;                                                                  \
+            total += (double)SUM;                                                                  \
         }                                                                                          \
         return total;                                                                              \
     }
-FOLD_SUM(float, float, sum_f32, y[i])
-FOLD_SUM(double, double, sum_f64, y[i])
-FOLD_SUM(float, gradd_bf16_t, sum_bf16, WIDE_bf16(y[i]))
-FOLD_SUM(float, gradd_f16_t, sum_f16, WIDE_f16(y[i]))
-FOLD_SUM(float, float, squares_f32, y[i] * y[i])
-FOLD_SUM(double, double, squares_f64, y[i] * y[i])
-FOLD_SUM(float, gradd_bf16_t, squares_bf16, WIDE_bf16(y[i]) * WIDE_bf16(y[i]))
-FOLD_SUM(float, gradd_f16_t, squares_f16, WIDE_f16(y[i]) * WIDE_f16(y[i]))
+FOLD_SUM(float, sum_f32, gradd_row_sum_f32(y, m))
+FOLD_SUM(double, sum_f64, gradd_row_sum_f64(y, m))
+FOLD_SUM(gradd_bf16_t, sum_bf16, gradd_row_sum_bf16(y, m))
+FOLD_SUM(gradd_f16_t, sum_f16, gradd_row_sum_f16(y, m))
+FOLD_SUM(float, squares_f32, gradd_row_squares_f32(y, 0, m))
+FOLD_SUM(double, squares_f64, gradd_row_squares_f64(y, 0, m))
+FOLD_SUM(gradd_bf16_t, squares_bf16, gradd_row_squares_bf16(y, 0, m))
+FOLD_SUM(gradd_f16_t, squares_f16, gradd_row_squares_f16(y, 0, m))
 
-/* Maximum by comparison in lanes; NaN is found apart because a comparison would lose it. */
+/* Maximum by comparison in lanes; NaN is found apart because a comparison would lose it. Of zeros,
+ * whose signs a comparison does not see, it is the first one. */
 #define FOLD_EXTREMUM(T, C, WIDE, name, op, pragma)                                                \
     GRADD_MULTIARCH static T name(const C *x, int64_t n) {                                         \
         T best = WIDE(x[0]);                                                                       \
@@ -70,7 +70,10 @@ FOLD_SUM(float, gradd_f16_t, squares_f16, WIDE_f16(y[i]) * WIDE_f16(y[i]))
             best = EXTREMUM_##op(best, a);                                                         \
             nan |= a != a;                                                                         \
         }                                                                                          \
-        return nan ? (T)NAN : best;                                                                \
+        if (nan) return (T)NAN;                                                                    \
+        for (int64_t i = 0; best == 0 && i < n; i++)                                               \
+            if (WIDE(x[i]) == 0) return WIDE(x[i]);                                                \
+        return best;                                                                               \
     }
 #define EXTREMUM_max(a, b) ((b) > (a) ? (b) : (a))
 #define EXTREMUM_min(a, b) ((b) < (a) ? (b) : (a))

@@ -111,13 +111,18 @@ static gradd_status_t compute_eye_like(const gradd_launch_t *r) {
     return GRADD_OK;
 }
 
+/* A whole number; what none can hold is out of range, whatever a machine makes of it. */
+static int64_t whole(double x) {
+    return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN;
+}
+
 /* Floats are allowed as indices by ONNX; they are whole numbers. Read once, as gradd_pick_index. */
 static int64_t whole_at(const gradd_view_t *v, int64_t i) {
     switch (v->type.dtype) {
     case GRADD_DT_F32:
-        return (int64_t)((const volatile float *)v->data)[i];
+        return whole((double)((const volatile float *)v->data)[i]);
     case GRADD_DT_F64:
-        return (int64_t)((const volatile double *)v->data)[i];
+        return whole(((const volatile double *)v->data)[i]);
     default:
         return gradd_pick_index(v, i);
     }
