@@ -208,7 +208,7 @@ class Users:
         )
 
     def stop(self) -> int:
-        """Ends supervisor and daemons; the exit code of the supervisor."""
+        """Ends supervisor and daemons; the exit code of the supervisor, which waits for none."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(SECONDS)
 
