@@ -49,6 +49,9 @@ def test_each_user_has_a_daemon_of_the_own_uid(users: Users) -> None:
         found = users.ps(uid)
         assert found["pid"] == pid and found["sessions"] == []
         assert users.daemon(uid) == pid, "it is the same the second time"
+        code, said = users.gradd(uid, "restart")
+        assert code == 0 and f"pid {pid}" in said, said
+        found = users.ps(uid)
         for process in (pid, found["worker"]):
             told = _status(process)
             assert told["Uid"].split() == told["Gid"].split() == [str(uid)] * 4
