@@ -44,8 +44,7 @@ typedef struct supervisor_s {
     gid_t group;
     char *const *argv; /* Borrowed */
     int listener, signals;
-    int n_signals;
-    bool lost; /* the directory */
+    bool told, lost; /* by a signal; the directory */
     user_t users[MOST_USERS];
     int n_users;
 } supervisor_t;
@@ -99,7 +98,6 @@ static gradd_status_t start(const supervisor_t *supervisor, user_t *user) {
 /* Starts the daemon unless it runs, or has died just now: the client comes again. */
 static gradd_status_t ensure(supervisor_t *supervisor, user_t *user) {
     const int64_t now = now_ms();
-    if (supervisor->n_signals > 0) return GRADD_FAIL(STALE, "this supervisor is ending");
     if (user->pid || now < user->again_ms) return GRADD_OK;
     if (user->n_deaths < MOST_DEATHS) return start(supervisor, user);
     user->n_deaths--; /* one more try, when this has been read */
@@ -173,23 +171,13 @@ static void serve_client(supervisor_t *supervisor) {
 
 /* ---- the loop ---- */
 
+/* The daemons finish the requests in progress. None is waited for: what one user's takes is no
+ * matter of another one, which may ask the next supervisor meanwhile. */
 static void pass_on(supervisor_t *supervisor) {
-    struct signalfd_siginfo info;
-    while (read(supervisor->signals, &info, sizeof info) == (ssize_t)sizeof info) {
-        supervisor->n_signals++;
-        for (int i = 0; i < supervisor->n_users; i++)
-            if (supervisor->users[i].pid)
-                syscall(SYS_pidfd_send_signal, supervisor->users[i].pidfd, SIGTERM, NULL, 0);
-    }
-}
-
-/* The first signal waits for the daemons, which finish the requests in progress; the second one
- * cancels these, and waits for nothing. */
-static bool has_ended(const supervisor_t *supervisor) {
-    if (supervisor->lost || supervisor->n_signals > 1) return true;
-    for (int i = 0; supervisor->n_signals && i < supervisor->n_users; i++)
-        if (supervisor->users[i].pid) return false;
-    return supervisor->n_signals > 0;
+    supervisor->told = true;
+    for (int i = 0; i < supervisor->n_users; i++)
+        if (supervisor->users[i].pid)
+            syscall(SYS_pidfd_send_signal, supervisor->users[i].pidfd, SIGTERM, NULL, 0);
 }
 
 static void turn(supervisor_t *supervisor) {
@@ -209,7 +197,7 @@ static void turn(supervisor_t *supervisor) {
 }
 
 static gradd_status_t serve(supervisor_t *supervisor) {
-    while (!has_ended(supervisor))
+    while (!supervisor->told && !supervisor->lost)
         turn(supervisor);
     if (!supervisor->lost) return GRADD_OK;
     return GRADD_FAIL(IO, "%s, or a file in it, is gone", supervisor->dir.path);

@@ -15,7 +15,8 @@
 #include "server/host/options.h"
 #include "shm/status.h"
 
-/* Serves until SIGTERM or SIGINT, which it passes on to the daemons that it has started. argv is
+/* Serves until SIGTERM, SIGINT or SIGHUP. To the daemons that it has started it passes that on as
+ * SIGTERM, and waits for none. argv is
  * its command line, of which each daemon gets a copy, with a folder for the directory. *out_other
  * is the pid of another supervisor that has the directory already (-1: unknown), else 0. Fails with
  * UNSUPPORTED (not root; no such group; no directory is given), IO. */

@@ -5,6 +5,7 @@ Only root can have these: `why_not()` is the reason for which a machine cannot.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -36,13 +37,27 @@ def _two_users() -> list[int]:
     return found[:2]
 
 
+def _can_become(uid: int) -> bool:
+    """Whether a child of this process can: not in a namespace that has no other users."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups((GROUP,))
+            os.setresuid(uid, uid, uid)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+@functools.cache
 def why_not() -> str:
     """The reason for which there are no processes of other users; "": there are."""
     if os.geteuid() != 0:
         return "only root can start processes of other users"
     if len(_two_users()) < 2:
         return "the machine has no two users"
-    return ""
+    return "" if all(map(_can_become, _two_users())) else "root is alone in this namespace"
 
 
 A, B = _two_users() if not why_not() else (1, 2)
@@ -208,7 +223,7 @@ class Users:
         )
 
     def stop(self) -> int:
-        """Ends supervisor and daemons; the exit code of the supervisor."""
+        """Ends supervisor and daemons; the exit code of the supervisor, which waits for none."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(SECONDS)
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from gradd import errors
+from gradd.memory import devices
 from gradd.session import daemon as daemons
 from gradd.session import shared_directory
 from helpers import other_users
@@ -47,6 +49,9 @@ def test_each_user_has_a_daemon_of_the_own_uid(users: Users) -> None:
         found = users.ps(uid)
         assert found["pid"] == pid and found["sessions"] == []
         assert users.daemon(uid) == pid, "it is the same the second time"
+        code, said = users.gradd(uid, "restart")
+        assert code == 0 and f"pid {pid}" in said, said
+        found = users.ps(uid)
         for process in (pid, found["worker"]):
             told = _status(process)
             assert told["Uid"].split() == told["Gid"].split() == [str(uid)] * 4
@@ -59,14 +64,16 @@ def test_each_user_has_a_daemon_of_the_own_uid(users: Users) -> None:
             info = file.lstat()
             assert (info.st_uid, stat.S_IMODE(info.st_mode)) == (uid, 0o600), file
     assert users.stop() == 0
-    assert not [name for uid in pids for name in os.listdir(users.folder(uid)) if "sock" in name]
+    for uid in pids:
+        gone = lambda uid=uid: "ctl.sock" not in os.listdir(users.folder(uid))  # noqa: E731
+        until(gone, f"the daemon of uid {uid} stays")
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="there is no setpriv")
 def test_a_trainer_finds_the_daemon_of_its_user(users: Users) -> None:
     """With the losses of plain PyTorch; daemon and supervisor may die meanwhile."""
     plain = user_trainer.net()
-    expected = [user_trainer.losses(*plain) for _ in range(3)]
+    expected = [user_trainer.losses(*plain) for _ in range(4)]
     with users.trainer(A) as trainer:
         assert trainer.stdin and trainer.stdout
         trainer.stdin.write("\n")
@@ -89,6 +96,15 @@ def test_a_trainer_finds_the_daemon_of_its_user(users: Users) -> None:
         trainer.stdin.flush()
         told = json.loads(trainer.stdout.readline())
         torch.testing.assert_close(told["losses"], expected[2])
+        os.kill(found["pid"], signal.SIGKILL)
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        users.start()  # while the trainer looks for one
+        told = json.loads(trainer.stdout.readline())
+        torch.testing.assert_close(told["losses"], expected[3])
+        found = users.ps(A)
+        users.process.kill()
+        users.process.wait(SECONDS)
         users.start()
         assert users.ps(A)["pid"] == found["pid"], "the next one leaves it alone"
         trainer.stdin.close()
@@ -151,9 +167,46 @@ def test_a_client_of_python_says_what_is_missing(
     with pytest.raises(errors.SessionError, match="GRADD_AUTOSTART is 0"):
         as_user(B, lambda: daemons.connect(users.folder(B), wait=0.1))
     monkeypatch.delenv("GRADD_AUTOSTART")
+    assert not users.folder(B).exists()
     assert users.stop() == 0
+    shared_directory.Asks(users.folder(A))  # another one may come
+    monkeypatch.setattr(shared_directory, "_ABSENT_SECONDS", 0.0)
     with pytest.raises(errors.SessionError, match="no `gradd serve --allow-group` listens at"):
         as_user(B, lambda: daemons.connect(users.folder(B)))
+
+
+def test_a_daemon_of_a_gpu_is_started_in_the_users_folder(
+    users: Users, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the trainer, when the supervisor has made that; here its device is missing."""
+    gpu = types.SimpleNamespace(
+        uuid="GPU-0",
+        device="cuda:0",
+        serve=("--device", "cuda", "--require-device"),
+        environment={"GRADD_PLUGINS": str(tmp_path)},
+    )
+
+    def connect() -> str:
+        try:
+            daemons.connect(users.folder(A) / gpu.uuid, gpu)
+        except devices.DeviceError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setenv("GRADD_BIN", str(GRADD))
+    assert "no daemon can compute on cuda:0" in as_user(A, connect)
+    assert (users.folder(A) / gpu.uuid).stat().st_uid == A
+
+
+def test_a_supervisor_without_its_socket_ends(users: Users) -> None:
+    """Another one takes its place, and a daemon that runs stays."""
+    pid = users.daemon(A)
+    (users.directory / "users.sock").unlink()
+    assert users.process.wait(SECONDS) == 1
+    assert "or a file in it, is gone" in users.log()
+    users.start()
+    assert users.ps(A)["pid"] == pid
+    os.kill(pid, signal.SIGTERM)
 
 
 def test_roots_own_directory_is_no_shared_one(tmp_path: Path) -> None:

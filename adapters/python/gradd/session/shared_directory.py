@@ -21,6 +21,11 @@ _SOCKET = "users.sock"
 _MODE = 0o750
 _SECONDS = 20.0  # for the supervisor, which answers at once
 _AGAIN_SECONDS = 0.25
+_ABSENT_SECONDS = 10.0  # in which another supervisor may come
+
+
+class _AbsentError(errors.SessionError):
+    """No supervisor answers."""
 
 
 def is_shared(path: Path) -> bool:
@@ -64,7 +69,7 @@ def ask(path: Path) -> int:
             sock.connect(str(place))
             answer = sock.recv(65536)
         except OSError as error:
-            raise errors.SessionError(
+            raise _AbsentError(
                 f"{path.parent} is root's, and no `gradd serve --allow-group` listens at {place} "
                 f"({error.strerror or error}): ask its administrator, or set GRADD_DIR to a "
                 "directory of your own"
@@ -91,17 +96,24 @@ class Asks:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._answered = time.monotonic()
         self._ask()
 
     def _ask(self) -> None:
-        ask(self._path)
+        try:
+            ask(self._path)
+            self._answered = time.monotonic()
+        except _AbsentError:
+            if time.monotonic() >= self._answered + _ABSENT_SECONDS:
+                raise
         self._again = time.monotonic() + _AGAIN_SECONDS
 
     def look_after(self) -> None:
         """Asks for another one if this one has ended.
 
         Raises:
-            SessionError: So many have died in a row that the next one would, too.
+            SessionError: So many have died in a row that the next one would, too; or no supervisor
+                has come for long.
         """
         if time.monotonic() >= self._again:
             self._ask()
