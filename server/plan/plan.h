@@ -194,8 +194,9 @@ gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
  */
 gradd_status_t plan_choose_node(gradd_plan_t *plan, const graph_node_t *node, choice_t *out);
 /* Launches that take longer by the model, on a device that is the calling thread, are made in parts
- * of about that time, if their kernel can. Between two parts a request may be put aside. */
-#define PLAN_PART_US 20000
+ * of about that time, if their kernel can. Between two parts a request may be put aside. Processors
+ * take up to twice as long as the model's. */
+#define PLAN_PART_US 15000
 /* The same model for a node of the plan, once its threads are known. */
 double plan_node_us(const gradd_plan_t *plan, const graph_node_t *node, const choice_t *choice);
 /* Gives back what the kernels have prepared. */

@@ -78,9 +78,10 @@ typedef struct product_s {
     gradd_split_t *split;         /* Owned */
 } product_t;
 
-/* Parts are matrices of the batch, or tiles of the result: `down` times `across` of them. */
+/* Parts are matrices of the batch, or tiles of the result: `down` times `across` of them, each in
+ * steps along k. */
 typedef struct gemm_ready_s {
-    int parts, across;                /* 1 = the whole, as of[0][0] */
+    int tiles, across, steps;         /* 1 = the whole, as of[0][0] */
     int64_t a_down, b_down, c_down;   /* bytes from a part to the one below it, or behind it, */
     int64_t b_across, c_across, bias; /* and to the one beside it */
     product_t of[2][2]; /* [1]: of the last row, or column, of parts, where it has fewer rows */
@@ -91,6 +92,13 @@ static bool is_fast(gradd_dtype_t dtype) {
     return dtype == GRADD_DT_F32 && !strncmp(gradd_gemm_library(), "oneDNN", 6);
 }
 
+/* One that is made in parts is split along k wherever that takes no memory: nothing is copied twice
+ * for it, as for tiles. */
+static bool is_split(const gradd_gemm_t *g) {
+    const bool free = gradd_split_fits(g) && gradd_gemm_result(g) == GRADD_DT_F32;
+    return gradd_split_pays(g) || (g->parts > 1 && free);
+}
+
 static gradd_status_t find_way(product_t *p) {
     p->way = NOTHING;
     if (!gradd_gemm_batches(&p->g) || !p->g.m || !p->g.n) return GRADD_OK;
@@ -98,7 +106,7 @@ static gradd_status_t find_way(product_t *p) {
     if (!p->g.k || !gradd_dtype_is_float(p->g.dtype)) return GRADD_OK;
     p->way = BLOCKED;
     if (!is_fast(p->g.dtype)) return GRADD_OK;
-    if (gradd_split_pays(&p->g)) GRADD_TRY(gradd_split_create(&p->g, &p->split));
+    if (is_split(&p->g)) GRADD_TRY(gradd_split_create(&p->g, &p->split));
     if (p->split) p->way = SPLIT;
     if (p->split) return GRADD_OK;
     GRADD_TRY(gradd_primitive_create(&p->g, &p->primitive));
@@ -153,18 +161,23 @@ static int64_t count_parts(int64_t n, int64_t each) {
     return (n + each - 1) / each;
 }
 
-/* How many parts lie side by side, so that least is read again and again. Columns need a primitive
+/* Tiles that lie one below the other where so many of them lie side by side. */
+static int count_down(int tiles, int across) {
+    const int down = (2 * tiles + across) / (2 * across);
+    return down ? down : 1;
+}
+
+/* How many tiles lie side by side, so that least is read again and again. Columns need a primitive
  * that leaves out those beside it. */
-static int find_across(const gradd_gemm_t *g) {
+static int find_across(const gradd_gemm_t *g, int tiles) {
     int found = 1;
     double least = INFINITY;
     if (g->a_k != 1 || g->dtype != GRADD_DT_F32 || !is_fast(g->dtype)) return 1;
-    for (int across = 1; across <= g->parts; across++) {
-        const int down = (g->parts + across - 1) / across;
+    for (int across = 1; across <= tiles; across++) {
         const double columns = (double)count_parts(g->n, part_of(g->n, across));
-        const double rows = (double)count_parts(g->m, part_of(g->m, down));
+        const double rows = (double)count_parts(g->m, part_of(g->m, count_down(tiles, across)));
         const double cost = columns * (double)g->m + COPY_COST * rows * (double)g->n;
-        if (columns * rows < g->parts * 0.75 || cost >= least) continue;
+        if (columns * rows < tiles * 0.85 || cost >= least) continue;
         least = cost;
         found = across;
     }
@@ -185,13 +198,13 @@ static gradd_status_t prepare_tiles(gemm_ready_t *r, const gradd_gemm_t *g, int6
     return GRADD_OK;
 }
 
-static gradd_status_t cut_tiles(gemm_ready_t *r, const gradd_gemm_t *g, int across) {
+static gradd_status_t cut_tiles(gemm_ready_t *r, const gradd_gemm_t *g, int tiles, int across) {
     const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
     const int64_t c_size = (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
-    const int64_t m = part_of(g->m, (g->parts + across - 1) / across);
+    const int64_t m = part_of(g->m, count_down(tiles, across));
     const int64_t n = across > 1 ? part_of(g->n, across) : g->n;
     r->across = (int)count_parts(g->n, n);
-    r->parts = (int)count_parts(g->m, m) * r->across;
+    r->tiles = (int)count_parts(g->m, m) * r->across;
     r->a_down = size * m * g->a_m;
     r->b_across = size * n * g->b_n;
     r->c_down = c_size * m * g->n;
@@ -205,8 +218,8 @@ static gradd_status_t cut_batch(gemm_ready_t *r, const gradd_gemm_t *g) {
     const int64_t each = (n + g->parts - 1) / g->parts;
     gradd_gemm_t part = *g;
     part.batch[0] = each < n ? each : n;
-    r->parts = (int)count_parts(n, each);
-    r->across = 1;
+    r->tiles = (int)count_parts(n, each);
+    r->across = r->steps = 1;
     r->a_down = size * each * g->a_batch[0];
     r->b_down = size * each * g->b_batch[0];
     r->c_down =
@@ -221,11 +234,10 @@ static void finish_products(gemm_ready_t *r) {
         product_finish(&r->of[i / 2][i % 2]);
 }
 
-/* g has more than one part. */
-static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
-    if (g->batch_rank) return cut_batch(r, g);
-    const int across = find_across(g);
-    GRADD_TRY(cut_tiles(r, g, across));
+/* Tiles of a way that knows no columns are rows. */
+static gradd_status_t cut_result(gemm_ready_t *r, const gradd_gemm_t *g, int tiles) {
+    const int across = find_across(g, tiles);
+    GRADD_TRY(cut_tiles(r, g, tiles, across));
     bool fine = true;
     for (int i = 0; i < 4; i++) {
         const product_t *p = &r->of[i / 2][i % 2];
@@ -234,7 +246,17 @@ static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
     if (r->across == 1 || fine) return GRADD_OK;
     finish_products(r);
     *r = (gemm_ready_t){0};
-    return cut_tiles(r, g, 1);
+    return cut_tiles(r, g, tiles, 1);
+}
+
+/* g has more than one part. */
+static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
+    if (g->batch_rank) return cut_batch(r, g);
+    const int pieces = is_fast(g->dtype) && is_split(g) ? gradd_split_pieces(g) : 1;
+    GRADD_TRY(cut_result(r, g, (g->parts + pieces - 1) / pieces));
+    const int steps = (g->parts + r->tiles - 1) / r->tiles, most = r->of[0][0].split ? pieces : 1;
+    r->steps = steps < most ? steps : most;
+    return GRADD_OK;
 }
 
 static void finish(gemm_ready_t *r) {
@@ -249,14 +271,14 @@ gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *description, gradd_prepare
     if (!r) return GRADD_FAIL(NOMEM, "matrix product");
     gradd_gemm_simplify(&g);
     if (!g.threads) g.threads = omp_get_max_threads();
-    r->parts = r->across = 1;
+    r->tiles = r->across = r->steps = 1;
     const bool cuts = g.parts > 1 && gradd_gemm_batches(&g) && g.m;
     gradd_status_t status = cuts ? cut(r, &g) : product_init(&r->of[0][0], &g);
     if (status) {
         finish(r);
         return status;
     }
-    *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r, .parts = r->parts};
+    *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r, .parts = r->tiles * r->steps};
     for (int i = 0; i < 4; i++)
         count_bytes(&r->of[i / 2][i % 2], out);
     return GRADD_OK;
@@ -280,7 +302,10 @@ static gradd_status_t one_by_one(const product_t *p, const gradd_gemm_operands_t
     return GRADD_OK;
 }
 
-static gradd_status_t compute(const product_t *p, const gradd_gemm_operands_t *o) {
+/* A step of it, of so many; one that is not split is made in the last. */
+static gradd_status_t compute(const product_t *p, const gradd_gemm_operands_t *o, int step,
+                              int steps) {
+    if (p->way != SPLIT && step + 1 < steps) return GRADD_OK;
     switch (p->way) {
     case NOTHING:
         return GRADD_OK;
@@ -291,7 +316,7 @@ static gradd_status_t compute(const product_t *p, const gradd_gemm_operands_t *o
     case WHOLE:
         return gradd_primitive_compute(p->primitive, o->a, o->b, o->bias, o->c, o->workspace);
     case SPLIT:
-        return gradd_split_compute(p->split, &p->g, o);
+        return gradd_split_compute(p->split, &p->g, o, step, steps);
     case SINGLY:
         return one_by_one(p, o);
     }
@@ -300,21 +325,21 @@ static gradd_status_t compute(const product_t *p, const gradd_gemm_operands_t *o
 
 gradd_status_t gradd_gemm_part(const void *state, int part, const gradd_gemm_operands_t *o) {
     const gemm_ready_t *r = state;
-    const int i = part / r->across, j = part % r->across;
-    const bool last_row = (i + 1) * r->across == r->parts, last_column = j + 1 == r->across;
+    const int tile = part / r->steps, i = tile / r->across, j = tile % r->across;
+    const bool last_row = (i + 1) * r->across == r->tiles, last_column = j + 1 == r->across;
     const gradd_gemm_operands_t at = {(const char *)o->a + i * r->a_down,
                                       (const char *)o->b + i * r->b_down + j * r->b_across,
                                       o->bias ? (const char *)o->bias + j * r->bias : NULL,
                                       (char *)o->c + i * r->c_down + j * r->c_across, o->workspace};
     const product_t *row = r->of[last_row && r->of[1][0].g.m];
-    return compute(&row[last_column && row[1].g.m], &at);
+    return compute(&row[last_column && row[1].g.m], &at, part % r->steps, r->steps);
 }
 
 gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
                           void *c, void *workspace) {
     const gemm_ready_t *r = state;
     const gradd_gemm_operands_t o = {a, b, bias, c, workspace};
-    for (int part = 0; part < r->parts; part++)
+    for (int part = 0; part < r->tiles * r->steps; part++)
         GRADD_TRY(gradd_gemm_part(state, part, &o));
     return GRADD_OK;
 }

@@ -32,7 +32,8 @@ typedef struct gradd_gemm_operands_s {
     void *c, *workspace;
 } gradd_gemm_operands_t;
 
-/* One part, of which prepare has set the number: some rows of C, or some matrices of the batch. */
+/* One part, of which prepare has set the number: a tile of C, a step of its sums, or some matrices
+ * of the batch. In order, with the same workspace. */
 gradd_status_t gradd_gemm_part(const void *state, int part, const gradd_gemm_operands_t *o);
 /* The definition: plain loops, sums in double (integers: int64). */
 gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,

@@ -21,16 +21,18 @@ gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a
 /* A product of oneDNN whose k is cut into pieces, one after the other. */
 typedef struct gradd_split_s gradd_split_t;
 
-/* Whether that is faster. g is simplified. */
+/* Whether that can be done, and whether it is faster. g is simplified. */
+bool gradd_split_fits(const gradd_gemm_t *g);
 bool gradd_split_pays(const gradd_gemm_t *g);
+int gradd_split_pieces(const gradd_gemm_t *g);
 /* *out = NULL as of gradd_primitive_create. */
 gradd_status_t gradd_split_create(const gradd_gemm_t *g, gradd_split_t **out);
 void gradd_split_destroy(gradd_split_t *s);
 size_t gradd_split_workspace(const gradd_split_t *s, const gradd_gemm_t *g);
 size_t gradd_split_bytes(const gradd_split_t *s); /* that it holds */
+/* The step-th of so many rows of pieces, at most as many as there are. The sum waits in C, or in
+ * the workspace, for the next step. */
 gradd_status_t gradd_split_compute(const gradd_split_t *s, const gradd_gemm_t *g,
-                                   const gradd_gemm_operands_t *o);
-
-/* Element type of C. */
+                                   const gradd_gemm_operands_t *o, int step, int steps);
 
 #endif

@@ -7,6 +7,7 @@
  * won. bf16 results are summed in f32 scratch and rounded once. */
 #include "kernels/cpu/gemm/gemm_impl.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 #include "kernels/cpu/bf16.h"
@@ -21,10 +22,18 @@ struct gradd_split_s {
     bool narrows;
 };
 
-bool gradd_split_pays(const gradd_gemm_t *g) {
+bool gradd_split_fits(const gradd_gemm_t *g) {
     const bool rounds_twice = gradd_gemm_result(g) == GRADD_DT_BF16 && g->accumulate;
-    return !g->batch_rank && g->a_k == 1 && g->b_n == 1 && g->k >= LEAST_K && g->m >= LEAST_M &&
-           g->n >= LEAST_N && !rounds_twice;
+    return !g->batch_rank && g->k >= LEAST_K && !rounds_twice;
+}
+
+bool gradd_split_pays(const gradd_gemm_t *g) {
+    return gradd_split_fits(g) && g->a_k == 1 && g->b_n == 1 && g->m >= LEAST_M && g->n >= LEAST_N;
+}
+
+int gradd_split_pieces(const gradd_gemm_t *g) {
+    const int64_t pieces = (g->k + PIECE - 1) / PIECE;
+    return pieces < INT_MAX ? (int)pieces : INT_MAX;
 }
 
 void gradd_split_destroy(gradd_split_t *s) {
@@ -75,16 +84,18 @@ size_t gradd_split_bytes(const gradd_split_t *s) {
 }
 
 gradd_status_t gradd_split_compute(const gradd_split_t *s, const gradd_gemm_t *g,
-                                   const gradd_gemm_operands_t *o) {
+                                   const gradd_gemm_operands_t *o, int step, int steps) {
     const size_t size = gradd_dtype_bytes(g->dtype);
+    const int64_t pieces = gradd_split_pieces(g), last = pieces * (step + 1) / steps;
     float *sum = s->narrows ? (float *)((char *)o->workspace + s->workspace) : o->c;
-    for (int64_t at = 0; at < g->k; at += PIECE) {
-        const int which = !at ? FIRST : g->k - at <= PIECE ? LAST : MIDDLE;
-        GRADD_TRY(gradd_primitive_compute(s->of[which], (const char *)o->a + size * (size_t)at,
-                                          (const char *)o->b + size * (size_t)(at * g->b_k),
-                                          at ? NULL : o->bias, sum, o->workspace));
+    for (int64_t i = pieces * step / steps; i < last; i++) {
+        const int which = !i ? FIRST : i + 1 == pieces ? LAST : MIDDLE;
+        const size_t at = size * (size_t)(i * PIECE);
+        GRADD_TRY(gradd_primitive_compute(s->of[which], (const char *)o->a + at * (size_t)g->a_k,
+                                          (const char *)o->b + at * (size_t)g->b_k,
+                                          i ? NULL : o->bias, sum, o->workspace));
     }
-    if (!s->narrows) return GRADD_OK;
+    if (!s->narrows || last < pieces) return GRADD_OK;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < g->m; i++)
         gradd_bf16_narrow((gradd_bf16_t *)o->c + i * g->n, sum + i * g->n, g->n);

@@ -127,7 +127,7 @@ static gradd_status_t prepare_cumsum(const gradd_infer_t *c, gradd_prepared_t *o
     return GRADD_OK;
 }
 
-/* A sum along the last axis waits for each addition, as long as 30 bytes take to move; a thread has
+/* A sum along the last axis waits for each addition, as long as 60 bytes take to move; a thread has
  * one such sum at a time, and without as many of them as threads some threads have none. */
 static void cost_cumsum(const gradd_infer_t *c, gradd_cost_t *cost) {
     int axis;
@@ -136,7 +136,7 @@ static void cost_cumsum(const gradd_infer_t *c, gradd_cost_t *cost) {
     const int64_t threads = c->threads > 1 ? c->threads : 1;
     const int64_t working = l.outer < threads ? l.outer : threads;
     if (l.inner > 1 || !working) return;
-    cost->again = 30 * (double)(l.outer * l.n) * (double)threads / (double)working;
+    cost->again = 60 * (double)(l.outer * l.n) * (double)threads / (double)working;
 }
 
 /* ---- shape rule ----------------------------------------------------------------------------- */

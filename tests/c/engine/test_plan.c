@@ -120,7 +120,7 @@ TEST(a_sum_of_many_overwrites_none_of_the_last_ones) {
 TEST(a_plan_may_be_cancelled) {
     static const gradd_type_t type = {GRADD_DT_F32, 1, {SIZE}};
     static const int32_t first = 0;
-    char from[8] = "x", to[8], operands[32];
+    char from[8] = "x", to[16], operands[32];
     volatile int cancel = 1;
     Onnx__ModelProto *proto = build_model();
     build_input(proto, "x", GRADD_DT_F32, 1, type.dims);
