@@ -137,6 +137,25 @@ def test_weights_of_losses(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, other(scores, torch.tensor([2, 1])), rtol=1e-5)
 
 
+def test_scores_of_each_position_have_a_label_each(tmp_path: Path) -> None:
+    """The classes are the second axis, as for SoftmaxCrossEntropyLoss."""
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    values = {"w": np.array([0.5, -2, 30], np.float32).reshape(3, 1, 1)}
+    shape = ["batch", 3, "rows", 2]
+    made = models.model([node], {"x": shape}, {"y": shape}, values)
+    folder = models.generate(tmp_path, made)
+    training = onnx.load(folder / "training_model.onnx")
+    dims = training.graph.input[1].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in dims] == ["batch", "rows", 2]
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((4, 3, 5, 2)).astype(np.float32)
+    labels = rng.integers(0, 3, (4, 5, 2))
+    got, *_ = step_of(folder, inputs, labels)
+    scores = torch.tensor(inputs * values["w"])
+    expected = torch.nn.functional.cross_entropy(scores, torch.tensor(labels))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
 class Distance(onnxblock.TrainingBlock):
     """A loss of several blocks: the weighted mean of two."""
 

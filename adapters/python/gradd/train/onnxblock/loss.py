@@ -64,7 +64,7 @@ class L1Loss(_Loss):
 
 
 class CrossEntropyLoss(blocks.Block):
-    """The cross entropy of scores, whose last axis is that of the classes, with labels.
+    """The cross entropy of scores, whose second axis is that of the classes, with labels.
 
     Args:
         weight: One factor for each class; None = all alike.
@@ -105,7 +105,7 @@ class CrossEntropyLoss(blocks.Block):
         made = graphs.output_like(self.base, scores)
         made.name = labels
         made.type.tensor_type.elem_type = onnx.TensorProto.INT64
-        del made.type.tensor_type.shape.dim[-1]
+        del made.type.tensor_type.shape.dim[1:2]  # the axis of the classes
         self.base.graph.input.append(made)
 
 
