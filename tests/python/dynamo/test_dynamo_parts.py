@@ -415,11 +415,20 @@ def test_what_a_translation_refuses_is_named_with_its_line(caplog: Any) -> None:
     assert re.search(rf"rrelu: .* @ {re.escape(__file__)}:\d+: aten.rrelu.* random slopes", said)
 
 
-def test_running_statistics_of_instances_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+class _ByOperator(nn.InstanceNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        known = self.weight, self.bias, self.running_mean, self.running_var
+        return torch.instance_norm(x, *known, self.training, self.momentum, self.eps, False)
+
+
+@pytest.mark.parametrize("kind", [nn.InstanceNorm1d, _ByOperator])
+def test_running_statistics_of_instances_are_written(
+    monkeypatch: pytest.MonkeyPatch, kind: type[nn.InstanceNorm1d]
+) -> None:
     """torch's operator does not say in its schema that it writes; no self-check helps."""
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     torch.manual_seed(0)
-    norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+    norm = kind(4, affine=True, track_running_stats=True)
     layers = nn.Linear(16, 16), norm, nn.Linear(16, 16)
     theirs = nn.Sequential(nn.Unflatten(0, (-1, 4)), *layers, nn.Flatten(0, 1))
     ours = copy.deepcopy(theirs)

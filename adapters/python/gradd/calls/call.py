@@ -125,11 +125,8 @@ class Call:
         plan = graph.plan(client, types, *selection.of_plan(), budget=selection.budget)
         return cls(client, slots, graph, plan, binding, in_types, selection=selection)
 
-    def for_plan(self, plan: Plan) -> Call:
-        return self.with_lists(plan, ())
-
-    def with_lists(self, plan: Plan, lists: Sequence[int]) -> Call:
-        """The same call by a plan that takes lists of live rows of these sizes."""
+    def with_lists(self, plan: Plan, lists: Sequence[int] = ()) -> Call:
+        """The same call by another plan, which takes lists of live rows of these sizes."""
         return Call(
             *(self.client, self.slots, self.graph, plan, self.binding, self.in_types),
             selection=self.selection,

@@ -455,7 +455,7 @@ class Run:
         other = Run.__new__(Run)
         for name in ("client", "graph", "seed", "flags", "counts", "_sources", "_read"):
             setattr(other, name, getattr(self, name))
-        other.call = self.call.for_plan(plan)
+        other.call = self.call.with_lists(plan)
         other.plan, other._again_of, other.given = plan, "", []
         other.rows = []
         if self._held.inputs is not None:

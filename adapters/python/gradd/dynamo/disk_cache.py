@@ -12,6 +12,7 @@ turns it off; ORTMODULE_CACHE_DIR names another folder than `gradd/graphs` in $X
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -31,7 +32,6 @@ from gradd.spec import Capture, CaptureError, InputSpec, OutputSpec
 
 logger = logging.getLogger("gradd")
 
-_FORM = 4
 _TRANSLATORS = ("torch", "onnx", "onnx-ir", "onnxscript")
 _MOST_BYTES, _MOST_FILES = 512 << 20, 4096
 # Names, which `gradd cache` knows as well (server/cli/cache.c); the latter is being written.
@@ -127,7 +127,7 @@ def _is_ours(parent: Path, create: bool) -> bool:
 @functools.cache
 def _translators() -> bytes:
     """A digest of all that decides how a graph is translated, but for the graph."""
-    digest = hashlib.sha256(repr((_FORM, sys.version_info[:2])).encode())
+    digest = hashlib.sha256(repr(sys.version_info[:2]).encode())
     package = Path(__file__).parents[1]
     for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())
@@ -153,30 +153,18 @@ def _drop_oldest(parent: Path) -> None:
 def _as_plain(capture: Capture | CaptureError) -> dict[str, Any]:
     if isinstance(capture, CaptureError):
         return {"refused": [capture.reason, capture.message]}
-    return {
-        "onnx": capture.onnx,
-        "inputs": [(x.name, x.leaf) for x in capture.inputs],
-        "params": list(capture.params),
-        "buffers": list(capture.buffers),
-        "outputs": [(x.name, x.kind, x.fqn, x.leaf, x.padding) for x in capture.outputs],
-        "loss_leaf": capture.loss_leaf,
-        "depends": {leaf: sorted(leaves) for leaf, leaves in capture.depends.items()},
-        "sources": [list(pair) for pair in capture.sources],
-        "checkpoints": capture.checkpoints,
-    }
+    depends = {leaf: sorted(leaves) for leaf, leaves in capture.depends.items()}
+    return dataclasses.asdict(dataclasses.replace(capture, depends=depends))  # type: ignore
 
 
 def _from_plain(plain: dict[str, Any]) -> Capture | CaptureError:
     if "refused" in plain:
         return CaptureError(*plain["refused"])
-    return Capture(
-        onnx=plain["onnx"],
-        inputs=tuple(InputSpec(*fields) for fields in plain["inputs"]),
-        params=tuple(plain["params"]),
-        buffers=tuple(plain["buffers"]),
-        outputs=tuple(OutputSpec(*fields) for fields in plain["outputs"]),
-        loss_leaf=plain["loss_leaf"],
-        depends={leaf: frozenset(leaves) for leaf, leaves in plain["depends"].items()},
-        sources=tuple((name, place) for name, place in plain["sources"]),
-        checkpoints=plain["checkpoints"],
-    )
+    lists = {name: tuple(plain[name]) for name in ("params", "buffers")}
+    known = {
+        "inputs": tuple(InputSpec(**fields) for fields in plain["inputs"]),
+        "outputs": tuple(OutputSpec(**fields) for fields in plain["outputs"]),
+        "depends": {leaf: frozenset(leaves) for leaf, leaves in plain["depends"].items()},
+        "sources": tuple((name, place) for name, place in plain["sources"]),
+    }
+    return Capture(**plain | lists | known)

@@ -1,8 +1,8 @@
 """Instance norms that keep running statistics: their writes as operators of their own.
 
 torch's operator writes to the statistics, but neither its schema nor its decomposition says so. In
-a graph of Dynamo the function of this file takes the place of functional.instance_norm(): the same
-results, and statistics that are computed from the input and copied to the buffers.
+a graph of Dynamo the function of this file takes its place: the same results, and statistics that
+are computed from the input and copied to the buffers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ import torch.fx
 from torch.nn import functional
 
 _FIRST = ("input", "running_mean", "running_var")
-_NAMES = (*_FIRST, "weight", "bias", "use_input_stats", "momentum", "eps")
+_AFFINE, _REST = ("weight", "bias"), ("use_input_stats", "momentum", "eps", "cudnn_enabled")
+_NAMES = {  # of the arguments, in order
+    functional.instance_norm: (*_FIRST, *_AFFINE, *_REST),
+    torch.instance_norm: (_FIRST[0], *_AFFINE, *_FIRST[1:], *_REST),
+}
 
 
 def replace(graph: torch.fx.Graph) -> int:
     """Replaces the norms of a graph that write to statistics; returns how many there were."""
     found = 0
     for node in graph.nodes:
-        if node.target is not functional.instance_norm:
+        if node.target not in _NAMES:
             continue
-        given = dict(zip(_NAMES, node.args, strict=False)) | node.kwargs
+        given = dict(zip(_NAMES[node.target], node.args, strict=False)) | node.kwargs
+        given.pop("cudnn_enabled", None)
         if given.pop("use_input_stats", True) and None not in map(given.get, _FIRST):
             node.args, node.kwargs = tuple(given.pop(name) for name in _FIRST), given
             node.target = instance_norm

@@ -40,7 +40,9 @@ class Program:
         inputs: Of its placeholders, in their order.
         """
         self.inputs = inputs
-        self.graph_module = torch.fx.GraphModule(torch.nn.Module(), done.graph)
+        # A GraphModule would make code of it, which nothing runs.
+        self.graph_module: Any = torch.nn.Module()
+        self.graph_module.graph = done.graph
         self.range_constraints: dict[Any, Any] = {}
         self.states: dict[str, torch.Tensor] = {}
         self.constants: dict[str, torch.Tensor] = {}
@@ -81,10 +83,6 @@ class Program:
             return signatures.InputKind.BUFFER, given.name
         return signatures.InputKind.USER_INPUT, None
 
-    @property
-    def graph(self) -> torch.fx.Graph:
-        return self.graph_module.graph
-
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         names = self.graph_signature.parameters
         return [(name, self.states[name]) for name in names]
@@ -96,9 +94,9 @@ class Program:
 
     def exported(self) -> Any:
         """The same as torch's own program, which can decompose operators."""
-        graph = _ordered(self.graph, self.graph_signature)
+        graph = _ordered(self.graph_module.graph, self.graph_signature)
         return torch.export.ExportedProgram(
-            self.graph_module,
+            torch.fx.GraphModule(torch.nn.Module(), graph),
             graph,
             self.graph_signature,
             dict(self.states),

@@ -13,7 +13,6 @@ from gradd.spec import CaptureError
 Node = torch.fx.Node
 _META = torch.device("meta")
 _SETTINGS = ("set_autocast", "set_default_")
-_INSTANCE_NORM = ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats")
 
 
 def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exception]:
@@ -28,7 +27,7 @@ def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exce
         if node.meta.get(VIEWED):
             continue
         error = read(node) if sizes.is_read(node) else None
-        error = _elsewhere(node, device) or _complex(node) or _remembers(node) or error
+        error = _elsewhere(node, device) or _complex(node) or error
         if error is not None:
             found[node] = error
             found |= dict.fromkeys(filter(_is_unknown, node.all_input_nodes), error)
@@ -92,16 +91,4 @@ def _complex(node: Node) -> CaptureError | None:
         "unsupported_operator",
         f"{location_of(node)}: {lower.readable_name(node)} computes with {found[0]}, which the "
         "daemon does not have",
-    )
-
-
-def _remembers(node: Node) -> CaptureError | None:
-    """Why a torch.instance_norm() runs in PyTorch: its decomposition does not show its writes."""
-    if node.target is not torch.instance_norm:
-        return None
-    given = dict(zip(_INSTANCE_NORM, node.args, strict=False)) | node.kwargs
-    if given.get("running_mean") is None or not given.get("use_input_stats", True):
-        return None
-    return CaptureError(
-        "unsupported_operator", f"{location_of(node)}: instance_norm writes its running statistics"
     )

@@ -45,7 +45,6 @@ def prepare(program: Any) -> None:
     _stop_regions(graph, signature)
     indices.check(graph)
     graph.eliminate_dead_code(is_impure_node=_is_impure)
-    program.graph_module.recompile()
 
 
 def _copy_attention(graph: torch.fx.Graph) -> None:

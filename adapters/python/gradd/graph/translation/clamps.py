@@ -93,19 +93,11 @@ def _to_numbers(x: Any, low: Any, high: Any) -> Any:
     return with_slope(value, x, op.And(*inside) if len(inside) == 2 else inside[0])
 
 
-def clamp_max_tensor(x: Any, max: Any) -> Any:
-    return clamp_tensor(x, None, max)
-
-
-def clamp_max(x: Any, max: Any) -> Any:
-    return clamp(x, None, max)
-
-
 def table() -> dict[Any, Callable]:
     numbers = {
         _aten.clamp.default: clamp,
         _aten.clamp_min.default: clamp,
-        _aten.clamp_max.default: clamp_max,
+        _aten.clamp_max.default: lambda x, max: clamp(x, None, max),
     }
     return {
         **(numbers if IS_OPEN else {}),
@@ -113,5 +105,5 @@ def table() -> dict[Any, Callable]:
         _aten.clip.Tensor: clamp_tensor,
         _aten.clamp.Tensor: clamp_tensor,
         _aten.clamp_min.Tensor: clamp_tensor,
-        _aten.clamp_max.Tensor: clamp_max_tensor,
+        _aten.clamp_max.Tensor: lambda x, max: clamp_tensor(x, None, max),
     }

@@ -131,7 +131,9 @@ def _default_float() -> ir.DataType:
     return ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
 
 
-def _arange(start: Any, end: Any, step: Any, dtype: int | None) -> Any:
+def arange(*bounds: Any, dtype: int | None = None, **unused: Any) -> Any:
+    """arange() of an end, or of a start, an end and a step."""
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if dtype is None or dtype == -1:
         parts = [
             torch.tensor(v, device="cpu").dtype
@@ -164,23 +166,9 @@ def _number(value: Any, dtype: ir.DataType) -> Any:
     return value if dtype == ir.DataType.INT64 else op.Cast(value, to=int(dtype))
 
 
-def arange(end: Any, dtype: int | None = None, **unused: Any) -> Any:
-    return _arange(0, end, 1, dtype)
-
-
-def arange_start(start: Any, end: Any, dtype: int | None = None, **unused: Any) -> Any:
-    return _arange(start, end, 1, dtype)
-
-
-def arange_step(
-    start: Any, end: Any, step: Any = 1, dtype: int | None = None, **unused: Any
-) -> Any:
-    return _arange(start, end, step, dtype)
-
-
 def eye(n: Any, m: Any = None, dtype: int | None = None, **unused: Any) -> Any:
     """eye(n) and eye(n, m): where row and column have the same number."""
-    rows, columns = _arange(0, n, 1, None), _arange(0, n if m is None else m, 1, None)
+    rows, columns = arange(n), arange(n if m is None else m)
     kind = ir.DataType.FLOAT if dtype in (None, -1) else dtype
     return op.Cast(op.Equal(op.Unsqueeze(rows, _ints(-1)), columns), to=int(kind))
 
@@ -309,8 +297,8 @@ def table() -> dict[Any, Callable]:
         _aten._safe_softmax.default: safe_softmax,
         _aten.index_fill.int_Scalar: index_fill,
         _aten.index_fill.int_Tensor: index_fill,
-        _aten.arange.start: arange_start,
-        _aten.arange.start_step: arange_step,
+        _aten.arange.start: arange,
+        _aten.arange.start_step: arange,
         _aten.eye.default: eye,
         _aten.eye.m: eye,
         _aten._native_batch_norm_legit_functional.default: norms.batch_norm,

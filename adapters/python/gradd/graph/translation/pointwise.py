@@ -59,10 +59,6 @@ def relu(x: Any) -> Any:
     return op.Relu(x) if is_float(x) else op.Max(x, scalar(0, x.dtype))
 
 
-def relu6(x: Any) -> Any:
-    return hardtanh(x, 0.0, 6.0)
-
-
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """elu(); the operator knows the side by the sign of its result, a negative alpha hides it."""
     is_exact_here = x.dtype != DOUBLE or is_exact(alpha)
@@ -80,10 +76,6 @@ def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 
 def celu(x: Any, alpha: float = 1.0) -> Any:
     return elu(x, alpha, 1.0, 1.0 / alpha)
-
-
-def selu(x: Any) -> Any:
-    return elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
 # --- logarithms and exponentials -------------------------------------------------------------
@@ -142,14 +134,6 @@ def _log_add(a: Any, b: Any, unit: float) -> Any:
     value = op.Where(op.Equal(x, y), twice, op.Add(op.Max(x, y), small))
     slopes = (a, op.Sigmoid(far), b, op.Sigmoid(op.Neg(far)))
     return with_slope(narrow(value, a), *slopes)
-
-
-def logaddexp(a: Any, b: Any) -> Any:
-    return _log_add(a, b, 1.0)
-
-
-def logaddexp2(a: Any, b: Any) -> Any:
-    return _log_add(a, b, math.log(2.0))
 
 
 def log_cum_sum_exp(x: Any, dim: int) -> Any:
@@ -407,20 +391,20 @@ def table() -> dict[Any, Callable]:
         _aten.hardtanh.default: hardtanh,
         _aten.uniform.default: uniform,
         _aten.relu.default: relu,
-        _aten.relu6.default: relu6,
+        _aten.relu6.default: lambda x: hardtanh(x, 0.0, 6.0),
         _aten.rrelu.default: rrelu,
         _aten.elu.default: elu,
         _aten.softplus.default: softplus,
         _aten.celu.default: celu,
-        _aten.selu.default: selu,
+        _aten.selu.default: lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),
         _aten.signbit.default: signbit,
         _aten.expm1.default: expm1,
         _aten.special_expm1.default: expm1,
         _aten.log1p.default: log1p,
         _aten.log_sigmoid.default: log_sigmoid,
         _aten.logit.default: logit,
-        _aten.logaddexp.default: logaddexp,
-        _aten.logaddexp2.default: logaddexp2,
+        _aten.logaddexp.default: lambda a, b: _log_add(a, b, 1.0),
+        _aten.logaddexp2.default: lambda a, b: _log_add(a, b, math.log(2.0)),
         _aten.logcumsumexp.default: log_cum_sum_exp,
         _aten.xlogy.Tensor: xlogy,
         _aten.xlogy.Scalar_Self: xlogy,

@@ -110,28 +110,22 @@ def _parts(axes: int, sizes: Any) -> Any:
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
 
 
-def _adaptive_avg_pool(axes: int) -> Callable:
-    def translate(x: Any, output_size: Any) -> Any:
-        _only_floats(x)
-        sizes = _parts(axes, output_size)
-        return of_batch(
-            x, axes, lambda batch: first_of("com.gradd", "AdaptiveAveragePool", batch, sizes)
-        )
-
-    return translate
-
-
-def _adaptive_max_pool(axes: int) -> Callable:
+def _adaptive_pool(axes: int, name: str, outputs: int) -> Callable:
     def translate(x: Any, output_size: Any) -> Any:
         _only_floats(x)
         sizes = _parts(axes, output_size)
 
         def make(batch: Any) -> Any:
-            return tuple(several("com.gradd", "AdaptiveMaxPool", 2, batch, sizes))
+            found = several("com.gradd", name, outputs, batch, sizes)
+            return found[0] if outputs == 1 else tuple(found)
 
         return of_batch(x, axes, make)
 
     return translate
+
+
+def _adaptive_avg_pool(axes: int) -> Callable:
+    return _adaptive_pool(axes, "AdaptiveAveragePool", 1)
 
 
 def table() -> dict[Any, Callable]:
@@ -141,7 +135,9 @@ def table() -> dict[Any, Callable]:
             getattr(_aten, f"max_pool{axes}d").default: _max_pool(axes, False),
             getattr(_aten, f"avg_pool{axes}d").default: _avg_pool(axes),
             getattr(_aten, f"adaptive_avg_pool{axes}d").default: _adaptive_avg_pool(axes),
-            getattr(_aten, f"adaptive_max_pool{axes}d").default: _adaptive_max_pool(axes),
+            getattr(_aten, f"adaptive_max_pool{axes}d").default: _adaptive_pool(
+                axes, "AdaptiveMaxPool", 2
+            ),
         }
     for axes in (2, 3):
         rows |= {

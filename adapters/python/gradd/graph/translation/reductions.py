@@ -147,22 +147,16 @@ def var(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool 
     return narrow(square, x)
 
 
-def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
-    return op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if len(x.shape) else op.Identity(x)
+def _with_mean(function: Callable) -> Callable:
+    def translate(
+        x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
+    ) -> Any:
+        """std_mean() and var_mean()."""
+        along = ints(*all_axes(x, dim))
+        mean = op.ReduceMean(x, along, keepdims=int(keepdim)) if len(x.shape) else op.Identity(x)
+        return function(x, dim, correction, keepdim), mean
 
-
-def std_mean(
-    x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
-) -> Any:
-    mean = _mean(x, all_axes(x, dim), keepdim)
-    return std(x, dim, correction, keepdim), mean
-
-
-def var_mean(
-    x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
-) -> Any:
-    mean = _mean(x, all_axes(x, dim), keepdim)
-    return var(x, dim, correction, keepdim), mean
+    return translate
 
 
 def cosine_similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
@@ -505,9 +499,9 @@ def table() -> dict[Any, Callable]:
     return {
         _aten.linalg_vector_norm.default: vector_norm,
         _aten.std.correction: std,
-        _aten.std_mean.correction: std_mean,
+        _aten.std_mean.correction: _with_mean(std),
         _aten.var.correction: var,
-        _aten.var_mean.correction: var_mean,
+        _aten.var_mean.correction: _with_mean(var),
         _aten.cosine_similarity.default: cosine_similarity,
         _aten.cdist.default: cdist,
         _aten.pdist.default: pdist,

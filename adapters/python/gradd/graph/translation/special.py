@@ -25,14 +25,10 @@ _aten = torch.ops.aten
 
 
 def _function(name: str) -> Callable:
-    def translate(x: Any) -> Any:
-        return own(name, x)
+    def translate(*operands: Any) -> Any:
+        return own(name, *operands)
 
     return translate
-
-
-def atan2(y: Any, x: Any) -> Any:
-    return own("Atan2", y, x)
 
 
 def _extremum(largest: bool) -> Callable:
@@ -103,7 +99,7 @@ def table() -> dict[Any, Callable]:
         _aten.lgamma.default: _function("Lgamma"),
         _aten.digamma.default: _function("Digamma"),
         _aten.erfinv.default: _function("Erfinv"),
-        _aten.atan2.default: atan2,
+        _aten.atan2.default: _function("Atan2"),
         _aten.fmax.default: _extremum(True),
         _aten.fmin.default: _extremum(False),
         _aten.frexp.Tensor: frexp,

@@ -78,7 +78,6 @@ def _inline_untranslated(program: Any, registry: Any) -> None:
         return
     if any(map(wanted, functions)):
         decompose(graph, program.graph_signature, wanted, _untranslated(registry))
-        program.graph_module.recompile()
 
 
 def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
@@ -156,7 +155,6 @@ def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
     program = program.exported().run_decompositions(_untranslated(registry))
     decompose(program.graph_module.graph, program.graph_signature)  # chunk() is a split by now
     nodes.drop_assertions(program.graph_module.graph)
-    program.graph_module.recompile()
     _promote(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
