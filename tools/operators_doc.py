@@ -16,7 +16,8 @@ An operator, its gradient and its reference are in `kernels/ops/`, a file for ea
 
 "Types" lists the element types of each input, separated by semicolons, the last one for all further
 inputs; "2 floats" stands for two inputs. [kernels.md](kernels.md) says what runs an operator on
-a device, and for which of these types; a half that no kernel takes is cast to f32 and back.
+a device, and for which of these types; a half that no kernel takes is cast to f32 and back. So is
+to i32 an integer of 8 or 16 bits where i32 is among the types.
 
 | Short | Types |
 | --- | --- |

@@ -104,6 +104,12 @@ static void store(gradd_view_t *view, int64_t i, double value, int64_t integer) 
     case GRADD_DT_I8:
         ((int8_t *)view->data)[i] = (int8_t)integer;
         break;
+    case GRADD_DT_I16:
+        ((int16_t *)view->data)[i] = (int16_t)integer;
+        break;
+    case GRADD_DT_U16:
+        ((uint16_t *)view->data)[i] = (uint16_t)integer;
+        break;
     default:
         break;
     }

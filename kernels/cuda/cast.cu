@@ -37,6 +37,10 @@ template <class F> static gradd_status_t stored(gradd_dtype_t dtype, F f) {
         return f(gpu_type<int8_t>());
     case GRADD_DT_U8:
         return f(gpu_type<uint8_t>());
+    case GRADD_DT_I16:
+        return f(gpu_type<int16_t>());
+    case GRADD_DT_U16:
+        return f(gpu_type<uint16_t>());
     default:
         return gpu_switch(gpu_any(), dtype, f);
     }

@@ -219,6 +219,8 @@ GRADD_HD int64_t gradd_power_i64(int64_t x, double y) {
 #define GRADD_INT_TYPES(X, ...)                                                                    \
     X(I8, int8_t, -128.0, 127.0, __VA_ARGS__)                                                      \
     X(U8, uint8_t, 0.0, 255.0, __VA_ARGS__)                                                        \
+    X(I16, int16_t, -32768.0, 32767.0, __VA_ARGS__)                                                \
+    X(U16, uint16_t, 0.0, 65535.0, __VA_ARGS__)                                                    \
     X(I32, int32_t, -0x1p31, 2147483647.0, __VA_ARGS__)                                            \
     X(I64, int64_t, -0x1p63, 0x1.fffffffffffffp62, __VA_ARGS__)
 /* of a double */

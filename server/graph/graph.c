@@ -282,6 +282,7 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     view_inputs(g, e->in, e->n_in, in);
     GRADD_TRY(compile_time_spend(1 + known_bytes(in, e->n_in) / 1024));
     gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0, 0};
+    if (graph_has_small(&infer)) return graph_emit_widened(g, e, out);
     if (graph_must_expand(g, &infer)) return graph_emit_expanded(g, e, &infer, out);
     if (graph_must_widen(g, &infer)) return graph_emit_widened(g, e, out);
     bool done;

@@ -150,8 +150,11 @@ gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *ma
 gradd_status_t graph_add_region(graph_t *g, const model_node_t *n, gradd_val_t *map);
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
-/* Whether an operand is bf16 or f16 and no kernel takes the operands as they are; graph_emit then
- * calls the second, which puts the operator between casts to f32 and back (widen.c). */
+/* Whether an operand is an integer of 8 or 16 bits that the operator does not take, but would in
+ * i32. */
+bool graph_has_small(const gradd_infer_t *c);
+/* Whether that is so, or an operand is bf16 or f16 and no kernel takes the operands as they are;
+ * graph_emit then calls the second, which puts the operator between casts (widen.c). */
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c);
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
 /* Whether the device runs that call, as it is or between casts. */

@@ -1,10 +1,12 @@
-/* Operators that the device has no kernel for in bf16 or f16 run in f32, between casts.
+/* Operators that the device has no kernel for in bf16 or f16 run in f32, between casts. Those that
+ * no device has in integers of 8 and 16 bits run in i32: the lowest bits of a result are the same.
  *
  * Called by graph_emit, so that models, passes and gradient rules need not know which kernels read
  * such a half themselves. All operands that are halves are widened, so that operands that must have
- * one type still do; an f32 result that would have been a half is rounded back to it. The
- * operator's shape rule, given the original types, says which results those are; where it cannot
- * say (it reads no elements of halves), every f32 result is rounded, to the first operand's half.
+ * one type still do; an f32 result that would have been a half is rounded back to it, and an i32
+ * result that would have been smaller is cut to that. The operator's shape rule, given the original
+ * types, says which results those are; where it cannot say (it reads no elements of halves), every
+ * f32 result is rounded, to the first operand's half.
  *
  * The other way round, a half product of the backward that is only widened (the gradient of a
  * weight under autocast) is computed in f32, which is more exact and saves a pass over it. */
@@ -17,7 +19,21 @@ static bool is_half(const graph_t *g, gradd_val_t v) {
     return v != GRADD_NONE && gradd_dtype_is_half(graph_type(g, v)->dtype);
 }
 
+/* The type that an operand of a small integer is computed in; NONE if it stays as it is. */
+static gradd_dtype_t wider_integer(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
+    if (!gradd_dtype_is_int(dtype) || gradd_dtype_bytes(dtype) > 2) return GRADD_DT_NONE;
+    const bool has = gradd_op_accepts(op, input, dtype);
+    return !has && gradd_op_accepts(op, input, GRADD_DT_I32) ? GRADD_DT_I32 : GRADD_DT_NONE;
+}
+
+bool graph_has_small(const gradd_infer_t *c) {
+    for (int i = 0; i < c->n_in; i++)
+        if (wider_integer(c->op, i, c->in[i].type.dtype)) return true;
+    return false;
+}
+
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c) {
+    if (graph_has_small(c)) return true;
     if (g->written_out) return false; /* for no device */
     bool any = false;
     for (int i = 0; i < c->n_in; i++)
@@ -67,8 +83,17 @@ static gradd_status_t cast(graph_t *g, const graph_emit_t *like, gradd_val_t fro
     return e.op ? graph_emit(g, &e, out) : GRADD_FAIL(INTERNAL, "operator Cast is missing");
 }
 
-/* Of each output, the half that the operator gives it in for the operands as they are; or NONE. */
-static void ask_row(const graph_t *g, const graph_emit_t *e, gradd_dtype_t *out_half) {
+/* What an operand is computed in; NONE if it stays as it is. */
+static gradd_dtype_t wider(const graph_t *g, const graph_emit_t *e, int input) {
+    if (e->in[input] == GRADD_NONE) return GRADD_DT_NONE;
+    if (is_half(g, e->in[input])) return GRADD_DT_F32;
+    return wider_integer(e->op, input, graph_type(g, e->in[input])->dtype);
+}
+
+/* Of each output, the half, or the small integer of an operand, that the operator gives it in for
+ * the operands as they are; or NONE. */
+static void ask_row(const graph_t *g, const graph_emit_t *e, gradd_dtype_t *out_narrow) {
+    uint32_t narrow = GRADD_DTB(BF16) | GRADD_DTB(F16);
     gradd_view_t in[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT] = {0};
     gradd_dtype_t first = GRADD_DT_NONE;
@@ -78,33 +103,37 @@ static void ask_row(const graph_t *g, const graph_emit_t *e, gradd_dtype_t *out_
         const graph_value_t *v = g->values[e->in[i]];
         in[i].type = v->type;
         /* rules read known elements as the types they expect */
-        const bool half = gradd_dtype_is_half(v->type.dtype);
-        in[i].data = half ? NULL : (void *)(uintptr_t)v->data;
-        if (half && !first) first = v->type.dtype;
+        const bool is_narrow = wider(g, e, i);
+        in[i].data = is_narrow ? NULL : (void *)(uintptr_t)v->data;
+        if (is_narrow) narrow |= 1u << v->type.dtype;
+        if (is_narrow && !first) first = v->type.dtype;
     }
     gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0, 0};
     bool sure = !e->op->infer(&infer);
     for (int j = 0; j < e->n_out; j++) {
         const gradd_dtype_t dtype = sure ? types[j].dtype : first;
-        out_half[j] = gradd_dtype_is_half(dtype) ? dtype : GRADD_DT_NONE;
+        out_narrow[j] = narrow >> dtype & 1 ? dtype : GRADD_DT_NONE;
     }
 }
 
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     gradd_val_t in[GRADD_OP_MAX_IN], wide[GRADD_OP_MAX_OUT];
-    gradd_dtype_t half[GRADD_OP_MAX_OUT];
+    gradd_dtype_t narrow[GRADD_OP_MAX_OUT];
     graph_emit_t inner = *e;
     inner.in = in;
     for (int i = 0; i < e->n_in; i++) {
+        const gradd_dtype_t wide_type = wider(g, e, i);
         in[i] = e->in[i];
-        if (is_half(g, e->in[i])) GRADD_TRY(cast(g, e, e->in[i], GRADD_DT_F32, &in[i]));
+        if (wide_type) GRADD_TRY(cast(g, e, e->in[i], wide_type, &in[i]));
     }
     GRADD_TRY(graph_emit(g, &inner, wide));
-    ask_row(g, e, half);
+    ask_row(g, e, narrow);
     for (int j = 0; j < e->n_out; j++) {
         out[j] = wide[j];
-        if (half[j] && wide[j] != GRADD_NONE && graph_type(g, wide[j])->dtype == GRADD_DT_F32)
-            GRADD_TRY(cast(g, e, wide[j], half[j], &out[j]));
+        if (!narrow[j] || wide[j] == GRADD_NONE) continue;
+        const gradd_dtype_t given = gradd_dtype_is_half(narrow[j]) ? GRADD_DT_F32 : GRADD_DT_I32;
+        if (graph_type(g, wide[j])->dtype == given)
+            GRADD_TRY(cast(g, e, wide[j], narrow[j], &out[j]));
     }
     return GRADD_OK;
 }

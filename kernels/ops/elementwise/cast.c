@@ -74,6 +74,8 @@ ALL_FROM_FLOAT(BF16, gradd_bf16_t, gradd_bf16_f32)
 ALL_FROM_FLOAT(F16, gradd_f16_t, gradd_f16_f32)
 ALL_FROM_INT(I8, int8_t)
 ALL_FROM_INT(U8, uint8_t)
+ALL_FROM_INT(I16, int16_t)
+ALL_FROM_INT(U16, uint16_t)
 ALL_FROM_INT(I32, int32_t)
 ALL_FROM_INT(I64, int64_t)
 ALL_FROM_INT(BOOL, uint8_t)
@@ -83,10 +85,10 @@ typedef void (*cast_fn)(const void *in, void *out, int64_t n);
 #define CELL(tag, code) [GRADD_DT_##tag][GRADD_DT_##code] = cast_##tag##_##code
 #define LINE(tag)                                                                                  \
     CELL(tag, F32), CELL(tag, F64), CELL(tag, BF16), CELL(tag, F16), CELL(tag, I8), CELL(tag, U8), \
-        CELL(tag, I32), CELL(tag, I64), CELL(tag, BOOL)
-static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {LINE(F32), LINE(F64), LINE(BF16),
-                                                          LINE(F16), LINE(I8),  LINE(U8),
-                                                          LINE(I32), LINE(I64), LINE(BOOL)};
+        CELL(tag, I16), CELL(tag, U16), CELL(tag, I32), CELL(tag, I64), CELL(tag, BOOL)
+static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {
+    LINE(F32), LINE(F64), LINE(BF16), LINE(F16), LINE(I8),  LINE(U8),
+    LINE(I16), LINE(U16), LINE(I32),  LINE(I64), LINE(BOOL)};
 
 static gradd_status_t compute_cast(const gradd_launch_t *r) {
     gradd_dtype_t from = r->in[0].type.dtype, to = r->out[0].type.dtype;
@@ -139,55 +141,61 @@ static gradd_status_t grad_cast(gradd_grad_t *g) {
 
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
-#define CAST_MASK (GRADD_T_ALL | GRADD_DTB(I8) | GRADD_DTB(U8))
+#define CAST_MASK (GRADD_T_ALL | GRADD_DTB(I8) | GRADD_DTB(U8) | GRADD_DTB(I16) | GRADD_DTB(U16))
 
-GRADD_OPS(cast,
-          GRADD_OP("Cast", "", 9, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {CAST_MASK},
-                   .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true},
-                                            {"saturate", GRADD_ATTR_INT, false},
-                                            {"round_mode", GRADD_ATTR_STRING, false}),
-                   .infer = infer_cast, .rowwise = gradd_rowwise_map, .grad = grad_cast,
-                   .ref = GRADD_REF(compute_cast),
-                   .cases = GRADD_CASES(
-                       {.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
-                       {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
-                       {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
-                       {.text = "f32[4]={0,-0.0,0.2,nan} | to=9"}, {.text = "bool[5] | to=1"},
-                       {.text = "bool[5] | to=7"}, {.text = "i64[5]:(-3,3) | to=1"},
-                       {.text = "i64[5]:(-3,3) | to=11"}, {.text = "i64[5]:(-3,3) | to=6"},
-                       {.text = "i64[5]:(-1,1) | to=9"}, {.text = "i32[5]:(-3,3) | to=7"},
-                       {.text = "i64[] | to=1"}, {.text = "f32[0,2] | to=7"},
-                       {.text = "i32[3]={1,-2,300} | to=3"}, {.text = "u8[3]={1,2,200} | to=1"},
-                       {.text = "i64[211,173] | to=1"},
-                       {.text = "f32[2,3] | to=16", .grad_tol = -1}, {.text = "bf16[2,3] | to=1"},
-                       {.text = "bf16[211,173] | to=11"}, {.text = "bf16[5] | to=7"},
-                       {.text = "i32[5]:(-3,3) | to=16"}, {.text = "bf16[3]={0,-0.0,2} | to=9"},
-                       {.text = "f32[5]={-1.7,300,-300,nan,inf} | to=2"},
-                       {.text = "f32[5]={-1.7,300,-300,nan,-inf} | to=3"},
-                       {.text = "f32[5]={3.4e38,-inf,nan,1e-40,65520} | to=16", .grad_tol = -1},
-                       {.text = "u8[67]:(0,255) | to=3"}, {.text = "u8[67]:(0,2) | to=9"},
-                       {.text = "i8[67]:(-128,127) | to=2"}, {.text = "i8[67]:(-128,127) | to=7"},
-                       {.text = "i8[67]:(-128,127) | to=16"}, {.text = "i64[67]:(-300,300) | to=2"},
-                       {.text = "bool[67] | to=16"}, {.text = "bool[67] | to=2"},
-                       {.text = "f64[67] | to=16", .grad_tol = -1},
-                       {.text = "bf16[67]:(-300,300) | to=3"}, {.text = "u8[40] | to=2"},
-                       {.text = "f32[2,3] | to=10", .grad_tol = -1}, {.text = "f16[2,3] | to=1"},
-                       {.text = "f16[211,173] | to=11"}, {.text = "f16[5] | to=7"},
-                       {.text = "i32[5]:(-3,3) | to=10"}, {.text = "f16[3]={0,-0.0,2} | to=9"},
-                       {.text = "f32[7]={65519,65520,-inf,nan,6e-8,2e-8,1e-5} | to=10",
-                        .grad_tol = -1},
-                       {.text = "i64[3]={70000,-70000,2049} | to=10"},
-                       {.text = "f64[67] | to=10", .grad_tol = -1}, {.text = "bool[67] | to=10"},
-                       {.text = "f16[67] | to=16", .grad_tol = -1},
-                       {.text = "bf16[4]={1e5,-1e-6,1,nan} | to=10", .grad_tol = -1},
-                       {.text = "f16[67]:(-300,300) | to=3"})),
-          GRADD_OP("CastLike", "", 15, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 2,
-                   .types = {CAST_MASK},
-                   .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
-                                            {"round_mode", GRADD_ATTR_STRING, false}),
-                   .infer = infer_cast_like, .grad = grad_cast, .ref = GRADD_REF(compute_cast),
-                   .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
-                                        {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})));
+GRADD_OPS(
+    cast,
+    GRADD_OP("Cast", "", 9, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {CAST_MASK},
+             .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true},
+                                      {"saturate", GRADD_ATTR_INT, false},
+                                      {"round_mode", GRADD_ATTR_STRING, false}),
+             .infer = infer_cast, .rowwise = gradd_rowwise_map, .grad = grad_cast,
+             .ref = GRADD_REF(compute_cast),
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
+                 {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
+                 {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
+                 {.text = "f32[4]={0,-0.0,0.2,nan} | to=9"}, {.text = "bool[5] | to=1"},
+                 {.text = "bool[5] | to=7"}, {.text = "i64[5]:(-3,3) | to=1"},
+                 {.text = "i64[5]:(-3,3) | to=11"}, {.text = "i64[5]:(-3,3) | to=6"},
+                 {.text = "i64[5]:(-1,1) | to=9"}, {.text = "i32[5]:(-3,3) | to=7"},
+                 {.text = "i64[] | to=1"}, {.text = "f32[0,2] | to=7"},
+                 {.text = "i32[3]={1,-2,300} | to=3"}, {.text = "u8[3]={1,2,200} | to=1"},
+                 {.text = "i64[211,173] | to=1"}, {.text = "f32[2,3] | to=16", .grad_tol = -1},
+                 {.text = "bf16[2,3] | to=1"}, {.text = "bf16[211,173] | to=11"},
+                 {.text = "bf16[5] | to=7"}, {.text = "i32[5]:(-3,3) | to=16"},
+                 {.text = "bf16[3]={0,-0.0,2} | to=9"},
+                 {.text = "f32[5]={-1.7,300,-300,nan,inf} | to=2"},
+                 {.text = "f32[5]={-1.7,300,-300,nan,-inf} | to=3"},
+                 {.text = "f32[5]={3.4e38,-inf,nan,1e-40,65520} | to=16", .grad_tol = -1},
+                 {.text = "u8[67]:(0,255) | to=3"}, {.text = "u8[67]:(0,2) | to=9"},
+                 {.text = "i8[67]:(-128,127) | to=2"}, {.text = "i8[67]:(-128,127) | to=7"},
+                 {.text = "i8[67]:(-128,127) | to=16"}, {.text = "i64[67]:(-300,300) | to=2"},
+                 {.text = "bool[67] | to=16"}, {.text = "bool[67] | to=2"},
+                 {.text = "f64[67] | to=16", .grad_tol = -1},
+                 {.text = "bf16[67]:(-300,300) | to=3"}, {.text = "u8[40] | to=2"},
+                 {.text = "f32[2,3] | to=10", .grad_tol = -1}, {.text = "f16[2,3] | to=1"},
+                 {.text = "f16[211,173] | to=11"}, {.text = "f16[5] | to=7"},
+                 {.text = "i32[5]:(-3,3) | to=10"}, {.text = "f16[3]={0,-0.0,2} | to=9"},
+                 {.text = "f32[7]={65519,65520,-inf,nan,6e-8,2e-8,1e-5} | to=10", .grad_tol = -1},
+                 {.text = "i64[3]={70000,-70000,2049} | to=10"},
+                 {.text = "f64[67] | to=10", .grad_tol = -1}, {.text = "bool[67] | to=10"},
+                 {.text = "f16[67] | to=16", .grad_tol = -1},
+                 {.text = "bf16[4]={1e5,-1e-6,1,nan} | to=10", .grad_tol = -1},
+                 {.text = "f16[67]:(-300,300) | to=3"}, {.text = "i16[67]:(-32768,32767) | to=1"},
+                 {.text = "u16[67]:(0,65535) | to=7"}, {.text = "u16[67]:(0,2) | to=9"},
+                 {.text = "i64[67]:(-70000,70000) | to=5"},
+                 {.text = "f32[5]={-1.7,70000,-70000,nan,inf} | to=4"},
+                 {.text = "bf16[5]={-1.7,70000,-70000,nan,-inf} | to=5"},
+                 {.text = "u16[3]={1,40000,65535} | to=3"}, {.text = "i8[67]:(-128,127) | to=4"},
+                 {.text = "i16[67] | to=16"})),
+    GRADD_OP("CastLike", "", 15, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 2,
+             .types = {CAST_MASK},
+             .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
+                                      {"round_mode", GRADD_ATTR_STRING, false}),
+             .infer = infer_cast_like, .grad = grad_cast, .ref = GRADD_REF(compute_cast),
+             .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
+                                  {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})));
 
 GRADD_KERNELS(cpu, cast,
               GRADD_KERNEL("Cast", "loop", .types = {GRADD_T_ANY}, .compute = compute_cast,

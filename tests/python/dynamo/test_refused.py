@@ -379,9 +379,9 @@ def test_a_call_without_a_graph_is_soon_traced_no_more(caplog: pytest.LogCapture
 
 
 PLANNED = {
-    "a type without a kernel": lambda h: h * ((10 * h).to(torch.int8).sort(1)[0]),
-    "a type of the cast": lambda h: h * (10 * h).to(torch.int16).sum(1, keepdim=True),
-    "several at once": lambda h: (h + (h > 0).sort(1)[0]) * (9 * h).to(torch.int8).topk(4)[0],
+    "a type without a kernel": lambda h: h * (10 * h > 3).sort(1)[0],
+    "a type of the cast": lambda h: h * (10 * h).to(torch.uint32).to(h.dtype),
+    "several at once": lambda h: (h + (h > 0).sort(1)[0]) * (9 * h).to(torch.uint64).to(h.dtype),
 }
 
 

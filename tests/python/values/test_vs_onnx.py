@@ -40,6 +40,8 @@ DTYPES: dict[str, tuple[Any, int]] = {
     "i64": (np.int64, TensorProto.INT64),
     "i8": (np.int8, TensorProto.INT8),
     "u8": (np.uint8, TensorProto.UINT8),
+    "i16": (np.int16, TensorProto.INT16),
+    "u16": (np.uint16, TensorProto.UINT16),
     "bool": (np.bool_, TensorProto.BOOL),
 }
 

@@ -71,8 +71,12 @@ _LEFT_MIXED = frozenset(
         *(_aten.where.Scalar, _aten.where.ScalarSelf, _aten.where.ScalarOther),
     }
 )
-# Of 8-bit integers. In 32 bits they give the same, if the cast back takes the lowest 8 bits.
-_SMALL = {torch.uint8: range(256), torch.int8: range(-128, 128)}
+# Of integers of 8 and 16 bits. In 32 bits they give the same, if the cast back takes the lowest.
+_SMALL = {
+    torch.uint8: range(256),
+    torch.int8: range(-128, 128),
+    torch.int16: range(-(1 << 15), 1 << 15),
+}
 _REDUCED = frozenset({"argmax", "argmin", "amax", "amin", "max", "min"})
 _OF_SMALL = _REDUCED | {
     *("eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "clamp", "clamp_min", "clamp_max"),

@@ -16,8 +16,19 @@ import numpy as np
 from helpers import BUILD
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-DTYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64}
-DTYPES |= {2: np.uint8, 3: np.int8, 16: BF16}
+DTYPES = {
+    1: np.float32,
+    2: np.uint8,
+    3: np.int8,
+    4: np.uint16,
+    5: np.int16,
+    6: np.int32,
+    7: np.int64,
+    9: np.bool_,
+    10: np.float16,
+    11: np.float64,
+}
+DTYPES[16] = BF16
 CODES = {np.dtype(v): k for k, v in DTYPES.items()}
 
 

@@ -137,12 +137,13 @@ _SMALL: _Expressions = {
     "wraps": lambda a, b: (a + b, a - b, a * b, -a, a + 100, 100 - a, a.abs(), a // 3, a % 7),
     "limits": lambda a, b: (torch.maximum(a, b), a.clamp(3, 100), a.clamp(min=5)),
     "bits": lambda a, b: (a & b, a | 15, a ^ b, ~a, a >> 3, a << 2, a << (b & 7), a >> (b & 7)),
+    "orders": lambda a, b: (a.sort().values, a.sort(0).indices, *a.topk(2), a**2, b.argsort()),
     "wider": lambda a, b: (a.sum(1), a / 3, a * b.int(), a + 0.5, torch.cat([a, b])),
 }
 
 
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int8])
-def test_integers_of_8_bits(kind, shared_daemon):
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16])
+def test_integers_of_8_and_16_bits(kind, shared_daemon):
     class Small(nn.Module):
         def __init__(self):
             super().__init__()
