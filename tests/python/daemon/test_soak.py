@@ -1,4 +1,4 @@
-"""Sessions that come and go leave the daemon as it was (`benchmarks/soak.py`, a hundredth of it)."""
+"""Sessions that come and go leave the daemon as it was (a hundredth of `benchmarks/soak.py`)."""
 
 from __future__ import annotations
 
