@@ -58,6 +58,14 @@ def _on_what_was_written(net: Net, h: torch.Tensor) -> torch.Tensor:
     return a.sum() + net.second(before).sum()
 
 
+def _on_what_is_written_later(net: Net, h: torch.Tensor) -> torch.Tensor:
+    h.register_hook(lambda g: g * 3)
+    a = net.second(h + 1)
+    a.register_hook(lambda g: g * 2)
+    a.mul_(5)
+    return a.sum()
+
+
 def _on_one_of_several(net: Net, h: torch.Tensor) -> torch.Tensor:
     a, b = h.chunk(2, 1)
     c = net.second(torch.cat([a.sin(), b], 1))
@@ -97,7 +105,14 @@ def _retained(net: Net, h: torch.Tensor) -> torch.Tensor:
     "body",
     [
         *(_behind_a_reader, _behind_all_readers, _with_a_value_of_a_reader, _on_what_was_written),
-        *(_on_one_of_several, _in_a_loop, _on_what_no_loss_reads, _at_a_break, _retained),
+        *(
+            _on_what_is_written_later,
+            _on_one_of_several,
+            _in_a_loop,
+            _on_what_no_loss_reads,
+            _at_a_break,
+            _retained,
+        ),
     ],
 )
 def test_hooks_get_the_whole_gradient(

@@ -698,9 +698,10 @@ class CompiledGraph:
 def _apart(outputs: Sequence[torch.Tensor], hooked: Collection[int]) -> list[torch.Tensor]:
     """Results with steps of autograd of their own, which run only where a gradient arrives.
 
-    The hooks of all results of a piece would run with one of them, some without a gradient.
+    The hooks of all results of a piece would run with one of them, some without a gradient. Copies:
+    a write in place to a view would go around its hooks.
     """
-    return [x.view_as(x) if i in hooked and x.requires_grad else x for i, x in enumerate(outputs)]
+    return [x.clone() if i in hooked and x.requires_grad else x for i, x in enumerate(outputs)]
 
 
 def refusal(error: Exception) -> Exception:
