@@ -128,3 +128,17 @@ def test_an_encoder_that_asks_for_nested_tensors() -> None:
             torch.testing.assert_close(ours, theirs)
         stats = model.gradd_stats()
         assert stats["fallbacks"] == {} and stats["parts_in_torch"] == {}
+
+
+def test_torch_compile_gives_padded_rows_numbers_either() -> None:
+    """PyTorch's fast path for evaluation fills them with zeros."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
+    eager = nn.TransformerEncoder(layer, 1).eval()
+    x, mask = torch.randn(2, 5, 8), torch.arange(5).expand(2, 5) > torch.tensor([[2], [4]])
+    with torch.no_grad():
+        zeros = eager(x, src_key_padding_mask=mask)
+        theirs = torch.compile(copy.deepcopy(eager), backend="eager")(x, src_key_padding_mask=mask)
+        ours = ORTModule(copy.deepcopy(eager))(x, src_key_padding_mask=mask)
+    assert not zeros[mask].any()
+    torch.testing.assert_close(ours[~mask], zeros[~mask])
+    torch.testing.assert_close(ours, theirs)

@@ -70,6 +70,7 @@ class Step:
         piece: In the daemon; None = in PyTorch.
         torchs: The nodes that PyTorch runs: all of the part, or views of a piece's results.
         outside: Per output of the part, whether it is made outside of inference mode.
+        hooked: Positions of its outputs that get hooks.
         over: Nodes that no later step reads.
         grad: Some of it records gradients, whatever the modes around the call are.
         ordinary: It does so as well where inference mode is around the call: it leaves that.
@@ -81,6 +82,7 @@ class Step:
         self.grad = any(modes.of(n).grad for n in part.nodes)
         self.ordinary = any(modes.of(n).grad and modes.leaves_inference(n) for n in part.nodes)
         self.outside = [modes.leaves_inference(n) for n in part.outputs]
+        self.hooked: list[int] = []
         self.over: list[Node] = []
         self.reason = ""
 
@@ -158,15 +160,15 @@ class CompiledGraph:
         torchs.update(self._transformed())
         torchs.update(refused.nodes(self.module.graph, self.owner.device))
         viewed = [n for n in self.module.graph.nodes if n.meta.get(complex_pairs.VIEWED)]
+        ends = partition.hooked(self.module)
         while True:
             before = partition.read_before(self.module.graph, torchs)
             torchs.update({node: torchs[write] for node, write in before.items()})
-            parts = partition.split(self.module.graph, {*torchs, *viewed})
+            parts = partition.split(self.module.graph, {*torchs, *viewed}, ends)
             glue = [p for p in parts if p.daemon and len(parts) > 1 and work.is_glue(p.nodes)]
             if glue:
-                parts = partition.split(
-                    self.module.graph, {*torchs, *viewed, *(n for p in glue for n in p.nodes)}
-                )
+                glued = (n for p in glue for n in p.nodes)
+                parts = partition.split(self.module.graph, {*torchs, *viewed, *glued}, ends)
             made = []
             for part in parts:
                 if not part.daemon:
@@ -188,6 +190,7 @@ class CompiledGraph:
                 if part.after:
                     after = InTorch(part.after, self.module, self.around, part.same)
                 made.append(Step(part, piece, after))
+                made[-1].hooked = [i for i, n in enumerate(part.outputs) if n in ends]
             else:
                 found = self._unplannable(made)
                 if not found:
@@ -536,7 +539,7 @@ class CompiledGraph:
     def _as_whole(self) -> tuple[Piece, Any] | None:
         """The one piece whose outputs are those of the graph, and its arguments."""
         step = self.steps[0] if len(self.steps) == 1 else None
-        if step is None or step.piece is None or step.torchs is not None:
+        if step is None or step.piece is None or step.torchs is not None or step.hooked:
             return None
         if step.grad is not self.around.grad:
             return None
@@ -671,6 +674,8 @@ class CompiledGraph:
             if inference and step.ordinary:
                 pairs = zip(outputs, step.outside, strict=True)
                 outputs = [x if outside else _inferred(x) for x, outside in pairs]
+            if step.hooked:
+                outputs = _apart(outputs, step.hooked)
             known.update(zip(part.outputs, outputs, strict=True))
         if step.torchs is not None:
             step.torchs.run(known, numbers)
@@ -688,6 +693,15 @@ class CompiledGraph:
         for step in self.steps:
             if step.piece is not None:
                 step.piece.close()
+
+
+def _apart(outputs: Sequence[torch.Tensor], hooked: Collection[int]) -> list[torch.Tensor]:
+    """Results with steps of autograd of their own, which run only where a gradient arrives.
+
+    The hooks of all results of a piece would run with one of them, some without a gradient. Copies:
+    a write in place to a view would go around its hooks.
+    """
+    return [x.clone() if i in hooked and x.requires_grad else x for i, x in enumerate(outputs)]
 
 
 def refusal(error: Exception) -> Exception:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -32,6 +33,7 @@ _WRITING = frozenset(
     + ("rshift", "sub", "truediv", "xor")
 )
 _CONVERSIONS = ("contiguous", "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu")
+_HOOKING = re.compile(r"\.(register_\w*hook|retain_grad)\(")
 _SIZES = ("size", "numel", "dim", "stride")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 _DROPOUTS += ("feature_alpha_dropout", "feature_dropout")
@@ -79,7 +81,9 @@ def assertions(graph: torch.fx.Graph, torchs: Collection[Node]) -> tuple[list[No
     return [n for n in found if n in before], [n for n in found if n not in before]
 
 
-def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
+def split(
+    graph: torch.fx.Graph, torchs: Collection[Node], ends: Collection[Node] = ()
+) -> list[Part]:
     """Parts in the order in which they run.
 
     PyTorch runs assertions as well: behind all else, so that they cut nothing, if no write would be
@@ -88,23 +92,27 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
     Args:
         graph: Of Dynamo.
         torchs: Nodes that PyTorch runs.
+        ends: Nodes behind which another part begins.
     """
     before, behind = assertions(graph, torchs)
     torchs = {*torchs, *before}
     last = Part(False, behind)
     parts: list[Part] = []
     of: dict[Node, Part] = dict.fromkeys(behind, last)
+    ended = True
     for node in filter(computes, graph.nodes):
         if node in of:
             continue
         source = of.get(node.args[0]) if takes_one(node) else None  # type: ignore[arg-type]
         if source is None:
             daemon = node not in torchs
-            if not parts or parts[-1].daemon is not daemon:
+            if ended or parts[-1].daemon is not daemon:
                 parts.append(Part(daemon))
             source = parts[-1]
+            ended = False
         source.nodes.append(node)
         of[node] = source
+        ended = ended or node in ends
     results = list(
         private.pytree.tree_leaves(torch.fx.map_arg(graph.output_node().args[0], lambda n: n))
     )
@@ -117,6 +125,38 @@ def split(graph: torch.fx.Graph, torchs: Collection[Node]) -> list[Part]:
             part.daemon, part.nodes = False, part.after  # at most views of its arguments
             find_ends(part, wanted)
     return [part for part in parts if part.nodes]
+
+
+def hooked(module: torch.fx.GraphModule) -> set[Node]:
+    """Nodes whose results get a hook, or retain_grad(), in a graph or at the break behind it.
+
+    A hook gets the gradient of all that reads a tensor. What reads it before the hook is there has
+    to be in a later part: between the results of one part no gradient flows. At a break all results
+    may get one.
+    """
+    nodes = list(module.graph.nodes)
+    memory = _Memory(nodes)
+    found: set[Node] = set()
+    for at, node in enumerate(nodes):
+        tensor = node.args[0] if name_of(node) == "register_hook" and node.args else None
+        if isinstance(tensor, Node):
+            own = memory.of(tensor)
+            for other in reversed(nodes[:at]):
+                if (
+                    other is tensor
+                    or computes(other)
+                    and is_write(other)
+                    and own & memory.of(other)
+                ):
+                    found.add(other)
+                    break
+    frames = module.compile_subgraph_reason.user_stack  # type: ignore[union-attr]
+    if module.compile_subgraph_reason.graph_break and any(  # type: ignore[union-attr]
+        _HOOKING.search(frame.line or "") for frame in frames
+    ):
+        results = torch.fx.map_arg(nodes[-1].args[0], lambda n: n)
+        found.update(n for n in private.pytree.tree_leaves(results) if isinstance(n, Node))
+    return found
 
 
 def read_before(graph: torch.fx.Graph, torchs: Collection[Node]) -> dict[Node, Node]:

@@ -27,7 +27,7 @@ def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exce
         if node.meta.get(VIEWED):
             continue
         error = read(node) if sizes.is_read(node) else None
-        error = _elsewhere(node, device) or _complex(node) or error
+        error = _elsewhere(node, device) or _complex(node) or _hooks(node) or error
         if error is not None:
             found[node] = error
             found |= dict.fromkeys(filter(_is_unknown, node.all_input_nodes), error)
@@ -92,3 +92,10 @@ def _complex(node: Node) -> CaptureError | None:
         f"{location_of(node)}: {lower.readable_name(node)} computes with {found[0]}, which the "
         "daemon does not have",
     )
+
+
+def _hooks(node: Node) -> CaptureError | None:
+    """Why a hook on a tensor runs in PyTorch: between the results of a piece no gradient flows."""
+    if lower.name_of(node) != "register_hook":
+        return None
+    return CaptureError("unsupported_operator", f"{location_of(node)}: calls register_hook")
