@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradd import ORTModule
-from gradd.dynamo.marking_hooks import leave_out
+from gradd.dynamo.marking_hooks import Embeddings, leave_out, show
 from helpers.models.families import build
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -89,6 +90,40 @@ def test_a_hook_that_comes_later() -> None:
     _compare(ours)
     stats = ours.gradd_stats()
     assert stats["breaks"] == 0 and stats["captures"] == 1 and stats["parts_in_torch"] == {}
+
+
+def test_hooks_that_each_step_adds_trace_nothing_again() -> None:
+    """TRL's trainers do so, by `gradient_checkpointing_enable()` after each forward."""
+    ours = ORTModule(Frozen())
+    table = ours.module.table
+    table.register_forward_hook(_of_a_method())
+    _compare(ours)
+    traced = ours._gradd_compiled.owner.compiled
+    for _ in range(3):
+        added = [table.register_forward_hook(_of_a_method()) for _ in range(2)]
+        _compare(ours)
+    assert len(table._forward_hooks) == 7
+    assert ours._gradd_compiled.owner.compiled == traced
+    added[-1].remove()
+    scaling = table.register_forward_hook(lambda m, i, o: o.detach() * 3)
+    table.register_forward_hook(_of_a_method())
+    table.register_forward_hook(_of_a_method())
+    keys = list(table._forward_hooks)
+    _compare(ours)
+    assert list(table._forward_hooks) == keys and ours._gradd_compiled.owner.compiled > traced
+    scaling.remove()
+    _compare(ours)
+    assert ours.gradd_stats()["in_torch"] == {}
+
+
+def test_hooks_that_a_call_adds_or_removes_stay_so() -> None:
+    hooks = OrderedDict(enumerate([statement, statement, len, statement, statement]))
+    repeated = Embeddings([hooks]).hide()
+    assert list(hooks) == [0, 2, 3]
+    del hooks[2]
+    hooks[9] = len
+    show(repeated)
+    assert list(hooks) == [0, 1, 3, 4, 9]
 
 
 def test_hooks_that_do_more_run() -> None:

@@ -289,9 +289,12 @@ class Compiled:
                 if norms is not None:
                     norms.__enter__()
                 ran = CallOfGraphs(now, self._gaps.due > 0)
+                hidden = self._embeddings.hide() if self._embeddings is not None else []
                 try:
                     result = function(*args, **kwargs)
                 finally:
+                    if hidden:
+                        marking_hooks.show(hidden)
                     if ran.watch is not None:
                         ran.watch.__exit__(None, None, None)
                     now.run = ran.around
@@ -341,6 +344,7 @@ class Compiled:
             versions: That the call has used.
         """
         hooked = self._has_new_hooks()
+        self._embeddings = marking_hooks.Embeddings.of(self.module)
         if versions:
             if marking_hooks.leave_out(self.module) or hooked:
                 del versions[:1]  # graphs were broken for one

@@ -4,6 +4,10 @@ transformers and PEFT put such a hook on the embeddings of a frozen model with a
 checkpoints have an argument with a gradient. TorchDynamo breaks a graph whose results depend on
 such an output. gradd's graphs contain the body of a checkpoint and need no such argument, so the
 hook is traced as a no-op; where PyTorch calls it, it works as before.
+
+Each `gradient_checkpointing_enable()` of transformers adds another one. TRL's trainers call it in
+every step, and Dynamo compares the number of hooks. Calls see one of several that follow each
+other, which has the effect of all.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import torch
 
 from gradd.module_tables import FORWARD_HOOKS
 
+_Hooks = dict[int, object]
+_Hidden = tuple[_Hooks, _Hooks, set[int]]  # hooks, what they were, and what was taken out
 _known: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
@@ -33,19 +39,23 @@ def leave_out(module: torch.nn.Module) -> bool:
 
 
 def number(module: torch.nn.Module) -> int:
-    """Of forward hooks of a module and its children."""
-    return sum(len(vars(child)[FORWARD_HOOKS]) for child in module.modules())
+    """Of forward hooks of a module and its children that do more."""
+    hooks = (hook for child in module.modules() for hook in vars(child)[FORWARD_HOOKS].values())
+    return sum(not _only_marks(hook) for hook in hooks)
 
 
 class Embeddings:
-    """The forward hooks of embeddings, which a second training may add to."""
+    """The forward hooks of embeddings, which a second training, or a step, may add to."""
 
-    def __init__(self, hooks: list[dict[int, object]]) -> None:
+    def __init__(self, hooks: list[_Hooks]) -> None:
         """Args:
         hooks: Of each embedding.
         """
         self._hooks = hooks
-        self._known = self._now()
+        self._all: list[list[int]] = []
+        self._seen: list[list[int]] = []  # by calls
+        self._repeated: list[tuple[_Hooks, set[int]]] = []
+        self.changed()
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> Embeddings | None:
@@ -55,12 +65,48 @@ class Embeddings:
         return cls(hooks) if hooks else None
 
     def changed(self) -> bool:
-        """Whether the hooks have changed since the last query: called in each call."""
-        before, self._known = self._known, self._now()
-        return self._known != before
+        """Whether what calls see has changed since the last query: called in each call."""
+        now = list(map(list, self._hooks))
+        if now == self._all:
+            return False
+        before, self._all, self._repeated = self._seen, now, []
+        for hooks in self._hooks:
+            if repeated := _repeated(hooks):
+                self._repeated.append((hooks, repeated))
+        hidden = {id(hooks): repeated for hooks, repeated in self._repeated}
+        self._seen = [
+            [key for key in hooks if key not in hidden.get(id(hooks), ())] for hooks in self._hooks
+        ]
+        return self._seen != before
 
-    def _now(self) -> list[list[int]]:
-        return list(map(list, self._hooks))
+    def hide(self) -> list[_Hidden]:
+        """Takes repeated hooks out, for a call; show() puts them back."""
+        found: list[_Hidden] = []
+        for hooks, repeated in self._repeated:
+            found.append((hooks, dict(hooks), repeated))
+            for key in repeated:
+                hooks.pop(key, None)
+        return found
+
+
+def show(hidden: list[_Hidden]) -> None:
+    """Puts hooks back in their order; what the call has added or removed stays so."""
+    for hooks, before, repeated in hidden:
+        now = dict(hooks)
+        hooks.clear()
+        hooks.update((k, hook) for k, hook in before.items() if k in repeated or k in now)
+        hooks.update(now)
+
+
+def _repeated(hooks: _Hooks) -> set[int]:
+    """Keys of hooks that mark what the one before them has marked."""
+    found, marked = set(), False
+    for key, hook in hooks.items():
+        marks = _only_marks(hook)
+        if marks and marked:
+            found.add(key)
+        marked = marks
+    return found
 
 
 def _only_marks(hook: object) -> bool:

@@ -181,7 +181,7 @@ fmod 0.1|remainder of 0.1|comparisons 0.3|equals 0.3|std over one|std over one d
 std over one keepdim|var over one|addmm beta 0|addmm alpha 0|addmm 0|addmv beta 0
 addmv alpha 0|addr beta 0|addr alpha 0|addbmm beta 0|addbmm alpha 0|baddbmm beta 0
 embedding padding negative|cosine_similarity eps|cosine_similarity broadcast
-squeeze dim of another size|mean dim none
+squeeze dim of another size|mean dim none|flatten twice
 """.replace("\n", "|")
     .strip("|")
     .split("|")

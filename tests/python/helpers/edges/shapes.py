@@ -12,6 +12,11 @@ ROWS = [
     row("view", lambda x: x.view(-1) * 2),
     row("view_as", lambda x, y: x.view_as(y) * y, "3,4", "4,3"),
     row("flatten", lambda x: x.flatten(1) * 2, "2,3,4"),
+    row(
+        "flatten twice",
+        lambda x: [(y := x * 2).flatten(1), y.flatten(1).relu(), y.flatten(0, 1).tanh()],
+        "2,3,4",
+    ),
     row("unflatten", lambda x: x.unflatten(1, (2, 2)) * 2),
     row("ravel", lambda x: x.ravel() * 2),
     row("squeeze", lambda x: x.squeeze() * 2, "3,1,4"),

@@ -254,7 +254,7 @@ def _sentences(folder: Path) -> Any:
     return sentence_transformers.SentenceTransformer(modules=[words, Pooling(32)], device="cpu")
 
 
-def _train_sentences(model: Any, folder: Path) -> list[float]:
+def _sentence_trainer(model: Any, folder: Path) -> Any:
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformerTrainer,
@@ -262,12 +262,16 @@ def _train_sentences(model: Any, folder: Path) -> list[float]:
         losses,
     )
 
-    trainer = SentenceTransformerTrainer(
+    return SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(**_common(folder), bf16=False),
         train_dataset=Dataset.from_dict({"anchor": TEXTS, "positive": TEXTS[::-1]}),
         loss=losses.MultipleNegativesRankingLoss(model),
     )
+
+
+def _train_sentences(model: Any, folder: Path) -> list[float]:
+    trainer = _sentence_trainer(model, folder)
     trainer.train()
     return _logged(trainer)
 
@@ -286,6 +290,17 @@ def whole_sentences(wrap: bool, folder: Path) -> Result:
     model = _sentences(folder)
     wrapped = ORTModule(model) if wrap else model
     return _train_sentences(wrapped, folder), wrapped
+
+
+def accelerated_sentences(wrap: bool, folder: Path) -> Result:
+    """The same with the trainer told to use the daemon."""
+    from optimum.gradd import accelerate
+
+    trainer = _sentence_trainer(_sentences(folder), folder)
+    if wrap:
+        accelerate(trainer)
+    trainer.train()
+    return _logged(trainer), trainer
 
 
 def setfit(wrap: bool, folder: Path) -> Result:
@@ -523,7 +538,7 @@ TRAINERS: dict[str, Callable[[bool, Path], Result]] = {
     f.__name__: f
     for f in (
         *(sft, packed_sft, whole_sft, accelerated_sft, dpo, reward, kto, grpo, accelerated_grpo),
-        *(sentences, whole_sentences, setfit, lightning, lightning_mixed),
+        *(sentences, whole_sentences, accelerated_sentences, setfit, lightning, lightning_mixed),
         *(fabric, fabric_mixed, fabric_half, accelerator, skorch, loop),
         *(lora, dora, loha, adalora, neftune),
     )

@@ -89,6 +89,32 @@ class _Part:
         return getattr(self.graph, name)
 
 
+class _FlattenToReshape(_basic_rules.Flatten2Reshape):
+    """Its sizes are a constant of their own.
+
+    The stock rule names them by the operand: of one that is flattened twice, some were lost.
+    """
+
+    def rewrite(self, op: Any, x: ir.Value) -> ir.Value:
+        return op.Reshape(x, op.Constant(value=ir.tensor(self._new_shape)))
+
+
+class _ReshapeOfReshape(_basic_rules.ReshapeReshape):
+    """The same, of a result that is written twice."""
+
+    def rewrite(self, op: Any, x: ir.Value, shape_ignored: ir.Value, shape: ir.Value) -> ir.Value:
+        sizes = op.Constant(value=ir.tensor(self._new_shape))
+        return op.Reshape(x, sizes, allowzero=self._allowzero)
+
+
+def _basic() -> list[Any]:
+    ours = {
+        _basic_rules.flatten_to_reshape_rule: _FlattenToReshape.rule(),
+        _basic_rules.reshape_reshape_rule: _ReshapeOfReshape.rule(),
+    }
+    return [ours.get(rule, rule) for rule in _basic_rules.basic_optimization_rules()]
+
+
 @functools.lru_cache(maxsize=1)
 def rules() -> Rules:
     return Rules(
@@ -96,7 +122,7 @@ def rules() -> Rules:
             *_no_op.rules,
             *_cast_constant_of_shape.rules,
             *_collapse_slices.rules,
-            *_basic_rules.basic_optimization_rules(),
+            *_basic(),
         ]
     )
 
