@@ -69,7 +69,8 @@ int main(int argc, char **argv) {
         list_cases();
         return 0;
     }
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* what ends the program is the case after the last line */
+    setvbuf(stdout, NULL, _IOLBF,
+            BUFSIZ); /* what ends the program is the case after the last line */
     gradd_cpu_enter(1);
     while (fgets(line, sizeof line, stdin)) {
         char *rest = line, *part[4];
