@@ -50,6 +50,7 @@ static inline void NAME(norm_row_grad)(CELL *dx, const CELL *dy, const CELL *x, 
     REAL lane_w[32] = {0}, lane_h[32] = {0};
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
+#pragma omp simd
         for (int k = 0; k < 32; k++) {
             REAL h = (LOAD(x[i + k]) - mean) * inv, w = LOAD(dy[i + k]) * scale[i + k];
             lane_w[k] += w;
@@ -63,9 +64,11 @@ static inline void NAME(norm_row_grad)(CELL *dx, const CELL *dy, const CELL *x, 
     REAL mean_w = centred ? NAME(add_lanes)(lane_w) / (REAL)n : (REAL)0;
     REAL mean_h = NAME(add_lanes)(lane_h) / (REAL)n;
     if (dscale)
+#pragma omp simd
         for (i = 0; i < n; i++)
             dscale[i] += LOAD(dy[i]) * ((LOAD(x[i]) - mean) * inv);
     if (dbias)
+#pragma omp simd
         for (i = 0; i < n; i++)
             dbias[i] += LOAD(dy[i]);
     if (!dx) return;

@@ -207,14 +207,18 @@ def test_another_machine_has_the_same_bits(target: str) -> None:
     assert run_program(target) == run_program("native")
 
 
-@pytest.mark.nightly
-def test_clang_makes_the_same_bits() -> None:
-    """With the options for Android's kit, whose compiler is clang, but for this machine."""
+def clang_tools() -> list[str]:
+    """Variables of make with which the target for Android is this machine, by clang."""
     clang = next((name for name in ("clang", "clang-14") if shutil.which(name)), None)
     if not clang:
         pytest.skip("no clang")
-    tools = [f"T_CC={clang}", "T_AR=ar", "T_STRIP=strip", "T_ARCH_android=$(ARCH)"]
-    assert run_program("android", *tools) == run_program("native")
+    return [f"T_CC={clang}", "T_AR=ar", "T_STRIP=strip", "T_ARCH_android=$(ARCH)"]
+
+
+@pytest.mark.nightly
+def test_clang_makes_the_same_bits() -> None:
+    """With the options for Android's kit, whose compiler is clang, but for this machine."""
+    assert run_program("android", *clang_tools()) == run_program("native")
     assert not undefined(BUILD / "train/android/libgradd_train.so") - listed()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_library import SAME_BITS, B
+from test_library import SAME_BITS, B, clang_tools
 
 from helpers import BUILD, ROOT
 
@@ -87,11 +87,13 @@ def test_rows_have_the_same_bits_with_other_vectors(program: str) -> None:
     assert not differing(lines, ours, hashes(BUILD / program, lines))
 
 
-def emulated(target: str, lines: list[str], at: Path) -> list[str]:
+def elsewhere(target: str, lines: list[str], at: Path, *variables: str) -> list[str]:
     """The hashes on another machine; builds the program where it is missing."""
     at.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     make = ["make", "--no-print-directory", f"TARGET={target}", f"B={B}", f"CASES={at}"]
-    done = subprocess.run([*make, "train-cases"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*make, *variables, "train-cases"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout.splitlines()[-len(lines) :]
 
@@ -104,16 +106,21 @@ def all_cases() -> list[str]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("target", SAME_BITS)
+@pytest.mark.parametrize("target", [*SAME_BITS, "clang"])
 def test_another_machine_has_the_same_bits_in_every_case(target: str, tmp_path: Path) -> None:
-    """Of every operator, and along rows."""
-    missing = [program for program in SAME_BITS[target] if not shutil.which(program)]
+    """Of every operator, and along rows; and this machine by another compiler."""
+    missing = [program for program in SAME_BITS.get(target, ()) if not shutil.which(program)]
     if missing:
         pytest.skip(f"no {missing[0]}")
+    clang, at = target == "clang", tmp_path / "cases"
     lines = all_cases() + rows()
     assert len(lines) > 1500
     ours = hashes(BUILD / "train/native/case_bits", lines)
-    assert not differing(lines, ours, emulated(target, lines, tmp_path / "cases"))
+    if clang:
+        theirs = elsewhere("android", lines, at, *clang_tools())
+    else:
+        theirs = elsewhere(target, lines, at)
+    assert not differing(lines, ours, theirs)
 
 
 @pytest.mark.nightly
@@ -124,4 +131,4 @@ def test_webassembly_has_the_same_bits_along_rows(tmp_path: Path) -> None:
         pytest.skip("no emcc")
     lines = [line for line in rows() if not line.startswith(("FusedAttention", "Linear"))]
     ours = hashes(BUILD / "train/native/case_bits", lines)
-    assert not differing(lines, ours, emulated("wasm", lines, tmp_path / "cases"))
+    assert not differing(lines, ours, elsewhere("wasm", lines, tmp_path / "cases"))
