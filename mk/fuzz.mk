@@ -8,7 +8,8 @@
 # Findings and corpora stay in $(B)/fuzz.
 FUZZ_RUNS    ?= 100000
 FUZZ_CC      ?= clang
-FUZZ_TARGETS ?= wire handle import control state checkpoint artifacts lasting
+FUZZ_TARGETS ?= wire handle import control state checkpoint artifacts lasting \
+                manifest
 FUZZ_MAX     := -max_len=16384 -timeout=20 -rss_limit_mb=2048
 FUZZ_HELP    := $(filter-out tests/fuzz/fuzz_%.c tests/fuzz/standalone.c,\
                     $(wildcard tests/fuzz/*.c)) tests/c/onnx_build.c

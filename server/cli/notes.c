@@ -17,26 +17,16 @@
 enum { WORD_MAGIC, WORD_WRITING, WORD_DONE, WORDS };
 enum { SLOT_STEP, SLOT_BYTES };
 
-/* [segment, offset, ...] */
-typedef struct place_s {
-    uint64_t segment, offset;
-} place_t;
-
 /* ---- the manifest ---- */
 
-static bool read_place(const msgpack_object *at, place_t *out) {
+/* [segment, offset, ...] */
+static bool read_place(const msgpack_object *at, notes_at_t *out) {
     if (!at || at->type != MSGPACK_OBJECT_ARRAY || wire_count(at) < 2) return false;
     for (int i = 0; i < 2; i++)
         if (wire_at(at, i)->type != MSGPACK_OBJECT_POSITIVE_INTEGER) return false;
-    *out = (place_t){wire_at(at, 0)->via.u64, wire_at(at, 1)->via.u64};
+    *out = (notes_at_t){wire_at(at, 0)->via.u64, wire_at(at, 1)->via.u64};
     return out->offset <= INT64_MAX / 4;
 }
-
-typedef struct notes_place_s {
-    place_t words, journal;
-    bool has_journal;
-    uint64_t slot; /* bytes of one */
-} notes_place_t;
 
 static const msgpack_object *map_in(const msgpack_object *map, const char *key) {
     const msgpack_object *found = map ? wire_in(map, key) : NULL;
@@ -55,7 +45,7 @@ static gradd_status_t find_places(const msgpack_object *manifest, notes_place_t 
     return GRADD_OK;
 }
 
-static gradd_status_t read_manifest(int fd, notes_place_t *out) {
+gradd_status_t notes_find(int fd, notes_place_t *out) {
     struct stat info;
     wire_doc_t doc = {0};
     if (fstat(fd, &info) != 0 || info.st_size > MANIFEST_BYTES)
@@ -118,11 +108,14 @@ static gradd_status_t count_steps(int fd, const notes_place_t *place, int journa
         memcmp(&words[WORD_MAGIC], MAGIC, sizeof words[0]) != 0)
         return GRADD_FAIL(SHM, "the notes of the session are none");
     *out_steps = words[WORD_DONE];
-    if (!place->has_journal) return GRADD_OK;
-    if (!read_words(journal, place->journal.offset + sizeof progress, &progress, 1))
-        return GRADD_FAIL(SHM, "the session has no journal");
-    *out_steps = progress >> CHUNK_BITS;
-    return GRADD_OK;
+    if (place->has_journal) {
+        if (!read_words(journal, place->journal.offset + sizeof progress, &progress, 1))
+            return GRADD_FAIL(SHM, "the session has no journal");
+        *out_steps = progress >> CHUNK_BITS;
+    }
+    /* -1 is that of a slot that is being written. */
+    return *out_steps >= 0 ? GRADD_OK
+                           : GRADD_FAIL(SHM, "%lld steps are none", (long long)*out_steps);
 }
 
 /* Descriptors of the two segments; -1: not found yet. */
@@ -142,30 +135,39 @@ static gradd_status_t find_memory(kept_look_t *look, uint32_t n, const notes_pla
     return GRADD_OK;
 }
 
-static gradd_status_t read_all(kept_look_t *look, int fds[2], notes_t *notes) {
-    kept_part_t manifest;
-    notes_place_t place = {0};
+static gradd_status_t take(const int fds[2], const notes_place_t *place, notes_t *notes) {
     int64_t steps = 0;
+    GRADD_TRY(count_steps(fds[0], place, fds[1], &steps));
+    GRADD_TRY(read_slot(fds[0], place, steps, notes));
+    return decode(notes, notes->n_bytes);
+}
+
+gradd_status_t notes_take(const int fds[2], const notes_place_t *place, notes_t *out_notes) {
+    *out_notes = (notes_t){0};
+    const gradd_status_t st = take(fds, place, out_notes);
+    if (st != GRADD_OK) notes_finish(out_notes);
+    return st;
+}
+
+static gradd_status_t find(kept_look_t *look, notes_place_t *place, int fds[2]) {
+    kept_part_t manifest;
     GRADD_TRY(kept_part(look, 0, &manifest));
-    const gradd_status_t st = read_manifest(manifest.fd, &place);
+    const gradd_status_t st = notes_find(manifest.fd, place);
     close(manifest.fd);
-    GRADD_TRY(st);
-    GRADD_TRY(find_memory(look, manifest.n_segments, &place, fds));
-    GRADD_TRY(count_steps(fds[0], &place, fds[1], &steps));
-    return read_slot(fds[0], &place, steps, notes);
+    return st == GRADD_OK ? find_memory(look, manifest.n_segments, place, fds) : st;
 }
 
 gradd_status_t notes_read(const rundir_t *dir, const char *name, notes_t *out_notes) {
     static kept_look_t look; /* large */
     int fds[2] = {-1, -1};
+    notes_place_t place = {0};
     *out_notes = (notes_t){0};
     GRADD_TRY(kept_open(dir, name, &look));
-    gradd_status_t st = read_all(&look, fds, out_notes);
+    gradd_status_t st = find(&look, &place, fds);
     kept_close(&look);
+    if (st == GRADD_OK) st = notes_take(fds, &place, out_notes);
     for (int i = 0; i < 2; i++)
         if (fds[i] >= 0) close(fds[i]);
-    if (st == GRADD_OK) st = decode(out_notes, out_notes->n_bytes);
-    if (st != GRADD_OK) notes_finish(out_notes);
     return st;
 }
 

@@ -43,7 +43,7 @@ static gradd_plan_t *layers(int n, model_t **out_model) {
     };
     gradd_type_t types[16];
     Onnx__ModelProto *proto = build_model();
-    char w[8], from[8] = "h", to[8], operands[32];
+    char w[8], from[8] = "h", to[16], operands[32];
     build_input(proto, "h", GRADD_DT_F32, 2, BUILD_DIMS(SIZE, SIZE));
     types[0] = wide;
     for (int i = 0; i <= n; i++) {
@@ -77,7 +77,7 @@ TEST(a_sum_of_many_overwrites_none_of_the_last_ones) {
     static const gradd_type_t type = {GRADD_DT_F32, 1, {SIZE}};
     static const int32_t first = 0;
     _Alignas(64) float x[SIZE], z[SIZE];
-    char from[8] = "x", to[8], operands[32], all[8 * N] = "x";
+    char from[8] = "x", to[16], operands[32], all[8 * N] = "x";
     Onnx__ModelProto *proto = build_model();
     build_input(proto, "x", GRADD_DT_F32, 1, type.dims);
     for (int i = 1; i < N; i++) { /* (i + 1) x, which live until the sum */
