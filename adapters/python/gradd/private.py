@@ -155,6 +155,7 @@ DOCUMENTED: dict[str, str] = {
     "torch._dynamo.config": "torch.compile Troubleshooting",
     "torch._dynamo.maybe_mark_dynamic": "Dynamic Shapes",
     "torch._guards.detect_fake_mode": "Fake tensor",
+    "torch._higher_order_ops.associative_scan": "Control Flow: Associative Scan",
     "torch._subclasses.fake_tensor.FakeTensor": "Fake tensor",
     "torch.utils._python_dispatch.TorchDispatchMode": "Extending PyTorch: modes",
     "torch.Tensor._version": "torch.inference_mode",

@@ -195,13 +195,9 @@ class Compiled:
         Args:
             before: That of older graphs of the same version.
         """
-        state = Supplement(self._roots, before)
+        state = Supplement((self.module, self.given_forward), before)
         self._attends = bool(self._attends) or settings.attends(self.module, state)
         return state
-
-    @property
-    def _roots(self) -> tuple[Any, ...]:
-        return self.module, self.given_forward
 
     def take(self, policy: FallbackPolicy) -> None:
         """Decides by this policy in place of the environment's."""

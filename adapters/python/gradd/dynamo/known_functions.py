@@ -64,7 +64,9 @@ def _inlined(module: torch.fx.GraphModule, node: Node, lines: set[tuple[str, int
     if node.kwargs.get("non_differentiable_idx") or not _is_known(body.graph, lines):
         return False
     gradients = backward.graph.output_node().args[0]
-    read = [_is_read(given) for given in body.graph.find_nodes(op="placeholder")]
+    # The operands that the forward computes with, and does not only keep.
+    given = body.graph.find_nodes(op="placeholder")
+    read = [any(user.op != "output" for user in one.users) for one in given]
     if any(map(_is_left_out, operands, gradients, read)):
         return False
     rewriter = Rewriter(module.graph)
@@ -98,11 +100,6 @@ def _is_known(graph: torch.fx.Graph, lines: set[tuple[str, int]]) -> bool:
         if not any((name, int(line)) in lines for name, line in frames):
             return False
     return True
-
-
-def _is_read(given: Node) -> bool:
-    """Whether a forward computes with an operand, and does not only keep it."""
-    return any(user.op != "output" for user in given.users)
 
 
 def _is_left_out(operand: Any, gradient: Any, read: bool) -> bool:

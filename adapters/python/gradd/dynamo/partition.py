@@ -121,7 +121,7 @@ def split(
         parts.append(last)
     for part in parts:
         find_ends(part, wanted)
-        if part.daemon and not part.outputs and not _writes(part):
+        if part.daemon and not part.outputs and not any(map(is_write, part.nodes)):
             part.daemon, part.nodes = False, part.after  # at most views of its arguments
             find_ends(part, wanted)
     return [part for part in parts if part.nodes]
@@ -191,16 +191,10 @@ def takes_one(node: Node) -> bool:
     return isinstance(source, Node) and not isinstance(value_of(source), torch.Tensor)
 
 
-def _writes(part: Part) -> bool:
-    """Whether a part writes to its arguments: its nodes need not return anything."""
-    return any(is_write(node) for node in part.nodes)
-
-
 def is_write(node: Node) -> bool:
     name = name_of(node)
-    if type(node.target).__module__.startswith(
-        "torch._dynamo."
-    ):  # a.fill(2), np.add(a, 1, a) of NumPy
+    # a.fill(2), np.add(a, 1, a) of NumPy
+    if type(node.target).__module__.startswith("torch._dynamo."):
         return name != "wrapped_getitem"
     if node.target in _WRITING or name in ("setitem", "__setitem__") or "out" in node.kwargs:
         return True
@@ -233,10 +227,6 @@ def _tensors(node: Node) -> list[torch.Tensor]:
     return [x for x in private.pytree.tree_leaves(value_of(node)) if isinstance(x, torch.Tensor)]
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return address(tensor)
-
-
 class _Memory:
     """Which memory the values of nodes are in, one number for each."""
 
@@ -251,7 +241,7 @@ class _Memory:
     def of(self, node: Node) -> set[int]:
         found = set()
         for tensor in _tensors(node):
-            storage = _storage(tensor)
+            storage = address(tensor)
             while storage in self._same:
                 storage = self._same[storage]
             found.add(storage)

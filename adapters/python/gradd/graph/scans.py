@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fractions
-import inspect
 import random
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -98,9 +96,9 @@ def _products(a: torch.Tensor, dim: int, reverse: bool) -> torch.Tensor:
 
 def substitute(wanted: Callable[[], bool]) -> None:
     """Has Dynamo trace scans of recurrences as that operator, where that is wanted at the time."""
-    operator = getattr(torch.ops.higher_order, "associative_scan", None)
-    original = getattr(sys.modules.get(type(operator).__module__), "associative_scan", None)
-    if not inspect.isfunction(original):
+    try:
+        from torch._higher_order_ops import associative_scan as original
+    except ImportError:
         return
     plain = types.FunctionType(
         original.__code__, original.__globals__, original.__name__, original.__defaults__

@@ -16,6 +16,7 @@ get wrong.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -105,9 +106,9 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
         if node.target in _LEFT_MIXED:
             _convert_whole_numbers(graph, node)
         if node.target in _WITH_DTYPE:
-            _convert_first(graph, node)
+            _convert(graph, node, node.args[:1], argument(node, "dtype"))
         elif node.target in _JOINED:
-            _convert_all(graph, node)
+            _convert(graph, node, node.all_input_nodes, _type(node))
         elif node.target in _NORMS:
             _compute_in_one_type(graph, node, signature)
         elif node.target in WITH_NUMBERS and any(map(_is_number, node.args)):
@@ -129,10 +130,12 @@ def _cast(graph: torch.fx.Graph, source: torch.fx.Node, dtype: torch.dtype) -> t
     return node
 
 
-def _convert_all(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    wanted = node.meta["val"].dtype
-    for source in node.all_input_nodes:
-        if _type(source) is not wanted:
+def _convert(
+    graph: torch.fx.Graph, node: torch.fx.Node, operands: Sequence[Any], wanted: torch.dtype | None
+) -> None:
+    """Tensors among these operands get the wanted type; None = the one that they have."""
+    for source in operands:
+        if wanted is not None and _type(source) not in (None, wanted):
             with graph.inserting_before(node):
                 node.replace_input_with(source, _cast(graph, source, wanted))
 
@@ -148,14 +151,6 @@ def _convert_whole_numbers(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         if own not in (None, wanted) and not own.is_floating_point:
             with graph.inserting_before(node):
                 node.update_arg(place, _cast(graph, source, wanted))
-
-
-def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    wanted, source = argument(node, "dtype"), node.args[0]
-    if wanted is None or _type(source) in (None, wanted):
-        return
-    with graph.inserting_before(node):
-        node.replace_input_with(source, _cast(graph, source, wanted))
 
 
 def _is_of_small(node: torch.fx.Node) -> bool:
@@ -236,10 +231,7 @@ def _compute_in_one_type(
 def _compute_wide(
     graph: torch.fx.Graph, node: torch.fx.Node, signature: Any, wide: torch.dtype = torch.float32
 ) -> None:
-    for operand in list(node.all_input_nodes):
-        if _type(operand) not in (None, wide):
-            with graph.inserting_before(node):
-                node.replace_input_with(operand, _cast(graph, operand, wide))
+    _convert(graph, node, node.all_input_nodes, wide)
     users = list(node.users)
     result = node.meta["val"].dtype
     if result is wide or not (result.is_floating_point or result in _SMALL):

@@ -104,34 +104,13 @@ def batch_norm(
 ) -> Any:
     """_native_batch_norm_legit_functional: 5 outputs, the last two the new running statistics."""
     if training:
-        y, mean, spread = _by_batch(x, weight, bias, eps)
+        y, mean, spread = by_batch(x, weight, bias, eps)
         new_mean, new_var = _remembered(x, mean, spread, (running_mean, running_var, momentum))
     else:
         y = _by_given(x, weight, bias, running_mean, running_var, eps)
         mean, spread = op.Identity(running_mean), op.Identity(running_var)
         new_mean, new_var = (op.Identity(wide(v)) for v in (running_mean, running_var))
     return y, mean, spread, new_mean, new_var
-
-
-def batch_norm_no_stats(
-    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> Any:
-    """_native_batch_norm_legit.no_stats: statistics of the batch, nothing remembered."""
-    del training, momentum
-    return _by_batch(x, weight, bias, eps)
-
-
-def batch_norm_no_training(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """_native_batch_norm_legit_no_training: by the running statistics."""
-    return batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
 
 
 def _affine(x: Any, weight: Any, bias: Any) -> list[Any]:
@@ -142,7 +121,7 @@ def _affine(x: Any, weight: Any, bias: Any) -> list[Any]:
     return [op.Expand(scalar(n, dtype), size) if v is None else v for v, n in given]
 
 
-def _by_batch(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
+def by_batch(x: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, Any, Any]:
     """y, and mean and biased variance of the batch, [C], which are statistics: no gradient."""
     rank = len(x.shape)
     if x.dtype != DOUBLE:

@@ -109,11 +109,6 @@ def to_dtype(value: Any, dtype: int, *unused: Any, **unused_kw: Any) -> Any:
     return op.Identity(value) if int(value.dtype) == int(dtype) else op.Cast(value, to=int(dtype))
 
 
-def to_device(value: Any, device: Any, dtype: int, *unused: Any, **unused_kw: Any) -> Any:
-    """Tensor.to(device, dtype): a graph has one device."""
-    return to_dtype(value, dtype)
-
-
 def to_dtype_layout(value: Any, dtype: int | None = None, **unused: Any) -> Any:
     """Tensor.to() with keyword arguments only."""
     if dtype is None or dtype == -1:
@@ -302,10 +297,15 @@ def table() -> dict[Any, Callable]:
         _aten.eye.default: eye,
         _aten.eye.m: eye,
         _aten._native_batch_norm_legit_functional.default: norms.batch_norm,
-        _aten._native_batch_norm_legit.no_stats: norms.batch_norm_no_stats,
-        _aten._native_batch_norm_legit_no_training.default: norms.batch_norm_no_training,
+        _aten._native_batch_norm_legit.no_stats: (
+            lambda x, weight, bias, training, momentum, eps: norms.by_batch(x, weight, bias, eps)
+        ),
+        _aten._native_batch_norm_legit_no_training.default: (
+            lambda *operands: norms.batch_norm(*operands[:5], False, *operands[5:])[:3]
+        ),
         _aten.to.dtype: to_dtype,
-        _aten.to.device: to_device,
+        # A graph has one device.
+        _aten.to.device: lambda x, device, dtype, *unused, **unused_kw: to_dtype(x, dtype),
         _aten.to.dtype_layout: to_dtype_layout,
         _aten.contiguous.default: identity,
         torch.ops.gradd.check_index.default: check_index,

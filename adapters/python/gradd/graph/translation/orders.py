@@ -192,11 +192,6 @@ def searchsorted(
     return op.ReduceSum(op.Cast(before, to=int(kind)), ints(-1), keepdims=0)
 
 
-def bucketize(values: Any, bounds: Any, out_int32: bool = False, right: bool = False) -> Any:
-    """bucketize(), by comparing all with all."""
-    return searchsorted(bounds, values, out_int32, right)
-
-
 def table() -> dict[Any, Callable]:
     return {
         _aten.kthvalue.default: kthvalue,
@@ -209,5 +204,5 @@ def table() -> dict[Any, Callable]:
         _aten.cummin.default: _running(False),
         _aten.searchsorted.Tensor: searchsorted,
         _aten.searchsorted.Scalar: searchsorted,
-        _aten.bucketize.Tensor: bucketize,
+        _aten.bucketize.Tensor: lambda x, bounds, **how: searchsorted(bounds, x, **how),
     }

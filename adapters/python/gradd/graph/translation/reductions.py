@@ -271,13 +271,8 @@ def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> Any:
     return tuple(_extremum_over(largest)(x, dim, keepdim) for largest in (False, True))
 
 
-def sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
-    """sort(): equal elements in the order in which torch leaves them."""
-    return sort_stable(x, False, dim, descending)
-
-
-def sort_stable(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
-    """sort(stable=...); ONNX's TopK is stable."""
+def sort(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+    """sort(): equal elements in the order in which torch leaves them; ONNX's TopK is stable."""
     if len(x.shape) == 0:
         return op.Identity(x), scalar(0, ir.DataType.INT64)
     axis = dim % len(x.shape)
@@ -514,8 +509,8 @@ def table() -> dict[Any, Callable]:
         _aten.amin.default: _extremum_over(False),
         _aten.aminmax.default: aminmax,
         _aten.gather.default: gather,
-        _aten.sort.default: sort,
-        _aten.sort.stable: sort_stable,
+        _aten.sort.default: lambda x, dim=-1, descending=False: sort(x, False, dim, descending),
+        _aten.sort.stable: sort,
         _aten.topk.default: topk,
         _aten.mT.default: transposed,
         _aten.mH.default: transposed,
