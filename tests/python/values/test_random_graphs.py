@@ -6,10 +6,13 @@ Random networks of layers are right, or PyTorch refuses them in half precision.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from gradd import ORTModule
 from gradd.spec import CaptureError
@@ -28,7 +31,9 @@ FOUND = {(seed, torch.float32) for seed in (320, 1020, 1101)} | {(1655, BF16)}
 SOME = [*((seed, torch.float32) for seed in range(17)), *((seed, BF16) for seed in range(100, 109))]
 # 4 and 29 padded by negative widths from the other side; 33 had a bag of known length, 15 a size
 # that Python truncates.
-FOUND_LAYERS = {(seed, torch.float32) for seed in (4, 15, 29, 33)}
+# 571 and 572 hang on roundings: a scan that ends in the sine of large numbers, and the gradient of
+# a bias that a batch norm nearly takes out.
+FOUND_LAYERS = {(seed, torch.float32) for seed in (4, 15, 29, 33, 572)} | {(571, BF16)}
 FIRST = [(seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(100, 148)]
 LAYERS = [(1000 + seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(2000)]
 WHOLE = [(1000 + seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(1000)]
@@ -72,6 +77,44 @@ def differences(ours: Result, theirs: Result, exact: Result, least: float) -> li
     return [text for text in found if text]
 
 
+class Rounded(TorchDispatchMode):
+    """In doubles, where each result is off by a drawn part of a rounding to another type."""
+
+    def __init__(self, unit: float, seed: int) -> None:
+        super().__init__()
+        self.unit, self.drawn = unit, torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(r.alias_info for r in func._schema.returns):  # views and writes round nothing
+            return result
+        return tree_map_only(torch.Tensor, self._off, result)
+
+    def _off(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float64:
+            return x
+        part = torch.rand(x.shape, generator=self.drawn, dtype=x.dtype)
+        return x * (1 + self.unit * (2 * part - 1))
+
+
+def beyond_roundings(
+    found: list[str], module: nn.Module, x: torch.Tensor, ours: Result, least: float
+) -> list[str]:
+    """Of the differences those that are large beside what drawn roundings of the steps do, too.
+
+    PyTorch's error is one sample of that, and small by chance where a gradient hangs on roundings.
+    """
+    exact = random_graphs.run(random_graphs.exact_twin(module), x.double())
+    for seed in range(8):
+        with Rounded(2.0**-9 if x.dtype is BF16 else 2.0**-24, seed):
+            drawn = random_graphs.run(random_graphs.exact_twin(module), x.double())
+        parts = (drawn.loss, drawn.output, drawn.grads, drawn.buffers)
+        drawn = Result(*tree_map_only(torch.Tensor, lambda t: t.to(x.dtype), parts))
+        still = {text.split()[0] for text in differences(ours, drawn, exact, least)}
+        found = [text for text in found if text.split()[0] in still]
+    return found
+
+
 def outcome(module: nn.Module, x: torch.Tensor, of_halves: float = 2.0**-7) -> str:
     """ "right", "refused" (by name), "impossible" (PyTorch refuses it), else what is wrong."""
     theirs = random_graphs.run(copy.deepcopy(module), x)
@@ -83,7 +126,9 @@ def outcome(module: nn.Module, x: torch.Tensor, of_halves: float = 2.0**-7) -> s
         return f"refused: {ours.error}"
     if ours.error is not None:
         return f"raised {type(ours.error).__name__}: {ours.error}"
-    found = differences(ours, theirs, exact, of_halves if x.dtype is BF16 else 1e-4)
+    least = of_halves if x.dtype is BF16 else 1e-4
+    found = differences(ours, theirs, exact, least)
+    found = found and beyond_roundings(found, module, x, ours, least)
     return f"wrong: {found}" if found else "right"
 
 
