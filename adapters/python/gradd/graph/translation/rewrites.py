@@ -89,22 +89,30 @@ class _Part:
         return getattr(self.graph, name)
 
 
-class _FlattenToReshape(_basic_rules.Flatten2Reshape):
-    """Its sizes are a constant of their own.
+class _Constants:
+    """What a rule makes nodes with; its initializers are constants of their own.
 
-    The stock rule names them by the operand: of one that is flattened twice, some were lost.
+    The stock rules name them by the operand: of one that is reshaped twice, some sizes were lost.
     """
 
-    def rewrite(self, op: Any, x: ir.Value) -> ir.Value:
-        return op.Reshape(x, op.Constant(value=ir.tensor(self._new_shape)))
+    def __init__(self, op: Any) -> None:
+        self._op = op
+
+    def initializer(self, tensor: ir.TensorProtocol, name: str | None = None) -> ir.Value:
+        return self._op.Constant(value=tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._op, name)
+
+
+class _FlattenToReshape(_basic_rules.Flatten2Reshape):
+    def rewrite(self, op: Any, x: ir.Value) -> Any:
+        return super().rewrite(_Constants(op), x)
 
 
 class _ReshapeOfReshape(_basic_rules.ReshapeReshape):
-    """The same, of a result that is written twice."""
-
-    def rewrite(self, op: Any, x: ir.Value, shape_ignored: ir.Value, shape: ir.Value) -> ir.Value:
-        sizes = op.Constant(value=ir.tensor(self._new_shape))
-        return op.Reshape(x, sizes, allowzero=self._allowzero)
+    def rewrite(self, op: Any, x: ir.Value, shape_ignored: ir.Value, shape: ir.Value) -> Any:
+        return super().rewrite(_Constants(op), x, shape_ignored, shape)
 
 
 def _basic() -> list[Any]:
