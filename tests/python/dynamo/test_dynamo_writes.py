@@ -156,3 +156,19 @@ class Chunked(nn.Module):
 def test_a_view_whose_size_is_a_tensor() -> None:
     x = torch.randn(8, 6)
     torch.testing.assert_close(ORTModule(Chunked())(x), Chunked()(x))
+
+
+def test_a_copy_of_itself_ends_no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.lin(x)
+            return h.copy_(h).sum()
+
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    net = Own()
+    ORTModule(net)(torch.ones(3, 4)).backward()
+    torch.testing.assert_close(net.lin.weight.grad, torch.full((4, 4), 3.0))

@@ -60,6 +60,10 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
     Raises:
         CaptureError: "unsupported_operator" for a write whose gradient cannot be expressed.
     """
+    for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
+        if node.args[0] is node.args[1]:  # it would end the history that it copies
+            replace(node, node.args[0], signature)
+            graph.erase_node(node)
     written = {s for node in graph.nodes for t in targets(node) for s in storages(t)}
     if written:
         _keep_copies(graph, written)
