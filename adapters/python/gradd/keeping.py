@@ -79,6 +79,7 @@ class Kept:
         self._words: torch.Tensor | None = None
         self._key: tuple[int, ...] = ()
         self._handles: list[Any] = []
+        self._held: list[Any] = []  # what the name says stays, even if the script lets go of it
 
     def __repr__(self) -> str:
         return f"Kept({self.name!r}, steps={self.steps}, notes={self.notes})"
@@ -257,6 +258,7 @@ class Kept:
     def say(self) -> None:
         """Tells the daemon where all lies; again after anything has moved."""
         self._client.names.say(self._client, self.name, self._seconds, self._manifest())
+        self._held = [self._of_optimizer(), *(tensor for _, tensor in self._shared())]
         self._key = self._places()
 
     def start(self) -> None:
@@ -276,6 +278,7 @@ class Kept:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._held = []
         _kept.pop(self.name, None)
 
     def _before(self) -> None:
@@ -514,7 +517,8 @@ def keep(
     Parameters, buffers, and moments of FusedAdam stay where they are, in memory that the daemon
     holds for `keep_alive`, counted from the end of the process; a killed process as well.
     reattach() in another process goes on. Other optimizers' state is not kept. `gradd ps` lists
-    kept sessions; forget() and `gradd stop` end them.
+    kept sessions; forget() and `gradd stop` end them. Until then their memory stays, even if the
+    script lets go of model and optimizer.
 
     Args:
         name: Of up to 64 characters, without blanks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -355,6 +356,21 @@ def test_the_name_outlives_a_daemon_and_its_worker(daemon: Daemon, kill: str) ->
     for p, value in zip(fresh.parameters(), expected, strict=True):
         assert torch.equal(p, value)
     gradd.forget("net")
+
+
+def test_what_is_kept_outlives_model_and_optimizer(daemon: Daemon) -> None:
+    net = nn.Linear(3, 2)
+    gradd.keep("net", net, optim.FusedAdam(net.parameters()))
+    (kept,) = daemon.ps()["kept"]
+    del net
+    gc.collect()
+    client.get_client().flush()  # memory that nothing holds goes now
+    assert daemon.ps()["kept"][0]["bytes"] == kept["bytes"]
+    gradd.forget("net")
+    gc.collect()
+    client.get_client().flush()
+    assert daemon.ps()["kept"] == []
+    assert not client.get_client().state.bytes()
 
 
 HOLDER = """
