@@ -55,6 +55,11 @@ SUITES = (
         "orttraining/orttraining/test/python",
         ("orttraining_test_ortmodule_api.py",),
     ),
+    Suite(
+        "ONNX Runtime on devices",
+        "orttraining/orttraining/test/python",
+        ("orttraining_test_ort_apis_onnxblock.py", "orttraining_test_ort_apis_py_bindings.py"),
+    ),
     Suite("Optimum", "tests/onnxruntime-training", ("test_trainer.py",)),
     Suite(
         "transformers",
@@ -92,9 +97,19 @@ REASONS = (
     (r"Torch not compiled with CUDA", "needs a GPU"),
     (r"DID NOT RAISE", "expects an error, and the call works here, or devices are mapped"),
     (r"optimized_(?:training|inference)\.onnx", "expects five stages of save_onnx: there are two"),
+    (
+        r"Invalid input name: \S*accumulation|ValidateOpsetForDomain|onnxruntime::Model::Model",
+        "runs nodes of ONNX Runtime's training in onnxruntime",
+    ),
+    (r"opset (\d+) of 'ai\.onnx' is not", r"takes the newest opset of the package onnx, \1"),
+    (r"custom_op_library", "needs a library of custom operators"),
+    (r"no initializer 'input-0'", "trains an input: parameters are initializers"),
+    (r"assert 'cpu' == 'Cuda'", "needs a GPU"),
+    (r"pow_exponent", "a block that names no parameter has them all as frozen ones"),
     (r"ONNX_OPSET_VERSION", "sets the opset, which is no option here"),
     (
-        r"treated as a constant by ORT|label_is_sparse|len\(\[\]\)|'mock' to have been called",
+        r"Please build the training|"
+        r"as a constant by ORT|label_is_sparse|len\(\[\]\)|'mock' to have been called",
         "expects words, or calls, of ONNX Runtime's own",
     ),
 )
@@ -113,10 +128,12 @@ def mapped(text: str) -> str:
     )
 
 
-def _suite(checkout: Path) -> Suite:
-    found = [s for s in SUITES if (checkout / s.folder / s.files[0]).is_file()]
+def _suite(checkout: Path, name: str | None) -> Suite:
+    """The suite of that name, or the first that the checkout has."""
+    known = [s for s in SUITES if name in (None, s.name)]
+    found = [s for s in known if (checkout / s.folder / s.files[0]).is_file()]
     if not found:
-        places = ", ".join(f"{s.folder}/{s.files[0]} ({s.name})" for s in SUITES)
+        places = ", ".join(f"{s.folder}/{s.files[0]} ({s.name})" for s in known)
         sys.exit(f"{checkout} has none of {places}")
     return found[0]
 
@@ -241,13 +258,15 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path, help="folder of a checkout")
+    names = [s.name for s in SUITES]
+    parser.add_argument("--suite", choices=names, help="of several that the checkout has")
     parser.add_argument("-k", default="", help="only cases that pytest selects by this")
     parser.add_argument("--each", type=int, help="cases of each function at most (default: all)")
     parser.add_argument("--limit", type=int, default=300, help="seconds of a case (default: 300)")
     parser.add_argument("--record", type=Path, help="file of cases, to go on with (default: a new)")
     parser.add_argument("--no-page", action="store_true", help="print the section")
     given = parser.parse_args()
-    suite = _suite(given.checkout)
+    suite = _suite(given.checkout, given.suite)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "copy"
         record = given.record.resolve() if given.record else Path(name) / "record.jsonl"

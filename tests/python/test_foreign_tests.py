@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,15 @@ def test_a_folder_without_such_files(tmp_path: Path) -> None:
         [sys.executable, str(TOOL), str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and FOLDER in done.stderr
+
+
+@pytest.mark.quick
+def test_the_page_has_each_case_on_devices_that_does_not_pass() -> None:
+    results = (ROOT / "benchmarks" / "results" / "foreign_tests.md").read_text()
+    section = results.split("## ONNX Runtime on devices\n")[1].split("\n## ")[0]
+    listed = set(re.findall(r"^\* `(\w+)`", section, re.MULTILINE))
+    page = (ROOT / "docs" / "on-device-python.md").read_text().split("ONNX Runtime's own tests")[1]
+    assert set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE)) == listed != set()
+    failed, passed = map(int, re.search(r"(\d+) failed, (\d+)\s+passed", section).groups())
+    assert f"{failed + passed} cases" in page and f": {passed} pass." in page
+    assert failed == len(listed)

@@ -402,3 +402,28 @@ def test_a_state_in_a_file_says_what_is_wrong(folder: Path, tmp_path: Path) -> N
         CheckpointState.open(path)
     with pytest.raises(TrainError, match="the state has no file"):
         models.load(folder)[0].commit()
+
+
+def test_a_model_that_declares_a_fixed_size_dynamic_is_exported(tmp_path: Path) -> None:
+    made = models.mlp()
+    made.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "features"
+    models.generate(tmp_path, made)
+    _, module = models.load(tmp_path)
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["scores"])
+    (output,) = onnx.load(tmp_path / "trained.onnx").graph.output
+    dims = output.type.tensor_type.shape.dim
+    assert [d.dim_value for d in dims] == [0, models.OUT]
+
+
+def test_an_output_whose_type_cannot_be_found_is_named(tmp_path: Path) -> None:
+    """Of a model that takes one size of each of two dimensions, and declares neither."""
+    values = {"w": np.ones((4, 3), np.float32), "c": np.ones((5, 3), np.float32)}
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
+        onnx.helper.make_node("Add", ["h", "c"], ["scores"]),
+    ]
+    shapes = {"x": ["n", "a", "b"]}, {"scores": ["n", 5, 3]}
+    models.generate(tmp_path, models.model(nodes, *shapes, values))
+    _, module = models.load(tmp_path)
+    with pytest.raises(TrainError, match=r"'scores' is not known: .*\[2,2,2\] and f32\[4,3\]"):
+        module.export_model_for_inferencing(tmp_path / "no.onnx", ["scores"])

@@ -34,7 +34,7 @@ def made(name: str, folder: Path) -> Network:
         folder,
         proto,
         requires_grad=[n for n in trained if n in values],
-        frozen_params=[n for n, _ in network.module.named_buffers() if n in values],
+        frozen_params=[n for n in network.module.state_dict() if n in values and n not in trained],
         optimizer=artifacts.OptimType.SGD,
     )
     assert set(trained) <= set(values), "the exporter has folded parameters"

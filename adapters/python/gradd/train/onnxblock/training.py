@@ -147,11 +147,11 @@ def _stop_training(model: onnx.ModelProto) -> None:
     known = {value.name: value for value in model.graph.output}
     for node in model.graph.node:
         if node.op_type == "Dropout" and len(node.input) > 2:
-            del node.input[2:]
+            node.input[2] = ""
         if node.op_type == "BatchNormalization":
-            kept = [a for a in node.attribute if a.name != "training_mode"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            for attribute in node.attribute:
+                if attribute.name == "training_mode":
+                    attribute.i = 0
             # Only a training has the updated statistics as outputs.
             if not any(name in known for name in node.output[1:]):
                 del node.output[1:]
