@@ -577,6 +577,20 @@ static gradd_status_t grad_product(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ReduceL1: the sum of absolute values. Axes are an operand, or of before opset 18 an attribute. */
+static gradd_status_t expand_l1(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_attr_t *axes = gradd_attr_find(e->attrs, "axes");
+    const gradd_attr_t attrs[] = {
+        gradd_make_int("keepdims", gradd_attr_int(e->attrs, "keepdims", 1)),
+        gradd_make_int("noop_with_empty_axes",
+                       gradd_attr_int(e->attrs, "noop_with_empty_axes", 0))};
+    gradd_val_t in[2] = {GRADD_EMIT(b, "Abs", e->in[0]), e->n_in > 1 ? e->in[1] : GRADD_NONE};
+    if (axes) in[1] = gradd_const_i64s(b, axes->ints, (int)axes->n);
+    e->out[0] = gradd_emit_attrs(b, "ReduceSum", in, in[1] == GRADD_NONE ? 1 : 2, attrs, 2);
+    return b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define CASES_COMMON(T)                                                                            \
@@ -634,6 +648,12 @@ GRADD_OPS(
     GRADD_OP("ReduceSumSquare", "", 11, (1, 1), (1, 1), .until = 17,
              .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
              .grad = grad_squares, .ref = GRADD_REF(ref_squares), .cases = CASES_OLD),
+    GRADD_OP("ReduceL1", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .expand = expand_l1,
+             .cases = GRADD_CASES(CASES_COMMON("f32"),
+                                  {.text = "i64[2,3]={-1,2,-3,4,0,-5} i64[1]={1}"})),
+    GRADD_OP("ReduceL1", "", 11, (1, 1), (1, 1), .until = 17, .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = ATTRS_OLD, .infer = infer_reduce, .expand = expand_l1, .cases = CASES_OLD),
     GRADD_OP("ReduceL2", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
              .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_norm,
              .ref = GRADD_REF(ref_norm),

@@ -386,3 +386,24 @@ def test_a_gradient_without_a_node_that_is_not_finite():
     run.forward(feed, flags=1 << 1)  # GRADD_RUN_FINITE_CHECK
     with pytest.raises(E.EngineError, match="gradient of"):
         run.backward({n: np.full(2, np.nan, np.float32) for n in model.outputs})
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("opset", [13, 20])
+def test_a_sum_of_absolute_values(opset):
+    """ReduceL1, whose axes are an attribute before opset 18."""
+    given = {"axes": [1, -1]} if opset < 18 else {}
+    inputs = ["x"] if opset < 18 else ["x", "axes"]
+    axes = numpy_helper.from_array(np.array([1, -1]), "axes")
+    node = helper.make_node("ReduceL1", inputs, ["y"], keepdims=0, **given)
+    model = onnx.load_from_string(make_model([node], {"x": (3, 4, 5)}, ["y"], [axes]))
+    model.opset_import[0].version = opset
+    x = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
+    x[0, 0, 0] = 0
+    plan = E.Plan(E.Model(model.SerializeToString()), {"x": x}, ["x"], None, ["y"])
+    run = E.Run(plan)
+    (y,) = run.forward({"x": x}).values()
+    np.testing.assert_allclose(y, np.abs(x).sum((1, 2)), rtol=1e-6)
+    dy = np.array([1, -2, 3], np.float32)
+    got = run.backward({"y": dy})["x"]
+    np.testing.assert_array_equal(got, np.sign(x) * dy[:, None, None])
