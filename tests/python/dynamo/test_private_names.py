@@ -24,7 +24,6 @@ SOURCES = [p for p in sorted((ROOT / "adapters").rglob("*.py")) if not p.match("
 OTHERS = {
     *("_replace", "_fields", "_asdict", "_getframe", "_data", "_is_overflow"),
     *("_merge_shapes", "_target_pattern", "_prepare_for_training", "_do_inference"),
-    *("_new_shape", "_allowzero"),
     *("_clip_grad_norm", "_get_grad_norm", "_opset_imports", "_amp_stash", "_amp_lazy_init"),
 }
 SUBSTITUTED = [name for name, row in private.NAMES.items() if row.substitute]
