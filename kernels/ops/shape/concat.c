@@ -89,11 +89,6 @@ static gradd_status_t ref_split(const gradd_launch_t *r) {
     return split(r, gradd_copy_plain);
 }
 
-/* Along the first axis, where there are no rows: some of each operand. */
-static int parts_of_axis(const gradd_infer_t *c) {
-    return c->parts;
-}
-
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_concat(gradd_infer_t *c) {
@@ -250,7 +245,7 @@ GRADD_OPS(
                              {.text = "f32[0,4] | axis=1 -> 2"})));
 
 GRADD_KERNELS(cpu, concat,
-              GRADD_KERNEL("Concat", "loop", .compute = compute_concat, .parts = parts_of_axis,
+              GRADD_KERNEL("Concat", "loop", .compute = compute_concat, .parts = gradd_copy_parts,
                            .cost = gradd_cost_move),
-              GRADD_KERNEL("Split", "loop", .compute = compute_split, .parts = parts_of_axis,
+              GRADD_KERNEL("Split", "loop", .compute = compute_split, .parts = gradd_copy_parts,
                            .cost = gradd_cost_move));
