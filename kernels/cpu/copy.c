@@ -6,6 +6,8 @@
  */
 #include "kernels/cpu/copy.h"
 
+#include "kernels/cpu/parts.h"
+
 #include <omp.h>
 #include <stdbool.h>
 #include <string.h>
@@ -343,9 +345,29 @@ void gradd_copy_zero(void *to, size_t bytes) {
     }
 }
 
+/* What the launch's part has of the longest axis; false: nothing. */
+static bool take_part(const gradd_launch_t *r, gradd_move_t *inout) {
+    gradd_copy_t *box = &inout->box;
+    int axis = 0;
+    for (int d = 1; d < box->rank; d++)
+        if (box->dims[d] > box->dims[axis]) axis = d;
+    if (!box->rank) return true;
+    const gradd_range_t some = gradd_part_of(r, box->dims[axis]);
+    box->dims[axis] = some.to - some.from;
+    inout->to += some.from * box->to[axis];
+    inout->from += some.from * box->from[axis];
+    return some.to > some.from;
+}
+
 void gradd_copy_move(const gradd_move_t *move, const gradd_launch_t *r, gradd_copy_fn_t copy) {
     const size_t bytes = gradd_dtype_bytes(r->out[0].type.dtype);
     if (!gradd_type_count(&r->in[0].type) || !gradd_type_count(&r->out[0].type)) return;
-    copy(&move->box, bytes, (char *)r->out[0].data + move->to * (int64_t)bytes,
-         (const char *)r->in[0].data + move->from * (int64_t)bytes);
+    gradd_move_t some = *move;
+    if (r->parts > 1 && !take_part(r, &some)) return;
+    copy(&some.box, bytes, (char *)r->out[0].data + some.to * (int64_t)bytes,
+         (const char *)r->in[0].data + some.from * (int64_t)bytes);
+}
+
+int gradd_copy_parts(const gradd_infer_t *c) {
+    return c->parts;
 }

@@ -22,5 +22,7 @@ void gradd_copy_zero(void *to, size_t bytes);
 /* The box of a move, from `from` to `to`, the first elements of both tensors. */
 typedef void (*gradd_copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 void gradd_copy_move(const gradd_move_t *move, const gradd_launch_t *r, gradd_copy_fn_t copy);
+/* For rows whose launches are such a move: it makes as many parts as are asked for. */
+int gradd_copy_parts(const gradd_infer_t *c);
 
 #endif

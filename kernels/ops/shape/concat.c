@@ -9,6 +9,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/cost.h"
 #include "kernels/describe/lanes.h"
 #include "kernels/rules/infer.h"
@@ -40,13 +41,15 @@ static gradd_status_t concat(const gradd_launch_t *r, gradd_copy_fn_t copy) {
     gradd_part_t part;
     for (int i = 0; i < r->n_in; i++) {
         GRADD_TRY(gradd_part_of_concat(r, i, &part));
+        const gradd_range_t some = gradd_part_of(r, part.width);
         const gradd_copy_t job = {
             .rank = 2,
-            .dims = {part.outer, part.width},
-            .to = {part.whole, 1         },
-            .from = {part.width, 1         }
+            .dims = {part.outer, some.to - some.from},
+            .to = {part.whole, 1                  },
+            .from = {part.width, 1                  }
         };
-        copy(&job, bytes, (char *)r->out[0].data + part.first * (int64_t)bytes, r->in[i].data);
+        copy(&job, bytes, (char *)r->out[0].data + (part.first + some.from) * (int64_t)bytes,
+             (const char *)r->in[i].data + some.from * (int64_t)bytes);
     }
     return GRADD_OK;
 }
@@ -64,15 +67,16 @@ static gradd_status_t split(const gradd_launch_t *r, gradd_copy_fn_t copy) {
     gradd_part_t part;
     for (int i = 0; i < r->n_out; i++) {
         GRADD_TRY(gradd_part_of_split(r, i, &part));
+        const gradd_range_t some = gradd_part_of(r, part.width);
         const gradd_copy_t job = {
             .rank = 2,
-            .dims = {part.outer, part.width},
-            .to = {part.width, 1         },
-            .from = {part.whole, 1         }
+            .dims = {part.outer, some.to - some.from},
+            .to = {part.width, 1                  },
+            .from = {part.whole, 1                  }
         };
         if (r->out[i].data)
-            copy(&job, bytes, r->out[i].data,
-                 (const char *)r->in[0].data + part.first * (int64_t)bytes);
+            copy(&job, bytes, (char *)r->out[i].data + some.from * (int64_t)bytes,
+                 (const char *)r->in[0].data + (part.first + some.from) * (int64_t)bytes);
     }
     return GRADD_OK;
 }
@@ -241,5 +245,7 @@ GRADD_OPS(
                              {.text = "f32[0,4] | axis=1 -> 2"})));
 
 GRADD_KERNELS(cpu, concat,
-              GRADD_KERNEL("Concat", "loop", .compute = compute_concat, .cost = gradd_cost_move),
-              GRADD_KERNEL("Split", "loop", .compute = compute_split, .cost = gradd_cost_move));
+              GRADD_KERNEL("Concat", "loop", .compute = compute_concat, .parts = gradd_copy_parts,
+                           .cost = gradd_cost_move),
+              GRADD_KERNEL("Split", "loop", .compute = compute_split, .parts = gradd_copy_parts,
+                           .cost = gradd_cost_move));

@@ -166,5 +166,7 @@ GRADD_OPS(
                                   {.text = "bool[2,3,2,3] i64[4]={2,3,2,3}"})));
 
 GRADD_KERNELS(cpu, expand,
-              GRADD_KERNEL("Expand", "loop", .compute = compute_expand, .cost = gradd_cost_move),
-              GRADD_KERNEL("Tile", "loop", .compute = compute_tile, .cost = gradd_cost_move));
+              GRADD_KERNEL("Expand", "loop", .compute = compute_expand, .parts = gradd_copy_parts,
+                           .cost = gradd_cost_move),
+              GRADD_KERNEL("Tile", "loop", .compute = compute_tile, .parts = gradd_copy_parts,
+                           .cost = gradd_cost_move));

@@ -287,6 +287,7 @@ GRADD_OPS(
                              {.text = "f32[] | dims=[] starts=[] steps=[]"})));
 
 GRADD_KERNELS(cpu, slice,
-              GRADD_KERNEL("Slice", "loop", .compute = compute_slice, .cost = gradd_cost_move),
+              GRADD_KERNEL("Slice", "loop", .compute = compute_slice, .parts = gradd_copy_parts,
+                           .cost = gradd_cost_move),
               GRADD_KERNEL("SliceGrad", "loop", .compute = compute_slice_grad,
                            .cost = gradd_cost_move));
