@@ -190,9 +190,26 @@ def test_what_is_refused() -> None:
     refuses(r"x_scale f32\[8\]: expected f32\[2,8\]", scale0=one, block_size=4)
     refuses(r"x_zero_point is u8\[8\], expected i8\[8\]", zero0=np.zeros(8, np.uint8))
     refuses(r"x_zero_point is i8\[7\], expected i8\[8\]", zero0=np.zeros(7, np.int8))
-    refuses("DequantizeLinear.*i16", w0=np.zeros((8, 8), np.int16), zero0=np.zeros(8, np.int16))
     refuses("block_size is -1", block_size=-1)
     refuses("output_dtype 10 differs from x_scale's type, f32", output_dtype=10)
+
+
+def test_integers_of_16_bits() -> None:
+    """They have no kernel of their own, and are computed in 32 bits."""
+    rng = np.random.default_rng(0)
+    w = rng.integers(-(1 << 15), 1 << 15, (8, 5)).astype(np.int16)
+    zero = rng.integers(-(1 << 15), 1 << 15, 5).astype(np.int16)
+    scale = rng.uniform(0.01, 0.1, 5).astype(np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["y"], axis=1),
+        helper.make_node("Add", ["y", "x"], ["z"]),
+    ]
+    values = {"w": w, "scale": scale, "zero": zero}
+    made = models.model(nodes, {"x": [1]}, {"z": [8, 5]}, values)
+    made.opset_import[0].version = 21
+    feeds = {"x": np.zeros(1, np.float32)}
+    (got,) = E.Run(E.Plan(E.Model(made.SerializeToString()), feeds)).forward(feeds).values()
+    np.testing.assert_array_equal(got, (w.astype(np.int32) - zero).astype(np.float32) * scale)
 
 
 @pytest.mark.parametrize("half", ["f16", "bf16"])
