@@ -35,6 +35,7 @@ _aten = torch.ops.aten
 _DEGREE, _LONG = 26, 38
 _MIDDLE = 3.0  # of the axis that erfcx is expanded over: there its series is at 0
 _FAR = 8.0  # from here on Bessel functions are expanded in 1 / x
+_LARGEST = 1e300  # in place of infinity
 _TAIL = math.exp(-2.0)  # probabilities below it have a series of their own
 _QUANTILES = (1 / 37.5, 0.5)  # of 1 / sqrt(-2 log p); numbers below 1e-305 are just beside
 _STEPS = 14  # of the recurrence of polygamma, behind which its asymptotic series is exact
@@ -199,6 +200,11 @@ def _bessel(z: Any, order: int) -> Any:
     return op.Where(op.IsNaN(z), z, value)
 
 
+def _times(quotient: Any, z: Any) -> Any:
+    """i1e(z) of i1e(z) / z, which is 0 at infinity."""
+    return op.Mul(quotient, op.Clip(z, _number(-_LARGEST), _number(_LARGEST)))
+
+
 def _unscaled(z: Any, order: int) -> Any:
     """The same without the e."""
     return op.Mul(_bessel(z, order), op.Exp(op.Abs(z)))
@@ -213,7 +219,7 @@ def i0(x: Any) -> Any:
 def i0e(x: Any) -> Any:
     """special.i0e(): exp(-|x|) i0(x)."""
     z = _double(x)
-    value, other = _bessel(z, 0), op.Mul(_bessel(z, 1), z)
+    value, other = _bessel(z, 0), _times(_bessel(z, 1), z)
     return _rounded(value, op.Sub(other, op.Mul(op.Sign(z), value)), x)
 
 
@@ -228,7 +234,7 @@ def i1e(x: Any) -> Any:
     """special.i1e(): exp(-|x|) i1(x)."""
     z = _double(x)
     other, quotient = (_bessel(z, order) for order in (0, 1))
-    value = op.Mul(quotient, z)
+    value = _times(quotient, z)
     slope = op.Sub(op.Sub(other, quotient), op.Mul(op.Sign(z), value))
     return _rounded(value, _of_nan(slope, z), x)
 
