@@ -143,9 +143,9 @@ def substitute(wanted: Callable[[], bool]) -> None:
 def _call(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
     """Runs an instruction that calls; of a graph that ends there the result has to be pack()'s."""
     last = len(tracer.stack) - instruction.argval  # the first argument, or the one behind
-    for at in range(max(last - 3, 0), last):
+    for at in range(max(last - 3, 0), last) if wanted() else ():
         item = tracer.stack[at]
-        if wanted() and _value(item) is rnn.pack_padded_sequence:
+        if _value(item) is rnn.pack_padded_sequence:
             make = type(item.realize()).build
             here = make(tracer, sys.modules[__name__], tracer.import_source(__name__))
             tracer.stack[at] = here.realize().var_getattr(tracer, pack.__name__)

@@ -150,10 +150,8 @@ def hooked(module: torch.fx.GraphModule) -> set[Node]:
                 ):
                     found.add(other)
                     break
-    frames = module.compile_subgraph_reason.user_stack  # type: ignore[union-attr]
-    if module.compile_subgraph_reason.graph_break and any(  # type: ignore[union-attr]
-        _HOOKING.search(frame.line or "") for frame in frames
-    ):
+    end: Any = module.compile_subgraph_reason
+    if end.graph_break and any(_HOOKING.search(frame.line or "") for frame in end.user_stack):
         results = torch.fx.map_arg(nodes[-1].args[0], lambda n: n)
         found.update(n for n in private.pytree.tree_leaves(results) if isinstance(n, Node))
     return found
