@@ -16,6 +16,7 @@
 #include "server/host/accept_budget.h"
 #include "server/host/log.h"
 #include "server/host/rundir.h"
+#include "server/host/signals.h"
 #include "server/owner/kept.h"
 #include "server/owner/process.h"
 #include "server/owner/relay.h"
@@ -557,19 +558,6 @@ static void serve(owner_t *owner) {
 
 /* ---- start and end ---- */
 
-/* Blocked here, they are blocked in the worker as well, which a terminal reaches, too. */
-static gradd_status_t open_signals(int *out_fd) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    *out_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return *out_fd >= 0 ? GRADD_OK : GRADD_FAIL(IO, "signalfd: %s", strerror(errno));
-}
-
 /* A limit on the size of files, which some shell had, would kill us for a line of the log. */
 static void leave_file_limit(void) {
     struct rlimit limit;
@@ -580,7 +568,7 @@ static void leave_file_limit(void) {
 }
 
 static gradd_status_t start(owner_t *owner) {
-    GRADD_TRY(open_signals(&owner->signals));
+    GRADD_TRY(signals_open(&owner->signals));
     GRADD_TRY(gate_open());
     owner->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (owner->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -19,6 +18,7 @@
 
 #include "server/host/log.h"
 #include "server/host/shared_dir.h"
+#include "server/host/signals.h"
 #include "server/users/account.h"
 #include "server/wire/wire.h"
 #include "shm/fdpass.h"
@@ -203,23 +203,11 @@ static gradd_status_t serve(supervisor_t *supervisor) {
     return GRADD_FAIL(IO, "%s, or a file in it, is gone", supervisor->dir.path);
 }
 
-static gradd_status_t open_signals(int *out_fd) {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    *out_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return *out_fd >= 0 ? GRADD_OK : GRADD_FAIL(IO, "signalfd: %s", strerror(errno));
-}
-
 static gradd_status_t open_all(supervisor_t *supervisor, pid_t *out_other) {
     GRADD_TRY(shared_dir_prepare(&supervisor->dir, supervisor->group));
     GRADD_TRY(rundir_lock(&supervisor->dir, out_other));
     if (*out_other != 0) return GRADD_OK;
-    GRADD_TRY(open_signals(&supervisor->signals));
+    GRADD_TRY(signals_open(&supervisor->signals));
     return rundir_listen_for(&supervisor->dir, RUNDIR_CONTROL, supervisor->group,
                              &supervisor->listener);
 }
