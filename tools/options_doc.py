@@ -27,7 +27,7 @@ yes, on or 0, false, no, off; *text* is any. An option of the command line wins 
 {commands}
 Each help text begins with the commands that read the option; the others refuse it.
 `gradd explain --help` and `gradd estimate --help` list their own options. A daemon that a trainer
-starts reads the trainer's environment, without `GRADD_FUSE`.
+starts reads the trainer's environment, without `GRADD_FUSE` and `GOMP_SPINCOUNT`.
 
 """
 # Of the table in server/host/options.c: name, help, operand.
@@ -37,8 +37,9 @@ Also read:
 
 * `XDG_RUNTIME_DIR`, else `TMPDIR` (default /tmp): where the directory of the sockets lies if
   `GRADD_DIR` names none.
-* `GOMP_SPINCOUNT`, `OMP_WAIT_POLICY` (text): how OpenMP's threads wait. If neither is set, the
-  daemon sets `GOMP_SPINCOUNT` to 500.
+* `GOMP_SPINCOUNT`, `OMP_WAIT_POLICY` (text): how OpenMP's threads wait. If neither is set,
+  `gradd serve` sets `GOMP_SPINCOUNT` to 500, and an environment of Python with gradd in it to 5000
+  before torch is imported ([why](performance.md#what-a-step-costs)).
 * `GRADD_CUDA_TUNE` (text, default 1): the CUDA device measures algorithms of large products and
   keeps them ([cuda.md](cuda.md#products)); 0 takes the library's first, *all* measures small
   products as well.

@@ -388,6 +388,36 @@ def test_names_are_not_served_when_switched_off(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [
+        ({}, "5000"),
+        ({"GRADD_NO_ALIASES": "1"}, "5000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "passive"}, "0"),
+    ],
+)
+def test_idle_threads_of_torch_poll_shortly(
+    given: dict[str, str], spins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in {**given, "OMP_DISPLAY_ENV": "verbose"}.items():
+        monkeypatch.setenv(name, text)
+    out = run_python(
+        """
+        import os
+        print(sorted(name for name in os.environ if "GOMP" in name))
+        os.dup2(1, 2)  # where OpenMP tells its settings
+        import torch
+        """
+    )
+    before, *settings = out.splitlines()
+    assert before == str([name for name in given if "GOMP" in name])
+    assert f"  GOMP_SPINCOUNT = '{spins}'" in settings
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize(
     "module", ["torch_ort.configure", "onnxruntime.training.ortmodule.torch_cpp_extensions.install"]

@@ -72,6 +72,19 @@ def _starts(count: Path) -> int:
     return len(count.read_text().splitlines())
 
 
+def test_settings_of_one_trainer_are_not_the_daemons(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS", "GOMP_SPINCOUNT")
+    for name in own:
+        monkeypatch.setenv(name, "1")
+    _script(tmp_path, monkeypatch, deaths=1, death=f"env > {tmp_path}/env; exit 1")
+    ORTModule(torch.nn.Linear(3, 2))(torch.ones(1, 3))
+    settings = (tmp_path / "env").read_text().splitlines()
+    assert f"GRADD_DIR={directory}" in settings
+    assert not [line for line in settings if line.startswith(own)]
+
+
 @pytest.mark.parametrize("deaths", [1, 4])
 @pytest.mark.parametrize("death", _DEATHS)
 def test_another_one_is_started(

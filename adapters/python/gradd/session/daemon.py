@@ -300,8 +300,9 @@ def _start(path: Path, memory: Host | Gpu) -> subprocess.Popen:
     command = [find_binary(), "serve", "--dir", str(path), *memory.serve]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
-    # A trainer asks for its own plans (calls/graph.py); all trainers share the daemon.
-    own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS")
+    # A trainer asks for its own plans (calls/graph.py), and its threads wait in their own way
+    # (gradd_aliases); all trainers share the daemon.
+    own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS", "GOMP_SPINCOUNT")
     env = {"GRADD_IDLE_EXIT": str(IDLE_EXIT_SECONDS)}
     env |= {name: text for name, text in os.environ.items() if name not in own}
     env |= memory.environment
