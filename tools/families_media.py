@@ -31,6 +31,7 @@ SIZES: dict[str, Any] = {
     "mm_tokens_per_image": 4,
     "max_source_positions": FRAMES // 2,
     "max_length": FRAMES,
+    "context_size": 8,
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
     "num_frames": 4,
@@ -40,6 +41,8 @@ SIZES: dict[str, Any] = {
 _PATCH = 8  # pixels, where a configuration has larger ones
 _DEPTHS = ("depths", "depth", "num_block_repeats", "stage_num_blocks")
 _CHANNELS = ("conv_dim", "conv_channels", "tdnn_dim")
+_ROTARY = ("rope_parameters", "rope_scaling")
+_SECTIONS = {"mrope_section": [2, 3, 3]}  # of time, height and width in half a head
 _RANDOM = ("mask_time_prob", "mask_feature_prob")  # of an augmentation that draws with NumPy
 
 
@@ -85,6 +88,8 @@ def shrunk(default: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
             values[name] = [min(v, at + 2) for at, v in enumerate(value)]
         elif name in _CHANNELS and isinstance(value, list):
             values[name] = [32] * len(value)
+        elif name in _ROTARY and isinstance(value, dict) and "rope_type" in value:
+            values[name] = value | _SECTIONS
         elif name in _RANDOM:
             values[name] = 0.0
         elif "drop" in name and isinstance(value, list):
@@ -184,10 +189,41 @@ def _text(model: Any, rows: int, chance: torch.Generator) -> torch.Tensor:
     return words(rows, chance)
 
 
+def _with_a_mask(sound: Callable[..., torch.Tensor], labels: Callable[..., torch.Tensor]) -> Form:
+    """A sound of which all frames count."""
+
+    def form(model: Any, rows: int, chance: torch.Generator) -> Batch:
+        found = _heard(sound, labels)(model, rows, chance)
+        shape = found[model.main_input_name].shape[:2]
+        return {**found, "attention_mask": torch.ones(shape, dtype=torch.long)}
+
+    return form
+
+
 def _contrastive(model: Any, rows: int, chance: torch.Generator) -> Batch:
     ids = words(rows, chance)
     images = pixels(model, rows, chance)
     return {"input_ids": ids, "pixel_values": images, "return_loss": True}
+
+
+def _contrastive_patches(model: Any, rows: int, chance: torch.Generator) -> Batch:
+    """Patches of an image one after the other, as Siglip 2 has them."""
+    side, patch = 4, setting(model, "patch_size")
+    width = setting(model, "num_channels", 3) * patch * patch
+    return {
+        "input_ids": words(rows, chance),
+        "pixel_values": torch.randn(rows, side * side, width, generator=chance),
+        "pixel_attention_mask": torch.ones(rows, side * side, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[side, side]] * rows),
+        "return_loss": True,
+    }
+
+
+def _contrastive_video(model: Any, rows: int, chance: torch.Generator) -> Batch:
+    images = pixels(model, rows, chance)
+    frames = setting(model, "num_frames", 4)
+    video = torch.randn(rows, frames, *images.shape[1:], generator=chance)
+    return {"input_ids": words(rows, chance), "pixel_values_videos": video, "return_loss": True}
 
 
 def _captioned(deep: bool = False, sized: bool = False) -> Form:
@@ -202,14 +238,19 @@ def _captioned(deep: bool = False, sized: bool = False) -> Form:
         images = pixels(model, rows, chance)
         shown = {"image_sizes": torch.tensor([images.shape[2:]] * rows)} if sized else {}
         shown["pixel_values"] = images[:, None] if deep else images
-        with torch.no_grad():
-            found = model.get_image_features(**shown)
-        found = getattr(found, "pooler_output", found)
-        parts = found if isinstance(found, (list, tuple)) else [found]
-        count = sum(part.numel() // part.shape[-1] for part in parts) // rows
-        return {**shown, **_with_images(rows, count, chance)}
+        return {**shown, **_with_images(rows, _features(model, shown) // rows, chance)}
 
     return form
+
+
+def _features(model: Any, shown: Batch) -> int:
+    """How many features a model makes of images."""
+    owner = model if hasattr(model, "get_image_features") else model.model
+    with torch.no_grad():
+        found = owner.get_image_features(**shown)
+    found = getattr(found, "pooler_output", found)
+    parts = found if isinstance(found, (list, tuple)) else [found]
+    return sum(part.numel() // part.shape[-1] for part in parts)
 
 
 def _gridded(typed: bool = False) -> Form:
@@ -225,10 +266,11 @@ def _gridded(typed: bool = False) -> Form:
         width = setting(model, "in_channels", 3) * setting(model, "temporal_patch_size", 1)
         patches = torch.randn(rows * side * side, width * patch * patch, generator=chance)
         grid = torch.tensor([[1, side, side]] * rows)
-        found = _with_images(rows, 16, chance)
+        shown = {"pixel_values": patches, "image_grid_thw": grid}
+        found = _with_images(rows, _features(model, shown) // rows, chance)
         if typed:
             found["mm_token_type_ids"] = (found["input_ids"] == IMAGE_TOKEN).long()
-        return {"pixel_values": patches, "image_grid_thw": grid, **found}
+        return {**shown, **found}
 
     return form
 
@@ -256,9 +298,9 @@ _FORMS: dict[str, tuple[Form, ...]] = {
     "segmentation": (_segmentation,),
     "video": (_video,),
     "audio": tuple(_heard(s, classes) for s in _SOUNDS),
-    "ctc": tuple(_heard(s, _text) for s in _SOUNDS),
+    "ctc": (*(_heard(s, _text) for s in _SOUNDS), _with_a_mask(_spectrogram, _text)),
     "speech": tuple(_heard(s, _text) for s in _SOUNDS),
-    "contrastive": (_contrastive,),
+    "contrastive": (_contrastive, _contrastive_patches, _contrastive_video),
     "image_text": (
         *(_captioned(), _captioned(deep=True), _captioned(sized=True)),
         *(_gridded(typed=True), _gridded(), _caption_only, _decoded),

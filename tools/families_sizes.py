@@ -60,6 +60,7 @@ _DROPOUT = "drop"
 _NEVER_DROPPED = ("layerdrop", "drop_path", "jitter")  # whole layers, in Python; noise
 # What one family wants beyond the sizes above.
 OWN: dict[str, dict[str, Any]] = {
+    "aria": {"projector_patch_to_query_dict": {64: 4}},
     "beit": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "data2vec-vision": {"num_hidden_layers": 4, "out_indices": [0, 1, 2, 3]},
     "dots1": {"n_shared_experts": 1},

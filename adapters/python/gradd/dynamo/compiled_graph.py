@@ -23,6 +23,7 @@ from gradd.dynamo import (
     instance_norms,
     known_functions,
     layouts,
+    leaves,
     lower,
     modes,
     own_forward,
@@ -50,7 +51,7 @@ _numbers = itertools.count()
 _TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
 _HALVED = 8  # parts of a graph at most in which an operator is searched for by halving
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
-_CHANGES = (complex_pairs.replace, instance_norms.replace, layouts.keep)
+_CHANGES = (leaves.drop, complex_pairs.replace, instance_norms.replace, layouts.keep)
 _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
 
 

@@ -27,7 +27,15 @@ from gradd import arguments, errors, forwarding, interrupts, options, private, p
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import cumulative_norms, locks, marking_hooks, masked_rows, settings, sizes
+from gradd.dynamo import (
+    cumulative_norms,
+    locks,
+    marking_hooks,
+    masked_rows,
+    output_hooks,
+    settings,
+    sizes,
+)
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.between_graphs import Call as CallOfGraphs
 from gradd.dynamo.between_graphs import Gaps, Watch
@@ -182,6 +190,7 @@ class Compiled:
         # torch.Tensor gets attributes of ours, which are part of the state.
         watch.install()
         self._lost = None
+        output_hooks.install_in_traces()
         marking_hooks.leave_out(self.module)
         self._embeddings = marking_hooks.Embeddings.of(self.module)
         self._hooks = marking_hooks.number(self.module)

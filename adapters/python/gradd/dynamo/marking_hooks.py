@@ -17,6 +17,7 @@ import weakref
 
 import torch
 
+from gradd.dynamo import output_hooks
 from gradd.module_tables import FORWARD_HOOKS
 
 _Hooks = dict[int, object]
@@ -39,9 +40,9 @@ def leave_out(module: torch.nn.Module) -> bool:
 
 
 def number(module: torch.nn.Module) -> int:
-    """Of forward hooks of a module and its children that do more."""
+    """Of forward hooks of a module and its children that do more, and were there before a trace."""
     hooks = (hook for child in module.modules() for hook in vars(child)[FORWARD_HOOKS].values())
-    return sum(not _only_marks(hook) for hook in hooks)
+    return sum(not (_only_marks(hook) or hook in output_hooks.traced) for hook in hooks)
 
 
 class Embeddings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from gradd.dynamo import lower, sizes
+from gradd.dynamo import leaves, lower, sizes
 from gradd.dynamo.complex_pairs import VIEWED
 from gradd.graph.locations import location_of
 from gradd.spec import CaptureError
@@ -95,7 +95,10 @@ def _complex(node: Node) -> CaptureError | None:
 
 
 def _hooks(node: Node) -> CaptureError | None:
-    """Why a hook on a tensor runs in PyTorch: between the results of a piece no gradient flows."""
-    if lower.name_of(node) != "register_hook":
+    """Why a hook on a tensor, or a leaf that others read, is PyTorch's: between the results of a
+    piece no gradient flows.
+    """
+    name = lower.name_of(node)
+    if name not in ("register_hook", leaves.MARK):
         return None
-    return CaptureError("unsupported_operator", f"{location_of(node)}: calls register_hook")
+    return CaptureError("unsupported_operator", f"{location_of(node)}: calls {name}")

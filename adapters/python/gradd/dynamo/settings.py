@@ -19,7 +19,7 @@ from torch.backends import mha
 
 import gradd
 from gradd import private
-from gradd.dynamo import membership, packing
+from gradd.dynamo import leaves, membership, packing
 from gradd.dynamo.guards import Supplement
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
@@ -158,6 +158,7 @@ def _is_applied() -> bool:
 recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
+leaves.mark(_is_applied)
 packing.substitute(_is_applied)
 rules.give_missing()
 # Code that Dynamo has compiled calls it, and it would compile, and count, it as well.

@@ -1,0 +1,71 @@
+"""`x.requires_grad = True` in a forward, for a value that it has computed.
+
+The encoders of wav2vec2 and its relatives do so with the samples, and T5 with its position bias, so
+that a checkpoint has an argument with a gradient. Dynamo breaks its graph there. Here the graph
+goes on, with a mark; where neither the value nor a view of it leaves the graph, nothing can ask for
+its gradient, and the mark goes too. Another one runs in PyTorch, between pieces in the daemon.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd.dynamo import membership
+from gradd.dynamo.lower import value_of
+from gradd.memory.watch import address
+
+MARK = "requires_grad_"  # the method that a mark calls
+_STORE = dis.opmap["STORE_ATTR"]
+
+
+def mark(wanted: Callable[[], bool]) -> None:
+    """Has Dynamo's tracers mark such values where that is wanted at the time."""
+    for table in membership.tables():
+        table[_STORE] = functools.partial(_store, wanted, table[_STORE])
+
+
+def _store(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
+    """Runs `variable.name = value`."""
+    given, variable = tracer.stack[-2:]
+    if instruction.argval == "requires_grad" and wanted() and _is_true(given):
+        proxy = getattr(variable.realize(), "proxy", None)
+        value = None if proxy is None or variable.source else value_of(proxy.node)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_leaf:
+            tracer.popn(2)
+            if not value.requires_grad:  # else it says what is so
+                made = tracer.output.create_proxy("call_method", MARK, (proxy,), {})
+                made.node.meta["example_value"] = value.requires_grad_()
+                variable.realize().requires_grad = True
+            return
+    usual(tracer, instruction)
+
+
+def _is_true(variable: Any) -> bool:
+    return variable.is_python_constant() and variable.as_python_constant() is True
+
+
+def drop(graph: torch.fx.Graph) -> int:
+    """Takes out of a graph of Dynamo the marks of what does not leave it; returns how many."""
+    marks = [node for node in graph.nodes if node.op == "call_method" and node.target == MARK]
+    if not marks:
+        return 0
+    results = [value_of(node) for node in graph.output_node().all_input_nodes]
+    outside = {address(x) for x in results if isinstance(x, torch.Tensor)}
+    given = [value_of(node) for node in graph.find_nodes(op="placeholder")]
+    if any(map(_has_gradient, results)) and not any(map(_has_gradient, given)):
+        return 0  # a result is to have a history, and has it from a mark
+    inner = [node for node in marks if address(value_of(node)) not in outside]
+    for node in inner:
+        value_of(node).requires_grad_(False)
+        graph.erase_node(node)
+    return len(inner)
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
