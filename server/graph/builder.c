@@ -97,12 +97,19 @@ static gradd_status_t add_inputs(graph_t *g, const graph_options_t *options, gra
     return GRADD_OK;
 }
 
+static bool passes_sequence(const model_node_t *n, const gradd_val_t *map) {
+    return n->op && !strcmp(n->op_type, "Identity") && n->in[0] >= 0 &&
+           graph_is_sequence(map[n->in[0]]);
+}
+
 gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *map) {
     char text[GRAPH_NODE_TEXT];
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
     graph_node_text(g, n, text, sizeof text);
     if (n->n_bodies)
         return gradd_wrap(gradd_at_node(graph_add_region(g, n, map), n->name), "%s", text);
+    if (n->sequence || passes_sequence(n, map))
+        return gradd_wrap(gradd_at_node(graph_add_sequence(g, n, map), n->name), "%s", text);
     if (!n->op)
         return gradd_at_node(GRADD_FAIL(UNSUPPORTED,
                                         "%s: operator %s%s%s of opset %d is not supported", text,
@@ -112,8 +119,11 @@ gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *ma
         return gradd_at_node(
             GRADD_FAIL(LIMIT, "%s: more than %d inputs or outputs", text, GRADD_OP_MAX_IN),
             n->name);
-    for (int i = 0; i < n->n_in; i++)
+    for (int i = 0; i < n->n_in; i++) {
         in[i] = n->in[i] < 0 ? GRADD_NONE : map[n->in[i]];
+        if (graph_is_sequence(in[i]))
+            return gradd_at_node(GRADD_FAIL(GRAPH, "%s: input %d is a sequence", text, i), n->name);
+    }
     graph_emit_t e = {n->op, n->opset, n->attrs, in, n->n_in, n->n_out, (uint64_t)n->index, false};
     gradd_status_t status = graph_emit(g, &e, out);
     if (status) return gradd_wrap(gradd_at_node(status, n->name), "%s", text);
@@ -129,6 +139,9 @@ static gradd_status_t add_outputs(graph_t *g, const graph_options_t *options,
         int32_t k = options->outputs[j];
         if (k < 0 || k >= m->n_outputs)
             return GRADD_FAIL(TENSOR, "output %d of %d", k, m->n_outputs);
+        if (graph_is_sequence(map[m->outputs[k]]))
+            return GRADD_FAIL(UNSUPPORTED, "output '%.120s' is a sequence",
+                              m->values[m->outputs[k]].name);
         g->outputs[j] = map[m->outputs[k]];
     }
     g->n_outputs = options->n_outputs;
@@ -151,7 +164,10 @@ static gradd_status_t instantiate(graph_t *g, const graph_options_t *options) {
         g->random = (uint64_t)m->nodes[i].index;
         GRADD_TRY(graph_add_node(g, &m->nodes[i], map));
     }
-    return add_outputs(g, options, map);
+    GRADD_TRY(add_outputs(g, options, map));
+    for (int v = 0; v < m->n_values; v++) /* no value of the graph: what follows reads tensors */
+        if (graph_is_sequence(map[v])) map[v] = GRADD_NONE;
+    return GRADD_OK;
 }
 
 /* Per model input, whether it is in the list. */

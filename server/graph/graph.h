@@ -61,8 +61,10 @@ typedef struct graph_s {
     int n_forward;         /* nodes [0, n_forward) come from the model */
     int n_clones;          /* nodes [n_forward, n_forward + n_clones) compute these again, or 0 */
     gradd_val_t *of_model; /* per model value: what it became, GRADD_NONE = nothing */
-    gradd_val_t *inputs;   /* per model input */
-    gradd_val_t *outputs;  /* per wanted output */
+    struct tensor_list_s *sequences; /* Owned by the arena: lists of values (sequence.c) */
+    int n_sequences, cap_sequences;
+    gradd_val_t *inputs;  /* per model input */
+    gradd_val_t *outputs; /* per wanted output */
     int n_outputs;
     gradd_val_t *grads; /* Borrowed: gradients of the backward that joint passes look at */
     int n_grads;
@@ -148,6 +150,15 @@ gradd_infer_t graph_describe(const graph_t *g, const graph_node_t *n, graph_oper
 gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *map);
 /* The same for If, Loop and Scan: their bodies in place of them (region.c). */
 gradd_status_t graph_add_region(graph_t *g, const model_node_t *n, gradd_val_t *map);
+/* The same for operators that take or give sequences, which have no row (sequence.c), and for an
+ * Identity of a sequence. */
+gradd_status_t graph_add_sequence(graph_t *g, const model_node_t *n, gradd_val_t *map);
+/* Whether an operator of ONNX is one of these. */
+bool graph_knows_sequence(const char *op_type);
+/* Whether an entry of `map` is a sequence: no tensor, and no value of the graph. */
+static inline bool graph_is_sequence(gradd_val_t v) {
+    return v < GRADD_NONE;
+}
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
 /* Whether an operand is an integer of 8 or 16 bits that the operator does not take, but would in

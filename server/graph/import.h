@@ -70,6 +70,8 @@ gradd_status_t import_attrs(import_t *m, const Onnx__NodeProto *node, const grad
 
 /* import_region.c: whether a node is If, Loop or Scan, which have no row. */
 bool import_is_region(const Onnx__NodeProto *node);
+/* Whether it takes or gives sequences; such nodes have no row either. */
+bool import_is_sequence(const Onnx__NodeProto *node);
 /* The subgraphs of such a node, whose operands are known. Appends to its `in` what they read. */
 gradd_status_t import_bodies(import_t *m, const Onnx__NodeProto *proto, model_node_t *node);
 /* import_graph.c: the nodes of m->graph, whose values are defined, and the outputs. */

@@ -225,9 +225,10 @@ static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_
                           IMPORT_TEXT(domain));
     if (!proto->overload || !proto->overload[0])
         node->op = gradd_op_find(domain, proto->op_type, node->opset);
-    if (!node->op)
+    node->sequence = !node->op && import_is_sequence(proto);
+    if (!node->op && !node->sequence)
         note_unsupported(m, node->index, proto);
-    else if (node->op->flags & GRADD_OP_INTERNAL)
+    else if (node->op && node->op->flags & GRADD_OP_INTERNAL)
         return GRADD_FAIL(GRAPH, "the operator is internal to gradd and not taken from a model");
     return GRADD_OK;
 }

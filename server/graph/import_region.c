@@ -6,11 +6,21 @@
  */
 #include <string.h>
 
+#include "server/graph/graph.h"
 #include "server/graph/import.h"
 
+static bool is_onnx(const Onnx__NodeProto *node) {
+    const char *domain = import_text(node->domain);
+    return !domain[0] || !strcmp(domain, "ai.onnx");
+}
+
+bool import_is_sequence(const Onnx__NodeProto *node) {
+    return is_onnx(node) && graph_knows_sequence(import_text(node->op_type));
+}
+
 bool import_is_region(const Onnx__NodeProto *node) {
-    const char *domain = import_text(node->domain), *type = import_text(node->op_type);
-    if (domain[0] && strcmp(domain, "ai.onnx")) return false;
+    const char *type = import_text(node->op_type);
+    if (!is_onnx(node)) return false;
     return !strcmp(type, "If") || !strcmp(type, "Loop") || !strcmp(type, "Scan");
 }
 
@@ -20,8 +30,8 @@ static gradd_status_t body_inputs(import_t *m, model_body_t *body) {
     if (!body->inputs) return GRADD_E_NOMEM;
     for (size_t i = 0; i < g->n_input; i++) {
         const Onnx__TypeProto *type = g->input[i]->type;
-        if (type && (type->sequence_type || type->optional_type))
-            return GRADD_FAIL(UNSUPPORTED, "input %zu '%.*s' is no tensor", i,
+        if (type && type->optional_type)
+            return GRADD_FAIL(UNSUPPORTED, "input %zu '%.*s' is an optional", i,
                               IMPORT_TEXT(g->input[i]->name));
         body->inputs[body->n_inputs++] = m->defs[i].id; /* the first definitions */
     }

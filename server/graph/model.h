@@ -57,6 +57,7 @@ typedef struct model_node_s {
      * n_given operands, `in` lists what the bodies read from around them. */
     model_body_t *bodies;
     int n_bodies, n_given;
+    bool sequence;    /* it takes or gives sequences of tensors; such nodes have no row */
     bool unsupported; /* of the model's graph: it, or one in its bodies, lacks a row */
 } model_node_t;
 

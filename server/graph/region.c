@@ -31,6 +31,7 @@ static gradd_status_t add_body(graph_t *g, const model_body_t *body, gradd_val_t
 /* A number that is known when a plan is made. */
 static gradd_status_t known_number(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype,
                                    const char *what, int64_t *out) {
+    if (graph_is_sequence(v)) return GRADD_FAIL(GRAPH, "%s is a sequence", what);
     const graph_value_t *value = g->values[v];
     if (value->type.dtype != dtype || gradd_type_count(&value->type) != 1)
         return GRADD_FAIL(GRAPH, "%s is not one number of %s", what, gradd_dtype_name(dtype));
@@ -84,8 +85,12 @@ static gradd_status_t stacked(graph_t *g, const steps_t *s, int k, int64_t axis,
     for (int i = 0; i < s->n_steps && !status; i++) {
         const int step = backwards ? s->n_steps - 1 - i : i;
         const gradd_val_t v = s->v[(size_t)step * (size_t)s->each + (size_t)k];
-        const gradd_type_t t = *graph_type(g, v);
         int64_t dims[GRADD_MAX_RANK + 1];
+        if (graph_is_sequence(v)) {
+            status = GRADD_FAIL(GRAPH, "result %d of a step is a sequence", k);
+            break;
+        }
+        const gradd_type_t t = *graph_type(g, v);
         if (t.rank == GRADD_MAX_RANK)
             status = GRADD_FAIL(LIMIT, "results of rank %d are stacked", t.rank);
         else
@@ -173,6 +178,7 @@ static gradd_status_t run_scan(graph_t *g, const model_node_t *n, gradd_val_t *m
             map[body->inputs[k]] = states[k];
         for (int k = 0; k < n_scanned; k++) {
             const gradd_val_t v = map[n->in[n_states + k]];
+            if (graph_is_sequence(v)) return GRADD_FAIL(GRAPH, "scan input %d is a sequence", k);
             const gradd_type_t t = *graph_type(g, v);
             bool backwards;
             int axis;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/files/nodes.h"
 #include "train/files/pieces.h"
 #include "train/files/proto.h"
 #include "train/session.h"
@@ -24,7 +25,7 @@ typedef struct exported_s {
     proto_field_t *fields; /* Owned */
     int n_fields;
     exported_name_t *names; /* Owned, sorted, each once */
-    int n_names;
+    int n_names, room;
 } exported_t;
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -50,52 +51,42 @@ static exported_name_t *find_text(const exported_t *exported, const char *text) 
     return find_name(exported, (proto_span_t){(const uint8_t *)text, strlen(text)});
 }
 
-/* The first field with that id in a message; empty if there is none. */
-static gradd_status_t find_bytes(proto_span_t message, uint32_t id, proto_span_t *out_bytes) {
-    proto_field_t field;
-    bool more = true;
-    *out_bytes = (proto_span_t){0};
-    while (more && !out_bytes->at) {
-        GRADD_TRY(proto_next(&message, &field, &more));
-        if (more && field.id == id) *out_bytes = field.bytes;
-    }
-    return GRADD_OK;
-}
-
-static gradd_status_t add_name(exported_t *exported, proto_span_t text, int *room) {
-    if (exported->n_names == *room) {
-        const int larger = *room * 2 + 64;
+static gradd_status_t add_name(void *context, proto_span_t text) {
+    exported_t *exported = context;
+    if (exported->n_names == exported->room) {
+        const int larger = exported->room * 2 + 64;
         exported_name_t *names = realloc(exported->names, (size_t)larger * sizeof *exported->names);
         if (!names) return GRADD_FAIL(NOMEM, "no memory for the names of the model");
         exported->names = names;
-        *room = larger;
+        exported->room = larger;
     }
     exported->names[exported->n_names++] = (exported_name_t){.text = text};
     return GRADD_OK;
 }
 
-static gradd_status_t add_names(exported_t *exported, proto_span_t node, int *room) {
+static gradd_status_t add_names(exported_t *exported, proto_span_t node) {
+    proto_span_t rest = node;
     proto_field_t field;
     bool more;
     for (;;) {
-        GRADD_TRY(proto_next(&node, &field, &more));
-        if (!more) return GRADD_OK;
+        GRADD_TRY(proto_next(&rest, &field, &more));
+        if (!more) return node_visit_bodies(node, add_name, exported);
         if (field.id == PROTO_NODE_INPUT || field.id == PROTO_NODE_OUTPUT)
-            GRADD_TRY(add_name(exported, field.bytes, room));
+            GRADD_TRY(add_name(exported, field.bytes));
     }
 }
 
 /* Every name that a node reads or writes, and those of inputs that are outputs as they are. */
 static gradd_status_t list_names(exported_t *exported) {
-    int room = 0, n = 0;
+    int n = 0;
     for (int i = 0; i < exported->n_fields; i++) {
         const proto_field_t *field = &exported->fields[i];
         proto_span_t name;
         if (field->id == PROTO_GRAPH_NODE) {
-            GRADD_TRY(add_names(exported, field->bytes, &room));
+            GRADD_TRY(add_names(exported, field->bytes));
         } else if (field->id == PROTO_GRAPH_OUTPUT) {
-            GRADD_TRY(find_bytes(field->bytes, PROTO_VALUE_NAME, &name));
-            GRADD_TRY(add_name(exported, name, &room));
+            GRADD_TRY(proto_find(field->bytes, PROTO_VALUE_NAME, &name));
+            GRADD_TRY(add_name(exported, name));
         }
     }
     if (exported->n_names)
@@ -134,55 +125,30 @@ static gradd_status_t list_types(exported_t *exported) {
         const proto_field_t *field = &exported->fields[i];
         proto_span_t text;
         if (field->id != PROTO_GRAPH_OUTPUT && field->id != PROTO_GRAPH_VALUE) continue;
-        GRADD_TRY(find_bytes(field->bytes, PROTO_VALUE_NAME, &text));
+        GRADD_TRY(proto_find(field->bytes, PROTO_VALUE_NAME, &text));
         exported_name_t *name = find_name(exported, text);
         if (name) name->type = field->bytes;
     }
     return GRADD_OK;
 }
 
-static gradd_status_t check_node(proto_span_t node) {
-    proto_field_t field;
-    proto_span_t op, graph;
-    bool more = true;
-    GRADD_TRY(find_bytes(node, PROTO_NODE_OP, &op));
-    while (more) {
-        GRADD_TRY(proto_next(&node, &field, &more));
-        if (!more || field.id != PROTO_NODE_ATTRIBUTE) continue;
-        GRADD_TRY(find_bytes(field.bytes, PROTO_ATTRIBUTE_GRAPH, &graph));
-        if (!graph.at) GRADD_TRY(find_bytes(field.bytes, PROTO_ATTRIBUTE_GRAPHS, &graph));
-        if (graph.at)
-            return GRADD_FAIL(UNSUPPORTED, "a node %.*s has a subgraph, which is not exported",
-                              (int)op.n, (const char *)op.at);
-    }
-    return GRADD_OK;
-}
-
-/* Nodes that behave otherwise in training. BatchNormInternal is BatchNormalization as ONNX Runtime
- * trains it. */
-typedef enum exported_kind_e { ORDINARY, DROPOUT, NORM } exported_kind_t;
 enum { DROPOUT_INPUTS = 2, NORM_OUTPUTS = 1 }; /* in evaluation mode */
 
-static gradd_status_t find_kind(proto_span_t node, exported_kind_t *out_kind) {
-    proto_span_t op, domain;
-    GRADD_TRY(find_bytes(node, PROTO_NODE_OP, &op));
-    GRADD_TRY(find_bytes(node, PROTO_NODE_DOMAIN, &domain));
-    const bool onnx = domain.n == 0 || proto_is(domain, "ai.onnx");
-    const bool norm = (onnx && proto_is(op, "BatchNormalization")) ||
-                      (proto_is(domain, "com.microsoft") && proto_is(op, "BatchNormInternal"));
-    *out_kind = norm ? NORM : onnx && proto_is(op, "Dropout") ? DROPOUT : ORDINARY;
+static gradd_status_t need_name(void *exported, proto_span_t name) {
+    find_name(exported, name)->needed = true;
     return GRADD_OK;
 }
 
 /* Whether a value that the node writes is needed; then all that it reads is. */
 static gradd_status_t need_node(exported_t *exported, proto_span_t node, bool *out_needed) {
+    const proto_span_t whole = node;
     proto_span_t rest = node;
     proto_field_t field;
-    exported_kind_t kind;
+    node_kind_t kind;
     bool more = true;
     int inputs = 0;
     *out_needed = false;
-    GRADD_TRY(find_kind(node, &kind));
+    GRADD_TRY(node_find_kind(node, &kind));
     while (more) {
         GRADD_TRY(proto_next(&rest, &field, &more));
         if (more && field.id == PROTO_NODE_OUTPUT && field.bytes.n)
@@ -191,10 +157,10 @@ static gradd_status_t need_node(exported_t *exported, proto_span_t node, bool *o
     for (more = *out_needed; more;) {
         GRADD_TRY(proto_next(&node, &field, &more));
         if (!more || field.id != PROTO_NODE_INPUT) continue;
-        if (kind != DROPOUT || inputs++ < DROPOUT_INPUTS)
+        if (kind != NODE_DROPOUT || inputs++ < DROPOUT_INPUTS)
             find_name(exported, field.bytes)->needed = true;
     }
-    return GRADD_OK;
+    return *out_needed ? node_visit_bodies(whole, need_name, exported) : GRADD_OK;
 }
 
 /* Takes out the nodes that are not needed: their id becomes 0. */
@@ -210,10 +176,7 @@ static gradd_status_t need_outputs(exported_t *exported, const char *const *outp
         bool needed;
         if (field->id != PROTO_GRAPH_NODE) continue;
         GRADD_TRY(need_node(exported, field->bytes, &needed));
-        if (needed)
-            GRADD_TRY(check_node(field->bytes));
-        else
-            field->id = 0;
+        if (!needed) field->id = 0;
     }
     return GRADD_OK;
 }
@@ -224,7 +187,7 @@ static gradd_status_t is_training_mode(const proto_field_t *field, bool *out_is)
     proto_span_t name;
     *out_is = false;
     if (field->id != PROTO_NODE_ATTRIBUTE) return GRADD_OK;
-    GRADD_TRY(find_bytes(field->bytes, PROTO_ATTRIBUTE_NAME, &name));
+    GRADD_TRY(proto_find(field->bytes, PROTO_ATTRIBUTE_NAME, &name));
     *out_is = proto_is(name, "training_mode");
     return GRADD_OK;
 }
@@ -251,14 +214,14 @@ static gradd_status_t write_changed(pieces_t *out, proto_span_t node, bool dropo
 }
 
 static gradd_status_t write_node(pieces_t *out, const proto_field_t *field) {
-    exported_kind_t kind;
+    node_kind_t kind;
     pieces_t node = {0};
-    GRADD_TRY(find_kind(field->bytes, &kind));
-    if (kind == ORDINARY) {
+    GRADD_TRY(node_find_kind(field->bytes, &kind));
+    if (kind == NODE_ORDINARY) {
         pieces_refer(out, field->whole.at, field->whole.n);
         return GRADD_OK;
     }
-    const gradd_status_t status = write_changed(&node, field->bytes, kind == DROPOUT);
+    const gradd_status_t status = write_changed(&node, field->bytes, kind == NODE_DROPOUT);
     pieces_head(out, PROTO_GRAPH_NODE, node.bytes);
     pieces_take(out, &node);
     return status;
@@ -309,10 +272,10 @@ static gradd_status_t write_field(pieces_t *out, const exported_t *exported,
         return write_node(out, field);
     case PROTO_GRAPH_INPUT:
     case PROTO_GRAPH_VALUE:
-        GRADD_TRY(find_bytes(field->bytes, PROTO_VALUE_NAME, &text));
+        GRADD_TRY(proto_find(field->bytes, PROTO_VALUE_NAME, &text));
         break;
     case PROTO_GRAPH_INITIALIZER:
-        GRADD_TRY(find_bytes(field->bytes, PROTO_TENSOR_NAME, &text));
+        GRADD_TRY(proto_find(field->bytes, PROTO_TENSOR_NAME, &text));
         break;
     default:
         pieces_refer(out, field->whole.at, field->whole.n);

@@ -63,6 +63,17 @@ gradd_status_t proto_next(proto_span_t *rest, proto_field_t *out_field, bool *ou
     return GRADD_OK;
 }
 
+gradd_status_t proto_find(proto_span_t message, uint32_t id, proto_span_t *out_bytes) {
+    proto_field_t field;
+    bool more = true;
+    *out_bytes = (proto_span_t){0};
+    while (more && !out_bytes->at) {
+        GRADD_TRY(proto_next(&message, &field, &more));
+        if (more && field.id == id) *out_bytes = field.bytes;
+    }
+    return GRADD_OK;
+}
+
 bool proto_is(proto_span_t bytes, const char *text) {
     return bytes.n == strlen(text) && memcmp(bytes.at, text, bytes.n) == 0;
 }

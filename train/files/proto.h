@@ -28,6 +28,8 @@ typedef struct proto_field_s {
 
 /* Takes the next field off the front of `rest`; *out_more is false at its end. Errors: MODEL. */
 gradd_status_t proto_next(proto_span_t *rest, proto_field_t *out_field, bool *out_more);
+/* The bytes of the first field with that id in a message; empty if there is none. Errors: MODEL. */
+gradd_status_t proto_find(proto_span_t message, uint32_t id, proto_span_t *out_bytes);
 /* Whether the bytes are those of the text. */
 bool proto_is(proto_span_t bytes, const char *text);
 

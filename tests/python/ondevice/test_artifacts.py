@@ -467,3 +467,52 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.stderr == "gradd artifacts: no initializer of floats matches 'head.*'\n"
     done = run_command(tmp_path / "none.onnx", "--train", "*")
     assert done.returncode == 1 and "none.onnx" in done.stderr
+
+
+def test_a_branch_is_exported_with_what_it_reads(tmp_path: Path) -> None:
+    """The weight is read in the branch alone; another node with a branch is left out."""
+    info = helper.make_tensor_value_info
+    branches = [
+        helper.make_graph([helper.make_node(op, ["x", "w"], ["z"])], op, [], [info("z", 1, None)])
+        for op in ("Mul", "Sub")
+    ]
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], end=1),
+        helper.make_node("Equal", ["n", "two"], ["c"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("If", ["c"], ["q"], then_branch=branches[1], else_branch=branches[0]),
+    ]
+    values = {"w": np.array([0.5, -2, 30], np.float32), "two": np.array([2])}
+    made = models.model(nodes, {"x": ["batch", 3]}, {n: ["batch", 3] for n in "yq"}, values)
+    mse = artifacts.LossType.MSELoss
+    models.generate(tmp_path, made, requires_grad=["w"], loss=mse, loss_input_names=["y"])
+    _, module = models.load(tmp_path)
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["y"])
+    trained = onnx.load(tmp_path / "trained.onnx")
+    onnx.checker.check_model(trained, True)
+    assert [node.output[0] for node in trained.graph.node] == ["n", "c", "y"]
+    x = np.ones((2, 3), np.float32)
+    (got,) = ReferenceEvaluator(trained).run(None, {"x": x})
+    np.testing.assert_array_equal(got, x * values["w"])
+    got = ReferenceEvaluator(trained).run(None, {"x": x[:1]})[0]
+    np.testing.assert_array_equal(got, x[:1] - values["w"])
+
+
+def test_dropout_in_a_branch_is_not_exported(tmp_path: Path) -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Dropout", ["y"], ["z"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("z", 1, None)],
+    )
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["y"]),
+        helper.make_node("If", ["yes"], ["s"], then_branch=branch, else_branch=branch),
+    ]
+    values = {"w": np.ones(3, np.float32), "yes": np.array(True)}
+    made = models.model(nodes, {"x": ["batch", 3]}, {n: ["batch", 3] for n in "ys"}, values)
+    mse = artifacts.LossType.MSELoss
+    models.generate(tmp_path, made, requires_grad=["w"], loss=mse, loss_input_names=["y"])
+    _, module = models.load(tmp_path)
+    with pytest.raises(RuntimeError, match="a node Dropout stands in a subgraph"):
+        module.export_model_for_inferencing(tmp_path / "trained.onnx", ["s"])

@@ -1,4 +1,4 @@
-"""ONNX's If, Loop and Scan: its node tests and evaluator, gradients, and what is refused."""
+"""ONNX's If, Loop, Scan and sequences: its node tests and evaluator, gradients, what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.graphs import engine as E
 pytestmark = pytest.mark.quick
 N, graph = helper.make_node, helper.make_graph
 DOUBLE, BOOL, INT = TensorProto.DOUBLE, TensorProto.BOOL, TensorProto.INT64
-# Those with sequences are left out.
+# Those with sequences or optionals as inputs of the model are left out.
 NODE_TESTS = ("if", "loop11", "scan9_sum", "scan9_multi_state", "scan9_scalar")
 
 
@@ -122,8 +122,47 @@ def scans() -> tuple[bytes, dict]:
     return model(nodes, shapes, ["z", "u", "v"]), shapes
 
 
+def sequences() -> tuple[bytes, dict]:
+    """Each operator on sequences, and a Loop that appends to one; parts above a node's 64 too."""
+    step = graph(
+        [N("SequenceAt", ["rows", "i"], ["row"]), N("Sin", ["row"], ["sine"]),
+         N("SequenceInsert", ["l", "sine"], ["l2"]), N("Identity", ["go"], ["go2"])],
+        "step",
+        [info("i", INT), info("go", BOOL),
+         helper.make_tensor_sequence_value_info("l", DOUBLE, None)],
+        [info("go2", BOOL), helper.make_tensor_sequence_value_info("l2", DOUBLE, None)],
+    )  # fmt: skip
+    nodes = [
+        N("SplitToSequence", ["x"], ["rows"], keepdims=0),
+        N("SequenceLength", ["rows"], ["n"]),
+        N("SequenceEmpty", [], ["none"], dtype=DOUBLE),
+        N("Loop", ["n", "", "none"], ["sines"], body=step),
+        N("Identity", ["sines"], ["same"]),
+        N("SequenceErase", ["same", "minus"], ["fewer"]),
+        N("SequenceErase", ["fewer"], ["fewest"]),
+        N("ConcatFromSequence", ["fewest"], ["stacked"], axis=-1, new_axis=1),
+        N("SplitToSequence", ["x", "two"], ["pairs"], axis=-1, keepdims=0),
+        N("SequenceAt", ["pairs", "minus"], ["last"]),
+        N("SplitToSequence", ["x", "sizes"], ["parts"], axis=1),
+        N("SequenceAt", ["parts", "one"], ["part"]),
+        N("Tanh", ["part"], ["t"]),
+        N("SequenceConstruct", ["t", "last"], ["both"]),
+        N("SequenceInsert", ["both", "t", "one"], ["three"]),
+        N("ConcatFromSequence", ["three"], ["joined"], axis=1),
+    ]  # fmt: skip
+    known = (const("two", np.int32(2)), const("one", np.int64(1)), const("minus", np.int64(-1)))
+    known += (const("sizes", np.int64([1, 4])),)
+    return model(nodes, {"x": (70, 5)}, ["stacked", "joined"], known), {"x": (70, 5)}
+
+
+def in_numpy(x: np.ndarray) -> list[np.ndarray]:
+    """What sequences() gives."""
+    t = np.tanh(x[:, 1:])
+    return [np.sin(x[:-2]).T, np.concatenate([t, t, x[:, 4:]], 1)]
+
+
 def scanned(s: np.ndarray, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-    """What scans() gives: ONNX's evaluator has no directions."""
+    """What scans() gives."""
     h, outs, products = s, [], []
     for t in range(len(x)):
         p = h * x[t]
@@ -133,7 +172,11 @@ def scanned(s: np.ndarray, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     return [h, np.stack(outs, 1), np.stack(products[::-1])]
 
 
-@pytest.mark.parametrize("case", [by_size, until, scans])
+# ONNX's evaluator has no directions, and takes no Loop with sequences.
+IN_NUMPY = {scans: scanned, sequences: in_numpy}
+
+
+@pytest.mark.parametrize("case", [by_size, until, scans, sequences])
 def test_values_and_gradients(case) -> None:
     data, shapes = case()
     feed = feed_of(shapes)
@@ -141,7 +184,8 @@ def test_values_and_gradients(case) -> None:
     plan = E.Plan(loaded, feed, list(feed), None, loaded.outputs)
     run = E.Run(plan)
     found = run.forward(feed)
-    wanted = scanned(**feed) if case is scans else ReferenceEvaluator(data).run(None, feed)
+    known = IN_NUMPY.get(case)
+    wanted = known(**feed) if known else ReferenceEvaluator(data).run(None, feed)
     for got, want in zip(found.values(), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
     ones = {n: np.ones_like(v) for n, v in found.items()}
@@ -177,6 +221,7 @@ def body(*names: str, **given) -> object:
 
 STEP = body("go2", "h2")
 BRANCH = graph([N("Neg", ["x"], ["r"])], "branch", [], [info("r")])
+ROWS = N("SplitToSequence", ["x"], ["rows"])
 REFUSED = {
     "data": ("UNSUPPORTED", "the condition depends on data",
              [N("ReduceSum", ["x"], ["s"], keepdims=0), N("IsNaN", ["s"], ["c"]),
@@ -205,6 +250,39 @@ REFUSED = {
     "lengths": ("GRAPH", "scan input 1 has 1 steps, others 2",
                 [N("Scan", ["x", "row"], ["y"], num_scan_inputs=2, body=body(
                     "h2", nodes=[N("Add", ["h", "k"], ["h2"])], inputs=[info("h"), info("k")]))]),
+    "no sequence": ("GRAPH", "input 0 is no sequence", [N("SequenceAt", ["x", "one"], ["y"])]),
+    "no tensor": ("GRAPH", "input 0 is a sequence", [ROWS, N("Neg", ["rows"], ["y"])]),
+    "in a sequence": ("GRAPH", "input 1 is a sequence",
+                      [ROWS, N("SequenceConstruct", ["x", "rows"], ["y"])]),
+    "a result": ("UNSUPPORTED", "output 'y' is a sequence", [N("SplitToSequence", ["x"], ["y"])]),
+    "a position": ("GRAPH", "position 2 in a sequence of 2 tensors",
+                   [ROWS, N("SequenceAt", ["rows", "two"], ["y"])]),
+    "a position by data": ("UNSUPPORTED", "input 1 depends on data",
+                           [ROWS, N("ArgMax", ["x"], ["at"], keepdims=0),
+                            N("SequenceAt", ["rows", "at"], ["y"])]),
+    "parts": ("GRAPH", "part 1 has 2 elements of 1",
+              [N("SplitToSequence", ["x", "sizes"], ["s"]), N("SequenceAt", ["s", "one"], ["y"])]),
+    "parts of nothing": ("GRAPH", "parts of 0 elements",
+                         [N("SplitToSequence", ["x", "none"], ["s"]),
+                          N("SequenceAt", ["s", "one"], ["y"])]),
+    "an empty one": ("UNSUPPORTED", "the sequence is empty",
+                     [N("SequenceEmpty", [], ["s"]),
+                      N("ConcatFromSequence", ["s"], ["y"], axis=0)]),
+    "nothing to erase": ("GRAPH", "the sequence is empty",
+                         [N("SequenceEmpty", [], ["s"]), N("SequenceErase", ["s"], ["t"]),
+                          N("SequenceAt", ["t", "one"], ["y"])]),
+    "an attribute": ("GRAPH", "attribute 'axis' is no integer",
+                     [N("SplitToSequence", ["x"], ["s"], axis=0.5),
+                      N("SequenceAt", ["s", "one"], ["y"])]),
+    "steps": ("GRAPH", "result 0 of a step is a sequence",
+              [N("Loop", ["one", "", "x"], ["h", "y"], body=body("go2", "h2", "s", nodes=[
+                  N("SplitToSequence", ["h"], ["s"]), N("Identity", ["h"], ["h2"]),
+                  N("Identity", ["go"], ["go2"])]))]),
+    "a condition": ("GRAPH", "the condition is a sequence",
+                    [ROWS, N("If", ["rows"], ["y"], then_branch=BRANCH, else_branch=BRANCH)]),
+    "scanned": ("GRAPH", "scan input 0 is a sequence",
+                [ROWS, N("Scan", ["rows"], ["y"], num_scan_inputs=1, body=body(
+                    "h2", nodes=[N("Neg", ["h"], ["h2"])], inputs=[info("h")]))]),
 }  # fmt: skip
 
 
@@ -212,6 +290,7 @@ REFUSED = {
 def test_refused_by_name(name: str) -> None:
     code, text, nodes = REFUSED[name]
     known = (const("none", np.int64(0)), const("one", np.int64(1)), const("row", [[1.0]]))
+    known += (const("two", np.int64(2)), const("sizes", np.int64([1, 2])))
     with pytest.raises(E.EngineError, match=code) as caught:
         E.Plan(E.Model(model(nodes, {"x": (2, 1)}, ["y"], known)), {"x": np.zeros((2, 1))})
     assert text in str(caught.value)
