@@ -124,6 +124,11 @@ static bool take_lock(int fd) {
     return false;
 }
 
+/* Of `ulimit -f`, the disk, or a quota on it. */
+static bool is_without_room(int error) {
+    return error == EFBIG || error == ENOSPC || error == EDQUOT;
+}
+
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
     int fd = rundir_open(dir->folder, RUNDIR_LOCK, O_CREAT | O_RDWR);
     if (fd < 0) return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(errno));
@@ -140,7 +145,7 @@ gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     bool written = ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) == n;
-    if (!written && errno != EFBIG) { /* `ulimit -f 0`: the lock is what counts */
+    if (!written && !is_without_room(errno)) { /* the lock is what counts */
         int error = errno;
         close(fd);
         return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(error));
