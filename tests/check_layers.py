@@ -42,7 +42,7 @@ ROOMS = {
     "server/exec": f"shm platform {KERNELS} server/api server/device server/plan",
     "server/host": "shm server/api",
     "server/wire": "shm",
-    "server/session": "shm",
+    "server/session": "shm server/host",
     "server/explain": "shm server/api server/graph",
     "server/verbs": "shm server/api server/device server/exec server/host server/wire"
     " server/session server/explain",

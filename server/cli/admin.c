@@ -43,7 +43,10 @@ gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeou
         zmq_send(socket, request->data, request->bytes, 0) < 0)
         st = GRADD_FAIL(IO, "cannot talk to %s: %s", path, zmq_strerror(errno));
     else if (zmq_msg_recv(reply, socket, 0) < 0)
-        st = GRADD_FAIL(IO, "the daemon at %s does not answer: %s", path, zmq_strerror(errno));
+        st = errno == EAGAIN ? GRADD_FAIL(IO, "the daemon at %s does not answer within %d s", path,
+                                          timeout_ms / 1000)
+                             : GRADD_FAIL(IO, "the daemon at %s does not answer: %s", path,
+                                          zmq_strerror(errno));
     if (st == GRADD_OK) st = decode(path, reply, out_doc);
     if (socket) zmq_close(socket);
     if (context) zmq_ctx_term(context);

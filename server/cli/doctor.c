@@ -84,7 +84,10 @@ static void look_for(report_t *r, const char *name) {
     note(r, name, usable);
 }
 
-static const char clients_library[] = "shm"; /* the one file of this form that is no plug-in */
+/* Libraries of clients and of devices are files of this form, too. */
+static bool is_library(const char *name) {
+    return !strcmp(name, "shm") || !strcmp(name, "train");
+}
 
 /* The name in "libgradd_NAME.so"; false for other files. */
 static bool name_of(const char *file, char name[64]) {
@@ -94,7 +97,7 @@ static bool name_of(const char *file, char name[64]) {
     if (memcmp(file, prefix, sizeof prefix - 1) || strcmp(file + n - (sizeof suffix - 1), suffix))
         return false;
     snprintf(name, 64, "%.*s", (int)(n - around), file + sizeof prefix - 1);
-    return strcmp(name, clients_library) != 0;
+    return !is_library(name);
 }
 
 /* Plug-ins that are built elsewhere lie beside ours. */

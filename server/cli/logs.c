@@ -159,7 +159,7 @@ static void add_file(logs_t *logs, const char *folder) {
     if (logs->n == MOST_FILES) return;
     const int n = snprintf(file->path, sizeof file->path, "%s/%s", folder, FILE_NAME);
     if (n < 0 || (size_t)n >= sizeof file->path) return;
-    const int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = rundir_open(AT_FDCWD, file->path, O_RDONLY);
     if (fd < 0) return;
     file->file = fdopen(fd, "r");
     if (file->file)

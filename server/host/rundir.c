@@ -76,6 +76,15 @@ gradd_status_t rundir_prepare(rundir_t *dir) {
     return GRADD_OK;
 }
 
+int rundir_open(int folder, const char *name, int flags) {
+    struct stat st;
+    const int fd = openat(folder, name, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (fd < 0 || (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))) return fd;
+    close(fd);
+    errno = ENXIO;
+    return -1;
+}
+
 #define LOCK_PATH (RUNDIR_PATH_MAX + sizeof RUNDIR_LOCK)
 
 static const char *lock_path(const rundir_t *dir, char path[LOCK_PATH]) {
@@ -115,8 +124,13 @@ static bool take_lock(int fd) {
     return false;
 }
 
+/* Of `ulimit -f`, the disk, or a quota on it. */
+static bool is_without_room(int error) {
+    return error == EFBIG || error == ENOSPC || error == EDQUOT;
+}
+
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
-    int fd = openat(dir->folder, RUNDIR_LOCK, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = rundir_open(dir->folder, RUNDIR_LOCK, O_CREAT | O_RDWR);
     if (fd < 0) return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(errno));
     if (!take_lock(fd)) {
         if (errno != EWOULDBLOCK) {
@@ -131,7 +145,7 @@ gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     bool written = ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) == n;
-    if (!written && errno != EFBIG) { /* `ulimit -f 0`: the lock is what counts */
+    if (!written && !is_without_room(errno)) { /* the lock is what counts */
         int error = errno;
         close(fd);
         return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(error));
@@ -143,7 +157,7 @@ gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
 
 pid_t rundir_owner(const rundir_t *dir) {
     char path[LOCK_PATH];
-    int fd = open(lock_path(dir, path), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int fd = rundir_open(AT_FDCWD, lock_path(dir, path), O_RDWR);
     if (fd < 0) return 0;
     bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     pid_t owner = locked ? read_owner(fd) : 0;

@@ -53,6 +53,11 @@ void rundir_finish(rundir_t *dir);
  * ours or open to others. Fails with IO. */
 gradd_status_t rundir_prepare(rundir_t *dir);
 
+/* Opens a plain file of this folder (AT_FDCWD: any path), flags as of openat(); a new one is the
+ * user's alone. Never waits, as a fifo would make it. Returns -1 with errno, ENXIO for what is no
+ * plain file. */
+int rundir_open(int folder, const char *name, int flags);
+
 /* Takes the lock of a prepared directory and writes our pid into it. *out_owner is 0 on success;
  * when another daemon holds it, the call succeeds too and *out_owner is that pid (-1 when it is not
  * readable). */

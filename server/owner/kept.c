@@ -85,13 +85,15 @@ bool kept_has(const kept_table_t *table, const relay_client_t *client) {
     return false;
 }
 
-/* Copies, as two names may share a segment. False if a descriptor or memory is missing. */
+/* Copies, as two names may share a segment. False with errno, ENOENT for a segment that the client
+ * has taken back. */
 static bool hold(kept_session_t *kept, const relay_client_t *client) {
     held_segment_t *segments = calloc(kept->n_ids ? kept->n_ids : 1, sizeof *segments);
     if (!segments) return false;
     kept->segments = segments;
     for (uint32_t i = 0; i < kept->n_ids; i++) {
         const int held = relay_find(client, kept->ids[i]);
+        errno = ENOENT;
         const int fd = held >= 0 ? fcntl(held, F_DUPFD_CLOEXEC, 0) : -1;
         if (fd < 0) return false;
         segments[kept->n_segments++] = (held_segment_t){.id = kept->ids[i], .fd = fd};
@@ -106,7 +108,7 @@ void kept_leave(kept_table_t *table, const relay_client_t *client) {
         kept->client = 0;
         kept->expires_ms = expiry(kept);
         if (kept->said && !hold(kept, client)) {
-            log_event(LOG_ERROR, "not_kept", "name=%s pid=%d what=\"a segment is gone: %s\"",
+            log_event(LOG_ERROR, "not_kept", "name=%s pid=%d what=\"a segment cannot be kept: %s\"",
                       kept->name, (int)kept->pid, strerror(errno));
             drop(table, i);
             continue;

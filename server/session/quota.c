@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/host/rundir.h"
 #include "server/session/fair.h"
 
 #define LINE_BYTES 128
@@ -66,7 +67,7 @@ gradd_status_t quota_read(quotas_t *quotas, int folder) {
     char text[FILE_BYTES + 1];
     quotas->folder = folder;
     quotas->n = 0;
-    const int fd = openat(folder, QUOTA_FILE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const int fd = rundir_open(folder, QUOTA_FILE, O_RDONLY);
     if (fd < 0 && errno == ENOENT) return GRADD_OK;
     if (fd < 0) return GRADD_FAIL(IO, "the file '" QUOTA_FILE "': %s", strerror(errno));
     const ssize_t n = read(fd, text, FILE_BYTES);
@@ -87,8 +88,7 @@ static gradd_status_t write_file(const quotas_t *quotas) {
     }
     memcpy(text + n, END, sizeof END - 1);
     n += sizeof END - 1;
-    const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
-    const int fd = openat(quotas->folder, QUOTA_FILE, flags, 0600);
+    const int fd = rundir_open(quotas->folder, QUOTA_FILE, O_WRONLY | O_CREAT);
     const bool written =
         fd >= 0 && pwrite(fd, text, n, 0) == (ssize_t)n && ftruncate(fd, (off_t)n) == 0;
     const int why = errno;

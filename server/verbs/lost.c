@@ -8,7 +8,7 @@
 void lost_read(lost_plans_t *lost, const rundir_t *dir) {
     lost->dir = dir;
     lost->n = 0;
-    const int fd = openat(dir->folder, RUNDIR_LOST, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = rundir_open(dir->folder, RUNDIR_LOST, O_RDONLY);
     if (fd < 0) return;
     const ssize_t bytes = read(fd, lost->plans, sizeof lost->plans);
     close(fd);
@@ -18,8 +18,7 @@ void lost_read(lost_plans_t *lost, const rundir_t *dir) {
 /* Without room on the disk, the next daemon does not know. */
 static void keep(lost_plans_t *lost) {
     if (!lost->dir) return;
-    const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
-    const int fd = openat(lost->dir->folder, RUNDIR_LOST, flags, 0600);
+    const int fd = rundir_open(lost->dir->folder, RUNDIR_LOST, O_WRONLY | O_CREAT | O_TRUNC);
     if (fd < 0) return;
     const size_t bytes = (size_t)lost->n * sizeof lost->plans[0];
     const bool is_written = write(fd, lost->plans, bytes) == (ssize_t)bytes;

@@ -49,10 +49,9 @@ static bool is_token(const char *text, ssize_t n) {
 
 /* It stays the same as long as the directory, for a scraper's configuration. */
 static gradd_status_t find_token(const rundir_t *dir, char token[TOKEN_TEXT + 1]) {
-    const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
     uint8_t drawn[TOKEN_BYTES];
     char text[TOKEN_TEXT + 1] = "";
-    const int fd = openat(dir->folder, TOKEN_FILE, flags, 0600);
+    const int fd = rundir_open(dir->folder, TOKEN_FILE, O_RDWR | O_CREAT);
     if (fd < 0) return GRADD_FAIL(IO, "%s/" TOKEN_FILE ": %s", dir->path, strerror(errno));
     gradd_status_t st = GRADD_OK;
     if (!is_token(text, pread(fd, text, TOKEN_TEXT, 0))) {

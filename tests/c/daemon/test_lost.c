@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/test.h"
@@ -44,6 +45,17 @@ TEST(two_losses_refuse_a_plan_in_all_daemons) {
     CHECK_OK(lost_check(&next, key(2)));
     lost_read(&lost, &dir);
     CHECK_STATUS(GRADD_E_UNSUPPORTED, lost_check(&lost, key(1)));
+    remove_dir();
+}
+
+TEST(a_fifo_in_the_place_of_the_file_is_not_waited_for) {
+    static lost_plans_t lost;
+    make_dir();
+    CHECK_EQ_INT(mkfifoat(dir.folder, RUNDIR_LOST, 0600), 0);
+    lost_read(&lost, &dir);
+    CHECK_EQ_INT(lost.n, 0);
+    lost_note(&lost, key(1), true);
+    CHECK_EQ_INT(lost.n, 1);
     remove_dir();
 }
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "server/session/fair.h"
@@ -101,6 +102,18 @@ TEST(a_damaged_file_is_named) {
     write_file(folder, "a 100 0 0\nend\nof a longer one");
     CHECK_OK(quota_read(&quotas, folder));
     CHECK_EQ_INT(quotas.n, 1);
+    remove_dir(folder);
+}
+
+TEST(a_fifo_in_the_place_of_the_file_is_not_waited_for) {
+    static quotas_t quotas;
+    const int folder = make_dir();
+    CHECK_EQ_INT(mkfifoat(folder, QUOTA_FILE, 0600), 0);
+    CHECK_STATUS(GRADD_E_IO, quota_read(&quotas, folder));
+    const quota_t rule = {.name = "a", .share = 50};
+    CHECK_STATUS(GRADD_E_IO, quota_set(&quotas, &rule));
+    CHECK_ERROR_HAS("it holds until the daemon ends");
+    CHECK_EQ_INT(quota_for(&quotas, "a").share, 50);
     remove_dir(folder);
 }
 

@@ -223,6 +223,25 @@ def test_a_daemon_that_cannot_write_its_log_goes_on(daemon: Daemon) -> None:
     assert daemon.pid() == pid
 
 
+_FULL = """
+mount -t tmpfs -o size=4k,mode=700 none "$1" || exit 42
+head -c 4096 /dev/zero > "$1/fill"
+"$0" serve --dir "$1" 2> "$1/daemon.log" &
+until [ -S "$1/cmd.sock" ]; do kill -0 $! || exit 1; sleep 0.02; done
+"$0" ps --dir "$1" && "$0" stop --dir "$1" && wait $!
+"""
+
+
+def test_a_full_disk_does_not_keep_it_from_starting(tmp_path: Path) -> None:
+    """Its lock counts, not the pid in there, and sockets need no room."""
+    command = ["unshare", "--mount", "sh", "-c", _FULL, str(conftest.BINARY), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode == 42 or "unshare:" in done.stderr:
+        pytest.skip("no file system can be mounted here")
+    assert done.returncode == 0, done.stderr
+    assert "0 sessions" in done.stdout and "stopped" in done.stdout
+
+
 def test_an_unread_log_does_not_stop_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
     read, write = os.pipe()
     folder = daemon.directory.with_name("other")

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import conftest
@@ -156,6 +156,15 @@ def test_the_last_words_are_the_daemons_own(
         daemons.connect(directory)
     _script(tmp_path, monkeypatch, 1000, "echo 'a library is missing' >&2; exit 127")
     with pytest.raises(errors.SessionError, match=r'"a library is missing"'):
+        daemons.connect(directory)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("log", path)])
+def test_a_log_that_is_no_file_is_named(directory: Path, make: Callable[[Path], None]) -> None:
+    """Nor is it waited for: a fifo has no reader."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    make(directory / "daemon.log")
+    with pytest.raises(daemons.DirectoryError, match=rf"cannot write {directory}/daemon.log: "):
         daemons.connect(directory)
 
 

@@ -13,6 +13,7 @@ supervisor starts the daemon.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -268,13 +269,13 @@ class _Starts:
         Its own words count more than those of the shell or the linker around it.
         """
         try:
-            with open(self._path / "daemon.log", "rb") as log:
+            with open(_open_log(self._path, os.O_RDONLY), "rb") as log:
                 log.seek(max(self._log_begin, os.fstat(log.fileno()).st_size - 4096))
                 lines = log.read().decode(errors="replace").split("\n")
         except OSError:
             return ""
         said = [line.strip() for line in lines if line.strip()]
-        own = [line for line in said if line.startswith("gradd: ")]
+        own = [line for line in said if line.startswith("gradd: ") or " level=error " in line]
         return f' ("{(own or said)[-1][:300]}")' if said else ""
 
 
@@ -295,11 +296,25 @@ def _log_bytes(path: Path) -> int:
         return 0
 
 
+def _open_log(path: Path, flags: int) -> int:
+    """The daemon's log; OSError for what is no plain file: a fifo would make us wait."""
+    log = os.open(path / "daemon.log", flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    if stat.S_ISREG(os.fstat(log).st_mode):
+        return log
+    os.close(log)
+    raise OSError(errno.ENXIO, "it is no plain file")
+
+
 def _start(path: Path, memory: Host | Gpu) -> subprocess.Popen:
     reap()
     command = [find_binary(), "serve", "--dir", str(path), *memory.serve]
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    log = os.open(path / "daemon.log", flags, 0o600)
+    try:
+        log = _open_log(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        raise DirectoryError(
+            f"cannot write {path}/daemon.log: {error.strerror}; remove what is there, or set "
+            "GRADD_DIR to another directory"
+        ) from None
     # A trainer asks for its own plans (calls/graph.py), and its threads wait in their own way
     # (gradd_aliases); all trainers share the daemon.
     own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS", "GOMP_SPINCOUNT")
