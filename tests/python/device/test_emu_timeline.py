@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,13 +242,53 @@ def _unchanged(model: type[Words] = Words) -> tuple[Trainer, list[float]]:
     return trainer, [trainer.step(i).item() for i in range(4)]
 
 
+@contextlib.contextmanager
+def _late_stream() -> Iterator[None]:
+    """What torch's current stream is given in this context is done after it."""
+    gate = devices.Words(devices.of(torch.device(DEVICE)))
+    gate.wait_in_turn(gate.READY, 1)
+    try:
+        yield
+        time.sleep(0.5)  # a daemon that does not wait is done by then
+    finally:
+        gate.write(gate.READY, 1)
+        torch.accelerator.synchronize(DEVICE)
+        gate.close()
+
+
 def test_inputs_that_are_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     trainer, right = _unchanged(Squares)
-    monkeypatch.setenv("GRADD_SIM_DELAY_US", "200000")
-    late = [trainer.model(*trainer.batches[i]) for i in range(2)]
-    monkeypatch.setenv("GRADD_SIM_DELAY_US", "50")
+    with _late_stream():
+        late = [trainer.model(*trainer.batches[i]) for i in range(2)]
     assert [loss.item() for loss in late] == right[:2]
+
+
+def test_calls_of_several_streams_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream alone does not say that the inputs of the other's call are there."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged(Squares)
+    with torch.Stream(DEVICE), _late_stream():
+        late = [trainer.model(*trainer.batches[0])]
+        with torch.Stream(DEVICE):
+            late += [trainer.model(*trainer.batches[1])]
+    assert [loss.item() for loss in late] == right[:2]
+
+
+def test_a_stream_does_not_write_what_another_one_still_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A result that is gone leaves its memory to the next call."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, right = _unchanged(Squares)
+    with torch.Stream(DEVICE):
+        loss = trainer.model(*trainer.batches[0])
+        with _late_stream():
+            copy = loss.detach().clone()
+            del loss
+            with torch.Stream(DEVICE):
+                trainer.model(*trainer.batches[1])
+    assert copy.item() == right[0]
 
 
 def test_without_the_wait_for_inputs_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,20 @@ def test_tensors_outlive_their_client() -> None:
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+def test_a_wrapped_model_that_draws_may_move() -> None:
+    """A call knows the state of its device's generator, and finds out late that it is another."""
+    model = nn.Sequential(nn.Linear(12, 24), nn.Dropout(0.5))
+    wrapped = _strict(model)
+    for step, device in enumerate(("cpu", "emu", "cpu")):
+        wrapped.to(device)
+        out = wrapped(_features(step)["x"].to(device))
+        out.sum().backward()
+        assert 0 < int((out == 0).sum()) < out.numel()
+        assert all(p.grad.device.type == device for p in model.parameters())
+        wrapped.zero_grad()
+    assert wrapped.gradd_stats()["fallbacks"] == {}
+
+
 def test_a_wrapped_model_may_move_to_a_gpu_and_back() -> None:
     torch.manual_seed(4)
     model = Mlp()

@@ -33,15 +33,16 @@ class GeneratorState(threading.local):
 
     def __init__(self) -> None:
         self._state: list[torch.Tensor] | None = None
+        self._device: torch.device | None = None
 
     def note(self, device: torch.device) -> None:
         """A call begins, of a module on this device."""
-        self._state = _now(device)
+        self._state, self._device = _now(device), device
 
     def go_on(self, device: torch.device) -> None:
         """A graph has run, and may have drawn."""
         if self._state is not None:
-            self._state = _now(device)
+            self.note(device)
 
     def forget(self) -> None:
         self._state = None
@@ -51,9 +52,10 @@ class GeneratorState(threading.local):
 
         Args:
             device: On which the module computes.
-            unknown: The answer if the state was not noted.
+            unknown: The answer if the state was not noted, or that of another device: the module
+                has moved, which the call has found out.
         """
-        if self._state is None:
+        if self._state is None or self._device != device:
             return unknown
         pairs = zip(self._state, _now(device), strict=True)
         return any(_numpy(a).tobytes() != _numpy(b).tobytes() for a, b in pairs)

@@ -16,6 +16,7 @@ import ctypes
 import functools
 import importlib.util
 import mmap
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +53,10 @@ class Host:
     serve: tuple[str, ...] = ()
     environment: ClassVar[dict[str, str]] = {}
     moves = True
+
+    def lock(self) -> Any:
+        """A new lock for a client."""
+        return threading.RLock()
 
     def segment(self, number: int, size: int, header: Header, in_pieces: bool = False) -> Segment:
         """A new segment; see Segment."""
@@ -160,6 +165,45 @@ class Words(HostWords):
         self._mapped.close()
 
 
+class Lock:
+    """The lock of a client of a GPU, which keeps its requests in order among streams of torch too.
+
+    A block that is given back is used again by the next call, and turns rise from call to call. So
+    whichever call gets the lock has torch's current stream go on behind all that the stream of the
+    call before it was given.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._lock, self._gpu = threading.RLock(), gpu
+        self._depth = 0  # how often the thread that has it has acquired it
+        self._stream: int | None = None  # of the last call
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """As that of RLock, for what gives no work to a stream."""
+        found = self._lock.acquire(timeout=timeout)
+        self._depth += found
+        return found
+
+    def release(self) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+        if self._depth > 1:
+            return
+        before, self._stream = self._stream, self._gpu.stream().value or 0
+        try:
+            if before not in (None, self._stream):
+                self._gpu.go_on_behind(before)
+        except BaseException:
+            self.release()
+            raise
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+
 class Gpu:
     """Memory of one GPU.
 
@@ -196,6 +240,10 @@ class Gpu:
         self.uuid = "-".join(("GPU", text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
         self.serve = ("--device", device.type, "--require-device")
         self.environment = {"CUDA_VISIBLE_DEVICES": self.uuid}
+
+    def lock(self) -> Lock:
+        """As for Host."""
+        return Lock(self)
 
     def segment(
         self, number: int, size: int, header: Header, in_pieces: bool = False
@@ -255,6 +303,16 @@ class Gpu:
     def stream(self) -> ctypes.c_void_p:
         """torch's current stream."""
         return ctypes.c_void_p(self._stream())
+
+    def go_on_behind(self, stream: int) -> None:
+        """torch's current stream waits for what another one has been given; the host does not."""
+        event, call = ctypes.c_void_p(), self.driver.call
+        call("cuEventCreate", ctypes.byref(event), INT(driver.NO_TIMES))
+        try:
+            call("cuEventRecord", event, ctypes.c_void_p(stream))
+            call("cuStreamWaitEvent", self.stream(), event, INT(0))
+        finally:
+            call("cuEventDestroy_v2", event)
 
     def fill_with_nan(self, places: Sequence[tuple[int, int]]) -> None:
         """Fills memory with ones: NaN in all types of floats. Waits for that alone.

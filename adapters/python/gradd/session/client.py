@@ -66,7 +66,7 @@ class Client:
         self.path = path
         self.memory = memory
         self.pid = os.getpid()
-        self.lock = threading.RLock()
+        self.lock = memory.lock()
         self.ledger = Ledger()
         self.recoveries = 0
         self.requests = 0
@@ -792,7 +792,7 @@ def _in_child() -> None:
     global _registry_lock
     _registry_lock = threading.Lock()
     for client in list(_clients.values()):
-        client.lock = threading.RLock()  # the parent's may be held by a thread that is not here
+        client.lock = client.memory.lock()  # the parent's may be held by a thread that is not here
         client._after_fork()
 
 
