@@ -1,0 +1,1 @@
+"""What Dynamo's tracer does in addition while it compiles for gradd."""
