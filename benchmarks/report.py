@@ -10,7 +10,13 @@ from typing import Any
 
 import stats
 
-COLORS = {"eager": "#9aa0a8", "compile": "#5b6470", "gradd": "#1f5fbf", "plain": "#8fb3e6"}
+COLORS = {
+    "eager": "#9aa0a8",
+    "last": "#c3c8ce",
+    "compile": "#5b6470",
+    "gradd": "#1f5fbf",
+    "plain": "#8fb3e6",
+}
 COLORS |= {"Trainer": "#9aa0a8", "ORTTrainer": "#1f5fbf"}
 OURS = ("gradd", "ORTTrainer")
 RATES = {"samples/s": "sequences", "tokens/s": "tokens"}  # and what of a step they count
@@ -38,8 +44,8 @@ def _stolen(machine: dict[str, Any]) -> str:
 
 
 _OF_MODULES = (
-    "plain: gradd with the recognition of patterns off. The last rows are speed-ups: an engine's "
-    "time over gradd's."
+    "plain: gradd with the recognition of patterns off; last: eager in torch.channels_last. The "
+    "last rows are speed-ups: an engine's time over gradd's."
 )
 _OF_TRAINERS = (
     "A step is all that a trainer does for it: data, forward, backward, clipping and optimizer. "
@@ -265,7 +271,10 @@ def _ratio(times: dict[str, list[float]], against: str, starts: int) -> str:
     return f"{ratio.value:.2f} ({ratio.low:.3f}-{ratio.high:.3f})"
 
 
-_AGAINST = (("eager", _speedup), ("compile", _speedup), ("plain", _ratio), ("Trainer", _speedup))
+_AGAINST = (
+    *((name, _speedup) for name in ("eager", "last", "compile", "Trainer")),
+    ("plain", _ratio),
+)
 
 
 def _mib(memory: dict[str, Any] | None) -> str:

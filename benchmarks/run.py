@@ -31,11 +31,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+import networks  # noqa: E402
 import report  # noqa: E402
 import workloads  # noqa: E402
 from worker import MODES  # noqa: E402
 
 ENGINES = ("eager", "compile", "gradd", "plain")
+OF_NETWORKS = ("eager", "last", "compile", "gradd")
 PRECISIONS = ("fp32", "bf16")
 TRAINERS = ("Trainer", "ORTTrainer")
 STEP = "whole step"  # of a trainer
@@ -260,6 +262,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds")
     parser.add_argument("--trainers", action="store_true", help="whole trainers, on the samples")
+    parser.add_argument("--networks", action="store_true", help="pictures, sounds, recurrence")
     parser.add_argument("--only", help="workloads, by comma")
     parser.add_argument("--engines", help="engines, by comma")
     parser.add_argument("--precision", help="precisions, by comma")
@@ -276,7 +279,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward only")
     parser.add_argument("--out", default=str(HERE / "results"), help="folder of the results")
     options = parser.parse_args(argv)
-    names, engines, precisions = _whole(options.trainers)
+    names, engines, precisions = _whole(options)
     options.only = options.only.split(",") if options.only else list(names)
     options.engines = options.engines.split(",") if options.engines else list(engines)
     options.precision = options.precision.split(",") if options.precision else list(precisions)
@@ -333,20 +336,24 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if results[-1]["starts"] == options.starts else 143  # ended by SIGTERM
 
 
-def _whole(trainers: bool) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def _whole(
+    options: argparse.Namespace,
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Workloads, engines and precisions of a table that leaves nothing out."""
-    if trainers:
+    if options.trainers:
         return workloads.SAMPLES + workloads.OTHERS, TRAINERS, PRECISIONS[:1]
+    if options.networks:
+        return networks.NAMES, OF_NETWORKS, PRECISIONS
     return workloads.NAMES, ENGINES, PRECISIONS
 
 
 def _kind(options: argparse.Namespace, results: list[dict[str, Any]]) -> str:
     """Says "part" where something of the whole table was left out, or the run ended early."""
-    whole = _whole(options.trainers)
+    whole = _whole(options)
     chosen = (options.only, options.engines, options.precision)
     left_out = any(set(w) - set(c) for w, c in zip(whole, chosen, strict=True))
     early = results[-1]["starts"] < options.starts
-    words = ["trainers"] if options.trainers else []
+    words = [word for word in ("trainers", "networks") if getattr(options, word)]
     return "-".join(words + ["part"] * (left_out or early or options.no_optimizer))
 
 

@@ -50,6 +50,11 @@ class Worker:
     def _wrap(self, engine: str) -> Callable[..., Any]:
         if engine == "eager":
             return self.module
+        if engine == "last":  # eager, in PyTorch's other layout of pictures
+            layout = self._torch.channels_last
+            pictures = {k: x for k, x in self.batch.items() if x.dim() == 4}
+            self.batch |= {k: x.contiguous(memory_format=layout) for k, x in pictures.items()}
+            return self.module.to(memory_format=layout)
         if engine == "compile":
             return self._torch.compile(self.module)
         if engine in ("gradd", "plain"):  # plain: GRADD_FUSE is 0

@@ -1,9 +1,9 @@
 """The workloads of the benchmark: a module, a batch, and how many tokens it holds.
 
 Dropout is 0 everywhere and every random number comes from one seed, so all engines compute the
-same. Beside the five of the table there are those that whole trainers train: the samples
-(samples/README.md) at small size, and those of other_trainers.py. `--quick` keeps the shapes and
-shrinks the sizes: it checks the machinery, its figures mean little.
+same. Beside the five of the table there are networks.py, and those that whole trainers train: the
+samples (samples/README.md) at small size, and those of other_trainers.py. `--quick` keeps the
+shapes and shrinks the sizes: it checks the machinery, its figures mean little.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import networks
 import torch
 from torch import nn
 
@@ -89,7 +91,10 @@ def make(name: str, quick: bool) -> Workload:
         return _sample(name)
     if name in OTHERS:
         return _other(name, quick)
-    raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES + SAMPLES + OTHERS)}")
+    if name in networks.NAMES:
+        return _network(name, quick)
+    known = ", ".join(NAMES + networks.NAMES + SAMPLES + OTHERS)
+    raise ValueError(f"no workload {name!r}; there are {known}")
 
 
 NAMES = ("llama", "sft", "bert", "lora", "mlp")
@@ -109,6 +114,17 @@ def in_precision(
         module = module.bfloat16()
         batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch.items()}
     return module, batch
+
+
+def _network(name: str, quick: bool) -> Workload:
+    """One of networks.py."""
+    made = networks.network(name, quick)
+
+    def build() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        torch.manual_seed(SEED)
+        return made.build()
+
+    return Workload(name, made.what, build, made.count)
 
 
 def _sample(name: str) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from helpers import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
+import networks  # noqa: E402
 import report  # noqa: E402
 import stats  # noqa: E402
 import workloads  # noqa: E402
@@ -224,6 +226,18 @@ def test_workloads_are_what_they_say(name: str) -> None:
     assert (frozen > 0) == (name == "lora")
     out = module(**batch)
     assert float(out["loss"].detach()) > 0
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", networks.NAMES)
+def test_networks_train(name: str) -> None:
+    load = workloads.make(name, quick=True)
+    module, batch = load.build()
+    assert {len(x) for x in batch.values()} == {load.tokens}
+    out = module.train()(**batch)
+    loss = out["loss"] if isinstance(out, dict) else out[0]
+    loss.backward()
+    assert math.isfinite(loss) and all(p.grad is not None for p in module.parameters())
 
 
 def test_worker_answers_in_lines_of_json() -> None:
