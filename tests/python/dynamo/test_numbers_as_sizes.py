@@ -73,6 +73,14 @@ def test_a_number_of_more_than_64_bits_raises_pytorchs_error() -> None:
     model(torch.ones(2, 4), 4)
 
 
+def test_whole_numbers_do_not_wrap_around() -> None:
+    def forward(self, x, n):
+        return (self.lin(x) * (n**4 % 1000) + min(n * n * n * n, 7) + n * 2654435761 % 97).mean()
+
+    calls = [(torch.randn(3, 4), n) for n in (2, 3, 100_000, 2**40, -(2**35), -7)]
+    assert_same(Lambda(forward, lin=nn.Linear(4, 4)), *calls, captures=2)
+
+
 def test_a_counter_has_a_plan_for_each_size_that_it_gives() -> None:
     def forward(self, x, step):
         return (self.lin(x)[:, step % 4 + 1 :] * step).square().mean()

@@ -12,6 +12,40 @@ import sympy
 import torch
 
 
+_POWERS = ("Pow", "PowByNatural")
+_HIGHEST = 4  # power of a size that is still a number of 64 bits
+_NUMBER_BITS = 40.0  # of a number that goes in: a step, a seed, a hash
+
+
+def is_pythons(expression: sympy.Basic) -> bool:
+    """Whether a graph cannot compute a number: a root, or a size to a high power."""
+    for part in sympy.preorder_traversal(expression):
+        name = part.func.__name__
+        if name.startswith("OpaqueUnaryFn"):  # math.sqrt
+            return True
+        if name in _POWERS and part.is_integer:
+            exponent = part.args[1]
+            if not exponent.is_number or exponent > _HIGHEST:
+                return True
+    return False
+
+
+def may_wrap(expression: sympy.Basic) -> bool:
+    """Whether whole numbers may need more than 64 bits on the way: `n**4 % 97`, of a step n."""
+
+    def bits(part: sympy.Basic) -> float:
+        if part.is_number:
+            return math.log2(abs(float(part)) + 1)
+        inner = [bits(x) for x in part.args] or [_NUMBER_BITS]
+        name = part.func.__name__
+        if name in _POWERS:
+            return inner[0] * abs(float(part.args[1]))
+        return sum(inner) if name == "Mul" else max(inner)
+
+    found = (x for x in sympy.preorder_traversal(expression) if isinstance(x, sympy.Expr))
+    return any(bits(x) >= 63 for x in found if x.is_integer)
+
+
 def _rounded(function: Callable[[Any], int]) -> Callable[[Any], Any]:
     """A function of Python's that a proxy has no method for."""
 

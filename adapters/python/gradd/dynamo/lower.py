@@ -49,8 +49,6 @@ _aten = torch.ops.aten
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 ORIGIN = "gradd_origin"  # mark of nodes: the node of Dynamo's graph that they come from
 _CAST = "gradd_cast"  # mark of nodes: autocast to this type is on
-_POWERS = ("Pow", "PowByNatural")
-_HIGHEST = 4  # power of a size that is still a number of 64 bits
 _UNKNOWN = object()
 # They change a fake tensor itself: Dynamo's record of it is not its state before the call.
 CUSTOM = "autograd_function_apply"  # of autograd.Function
@@ -113,19 +111,6 @@ def _takes_all(node: torch.fx.Node) -> bool:
 
 class _SeveralError(Exception):
     """A function calls more than one operator."""
-
-
-def _is_pythons(expression: sympy.Expr) -> bool:
-    """Whether a graph cannot compute a number: a root, or whole numbers beyond 64 bits."""
-    for part in sympy.preorder_traversal(expression):
-        name = part.func.__name__
-        if name.startswith("OpaqueUnaryFn"):  # math.sqrt
-            return True
-        if name in _POWERS and part.is_integer:
-            exponent = part.args[1]
-            if not exponent.is_number or exponent > _HIGHEST:
-                return True
-    return False
 
 
 class Lowered:
@@ -351,7 +336,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             return found
         # Python computes floats of floats before the graph runs, in doubles.
         floats = floats and not bound
-        if floats or _is_pythons(expression):
+        if floats or arithmetic.is_pythons(expression):
             made = self._computed(expression)
             if made is not None:
                 self.numbers[expression] = made
@@ -360,8 +345,10 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
                 raise self._refusal("export_failed", f"needs {expression}, which no operator gives")
         rest, axes = self._of_axes(expression)
         parts: dict[sympy.Symbol, torch.fx.Node] = {}
-        if not self.as_data and not rest.free_symbols <= axes.keys() | self.sizes.keys():
-            made = self._computed(expression)  # a plan need not know more: i % 4, and not i
+        outside = not rest.free_symbols <= axes.keys() | self.sizes.keys()
+        # A plan need not know more: i % 4, and not i. Nor do Python's whole numbers wrap around.
+        if outside and (not self.as_data or arithmetic.may_wrap(expression)):
+            made = self._computed(expression)
             if made is not None:
                 self.numbers[expression] = made
                 return made
@@ -416,7 +403,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         found = {}
         for part in dict.fromkeys(inner):  # the largest first
             if expression.has(part) and (made := self._computed(part)) is not None:
-                symbol = sympy.Dummy(integer=True, nonnegative=True)
+                symbol = sympy.Dummy(integer=True, nonnegative=None if self.as_data else True)
                 expression = expression.xreplace({part: symbol})
                 found[symbol] = made
         return expression, found
