@@ -30,7 +30,9 @@ from gradd.check.selfcheck import Checks
 from gradd.dynamo import (
     cumulative_norms,
     locks,
+    marking_hooks,
     masked_rows,
+    output_hooks,
     settings,
     sizes,
 )
@@ -41,7 +43,6 @@ from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
-from gradd.dynamo.tracer import marking_hooks, output_hooks
 from gradd.dynamo.traces import Frames, cause
 from gradd.html_tables import Stats
 from gradd.memory import garbage, tensor_classes, watch

@@ -19,8 +19,8 @@ from torch.backends import mha
 
 import gradd
 from gradd import private
+from gradd.dynamo import leaves, membership, packing
 from gradd.dynamo.guards import Supplement
-from gradd.dynamo.tracer import leaves, membership, packing
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradd import ORTModule
-from gradd.dynamo.tracer.marking_hooks import Embeddings, leave_out, show
+from gradd.dynamo.marking_hooks import Embeddings, leave_out, show
 from helpers.models.families import build
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")

@@ -1,1 +1,0 @@
-"""What Dynamo's tracer does in addition while it compiles for gradd."""
