@@ -7,6 +7,7 @@ first one that PyTorch trains with is used.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,7 +239,10 @@ def _captioned(deep: bool = False, sized: bool = False) -> Form:
         images = pixels(model, rows, chance)
         shown = {"image_sizes": torch.tensor([images.shape[2:]] * rows)} if sized else {}
         shown["pixel_values"] = images[:, None] if deep else images
-        return {**shown, **_with_images(rows, _features(model, shown) // rows, chance)}
+        found = _with_images(rows, _features(model, shown) // rows, chance)
+        if "token_type_ids" in inspect.signature(model.forward).parameters:
+            found["token_type_ids"] = (found["input_ids"] == IMAGE_TOKEN).long()
+        return {**shown, **found}
 
     return form
 
@@ -302,7 +306,7 @@ _FORMS: dict[str, tuple[Form, ...]] = {
     "speech": tuple(_heard(s, _text) for s in _SOUNDS),
     "contrastive": (_contrastive, _contrastive_patches, _contrastive_video),
     "image_text": (
-        *(_captioned(), _captioned(deep=True), _captioned(sized=True)),
+        *(_captioned(deep=deep, sized=sized) for sized in (False, True) for deep in (False, True)),
         *(_gridded(typed=True), _gridded(), _caption_only, _decoded),
     ),
 }

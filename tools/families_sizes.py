@@ -78,6 +78,7 @@ OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},  # twice the hidden size
     "mistral4": {"head_dim": 24},  # of which a third is turned: qk_rope_head_dim
     "reformer": {"axial_pos_embds": False},  # else one length only
+    "vipllava": {"vision_feature_layers": [-2, -1]},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }

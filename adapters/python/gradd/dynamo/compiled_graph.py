@@ -23,7 +23,6 @@ from gradd.dynamo import (
     instance_norms,
     known_functions,
     layouts,
-    leaves,
     lower,
     modes,
     own_forward,
@@ -39,6 +38,7 @@ from gradd.dynamo.owner import Owner
 from gradd.dynamo.piece import Piece
 from gradd.dynamo.sizes import Sizes, allowed, number
 from gradd.dynamo.steps import InTorch, Values
+from gradd.dynamo.tracers import leaves
 from gradd.fallback import classify
 from gradd.graph.locations import is_named, location_of
 from gradd.graph.nodes import fake_mode, storages

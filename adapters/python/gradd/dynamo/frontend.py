@@ -32,7 +32,6 @@ from gradd.dynamo import (
     locks,
     marking_hooks,
     masked_rows,
-    output_hooks,
     settings,
     sizes,
 )
@@ -43,6 +42,7 @@ from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
+from gradd.dynamo.tracers import output_hooks
 from gradd.dynamo.traces import Frames, cause
 from gradd.html_tables import Stats
 from gradd.memory import garbage, tensor_classes, watch

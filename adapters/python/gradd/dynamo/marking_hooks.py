@@ -17,7 +17,7 @@ import weakref
 
 import torch
 
-from gradd.dynamo import output_hooks
+from gradd.dynamo.tracers import output_hooks
 from gradd.module_tables import FORWARD_HOOKS
 
 _Hooks = dict[int, object]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.utils import rnn
 
 from gradd import private
-from gradd.dynamo import membership
+from gradd.dynamo.tracers import membership
 from gradd.module_tables import BEFORE_FORWARD, HOOKS_OF_ALL
 
 _CALLS = [dis.opmap[name] for name in ("CALL", "CALL_KW") if name in dis.opmap]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from gradd.dynamo import leaves, lower, sizes
+from gradd.dynamo import lower, sizes
 from gradd.dynamo.complex_pairs import VIEWED
+from gradd.dynamo.tracers import leaves
 from gradd.graph.locations import location_of
 from gradd.spec import CaptureError
 

@@ -19,8 +19,9 @@ from torch.backends import mha
 
 import gradd
 from gradd import private
-from gradd.dynamo import leaves, membership, packing
+from gradd.dynamo import packing
 from gradd.dynamo.guards import Supplement
+from gradd.dynamo.tracers import leaves, membership
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
 

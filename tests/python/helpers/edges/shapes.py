@@ -24,6 +24,10 @@ ROWS = [
     row("squeeze dims", lambda x: x.squeeze((1, 2)) * 2, "3,1,1,4"),
     row("squeeze dim of another size", lambda x: x.squeeze(-1) * 2, "3,1,4"),
     row("squeeze dims of other sizes", lambda x: x.squeeze((0, -2)) * 2, "3,1,4"),
+    row("squeeze dim of a computed size", lambda x: x[:, : x.shape[1] - 3].squeeze(1) * 2),
+    row(
+        "squeeze dims of computed sizes", lambda x: x[:, x.shape[0] :].squeeze((0, 1)) * 2, "3,4,2"
+    ),
     row("squeeze dim of a scalar", lambda x: x.sum().squeeze(0) * 2),
     row("unsqueeze", lambda x: x.unsqueeze(1) * 2),
     row("transpose", lambda x: x.transpose(0, 1) * 2),

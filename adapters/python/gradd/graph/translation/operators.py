@@ -283,7 +283,6 @@ def table() -> dict[Any, Callable]:
         _aten.alias.default: identity,
         _aten.reshape.default: shapes.reshape,
         _aten.flatten.using_ints: shapes.flatten,
-        _aten.squeeze.dim: shapes.squeeze,
         _aten.squeeze.dims: shapes.squeeze,
         _aten.pad.default: shapes.pad,
         _aten.cat.default: cat,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,13 +47,30 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return op.Reshape(x, op.Concat(before, middle, after, axis=0), allowzero=1)
 
 
-def squeeze(x: Any, dim: int | list[int]) -> Any:
-    """squeeze() of named axes; those of another size than 1 stay. Sizes of a call are not 1."""
-    sizes = list(x.shape)
-    named = [dim] if isinstance(dim, int) else dim
-    axes = sorted({axis % len(sizes) for axis in named} if sizes else ())
-    ones = [axis for axis in axes if sizes[axis] == 1]
-    return op.Squeeze(x, ints(*ones)) if ones else op.Identity(x)
+def name_ones(graph: torch.fx.Graph) -> None:
+    """squeeze() names the axes alone that it takes away: their computed sizes may be known as 1 by
+    a guard of the trace, which the translation does not see.
+    """
+    for target in (_aten.squeeze.dim, _aten.squeeze.dims):
+        for node in graph.find_nodes(op="call_function", target=target):
+            source, named = node.args
+            before, after = ([*map(str, n.meta["val"].shape)] for n in (source, node))
+            named = [named] if isinstance(named, int) else named
+            axes = sorted({axis % len(before) for axis in named} if before else ())
+            gone = len(before) - len(after)
+            ones = (c for c in itertools.combinations(axes, gone) if _without(before, c) == after)
+            plain = tuple(axis for axis in axes if before[axis] == "1")
+            best = max(ones, key=lambda c: len({*c} & {*plain}), default=plain)
+            node.target, node.args = _aten.squeeze.dims, (source, list(best))
+
+
+def _without(sizes: list[str], axes: tuple[int, ...]) -> list[str]:
+    return [size for axis, size in enumerate(sizes) if axis not in axes]
+
+
+def squeeze(x: Any, dim: list[int]) -> Any:
+    """squeeze() of axes that are of size 1: see name_ones()."""
+    return op.Squeeze(x, ints(*dim)) if dim else op.Identity(x)
 
 
 _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}

@@ -23,7 +23,7 @@ from gradd.graph import nodes, numbers, rules
 from gradd.graph.decompose import decompose
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import Operator
-from gradd.graph.translation import doubles, operators, stock
+from gradd.graph.translation import doubles, operators, shapes, stock
 from gradd.spec import CaptureError
 
 OPSET = 23
@@ -87,6 +87,7 @@ def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
 
 def _translated(program: Any, registry: Any) -> Any:
     _round_down(program)
+    shapes.name_ones(program.graph_module.graph)
     with doubles.translating(program), _signatures_once():
         return private.to_onnx_program(program, registry=registry).model
 

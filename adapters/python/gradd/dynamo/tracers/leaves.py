@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.dynamo import membership
 from gradd.dynamo.lower import value_of
+from gradd.dynamo.tracers import membership
 from gradd.memory.watch import address
 
 MARK = "requires_grad_"  # the method that a mark calls
