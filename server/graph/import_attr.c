@@ -6,7 +6,6 @@
  */
 #include <math.h>
 #include <string.h>
-#include <strings.h>
 
 #include "server/graph/import.h"
 
@@ -157,7 +156,7 @@ static gradd_status_t check_functions(const gradd_op_t *op, const Onnx__Attribut
         for (size_t i = 0; i < a->n_strings; i++) {
             const char *one = usual[k].functions[i % n];
             const ProtobufCBinaryData *got = &a->strings[i];
-            if (got->len != strlen(one) || strncasecmp((const char *)got->data, one, got->len))
+            if (got->len != strlen(one) || memcmp(got->data, one, got->len))
                 return GRADD_FAIL(UNSUPPORTED, "function %zu is not %s, as it has to be in gradd",
                                   i, one);
         }

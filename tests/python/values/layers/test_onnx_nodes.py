@@ -88,7 +88,7 @@ def test_nodes_give_what_onnx_says(operator):
     assert count
 
 
-FUNCTIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "tanh"]}
+FUNCTIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 
 
 @pytest.mark.parametrize("operator", FUNCTIONS)
