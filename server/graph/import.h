@@ -19,6 +19,9 @@ enum {
     IMPORT_MAX_ATTRS = 256, /* of one node */
 };
 
+/* Element types of ONNX that constants alone have; they are i8 and u8 from here on. */
+enum { IMPORT_UINT4 = 21, IMPORT_INT4 = 22 };
+
 /* Where a value comes from: a node's index, or one of these. */
 enum { IMPORT_FROM_INPUT = -1, IMPORT_FROM_INITIALIZER = -2 };
 
@@ -61,7 +64,7 @@ gradd_status_t import_define_values(import_t *m);
 const import_def_t *import_find(const import_t *m, const char *name);
 
 /* import_tensor.c: checks the tensor and copies its elements to the model, aligned to
- * GRADD_TENSOR_ALIGN. Zero elements still give data != NULL. */
+ * GRADD_TENSOR_ALIGN. Zero elements still give data != NULL. int4 and uint4 become i8 and u8. */
 gradd_status_t import_tensor(import_t *m, const Onnx__TensorProto *tensor, gradd_view_t *out_view);
 
 /* import_attr.c: op may be NULL; then attributes that gradd_attr_t cannot hold are left out. */

@@ -136,6 +136,35 @@ static gradd_status_t copy_value(import_t *m, const Onnx__AttributeProto *a, gra
     }
 }
 
+/* The functions of a recurrent layer, per direction: a list that says these says nothing. */
+static const struct {
+    const char *op;
+    int n;
+    const char *functions[3];
+} usual[] = {
+    {"RNN",  1, {"Tanh"}                   },
+    {"GRU",  2, {"Sigmoid", "Tanh"}        },
+    {"LSTM", 3, {"Sigmoid", "Tanh", "Tanh"}},
+};
+
+static gradd_status_t check_functions(const gradd_op_t *op, const Onnx__AttributeProto *a,
+                                      bool *out_usual) {
+    *out_usual = false;
+    for (size_t k = 0; k < sizeof usual / sizeof usual[0]; k++) {
+        if (strcmp(op->name, usual[k].op) || strcmp(a->name, "activations")) continue;
+        const size_t n = (size_t)usual[k].n;
+        for (size_t i = 0; i < a->n_strings; i++) {
+            const char *one = usual[k].functions[i % n];
+            const ProtobufCBinaryData *got = &a->strings[i];
+            if (got->len != strlen(one) || memcmp(got->data, one, got->len))
+                return GRADD_FAIL(UNSUPPORTED, "function %zu is not %s, as it has to be in gradd",
+                                  i, one);
+        }
+        *out_usual = a->n_strings == n || a->n_strings == 2 * n;
+    }
+    return GRADD_OK;
+}
+
 static gradd_status_t import_attr(import_t *m, const Onnx__NodeProto *node, size_t position,
                                   const gradd_op_t *op, gradd_attr_t *out) {
     const Onnx__AttributeProto *a = node->attribute[position];
@@ -144,7 +173,9 @@ static gradd_status_t import_attr(import_t *m, const Onnx__NodeProto *node, size
     if (a->type == KIND(GRAPH) && a->g && import_is_region(node)) return GRADD_OK;
     GRADD_TRY(check_kind(a));
     if (a->type == KIND(FLOAT)) GRADD_TRY(check_number(a));
-    if (op) GRADD_TRY(check_spec(a, op));
+    bool said = false;
+    if (op && a->type == KIND(STRINGS)) GRADD_TRY(check_functions(op, a, &said));
+    if (op && !said) GRADD_TRY(check_spec(a, op));
     gradd_attr_t attr = {.kind = kinds[a->type].as};
     if (attr.kind == GRADD_ATTR_END) return GRADD_OK;
     GRADD_TRY(copy_value(m, a, &attr));

@@ -3,7 +3,8 @@
  * Only dense tensors whose elements are in the model itself are taken; external data is refused
  * before anything looks at its path. The dims determine the number of bytes, and nothing is
  * allocated before the bytes present match it. Elements come as raw_data (little-endian, as on
- * every machine gradd runs on) or in the typed field that ONNX assigns to the element type.
+ * every machine gradd runs on) or in the typed field that ONNX assigns to the element type. Those
+ * of int4 and uint4, of which a byte has two, the first in its lower half, become i8 and u8.
  */
 #include <string.h>
 
@@ -22,9 +23,13 @@ static gradd_status_t refuse_external(const Onnx__TensorProto *t) {
                       IMPORT_TEXT(location));
 }
 
+static bool is_packed(const Onnx__TensorProto *t) {
+    return t->data_type == IMPORT_UINT4 || t->data_type == IMPORT_INT4;
+}
+
 static gradd_status_t tensor_type(const Onnx__TensorProto *t, gradd_type_t *out_type) {
-    gradd_type_t type = {0};
-    GRADD_TRY(gradd_dtype_check(t->data_type, &type.dtype));
+    gradd_type_t type = {.dtype = t->data_type == IMPORT_INT4 ? GRADD_DT_I8 : GRADD_DT_U8};
+    if (!is_packed(t)) GRADD_TRY(gradd_dtype_check(t->data_type, &type.dtype));
     if (t->n_dims > GRADD_MAX_RANK)
         return GRADD_FAIL(LIMIT, "rank %zu is above the limit of %d", t->n_dims, GRADD_MAX_RANK);
     type.rank = (int)t->n_dims;
@@ -135,6 +140,31 @@ static gradd_status_t take_typed(import_t *m, const typed_t *field, gradd_view_t
     return GRADD_OK;
 }
 
+/* Byte i of packed elements. */
+static int32_t packed_byte(const Onnx__TensorProto *t, size_t i) {
+    return t->n_int32_data ? t->int32_data[i] : t->raw_data.data[i];
+}
+
+static gradd_status_t take_packed(import_t *m, const Onnx__TensorProto *t, gradd_view_t *view) {
+    const size_t n = (size_t)gradd_type_count(&view->type), bytes = n / 2 + n % 2;
+    const size_t got = t->n_int32_data ? t->n_int32_data : t->raw_data.len;
+    if (got != bytes)
+        return GRADD_FAIL(GRAPH, "%zu bytes of two elements, expected %zu for %zu elements of %s",
+                          got, bytes, n, t->data_type == IMPORT_INT4 ? "int4" : "uint4");
+    int8_t *to = arena_alloc_aligned(m->model->arena, n, GRADD_TENSOR_ALIGN);
+    if (!to) return GRADD_E_NOMEM;
+    for (size_t i = 0; i < n; i++) {
+        const int32_t both = packed_byte(t, i / 2);
+        if (both < 0 || both > 255)
+            return GRADD_FAIL(GRAPH, "entry %zu is %d, expected a byte of two elements", i / 2,
+                              both);
+        const int one = i % 2 ? both >> 4 : both & 15;
+        to[i] = (int8_t)(t->data_type == IMPORT_INT4 && one > 7 ? one - 16 : one);
+    }
+    view->data = to;
+    return GRADD_OK;
+}
+
 /* Exactly one of raw_data and the typed fields may hold data, and the right one. */
 static gradd_status_t take_elements(import_t *m, const Onnx__TensorProto *t, gradd_view_t *view) {
     typed_t fields[IN_COUNT];
@@ -149,6 +179,7 @@ static gradd_status_t take_elements(import_t *m, const Onnx__TensorProto *t, gra
                               fields[f].name, fields[want].name,
                               gradd_dtype_name(view->type.dtype));
     }
+    if (is_packed(t)) return take_packed(m, t, view);
     if (t->has_raw_data && !fields[want].n) return take_raw(m, t, view);
     return take_typed(m, &fields[want], view);
 }

@@ -534,13 +534,21 @@ static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* The axes as an operand, or NONE: before opset 18 they are an attribute. */
+static gradd_val_t axes_operand(gradd_builder_t *b, gradd_attrs_t attrs, const gradd_val_t *in,
+                                int n_in) {
+    const gradd_attr_t *axes = gradd_attr_find(attrs, "axes");
+    if (axes) return gradd_const_i64s(b, axes->ints, (int)axes->n);
+    return n_in > 1 ? in[1] : GRADD_NONE;
+}
+
 /* A reduction of a value of the operand's shape over the operator's axes, which are kept as 1. */
 static gradd_val_t reduced(gradd_grad_t *g, const char *op, gradd_val_t value) {
     gradd_attr_t attrs[] = {gradd_make_int("keepdims", 1),
                             gradd_make_int("noop_with_empty_axes",
                                            gradd_attr_int(g->attrs, "noop_with_empty_axes", 0))};
-    gradd_val_t in[2] = {value, g->n_in > 1 ? g->in[1] : GRADD_NONE};
-    return gradd_emit_attrs(g->b, op, in, g->n_in > 1 ? 2 : 1, attrs, 2);
+    gradd_val_t in[2] = {value, axes_operand(g->b, g->attrs, g->in, g->n_in)};
+    return gradd_emit_attrs(g->b, op, in, in[1] == GRADD_NONE ? 1 : 2, attrs, 2);
 }
 
 /* 1 where a mask says true, and the sum of that along the axes. */
@@ -580,13 +588,11 @@ static gradd_status_t grad_product(gradd_grad_t *g) {
 /* ReduceL1: the sum of absolute values. Axes are an operand, or of before opset 18 an attribute. */
 static gradd_status_t expand_l1(gradd_expand_t *e) {
     gradd_builder_t *b = e->b;
-    const gradd_attr_t *axes = gradd_attr_find(e->attrs, "axes");
     const gradd_attr_t attrs[] = {
         gradd_make_int("keepdims", gradd_attr_int(e->attrs, "keepdims", 1)),
         gradd_make_int("noop_with_empty_axes",
                        gradd_attr_int(e->attrs, "noop_with_empty_axes", 0))};
-    gradd_val_t in[2] = {GRADD_EMIT(b, "Abs", e->in[0]), e->n_in > 1 ? e->in[1] : GRADD_NONE};
-    if (axes) in[1] = gradd_const_i64s(b, axes->ints, (int)axes->n);
+    gradd_val_t in[2] = {GRADD_EMIT(b, "Abs", e->in[0]), axes_operand(b, e->attrs, e->in, e->n_in)};
     e->out[0] = gradd_emit_attrs(b, "ReduceSum", in, in[1] == GRADD_NONE ? 1 : 2, attrs, 2);
     return b->status;
 }
@@ -691,6 +697,9 @@ GRADD_OPS(
                  {.text = "f32[4]={-inf,1,inf,2}", .grad_tol = -1},
                  {.text = "f32[2,3]={-inf,-inf,-inf,1,nan,2} i64[1]={1}", .grad_tol = -1},
                  {.text = "f32[3,2]={-inf,-inf,-inf,1,-inf,2} i64[1]={0}", .grad_tol = -1})),
+    GRADD_OP("ReduceLogSumExp", "", 11, (1, 1), (1, 1), .until = 17,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
+             .grad = grad_logsumexp, .ref = GRADD_REF(compute_logsumexp), .cases = CASES_OLD),
     GRADD_OP("ReduceProd", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
              .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_product,
              .ref = GRADD_REF(compute_product),
@@ -702,7 +711,10 @@ GRADD_OPS(
                                   {.text = "f32[700,5]:(0.99,1.01) i64[1]={0}", .grad_tol = -1},
                                   {.text = "i64[3,20000]:(1,9) i64[1]={1}"},
                                   {.text = "i32[700,5]:(1,9) i64[1]={0}"},
-                                  {.text = "i64[2,0] i64[1]={1}"})));
+                                  {.text = "i64[2,0] i64[1]={1}"})),
+    GRADD_OP("ReduceProd", "", 11, (1, 1), (1, 1), .until = 17,
+             .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
+             .grad = grad_product, .ref = GRADD_REF(compute_product), .cases = CASES_OLD));
 
 GRADD_KERNELS(
     cpu, reduce,

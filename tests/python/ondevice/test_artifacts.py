@@ -516,3 +516,39 @@ def test_dropout_in_a_branch_is_not_exported(tmp_path: Path) -> None:
     _, module = models.load(tmp_path)
     with pytest.raises(RuntimeError, match="a node Dropout stands in a subgraph"):
         module.export_model_for_inferencing(tmp_path / "trained.onnx", ["s"])
+
+
+@pytest.mark.parametrize("opset", [13, 22])
+def test_a_hard_sigmoid_is_written_out(opset: int, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["s"]),
+        helper.make_node("HardSigmoid", ["s"], ["y"], alpha=1 / 6),
+    ]
+    values = {"w": np.array([0.5, -2, 30], np.float32)}
+    made = models.model(nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]}, values)
+    made.opset_import[0].version = opset
+    models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss)
+    inputs = np.array([[1, 2, 9], [-3, 0.5, -9]], np.float32)
+    target = np.zeros((2, 3), np.float32)
+    loss, _, grad = step_of(tmp_path, inputs, target)
+    weight = torch.tensor(values["w"], requires_grad=True)
+    scores = torch.nn.functional.hardsigmoid(torch.tensor(inputs) * weight)
+    expected = scores.square().mean()
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.detach(), rtol=1e-6)
+    np.testing.assert_allclose(grad, weight.grad, rtol=1e-6)
+
+
+def test_functions_of_a_model_are_put_in_place(tmp_path: Path) -> None:
+    body = [helper.make_node("Mul", ["a", "b"], ["c"])]
+    opsets = [helper.make_opsetid("", 17)]
+    times = helper.make_function("own", "Times", ["a", "b"], ["c"], body, opsets)
+    nodes = [helper.make_node("Times", ["x", "w"], ["y"], domain="own")]
+    values = {"w": np.array([0.5, -2, 30], np.float32)}
+    made = models.model(nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]}, values)
+    made.functions.append(times)
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss)
+    x = np.ones((1, 3), np.float32)
+    loss, *_ = step_of(tmp_path, x, np.zeros((1, 3), np.float32))
+    np.testing.assert_allclose(loss, (values["w"] ** 2).mean(), rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -168,6 +169,13 @@ def flower() -> str | None:
     return None
 
 
+def listening() -> str:
+    """An address on the loopback that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 @pytest.mark.nightly
 def test_a_round_with_flowers_server(folder: Path, tmp_path: Path) -> None:
     """Three clients, each a process, on the loopback."""
@@ -175,9 +183,7 @@ def test_a_round_with_flowers_server(folder: Path, tmp_path: Path) -> None:
     if python is None:
         pytest.skip("no Flower: make train-test installs it")
     files = shutil.copytree(folder, tmp_path / "files")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = listening()
     env = os.environ | {"PYTHONPATH": str(ROOT / "adapters/python"), "FLWR_TELEMETRY_ENABLED": "0"}
     run = [python, "-c"]
     with (tmp_path / "server.log").open("w") as log:
@@ -200,3 +206,101 @@ def test_a_round_with_flowers_server(folder: Path, tmp_path: Path) -> None:
     expected = trained(folder, 3)
     np.testing.assert_allclose(of_all, expected, rtol=1e-6)  # clients come in any order
     assert re.search(r"^losses \[\(1, \d+\.\d+\)\]$", text, re.M), text[-3000:]
+
+
+# Carries a round to a program, which writes its update; the loss afterwards is measured here.
+RELAY = """
+import subprocess
+import sys
+import numpy as np
+from pathlib import Path
+from flwr.client import start_client
+from gradd.train.federation import LocalTraining, Update
+from gradd.train.flower import Client
+address, files, data, *command = sys.argv[1:]
+
+class Program(LocalTraining):
+    def fit(self, weights, learning_rate):
+        weights.tofile(f"{data}/global.f32")
+        words = [*command, files, data, repr(learning_rate)]
+        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        examples, loss = said.split()
+        return Update(np.fromfile(f"{data}/update.f32", np.float32), int(examples), float(loss))
+
+def batches():
+    for k in range(2):
+        labels = np.fromfile(f"{data}/y{k}.i64", np.int64)
+        yield np.fromfile(f"{data}/x{k}.f32", np.float32).reshape(len(labels), -1), labels
+
+client = Client(Program(files, batches)).to_client()
+start_client(server_address=address, client=client, insecure=True)
+"""
+CLIENTS = Path(__file__).parent / "clients"
+TRAIN = BUILD / "train"
+NEEDED = ("aarch64-linux-gnu-gcc", "qemu-aarch64", "javac", "emcc", "node")
+
+
+def compiled(compiler: str, target: str, folder: Path) -> Path:
+    """The client in C for a machine."""
+    program, library = folder / f"client-{target}", TRAIN / target
+    options = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}", "-o", program]
+    link = [f"-L{library}", "-lgradd_train", f"-Wl,-rpath,{library}"]
+    subprocess.run([compiler, *options, CLIENTS / "client.c", *link], check=True)
+    return program
+
+
+def programs(folder: Path) -> dict[str, list[str | Path]]:
+    """The command of each kind of client; all are built."""
+    make = ["make", "--no-print-directory", f"B={os.path.relpath(BUILD, ROOT)}"]
+    for target in (["train-java"], ["train", "TARGET=aarch64"], ["web"]):
+        done = subprocess.run([*make, *target], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    emulated = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
+    java = [f"-Djava.library.path={TRAIN}/native", "-cp", TRAIN / "native/gradd-train.jar"]
+    return {
+        "native": [compiled("gcc", "native", folder)],
+        "aarch64": [*emulated, compiled("aarch64-linux-gnu-gcc", "aarch64", folder)],
+        "java": ["java", *java, CLIENTS / "RoundClient.java"],
+        "node": ["node", CLIENTS / "client.mjs", BUILD / "web/gradd.js"],
+    }
+
+
+@pytest.mark.nightly
+def test_a_round_of_four_kinds_of_clients(folder: Path, tmp_path: Path) -> None:
+    """In C, native and emulated, in Java, and by the module that tabs run: the mean by hand."""
+    python = flower()
+    missing = [program for program in NEEDED if not shutil.which(program)]
+    if python is None or missing:
+        pytest.skip(f"no {', '.join(missing) or 'Flower: make train-test installs it'}")
+    files = shutil.copytree(folder, tmp_path / "files")
+    address = listening()
+    env = os.environ | {"PYTHONPATH": str(ROOT / "adapters/python"), "FLWR_TELEMETRY_ENABLED": "0"}
+    commands = programs(tmp_path)
+    with (tmp_path / "log").open("w") as log:
+        started = [[python, "-c", SERVER, address, files, str(len(commands))]]
+        for i, (kind, command) in enumerate(commands.items()):
+            (data := tmp_path / kind).mkdir()
+            for k, (x, labels) in enumerate(batches(i)):
+                x.tofile(data / f"x{k}.f32")
+                labels.astype(np.int64).tofile(data / f"y{k}.i64")
+            started.append([python, "-c", RELAY, address, files, data, *command])
+        children = [subprocess.Popen(c, env=env, stdout=log, stderr=log) for c in started]
+        codes = [child.wait(240) for child in children]
+    text = (tmp_path / "log").read_text()
+    assert codes == [0] * 5, text[-3000:]
+    updates = [np.fromfile(tmp_path / kind / "update.f32", np.float32) for kind in commands]
+    for i, (kind, update) in enumerate(zip(commands, updates, strict=True)):
+        if kind == "node":  # its products have other last bits
+            np.testing.assert_allclose(update, by_hand(folder, i), atol=1e-6)
+        else:
+            np.testing.assert_array_equal(update, by_hand(folder, i), kind)
+    # Clients have random identities, by whose order the server adds: one of these orders.
+    before = models.load(folder)[1].get_contiguous_parameters(True).numpy()
+    sums = [
+        sum(updates[i].astype(np.float64) * (8 + i) for i in order)
+        for order in itertools.permutations(range(4))
+    ]
+    means = {(before + total / sum(range(8, 12))).astype(np.float32).tobytes() for total in sums}
+    state = CheckpointState.load_checkpoint(files / "learnt")
+    of_all = [state.parameters[f"fc2.{n}"].data.ravel() for n in ("weight", "bias")]
+    assert np.concatenate(of_all).tobytes() in means

@@ -42,13 +42,18 @@ def base(
     """h = relu(h (W + A B)) for each layer, with W of integers, and its initializers."""
     rng = np.random.default_rng(3)
     values, nodes, now = {}, [], "x"
-    limits = np.iinfo(dtype)
+    limits = ml_dtypes.iinfo(dtype)
+    small = limits.bits < 8
     for i in range(layers):
         shape = scale_shape(form, width)
-        values[f"w{i}"] = rng.integers(limits.min, limits.max + 1, (width, width)).astype(dtype)
-        values[f"scale{i}"] = np.asarray(rng.uniform(0.5, 2, shape) / 1000, np.float32)
-        middle = 128 if dtype == np.uint8 else 0
-        values[f"zero{i}"] = np.asarray(rng.integers(-9, 10, shape) + middle).astype(dtype)
+        values[f"w{i}"] = rng.integers(int(limits.min), int(limits.max) + 1, (width, width)).astype(
+            dtype
+        )
+        unit = 60 if small else 1000
+        values[f"scale{i}"] = np.asarray(rng.uniform(0.5, 2, shape) / unit, np.float32)
+        middle = 0 if limits.min else 1 << (limits.bits - 1)
+        around = rng.integers(-3, 4, shape) if small else rng.integers(-9, 10, shape)
+        values[f"zero{i}"] = np.asarray(around + middle).astype(dtype)
         values[f"a{i}"] = rng.standard_normal((width, RANK)).astype(np.float32) / 8
         values[f"b{i}"] = rng.standard_normal((RANK, width)).astype(np.float32) / 8
         last = i == layers - 1
@@ -107,12 +112,15 @@ def torch_losses(
 
 @pytest.mark.parametrize(
     ("form", "dtype", "parameters"),
-    [("tensor", np.int8, False), ("axis", np.uint8, True), ("block", np.int8, True)],
+    [
+        *(("tensor", np.int8, False), ("axis", np.uint8, True), ("block", np.int8, True)),
+        *(("tensor", ml_dtypes.uint4, False), ("block", ml_dtypes.int4, False)),
+    ],
 )
 def test_adapters_train_as_on_floats(
     form: str, dtype: type, parameters: bool, tmp_path: Path
 ) -> None:
-    opset = 21 if form == "block" else 13
+    opset = 21 if form == "block" or ml_dtypes.iinfo(dtype).bits == 4 else 13
     made, values = base(form, dtype, opset=opset)
     frozen = [name for name in values if name not in adapters()] if parameters else None
     folder = models.generate(
@@ -140,6 +148,11 @@ def test_adapters_train_as_on_floats(
     exported = onnx.load(tmp_path / "trained.onnx")
     kept = {t.name: t.data_type for t in exported.graph.initializer}
     assert kept["w0"] == helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    if not frozen:  # constants are in the file as they were
+        initial = {t.name: t.SerializeToString() for t in made.graph.initializer}
+        for tensor in exported.graph.initializer:
+            if tensor.name not in adapters():
+                assert tensor.SerializeToString() == initial[tensor.name]
     plain = onnxruntime.SessionOptions()  # else it computes such products in other ways
     plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", plain)
@@ -162,6 +175,46 @@ def test_only_one_weight_at_a_time_is_unpacked(parameters: bool, tmp_path: Path)
     activations = 8 * 6 * 4 * ROWS * 256
     assert held["arena"] < 2 * weight + activations < 8 * weight
     assert held["constants"] < 4 * weight
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4])
+@pytest.mark.parametrize("raw", [False, True])
+def test_every_integer_of_four_bits(dtype: type, raw: bool) -> None:
+    """In an odd number, two in a byte of raw_data or in an entry of int32_data."""
+    info = ml_dtypes.iinfo(dtype)
+    w = np.arange(int(info.min), int(info.max) + 1)[:15]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale"], ["y"]),
+        helper.make_node("Add", ["y", "x"], ["z"]),
+    ]
+    made = models.model(nodes, {"x": [15]}, {"z": [15]}, {"scale": np.float32(0.5)})
+    made.opset_import[0].version = 21
+    packed = helper.make_tensor("w", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), [15], w)
+    if raw:
+        packed.raw_data = bytes(packed.int32_data)
+        del packed.int32_data[:]
+    made.graph.initializer.append(packed)
+
+    def values() -> list[np.ndarray]:
+        feeds = {"x": np.zeros(15, np.float32)}
+        plan = E.Plan(E.Model(made.SerializeToString()), feeds)
+        return list(E.Run(plan).forward(feeds).values())
+
+    np.testing.assert_array_equal(values()[0], w / 2)
+    if raw:
+        made.graph.initializer[-1].raw_data += b"0"
+        with pytest.raises(E.EngineError, match="'w': 9 bytes of two elements, expected 8 for 15"):
+            values()
+    else:
+        made.graph.initializer[-1].int32_data[3] = 256
+        with pytest.raises(E.EngineError, match="'w': entry 3 is 256, expected a byte"):
+            values()
+
+
+def test_weights_of_four_bits_are_no_parameters(tmp_path: Path) -> None:
+    made, _ = base("axis", ml_dtypes.int4, 8, 1)
+    with pytest.raises((RuntimeError, TrainError), match="w0"):
+        models.generate(tmp_path, made, requires_grad=["a0"], frozen_params=["w0"])
 
 
 def test_what_is_refused() -> None:

@@ -11,12 +11,14 @@ import importlib
 import warnings
 
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper
 
 from helpers.graphs import engine as E
 
 pytestmark = pytest.mark.quick
+STRINGS = onnx.AttributeProto.STRINGS
 
 OPERATORS = (
     *("BatchNormalization", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
@@ -84,3 +86,30 @@ def test_nodes_give_what_onnx_says(operator):
                     wrong.append(f"{name}: {got.ravel()[:6]} for {want.ravel()[:6]}")
     assert not wrong, "\n" + "\n".join(wrong)
     assert count
+
+
+FUNCTIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+
+
+@pytest.mark.parametrize("operator", FUNCTIONS)
+def test_a_layer_may_list_its_usual_functions(operator):
+    """ONNX's own tests have no lists; others than these are refused by name."""
+    name = f"test_{operator.lower() if operator != 'RNN' else 'simple_rnn'}_defaults"
+    case = copy.copy(_tests()[name])
+    plain = case.model
+    listed = {}
+    for functions in (FUNCTIONS[operator], ["Relu", *FUNCTIONS[operator][1:]], []):
+        case.model = copy.deepcopy(plain)
+        attribute = onnx.helper.make_attribute("activations", functions, attr_type=STRINGS)
+        case.model.graph.node[0].attribute.append(attribute)
+        listed[tuple(functions)] = case.model
+    usual, other, none = listed.values()
+    inputs, outputs = (_arrays(values) for values in case.data_sets[0])
+    case.model = usual
+    for got, want in zip(_ours(case, inputs), outputs, strict=True):
+        np.testing.assert_allclose(got, want, case.rtol, case.atol)
+    first = FUNCTIONS[operator][0]
+    with pytest.raises(E.EngineError, match=f"'activations': function 0 is not {first}"):
+        E.Model(other.SerializeToString())
+    with pytest.raises(E.EngineError, match="'activations'"):
+        E.Model(none.SerializeToString())

@@ -108,7 +108,7 @@ class TrainingBlock(Block):
         """
         self.base = graphs.current().model
         output = self.build(*args, **kwargs)
-        model = self.infer_shapes_on_base()
+        model = graphs.write_out(self.infer_shapes_on_base())
         graphs.set_outputs(model, output)
         graphs.read_numbers(model)
         self._parameters = self._take_parameters(model)
