@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -199,6 +200,13 @@ static gradd_status_t check_keep(const ask_t *ask, const kept_session_t *kept) {
                       kept->name, (int)kept->pid);
 }
 
+static gradd_status_t read_seconds(const ask_t *ask, double *out_seconds) {
+    *out_seconds = wire_f64(ask->args[KEEP_SECONDS]);
+    if (!isnan(*out_seconds)) return GRADD_OK;
+    return GRADD_FAIL(UNSUPPORTED, "field 'seconds': nan, expected a number of seconds, or one "
+                                   "below 0, which is as long as the daemon");
+}
+
 static gradd_status_t copy_ids(const msgpack_object *list, uint64_t **out_ids) {
     const int n = wire_count(list);
     uint64_t *ids = calloc(n ? (size_t)n : 1, sizeof *ids);
@@ -212,8 +220,10 @@ static gradd_status_t copy_ids(const msgpack_object *list, uint64_t **out_ids) {
 static gradd_status_t keep(ask_t *ask) {
     char name[KEPT_NAME_BYTES + 1];
     uint64_t *ids = NULL;
+    double seconds;
     relay_client_t *client = ask->client;
     GRADD_TRY(read_name(ask->args[KEEP_NAME], name));
+    GRADD_TRY(read_seconds(ask, &seconds));
     kept_session_t *kept = find_name(ask->table, name, NULL);
     GRADD_TRY(check_keep(ask, kept));
     GRADD_TRY(copy_ids(ask->args[KEEP_SEGMENTS], &ids));
@@ -234,7 +244,7 @@ static gradd_status_t keep(ask_t *ask) {
     kept->n_ids = (uint32_t)wire_count(ask->args[KEEP_SEGMENTS]);
     kept->manifest = client->fds[0];
     client->fds[0] = -1;
-    kept->seconds = wire_f64(ask->args[KEEP_SECONDS]);
+    kept->seconds = seconds;
     assign(kept, client);
     kept->said = true;
     return GRADD_OK;
@@ -258,7 +268,9 @@ static gradd_status_t share(ask_t *ask) {
     char name[KEPT_NAME_BYTES + 1];
     relay_client_t *client = ask->client;
     uint64_t bytes;
+    double seconds;
     GRADD_TRY(read_name(ask->args[KEEP_NAME], name));
+    GRADD_TRY(read_seconds(ask, &seconds));
     GRADD_TRY(check_share(ask, name, &bytes));
     kept_session_t *base = calloc(1, sizeof *base);
     held_segment_t *segment = calloc(1, sizeof *segment);
@@ -273,7 +285,7 @@ static gradd_status_t share(ask_t *ask) {
     base->pidfd = -1;
     base->pid = client->peer.pid;
     base->start_ticks = client->peer.start_ticks;
-    base->seconds = wire_f64(ask->args[KEEP_SECONDS]);
+    base->seconds = seconds;
     base->segments = segment;
     base->n_segments = 1;
     base->manifest = client->fds[1];

@@ -147,9 +147,6 @@ static void product_finish(product_t *p) {
 /* Parts have this many rows and columns, or a multiple: then the implementations have full tiles.
  */
 #define PART_ROWS 64
-/* oneDNN copies what a part has of the right operand into an order of its own, and reads the left
- * one, where it lies row by row, as it is. */
-#define COPY_COST 2
 
 /* A side of n rows or columns in about so many parts: the length of each but the last. */
 static int64_t part_of(int64_t n, int parts) {
@@ -167,16 +164,18 @@ static int count_down(int tiles, int across) {
     return down ? down : 1;
 }
 
-/* How many tiles lie side by side, so that least is read again and again. Columns need a primitive
- * that leaves out those beside it. */
+/* How many tiles lie side by side, so that least is copied again and again: oneDNN copies what a
+ * tile has of both operands into an order of its own. Columns need a product that leaves out those
+ * beside it. */
 static int find_across(const gradd_gemm_t *g, int tiles) {
     int found = 1;
     double least = INFINITY;
-    if (g->a_k != 1 || g->dtype != GRADD_DT_F32 || !is_fast(g->dtype)) return 1;
+    if (g->dtype != GRADD_DT_F32 || !is_fast(g->dtype)) return 1;
+    if (g->a_k != 1 && !gradd_sgemm_fits(g)) return 1;
     for (int across = 1; across <= tiles; across++) {
         const double columns = (double)count_parts(g->n, part_of(g->n, across));
         const double rows = (double)count_parts(g->m, part_of(g->m, count_down(tiles, across)));
-        const double cost = columns * (double)g->m + COPY_COST * rows * (double)g->n;
+        const double cost = columns * (double)g->m + rows * (double)g->n;
         if (columns * rows < tiles * 0.85 || cost >= least) continue;
         least = cost;
         found = across;
@@ -249,12 +248,19 @@ static gradd_status_t cut_result(gemm_ready_t *r, const gradd_gemm_t *g, int til
     return cut_tiles(r, g, tiles, 1);
 }
 
+/* Processors take nearly twice the time of the planner's model. Steps of plain products cost next
+ * to nothing, so these are made in parts that are as short as the planner wants them. */
+static int count_wanted(const gradd_gemm_t *g) {
+    return is_fast(g->dtype) && gradd_sgemm_fits(g) && is_split(g) ? g->parts * 7 / 4 : g->parts;
+}
+
 /* g has more than one part. */
 static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
     if (g->batch_rank) return cut_batch(r, g);
+    const int parts = count_wanted(g);
     const int pieces = is_fast(g->dtype) && is_split(g) ? gradd_split_pieces(g) : 1;
-    GRADD_TRY(cut_result(r, g, (g->parts + pieces - 1) / pieces));
-    const int steps = (g->parts + r->tiles - 1) / r->tiles, most = r->of[0][0].split ? pieces : 1;
+    GRADD_TRY(cut_result(r, g, (parts + pieces - 1) / pieces));
+    const int steps = (parts + r->tiles - 1) / r->tiles, most = r->of[0][0].split ? pieces : 1;
     r->steps = steps < most ? steps : most;
     return GRADD_OK;
 }

@@ -18,6 +18,16 @@ size_t gradd_primitive_workspace(const gradd_primitive_t *p);
 gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a, const void *b,
                                        const void *bias, void *c, void *workspace);
 
+/* Products of f32 that need no primitive: C = alpha * A B, added to what C holds where `adds`, over
+ * these steps of the sums alone. g is simplified; its bias is not added. */
+typedef struct gradd_k_range_s {
+    int64_t from, to;
+} gradd_k_range_t;
+
+bool gradd_sgemm_fits(const gradd_gemm_t *g);
+gradd_status_t gradd_sgemm(const gradd_gemm_t *g, const gradd_gemm_operands_t *o,
+                           gradd_k_range_t range, bool adds);
+
 /* A product of oneDNN whose k is cut into pieces, one after the other. */
 typedef struct gradd_split_s gradd_split_t;
 

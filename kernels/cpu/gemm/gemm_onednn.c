@@ -35,6 +35,17 @@ gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a
     return GRADD_FAIL(INTERNAL, "built without oneDNN");
 }
 
+bool gradd_sgemm_fits(const gradd_gemm_t *g) {
+    (void)g;
+    return false;
+}
+
+gradd_status_t gradd_sgemm(const gradd_gemm_t *g, const gradd_gemm_operands_t *o,
+                           gradd_k_range_t range, bool adds) {
+    (void)g, (void)o, (void)range, (void)adds;
+    return GRADD_FAIL(INTERNAL, "built without oneDNN");
+}
+
 #else
 
 #include <stdlib.h>
@@ -208,6 +219,27 @@ gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a
     if (p->bias) GRADD_TRY_DNNL(dnnl_memory_set_data_handle(p->bias, (void *)(uintptr_t)bias));
     GRADD_TRY_DNNL(dnnl_primitive_execute(p->primitive, p->stream, n, args));
     GRADD_TRY_DNNL(dnnl_stream_wait(p->stream));
+    return GRADD_OK;
+}
+
+/* One of the two steps is 1, and lines do not overlap. */
+static bool is_matrix(int64_t rows, int64_t columns, int64_t row_step, int64_t column_step) {
+    return (column_step == 1 && row_step >= columns) || (row_step == 1 && column_step >= rows);
+}
+
+bool gradd_sgemm_fits(const gradd_gemm_t *g) {
+    return g->dtype == GRADD_DT_F32 && !g->batch_rank && is_matrix(g->m, g->k, g->a_m, g->a_k) &&
+           is_matrix(g->k, g->n, g->b_k, g->b_n);
+}
+
+gradd_status_t gradd_sgemm(const gradd_gemm_t *g, const gradd_gemm_operands_t *o,
+                           gradd_k_range_t range, bool adds) {
+    const bool a_rows = g->a_k == 1 && g->a_m >= g->k, b_rows = g->b_n == 1 && g->b_k >= g->n;
+    const float *a = (const float *)o->a + range.from * g->a_k;
+    const float *b = (const float *)o->b + range.from * g->b_k;
+    GRADD_TRY_DNNL(dnnl_sgemm(a_rows ? 'N' : 'T', b_rows ? 'N' : 'T', g->m, g->n,
+                              range.to - range.from, (float)g->alpha, a, a_rows ? g->a_m : g->a_k,
+                              b, b_rows ? g->b_k : g->b_n, adds, o->c, g->c_m ? g->c_m : g->n));
     return GRADD_OK;
 }
 

@@ -14,16 +14,23 @@
 
 enum { PIECE = 2048, LEAST_K = 3072, LEAST_M = 16, LEAST_N = 256 };
 
+/* f32 goes to the library's plain product, which packs so many rows of B and columns of A at a time
+ * and passes over C for each: steps of as many are what it does anyway. (A primitive that adds to C
+ * reads all of it once more.) */
+enum { BLOCK = 384, PIECE_BLOCKS = 5 };
+
 enum { FIRST, MIDDLE, LAST, PRIMITIVES };
 
 struct gradd_split_s {
     gradd_primitive_t *of[PRIMITIVES]; /* Owned; MIDDLE may be missing */
     size_t workspace;                  /* of one of them, a multiple of 64 */
     bool narrows;
+    bool is_plain; /* without primitives */
 };
 
 bool gradd_split_fits(const gradd_gemm_t *g) {
     const bool rounds_twice = gradd_gemm_result(g) == GRADD_DT_BF16 && g->accumulate;
+    if (g->parts > 1 && gradd_sgemm_fits(g)) return g->k > BLOCK;
     return !g->batch_rank && g->k >= LEAST_K && !rounds_twice;
 }
 
@@ -32,7 +39,7 @@ bool gradd_split_pays(const gradd_gemm_t *g) {
 }
 
 int gradd_split_pieces(const gradd_gemm_t *g) {
-    const int64_t pieces = (g->k + PIECE - 1) / PIECE;
+    const int64_t each = gradd_sgemm_fits(g) ? BLOCK : PIECE, pieces = (g->k + each - 1) / each;
     return pieces < INT_MAX ? (int)pieces : INT_MAX;
 }
 
@@ -69,7 +76,9 @@ gradd_status_t gradd_split_create(const gradd_gemm_t *g, gradd_split_t **out) {
     gradd_split_t *s = calloc(1, sizeof *s);
     if (!s) return GRADD_FAIL(NOMEM, "matrix product");
     s->narrows = gradd_gemm_result(g) == GRADD_DT_BF16;
-    gradd_status_t status = make(g, s, &whole);
+    s->is_plain = gradd_sgemm_fits(g);
+    gradd_status_t status = s->is_plain ? GRADD_OK : make(g, s, &whole);
+    whole = whole || s->is_plain;
     if (status || !whole) gradd_split_destroy(s);
     if (!status) *out = whole ? s : NULL;
     return status;
@@ -80,13 +89,39 @@ size_t gradd_split_workspace(const gradd_split_t *s, const gradd_gemm_t *g) {
 }
 
 size_t gradd_split_bytes(const gradd_split_t *s) {
+    if (s->is_plain) return sizeof *s;
     return sizeof *s + (s->of[MIDDLE] ? 3 : 2) * GRADD_PRIMITIVE_BYTES;
+}
+
+static void begin_with_bias(const gradd_gemm_t *g, const gradd_gemm_operands_t *o) {
+    const int64_t step = g->c_m ? g->c_m : g->n;
+    const float *bias = o->bias;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < g->m; i++) {
+        float *c = (float *)o->c + i * step;
+        for (int64_t j = 0; j < g->n; j++)
+            c[j] = g->accumulate ? c[j] + bias[j] : bias[j];
+    }
+}
+
+/* Blocks [from, to) of k. */
+static gradd_status_t compute_plain(const gradd_gemm_t *g, const gradd_gemm_operands_t *o,
+                                    int64_t from, int64_t to) {
+    if (!from && g->has_bias) begin_with_bias(g, o);
+    while (from < to) {
+        const int64_t next = from + PIECE_BLOCKS < to ? from + PIECE_BLOCKS : to;
+        const gradd_k_range_t range = {from * BLOCK, next * BLOCK < g->k ? next * BLOCK : g->k};
+        GRADD_TRY(gradd_sgemm(g, o, range, from || g->accumulate || g->has_bias));
+        from = next;
+    }
+    return GRADD_OK;
 }
 
 gradd_status_t gradd_split_compute(const gradd_split_t *s, const gradd_gemm_t *g,
                                    const gradd_gemm_operands_t *o, int step, int steps) {
     const size_t size = gradd_dtype_bytes(g->dtype);
     const int64_t pieces = gradd_split_pieces(g), last = pieces * (step + 1) / steps;
+    if (s->is_plain) return compute_plain(g, o, pieces * step / steps, last);
     float *sum = s->narrows ? (float *)((char *)o->workspace + s->workspace) : o->c;
     for (int64_t i = pieces * step / steps; i < last; i++) {
         const int which = !i ? FIRST : i + 1 == pieces ? LAST : MIDDLE;

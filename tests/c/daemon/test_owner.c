@@ -2,6 +2,7 @@
  * other.
  */
 #include <dirent.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -237,19 +238,28 @@ TEST(a_packet_without_an_answer_is_dropped) {
     peer_daemon_stop(&daemon);
 }
 
-static gradd_status_t keep(peer_t *peer, const char *name, uint64_t segment, int fd) {
+typedef struct keep_s {
+    const char *name;
+    double seconds;
+} keep_t;
+
+static gradd_status_t keep_for(peer_t *peer, keep_t asked, uint64_t segment, int fd) {
     wire_out_t *m = &peer->out;
     wire_begin(m);
     wire_key(m, "v");
     wire_put_text(m, "keep");
     wire_key(m, "name");
-    wire_put_text(m, name);
+    wire_put_text(m, asked.name);
     wire_key(m, "seconds");
-    wire_put_i64(m, 60);
+    wire_put_f64(m, asked.seconds);
     wire_key(m, "segments");
     wire_put_list(m, 1);
     wire_put_u64(m, segment);
     return peer_control(peer, fd);
+}
+
+static gradd_status_t keep(peer_t *peer, const char *name, uint64_t segment, int fd) {
+    return keep_for(peer, (keep_t){name, 60}, segment, fd);
 }
 
 static gradd_status_t reattach(peer_t *peer, const char *name, uint64_t at) {
@@ -291,6 +301,9 @@ TEST(a_restart_keeps_clients_and_sessions) {
     fill_small(&peer);
     const float loss = peer_run_small(&peer, 7);
     CHECK(loss != 0);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, keep_for(&peer, (keep_t){"mine", NAN}, 1, peer.segment.fd));
+    CHECK_ERROR_HAS("field 'seconds': nan");
+    CHECK_OK(keep_for(&peer, (keep_t){"mine", INFINITY}, 1, peer.segment.fd));
     CHECK_OK(keep(&peer, "mine", 1, peer.segment.fd));
     for (int i = 0; i < 3; i++) {
         peer_open(&quiet, daemon.dir, SMALL_BYTES); /* of a version that does not move */

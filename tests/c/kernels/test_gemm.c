@@ -189,7 +189,7 @@ TEST(only_long_sums_over_rows_of_b_are_cut) {
     gradd_gemm_t columns = matrices(GRADD_DT_F32, 1, sizes, false, true);
     gradd_gemm_t turned = matrices(GRADD_DT_F32, 1, sizes, true, false);
     if (strncmp(gradd_gemm_library(), "oneDNN", 6)) return;
-    CHECK(bytes_of(&cut) > 2 * bytes_of(&whole));
+    CHECK(bytes_of(&cut) < bytes_of(&whole)); /* without a primitive */
     CHECK(bytes_of(&columns) == bytes_of(&whole) && bytes_of(&turned) == bytes_of(&whole));
 }
 

@@ -93,33 +93,49 @@ TEST(columns_are_cut) {
     g.has_bias = true;
     g.b_k = 1, g.b_n = g.k;
     check(&g, 12);
-    g = product(192, 768, 3100); /* long sums */
-    g.parts = 6;
-    check(&g, 6);
+    g = product(192, 768, 3100); /* long sums, in steps */
+    g.parts = 4;
+    check(&g, 7);
 }
 
-/* Pieces of 2048 terms, one part after the other. */
+/* Blocks of 384 terms, one part after the other. */
 TEST(long_sums_are_cut) {
     if (strncmp(gradd_gemm_library(), "oneDNN", 6)) test_skip("long sums are split by oneDNN");
     gradd_cpu_enter(2);
     gradd_gemm_t g = product(48, 300, 5000);
-    check(&g, 3);
+    check(&g, 5);
     g.has_bias = true;
-    check(&g, 3);
+    check(&g, 5);
     g.has_bias = false;
     g.accumulate = true;
     g.parts = 2;
-    check(&g, 2);           /* one piece, and two */
+    check(&g, 3);
     g.a_m = 1, g.a_k = g.m; /* as gradients of weights are */
-    check(&g, 2);
+    check(&g, 3);
     g.b_k = 1, g.b_n = g.k;
-    check(&g, 2);
+    check(&g, 3);
     g = product(5, 7, 9000); /* none of its sides can be cut */
-    g.parts = 20;
-    check(&g, 5);
-    g = product(192, 256, 3100); /* two tiles in two steps */
+    g.parts = 8;
+    check(&g, 14);
+    g.parts = 50; /* 24 blocks */
+    check(&g, 24);
+    g = product(128, 256, 800); /* two by two tiles in three steps each */
+    g.parts = 7;
+    check(&g, 12);
+    g.has_bias = true;
+    check(&g, 12);
+    g.accumulate = true;
+    check(&g, 12);
+    g.has_bias = false;
+    g.alpha = 0.5;
     g.a_m = 1, g.a_k = g.m;
-    check(&g, 4);
+    check(&g, 12);
+    g.b_k = 1, g.b_n = g.k;
+    check(&g, 12);
+    g = product(16, 256, 3100); /* not cut, but split: 1920 terms, and 1180 */
+    g.parts = 0;
+    g.has_bias = true;
+    check(&g, 1);
 }
 
 /* A sum of bf16 waits in f32 for the next part, and is rounded once. */
