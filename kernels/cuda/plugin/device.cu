@@ -105,7 +105,7 @@ static gradd_status_t fill_queue(gradd_queue_t *q) {
     CU(cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking), "a stream");
     CU(cudaMalloc((void **)&q->fault, sizeof *q->fault), "memory of a queue");
     CU(cudaMalloc(&q->scratch, GPU_SCRATCH), "memory of a queue");
-    CU(cudaMemset(q->fault, 0, sizeof *q->fault), "memory of a queue");
+    CU(cudaMemsetAsync(q->fault, 0, sizeof *q->fault, q->stream), "memory of a queue");
     return GRADD_OK;
 }
 

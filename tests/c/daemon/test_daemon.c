@@ -200,7 +200,7 @@ TEST(segments_of_the_kind_and_device_there_is) {
     peer_daemon_start(&daemon, NULL);
     peer_connect(&peer, daemon.dir);
     CHECK_OK(peer_hello(&peer, 2, 2));
-    for (uint64_t id = 1; id <= 2; id++) {
+    for (uint64_t id = 1; id <= 3; id++) {
         wire_out_t *m = &peer.out;
         CHECK_OK(gradd_segment_create("test", 4096, &segment));
         wire_begin(m);
@@ -211,13 +211,15 @@ TEST(segments_of_the_kind_and_device_there_is) {
         wire_key(m, "bytes");
         wire_put_u64(m, 4096);
         wire_key(m, "kind");
-        if (id == 1) wire_put_text(m, "memfd");
+        if (id != 2) wire_put_text(m, "memfd");
         if (id == 2) wire_put_nil(m); /* as if it were missing */
         wire_key(m, "device");
-        wire_put_text(m, "cpu");
-        CHECK_OK(peer_control(&peer, segment.fd));
+        wire_put_text(m, id < 3 ? "cpu" : "GPU-1");
+        const gradd_status_t st = peer_control(&peer, segment.fd);
+        CHECK_STATUS(id < 3 ? GRADD_OK : GRADD_E_UNSUPPORTED, st);
         gradd_segment_finish(&segment);
     }
+    CHECK_ERROR_HAS("no device 'GPU-1', only 'cpu'");
     peer_close(&peer);
     peer_daemon_stop(&daemon);
 }

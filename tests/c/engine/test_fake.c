@@ -558,7 +558,6 @@ static gradd_status_t try_emu(gradd_model_t *model, const char *call, int n, int
 TEST_LIMIT(every_call_of_cuda_may_fail, 60) {
     static const char *const calls[] = {"cudaMalloc",
                                         "cudaMallocAsync",
-                                        "cudaMemset",
                                         "cudaMemsetAsync",
                                         "cudaMemcpyAsync",
                                         "cudaStreamSynchronize",

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradd import DebugOptions, ORTModule, estimate
+from gradd import DebugOptions, ORTModule, errors, estimate
 from gradd.calls.lazy import LazyTensor
 from gradd.memory import devices
 from gradd.memory.shm import Header
@@ -53,6 +53,17 @@ def test_lazy_outputs_are_on_the_gpu(here: None) -> None:
     for scores in (copy, expected):
         scores.double().square().sum().backward()
     assert_same_grads(ours, theirs)
+
+
+def test_a_lazy_output_is_never_that_of_other_parameters(here: None) -> None:
+    """The fingerprint of what a forward has read comes by a reply that was not waited for."""
+    model = pair()[0]
+    for _ in range(3):
+        loss, scores = model(*batch())
+        loss.backward()
+    model.first.weight.data.add_(1)
+    with pytest.raises(errors.StaleError, match="have changed since"):
+        scores.sum()
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from torch import nn
 from gradd import ORTModule, errors
 from gradd.memory import devices
 from gradd.session import client as clients
-from gradd.session import control
+from gradd.session import control, timeline
 from helpers import emu_torch
 
 pytestmark = [
@@ -111,9 +111,14 @@ def test_a_kill_between_groups_costs_no_bit(
     right = expected.step()
     trainer = Trainer(_LAYER, monkeypatch)
     client = trainer.client
-    done = []
+    done, ended = [], []
+    real = timeline.wait_for_end
+    monkeypatch.setattr(
+        timeline, "wait_for_end", lambda pid, most: ended.append(pid) or real(pid, most)
+    )
 
     def kill() -> None:
+        ended.append(-client.worker_pid)
         torch.accelerator.synchronize(DEVICE)  # the change is made, in the group that was done
         daemon.kill(client.daemon_pid)
         done.append(client.timeline.words.read(devices.Words.GROUPS) & 0xFFFF)
@@ -122,6 +127,7 @@ def test_a_kill_between_groups_costs_no_bit(
     _assert_same(trainer.step(), right)
     assert client.recoveries == 1
     assert done[0] >= LAYERS - layer
+    assert ended == [ended[0], -ended[0]]  # what it had on the GPU is over
 
 
 def test_a_failure_between_groups_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,20 @@ class _Unsent(timeline.Pending):
         super().__init__("release", {"runs": []}, lambda reply: self.replies.append(reply["ok"]))
 
 
+@contextlib.contextmanager
+def _late_stream() -> Iterator[None]:
+    """What torch's current stream is given in this context is done after it."""
+    gate = devices.Words(devices.of(torch.device(DEVICE)))
+    gate.wait_in_turn(gate.READY, 1)
+    try:
+        yield
+        time.sleep(0.5)  # a daemon that does not wait is done by then
+    finally:
+        gate.write(gate.READY, 1)
+        torch.accelerator.synchronize(DEVICE)
+        gate.close()
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_refused_value_is_raised_and_its_results_are_nan(
     wait: bool, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +221,28 @@ def test_steps_behind_a_failure_are_not_done() -> None:
         assert trainer.step(i).isfinite().item()
 
 
+def test_a_step_that_is_sent_before_a_failure_is_known_is_not_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forward, backward and step are with the daemon when the first of them fails."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer = Trainer("fused", Squares)
+    for i in range(4):
+        trainer.step(i).item()
+    before = trainer.values()
+    ids, labels = trainer.batches[0]
+    ids = ids + 99  # there are 20 words
+    with _late_stream():
+        loss = trainer.model(ids, labels)
+        loss.backward(trainer.ones)
+        trainer.optimizer.step()
+        assert len(trainer.client.timeline.pending) == 3
+    assert loss.isnan().item() and all(p.grad.isnan().all() for p in trainer.model.parameters())
+    with pytest.raises(errors.GraddError, match="119|words|Gather"):
+        trainer.client.request("release", {"runs": []})
+    assert all(map(torch.equal, trainer.values(), before))
+
+
 def test_no_daemon_repeats_what_is_behind_a_failure(daemon: Any) -> None:
     """The next daemon does not know the chain: it must not get the rest of it."""
     trainer = Trainer("fused")
@@ -240,20 +276,6 @@ def _unchanged(model: type[Words] = Words) -> tuple[Trainer, list[float]]:
     for i in range(4):
         trainer.step(i)
     return trainer, [trainer.step(i).item() for i in range(4)]
-
-
-@contextlib.contextmanager
-def _late_stream() -> Iterator[None]:
-    """What torch's current stream is given in this context is done after it."""
-    gate = devices.Words(devices.of(torch.device(DEVICE)))
-    gate.wait_in_turn(gate.READY, 1)
-    try:
-        yield
-        time.sleep(0.5)  # a daemon that does not wait is done by then
-    finally:
-        gate.write(gate.READY, 1)
-        torch.accelerator.synchronize(DEVICE)
-        gate.close()
 
 
 def test_inputs_that_are_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

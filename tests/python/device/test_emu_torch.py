@@ -108,13 +108,21 @@ def test_results_are_those_of_the_cpu(name: str) -> None:
     torch.testing.assert_close(there.cpu(), here, rtol=1e-6, atol=1e-7)  # composites round apart
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "checkpoint"])
+def _layers(name: str) -> list[nn.Module]:
+    """From 8 features to 4."""
+    if name != "convolutions":
+        return [nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)]
+    first = [nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)]
+    return [*first, nn.ConvTranspose1d(4, 2, 2, bias=False), nn.Flatten(), nn.Linear(6, 4)]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "checkpoint", "convolutions"])
 def test_training_is_that_of_the_cpu(name: str) -> None:
     def train(device: str) -> list[torch.Tensor]:
         torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
+        model = nn.Sequential(*_layers(name))
         model.to(device)
-        kind = torch.optim.SGD if name == "sgd" else torch.optim.AdamW
+        kind = torch.optim.AdamW if name == "adamw" else torch.optim.SGD
         optimizer = kind(model.parameters(), lr=0.1)
         for _ in range(3):
             x = torch.randn(5, 8).to(device)
@@ -123,7 +131,7 @@ def test_training_is_that_of_the_cpu(name: str) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        return [p.detach().cpu() for p in model.parameters()]
+        return [t.detach().cpu() for t in model.state_dict().values()]
 
     torch.testing.assert_close(train("emu"), train("cpu"), rtol=1e-6, atol=1e-6)
 

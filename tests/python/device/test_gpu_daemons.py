@@ -58,6 +58,14 @@ def test_each_device_has_its_daemon(daemon: Any) -> None:
     assert [len(d["plans"]) for d in plans] == [1, 1, 1]
 
 
+def test_a_daemon_of_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was started by hand in the directory of this GPU, say."""
+    memory = devices.of(torch.device("emu:1"))
+    monkeypatch.setattr(memory, "environment", {})
+    with pytest.raises(devices.DeviceError, match=f"on emu:1, {memory.uuid}; daemon .* GPU-.*00"):
+        clients.get_client(device=memory.device).connect()
+
+
 def test_stop_ends_all_of_them_and_trainers_go_on(daemon: Any) -> None:
     model = _trained("emu:1")
     before = clients.get_client(device=torch.device("emu:1"))

@@ -524,6 +524,32 @@ Tensor reshape_alias(const Tensor &self, Sizes size, Sizes stride) {
 void record_stream(Tensor &, c10::Stream) {
 }
 
+// ---- convolutions: torch gives those of a new device to these two -------------------------------
+
+using Mask = std::array<bool, 3>;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+Tensor convolution(const Tensor &x, const Tensor &weight, const maybe<Tensor> &bias, Sizes stride,
+                   Sizes padding, Sizes dilation, bool transposed, Sizes output_padding,
+                   c10::SymInt groups) {
+    maybe<Tensor> b;
+    if (bias && bias->defined()) b = on_host(*bias);
+    return at::convolution_symint(on_host(x), on_host(weight), b, stride, padding, dilation,
+                                  transposed, output_padding, groups)
+        .to(x.device());
+}
+
+Three convolution_backward(const Tensor &grad, const Tensor &x, const Tensor &weight, Sizes stride,
+                           Sizes padding, Sizes dilation, bool transposed, Sizes output_padding,
+                           c10::SymInt groups, Mask wanted) {
+    const c10::SymInt channels = grad.sym_size(1);
+    auto [a, b, c] = at::convolution_backward_symint(on_host(grad), on_host(x), on_host(weight),
+                                                     Sizes(channels), stride, padding, dilation,
+                                                     transposed, output_padding, groups, wanted);
+    const auto here = [&](const Tensor &t) { return t.defined() ? t.to(x.device()) : t; };
+    return {here(a), here(b), here(c)};
+}
+
 // Waits are an operator's own.
 struct Uncounted {
     Uncounted() {
@@ -574,6 +600,25 @@ void check_devices(const c10::OperatorHandle &op, c10::ArrayRef<c10::IValue> arg
                 ": expected all tensors to be on the same device, found emu and cpu");
 }
 
+// Running statistics, which native_batch_norm() changes without saying so.
+struct Statistics {
+    std::vector<std::pair<Tensor, Tensor>> pairs; // of the device, and on the host
+
+    Statistics(const c10::OperatorHandle &op, torch::jit::Stack *stack, size_t first) {
+        if (op.schema().name() != "aten::native_batch_norm") return;
+        for (const size_t i : {first + 3, first + 4}) {
+            c10::IValue &value = (*stack)[i];
+            if (!value.isTensor() || !value.toTensor().defined()) continue;
+            pairs.emplace_back(value.toTensor(), on_host(value.toTensor()).clone());
+            value = pairs.back().second;
+        }
+    }
+    void put_back() const {
+        for (const auto &[there, here] : pairs)
+            there.copy_(here);
+    }
+};
+
 // An operator on the CPU. A generator of the device is the one within it.
 void run_on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     const size_t first = stack->size() - op.schema().arguments().size();
@@ -589,7 +634,9 @@ void run_on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     const Uncounted uncounted;
     std::optional<Drawing> drawing;
     if (op.hasTag(at::Tag::nondeterministic_seeded)) drawing.emplace(device);
+    const Statistics statistics(op, stack, first);
     at::native::cpu_fallback(op, stack);
+    statistics.put_back();
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -607,6 +654,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl("view_as_real", at::native::view_as_real);
     m.impl("view_as_complex", at::native::view_as_complex);
     m.impl("record_stream", record_stream);
+    m.impl("convolution_overrideable", convolution);
+    m.impl("convolution_backward_overrideable", convolution_backward);
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", item);
