@@ -11,7 +11,6 @@ from typing import Any
 import sympy
 import torch
 
-
 _POWERS = ("Pow", "PowByNatural")
 _HIGHEST = 4  # power of a size that is still a number of 64 bits
 _NUMBER_BITS = 40.0  # of a number that goes in: a step, a seed, a hash
