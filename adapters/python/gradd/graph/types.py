@@ -72,6 +72,7 @@ _LEFT_MIXED = frozenset(
         *(_aten.where.Scalar, _aten.where.ScalarSelf, _aten.where.ScalarOther),
     }
 )
+_WITH_ALPHA = frozenset({"add", "sub", "rsub"})
 # Of integers of 8 and 16 bits. In 32 bits they give the same, if the cast back takes the lowest.
 _SMALL = {
     torch.uint8: range(256),
@@ -111,7 +112,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
             _convert(graph, node, node.all_input_nodes, _type(node))
         elif node.target in _NORMS:
             _compute_in_one_type(graph, node, signature)
-        elif node.target in WITH_NUMBERS and any(map(_is_number, node.args)):
+        elif node.target in WITH_NUMBERS and _takes_number(node):
             _number_in_type(graph, node, signature)
         elif _rounds_between(node):
             _compute_wide(graph, node, signature)
@@ -195,6 +196,22 @@ def _is_number(operand: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def _takes_number(node: torch.fx.Node) -> bool:
+    """Whether an operand is a number that is computed, or one in the code beside an alpha.
+
+    The translations of add(x, 1, alpha=2) leave the 1 an integer, and in halves an f32.
+    """
+    if any(map(_is_number, node.args)):
+        return True
+    if node.target.overloadpacket.__name__ not in _WITH_ALPHA:
+        return False
+    return argument(node, "alpha") not in (None, 1) and any(map(_is_written, node.args[:2]))
+
+
+def _is_written(operand: Any) -> bool:
+    return type(operand) in (int, float)
+
+
 def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) -> None:
     tensor = next((n for n in node.all_input_nodes if _type(n) is not None), None)
     if tensor is None:
@@ -203,11 +220,16 @@ def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) 
     if not own.is_floating_point and not _is_whole(node, own):
         return  # the result has another type than the tensor
     wide = torch.float32 if own in _HALVES else own
-    for number in [n for n in node.args if _is_number(n)]:
+    for place, number in enumerate(node.args[:2]):
+        if not _is_number(number) and not _is_written(number):
+            continue
         with graph.inserting_before(node):
             made = graph.call_function(_aten.scalar_tensor.default, (number,), {"dtype": wide})
         made.meta["val"] = tensor.meta["val"].new_empty((), dtype=wide)
-        node.replace_input_with(number, made)
+        node.update_arg(place, made)
+    if node.args[2:]:  # rsub.Scalar takes it by its place, rsub.Tensor does not
+        node.kwargs = {**node.kwargs, "alpha": node.args[2]}
+        node.args = node.args[:2]
     node.target = node.target.overloadpacket.Tensor
     _compute_in_one_type(graph, node, signature, wide)
 

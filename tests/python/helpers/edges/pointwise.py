@@ -123,6 +123,7 @@ ROWS = [
     row("sub alpha", lambda x, y: torch.sub(x, y, alpha=3), *TWO),
     row("rsub", lambda x: 1 - x),
     row("rsub alpha", lambda x, y: torch.rsub(x, y, alpha=2), *TWO),
+    row("whole numbers alpha", lambda x: torch.rsub(x, 2, alpha=3) + torch.add(x, 1, alpha=2.5)),
     row("mul", lambda x, y: x * y, *TWO),
     row("div", lambda x, y: x / y, *TWO),
     row("div scalar", lambda x: x / 3),
