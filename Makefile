@@ -135,7 +135,7 @@ docs: ## show the site at http://127.0.0.1:8000, rebuilt when a page changes
 	@$(SITE) serve
 
 # Families that $(B)/families.jsonl holds already are not run again: remove it to start over.
-families: all ## try every family of transformers (two hours), write docs/families.md
+families: all ## try every family of transformers (four hours), write docs/families.md
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tools/families.py $(B)/families.jsonl
 	@$(PY) tools/families.py $(B)/families.jsonl --page docs/families.md
 

@@ -318,7 +318,11 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="write this page from the results; run nothing")
     args = parser.parse_args()
     if args.page:
-        args.page.write_text(families_page.page(families_page.read(args.results)))
+        rows = families_page.read(args.results)
+        known = {(r["family"], r["model"]) for r in rows}
+        every = [(f.name, f.model) for f in families_sizes.families()]
+        left = [names for names in every if names not in known]
+        args.page.write_text(families_page.page(rows, left))
         return 0
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.pop("GRADD_DISABLE", None)

@@ -11,7 +11,7 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,7 @@ LONGEST = 160  # characters of a reason
 
 HEAD = """# Model families
 
-Does a family of Hugging Face models train in gradd? Of the {tried} model classes below {trains}
-train wholly in the daemon, and {most} with at least half of the operations of their products.
-Written by `make families` with {versions}.
+{summary}
 
 {kinds}
 Each class was built small and with random weights from the family's own configuration class: two to
@@ -34,8 +32,13 @@ texts with padding, and the loss and the gradient of every parameter were compar
 does not: `ORTModule` compares the first step with PyTorch, `strict=True` raises instead of running
 anything in PyTorch, and `print(model.gradd_explain())` shows what was recognised.
 
-`make families` takes about two hours on two cores and goes on where it was stopped; remove
+`make families` takes about four hours on two cores and goes on where it was stopped; remove
 `build/families.jsonl` to start over.
+"""
+SUMMARY = """
+Does a family of Hugging Face models train in gradd? Of the {tried} model classes that were run
+{trains} train wholly in the daemon, and {most} with at least half of the operations of their
+products{left}. Written by `make families` with {versions}.
 """
 KINDS = {
     "image": "images",
@@ -89,6 +92,13 @@ library that is not installed. Nothing is known about them.
 
 """
 
+LEFT = """
+## Not run
+
+`make families` has not come to these yet.
+
+"""
+
 
 def read(path: Path) -> list[Row]:
     """The rows of a file, one per family and class, sorted; none if there is no file."""
@@ -97,17 +107,23 @@ def read(path: Path) -> list[Row]:
     return [rows[key] for key in sorted(rows)]
 
 
-def page(rows: list[Row]) -> str:
-    """The whole page."""
+def page(rows: list[Row], left: Sequence[tuple[str, str]] = ()) -> str:
+    """The whole page.
+
+    Args:
+        rows: Of the classes that were run.
+        left: Family and class of those that were not.
+    """
     by_status = {s: [r for r in rows if r["status"] == s] for s in ("daemon", "partly", "untried")}
     problems = [r for r in rows if r["status"] in ("differs", "error")]
-    text = HEAD.format(
+    summary = SUMMARY.strip().format(
         trains=len(by_status["daemon"]),
         most=sum(r["share"] >= 0.5 for r in by_status["partly"]),
         tried=len(rows) - len(by_status["untried"]),
+        left=f"; {len(left)} more, at the end, were not" if left else "",
         versions="; ".join(sorted({r["versions"] for r in rows})),
-        kinds=kinds(rows),
     )
+    text = HEAD.format(summary=wrapped(summary), kinds=kinds(rows))
     text += DAEMON + table(by_status["daemon"])
     partly = by_status["partly"]
     text += PARTLY + "".join(map(part, partly)) + counted(partly) + "\nWhat was cut out first:\n\n"
@@ -116,6 +132,9 @@ def page(rows: list[Row]) -> str:
         text += PROBLEMS + items(problems, problem)
     if by_status["untried"]:
         text += UNTRIED + items(by_status["untried"], reason)
+    if left:
+        names = ", ".join(f"`{model}` of {family}" for family, model in left)
+        text += LEFT + wrapped(names + ".") + "\n"
     return text
 
 
@@ -140,7 +159,12 @@ def counted(rows: list[Row]) -> str:
     """A paragraph: causes and how many classes have them, the most frequent first."""
     causes = Counter(map(cause, rows)).most_common()
     told = ", ".join(f"{name} {count}" for name, count in causes)
-    return "\n" + textwrap.fill(COUNTED.strip().format(causes=told), COLUMNS) + "\n" if rows else ""
+    return "\n" + wrapped(COUNTED.strip().format(causes=told)) + "\n" if rows else ""
+
+
+def wrapped(text: str) -> str:
+    """A paragraph within the columns of the page; names stay whole."""
+    return textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False)
 
 
 def cause(row: Row) -> str:

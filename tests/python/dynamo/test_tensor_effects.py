@@ -333,6 +333,17 @@ def returned_view(net: Net, x: torch.Tensor) -> Any:
     return net.b(net.a(h).tanh()), h.view(6, 3)
 
 
+def hooked(net: Net, x: torch.Tensor) -> Any:
+    h = x * 2
+    h.requires_grad = True
+    h.register_hook(lambda gradient: gradient * 2)
+    return net.b(net.a(h).tanh()), h
+
+
+def hooked_inside(net: Net, x: torch.Tensor) -> Any:
+    return hooked(net, x)[0]
+
+
 def only_of_it(net: Net, x: torch.Tensor) -> Any:
     h = x * 2
     h.requires_grad = True
@@ -344,7 +355,9 @@ WHOLE = [a_view, written_before, asked, twice]
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    "body", [*WHOLE, frozen, returned, returned_view, only_of_it], ids=lambda f: f.__name__
+    "body",
+    [*WHOLE, frozen, returned, returned_view, hooked, hooked_inside, only_of_it],
+    ids=lambda f: f.__name__,
 )
 def test_as_in_pytorch(body: Callable) -> None:
     net = Net(body)

@@ -49,10 +49,19 @@ def section(page: str, title: str) -> str:
     return page.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
+def test_page_names_the_classes_that_were_not_run() -> None:
+    page = families_page.page([TRAINS], [("dd", "DdModel"), ("ee-x", "EeModel")])
+    assert "`DdModel` of dd, `EeModel` of ee-x." in section(page, "Not run")
+    assert "Not run" not in families_page.page([TRAINS])
+
+
 def test_page_has_one_table_or_list_for_each_outcome() -> None:
     page = families_page.page([TRAINS, IN_PART, FUNCTION, UNTRIED])
     said = " ".join(page.split())
-    assert "Of the 3 model classes below 1 train wholly" in said and "and 1 with at least" in said
+    assert (
+        "Of the 3 model classes that were run 1 train wholly" in said
+        and "and 1 with at least" in said
+    )
     assert "torch 1.2, transformers 3.4" in page
     assert "| aa | `AaModel` | 8.1e-07 | Exp×2, Tanh |\n" in section(page, "Train in the daemon")
     assert "BbModel" not in section(page, "Train in the daemon")

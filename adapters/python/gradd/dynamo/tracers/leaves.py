@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.dynamo.lower import value_of
+from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.tracers import membership
 from gradd.memory.watch import address
 
 MARK = "requires_grad_"  # the method that a mark calls
+_ASKING = ("register_hook", "retain_grad")  # for a gradient, in the graph
 _STORE = dis.opmap["STORE_ATTR"]
 
 
@@ -53,7 +54,7 @@ def _is_true(variable: Any) -> bool:
 def drop(graph: torch.fx.Graph) -> int:
     """Takes out of a graph of Dynamo the marks of what does not leave it; returns how many."""
     marks = [node for node in graph.nodes if node.op == "call_method" and node.target == MARK]
-    if not marks:
+    if not marks or any(name_of(node) in _ASKING for node in graph.nodes):
         return 0
     results = [value_of(node) for node in graph.output_node().all_input_nodes]
     outside = {address(x) for x in results if isinstance(x, torch.Tensor)}
