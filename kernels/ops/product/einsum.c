@@ -115,6 +115,10 @@ static gradd_status_t describe(const char *equation, const gradd_type_t *types, 
     *e = (einsum_t){0};
     for (int i = 0; i < N_AXES; i++)
         e->size[i] = -1;
+    for (int i = 0; at[i]; i++) /* messages show parts of it */
+        if (at[i] < ' ' || at[i] > '~')
+            return GRADD_FAIL(GRAPH, "the equation has a byte %d, where a letter is expected",
+                              (unsigned char)at[i]);
     for (int i = 0; i < n; i++) {
         if (i && *at++ != ',')
             return GRADD_FAIL(GRAPH, "the equation has %d terms for %d inputs", i, n);
