@@ -115,6 +115,10 @@ static gradd_status_t describe(const char *equation, const gradd_type_t *types, 
     *e = (einsum_t){0};
     for (int i = 0; i < N_AXES; i++)
         e->size[i] = -1;
+    for (int i = 0; at[i]; i++) /* messages show parts of it */
+        if (at[i] < ' ' || at[i] > '~')
+            return GRADD_FAIL(GRAPH, "the equation has a byte %d, where a letter is expected",
+                              (unsigned char)at[i]);
     for (int i = 0; i < n; i++) {
         if (i && *at++ != ',')
             return GRADD_FAIL(GRAPH, "the equation has %d terms for %d inputs", i, n);
@@ -154,13 +158,13 @@ static gradd_status_t infer_einsum(gradd_infer_t *c) {
 /* ---- expansion ------------------------------------------------------------------------------- */
 
 /* A value, and the names of its axes. */
-typedef struct named_s {
+typedef struct factor_s {
     gradd_val_t v;
     term_t axes;
-} named_t;
+} factor_t;
 
 /* Sums over the axes that are not in `wanted`. */
-static void sum_others(gradd_builder_t *b, named_t *x, const bool *wanted) {
+static void sum_others(gradd_builder_t *b, factor_t *x, const bool *wanted) {
     const gradd_attr_t keep = gradd_make_int("keepdims", 0);
     int64_t axes[GRADD_MAX_RANK];
     term_t left = {0};
@@ -172,10 +176,10 @@ static void sum_others(gradd_builder_t *b, named_t *x, const bool *wanted) {
             axes[n++] = i;
     if (!n) return;
     const gradd_val_t in[] = {x->v, gradd_const_i64s(b, axes, n)};
-    *x = (named_t){gradd_emit_attrs(b, "ReduceSum", in, 2, &keep, 1), left};
+    *x = (factor_t){gradd_emit_attrs(b, "ReduceSum", in, 2, &keep, 1), left};
 }
 
-static gradd_val_t in_order(gradd_builder_t *b, const named_t *x, const term_t *order) {
+static gradd_val_t in_order(gradd_builder_t *b, const factor_t *x, const term_t *order) {
     int64_t perm[GRADD_MAX_RANK];
     bool moved = false;
     for (int i = 0; i < order->n; i++)
@@ -203,7 +207,7 @@ static int64_t elements(const einsum_t *e, const term_t *t) {
 }
 
 /* x and y multiplied, and summed over the axes that nothing behind wants. */
-static gradd_status_t multiply(gradd_builder_t *b, const einsum_t *e, named_t *x, named_t *y,
+static gradd_status_t multiply(gradd_builder_t *b, const einsum_t *e, factor_t *x, factor_t *y,
                                const bool *wanted) {
     term_t batch = {0}, summed = {0}, left = {0}, right = {0}, first, second, result;
     int beyond = 0;
@@ -247,9 +251,9 @@ static gradd_status_t expand_einsum(gradd_expand_t *x) {
     for (int i = 0; i < x->n_in; i++)
         types[i] = *gradd_val_type(b, x->in[i]);
     GRADD_TRY(describe(gradd_attr_string(x->attrs, "equation", ""), types, x->n_in, &e));
-    named_t now = {gradd_wide(b, x->in[0]), e.in[0]};
+    factor_t now = {gradd_wide(b, x->in[0]), e.in[0]};
     for (int i = 0; i < e.n; i++) {
-        named_t next = {gradd_wide(b, x->in[i]), e.in[i]};
+        factor_t next = {gradd_wide(b, x->in[i]), e.in[i]};
         bool wanted[N_AXES] = {false};
         for (int axis = 0; axis < N_AXES; axis++) {
             wanted[axis] = has(&e.out, axis);

@@ -62,7 +62,7 @@ REFUSED = {
     "ij>": (((2, 3),), "has '>' where a letter is expected"),
     "ij-": (((2, 3),), "goes on with '-'"),
     "ij->i,j": (((2, 3),), "goes on with ',j' behind its result"),
-    "i\xe9": (((2, 3),), "where a letter is expected"),
+    "i\xe9": (((2, 3),), "has a byte 195, where a letter is expected"),
     "......": (((2, 3),), "where a letter is expected"),
 }
 
