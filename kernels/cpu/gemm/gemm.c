@@ -95,8 +95,8 @@ static bool is_fast(gradd_dtype_t dtype) {
 /* One that is made in parts is split along k wherever that takes no memory: nothing is copied twice
  * for it, as for tiles. */
 static bool is_split(const gradd_gemm_t *g) {
-    const bool free = gradd_split_fits(g) && gradd_gemm_result(g) == GRADD_DT_F32;
-    return gradd_split_pays(g) || (g->parts > 1 && free);
+    if (g->parts < 2) return gradd_split_pays(g);
+    return gradd_split_fits(g) && gradd_gemm_result(g) == GRADD_DT_F32;
 }
 
 static gradd_status_t find_way(product_t *p) {
@@ -164,18 +164,23 @@ static int count_down(int tiles, int across) {
     return down ? down : 1;
 }
 
-/* How many tiles lie side by side, so that least is copied again and again: oneDNN copies what a
- * tile has of both operands into an order of its own. Columns need a product that leaves out those
- * beside it. */
+/* What it takes to copy a row of tiles' right operand once more, where a column's left one takes 1:
+ * plain products copy both into an order of their own, primitives read the left one as it is. */
+static double copy_cost(const gradd_gemm_t *g) {
+    return gradd_sgemm_fits(g) ? 1 : 3;
+}
+
+/* How many tiles lie side by side, so that least is copied again and again. Columns need a product
+ * that leaves out those beside it. */
 static int find_across(const gradd_gemm_t *g, int tiles) {
     int found = 1;
     double least = INFINITY;
-    if (g->dtype != GRADD_DT_F32 || !is_fast(g->dtype)) return 1;
+    if (!is_fast(g->dtype)) return 1;
     if (g->a_k != 1 && !gradd_sgemm_fits(g)) return 1;
     for (int across = 1; across <= tiles; across++) {
         const double columns = (double)count_parts(g->n, part_of(g->n, across));
         const double rows = (double)count_parts(g->m, part_of(g->m, count_down(tiles, across)));
-        const double cost = columns * (double)g->m + rows * (double)g->n;
+        const double cost = columns * (double)g->m + copy_cost(g) * rows * (double)g->n;
         if (columns * rows < tiles * 0.85 || cost >= least) continue;
         least = cost;
         found = across;

@@ -138,7 +138,8 @@ TEST(long_sums_are_cut) {
     check(&g, 1);
 }
 
-/* A sum of bf16 waits in f32 for the next part, and is rounded once. */
+/* Whether split or in tiles: the sum is f32, and one in another order may round to the next number.
+ */
 TEST(long_sums_of_bf16_are_rounded_once) {
     if (!gradd_gemm_bf16_native()) test_skip("this processor does not multiply bf16");
     gradd_cpu_enter(2);
@@ -164,7 +165,10 @@ TEST(long_sums_of_bf16_are_rounded_once) {
         gradd_gemm_unprepare(&ready);
         free(workspace);
     }
-    CHECK(!memcmp(got[0], got[1], sizeof *got[0] * (size_t)n));
+    for (int64_t i = 0; i < n; i++) {
+        const float x = gradd_bf16_f32(got[0][i]), y = gradd_bf16_f32(got[1][i]);
+        CHECK(fabsf(x - y) <= fabsf(x) / 128 + 1e-3f);
+    }
     CHECK(got[0][n - 1].bits != 0);
     free(a), free(b), free(got[0]), free(got[1]);
 }
