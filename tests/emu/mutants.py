@@ -195,6 +195,9 @@ def no_wait_for(what: str, file: str, read: str) -> Mutant:
     return Mutant(name, file, read, read.replace("gpu_read", "gpu_write"), tests=("test_emu_step",))
 
 
+CUDA = "kernels/cuda/plugin/device.cu"
+
+
 def late(name: str, file: str, old: str, new: str) -> Mutant:
     """A bug of the engine; the device begins so late that a missing wait shows."""
     env = {"GRADD_FAKE_DELAY_US": "10000", "GRADD_SIM_DELAY_US": "10000"}
@@ -204,6 +207,11 @@ def late(name: str, file: str, old: str, new: str) -> Mutant:
 def lent(name: str, old: str, new: str) -> Mutant:
     """A bug in how the device takes memory of clients."""
     return Mutant(name, "kernels/cuda/plugin/memory.cu", old, new, tests=("test_lent",))
+
+
+def in_turn(name: str, old: str, new: str) -> Mutant:
+    """Work that the device does before what its queue was given earlier."""
+    return Mutant(name, CUDA, old, new, tests=("test_cuda_queue",))
 
 
 def comm(name: str, old: str, new: str) -> Mutant:
@@ -221,7 +229,7 @@ ROWS_AGAIN = (
     "    GRADD_TRY(s->b->wait(s->queue, NULL));\n    return s->b->queue_enter(s->queue, 0);"
 )
 ENDS = "gradd_status_t waited = d->backend->wait(d->queue, &failed);"
-STEPPED = "gradd_status_t waited = s.b->wait(s.queue, NULL);"
+STEPPED = "gradd_status_t waited = s->b->wait(s->queue, NULL);"
 WAITS = [
     no_wait_for("a norm", STEP, "gpu_read(out, &there->all, sizeof *out)"),
     no_wait_for("the finite check", STEP, "gpu_read(&found, there, sizeof found)"),
@@ -266,7 +274,6 @@ WAITS = [
         "    /* its",
     ),
 ]
-CUDA = "kernels/cuda/plugin/device.cu"
 DEVICE = [
     late(
         "no wait before the host reads a fault",
@@ -309,6 +316,32 @@ DEVICE = [
         tests=("test_queue",),
     ),
     lent("memory that stays mapped", "        d->unmap((CUdeviceptr)at, bytes);\n", ""),
+    in_turn(
+        "a copy before its turn",
+        "cudaMemcpyDefault, (cudaStream_t)gpu_call.stream",
+        "cudaMemcpyDefault, nullptr",
+    ),
+    in_turn("zeros before their turn", "0, bytes, q->stream) :", "0, bytes, nullptr) :"),
+    in_turn(
+        "a word before its turn",
+        "    return noted(q, gpu_store(word, value));",
+        "    gpu_call.stream = nullptr;\n    return noted(q, gpu_store(word, value));",
+    ),
+    Mutant(
+        "a segment of another device",
+        "server/daemon/control.c",
+        "if (!given || says(given, host->device)",
+        "if (true || says(given, host->device)",
+        tests=("test_daemon",),
+    ),
+    Mutant(
+        "a step that is done behind a failure",
+        "server/verbs/objects.c",
+        "if (!request->chain || request->chain",
+        "if (true || request->chain",
+        tests=("tests/python/device/test_emu_timeline.py",),
+        env={"GRADD_TEST_DEVICE": "emu"},
+    ),
     comm(
         "an average that does not wait for its gradients",
         '    CU(cudaStreamWaitEvent(c->stream, item->event, 0), "an event");\n',
@@ -373,6 +406,48 @@ ADAPTER = [
         'self.environment = {"CUDA_VISIBLE_DEVICES": self.uuid}',
         "self.environment = {}",
         "test_gpu_daemons",
+    ),
+    in_adapter(
+        "results of a failed request that are no NaN",
+        "session/timeline.py",
+        "self._memory.fill_with_nan([place for part in rest for place in part])",
+        "pass",
+        "test_emu_timeline",
+    ),
+    in_adapter(
+        "a stream that does not go on behind the one before",
+        "memory/devices.py",
+        "                self._gpu.go_on_behind(before)",
+        "                pass",
+        "test_emu_timeline",
+    ),
+    in_adapter(
+        "memory that is given back while a request needs it",
+        "session/client.py",
+        "if self.timeline is not None and self.timeline.pending:\n            self._unneeded",
+        "if False:\n            self._unneeded",
+        "test_emu_calls",
+    ),
+    in_adapter(
+        "a fingerprint that is not heard",
+        "session/client.py",
+        'hear = read.hear if read is not None and "look" in more else _ignore',
+        "hear = _ignore",
+        "test_emu_calls",
+    ),
+    in_adapter(
+        "a daemon of another GPU that is taken",
+        "session/client.py",
+        "if self.memory is HOST or connection.uuid == self.memory.uuid:",
+        "if True:",
+        "test_gpu_daemons",
+    ),
+    in_adapter(
+        "a backward that is repeated while its dead daemon may still write",
+        "session/timeline.py",
+        "            self._wait_for_end(self._daemon)\n",
+        "",
+        "test_emu_groups",
     ),
 ]
 MUTANTS = KERNELS + WAITS + DEVICE + ADAPTER

@@ -536,6 +536,7 @@ Tensor convolution(const Tensor &x, const Tensor &weight, const maybe<Tensor> &b
     if (bias && bias->defined()) b = on_host(*bias);
     return at::convolution_symint(on_host(x), on_host(weight), b, stride, padding, dilation,
                                   transposed, output_padding, groups)
+        .contiguous() // which torch expects of these
         .to(x.device());
 }
 
