@@ -204,6 +204,14 @@ GRADD_HD int64_t gradd_power_i64(int64_t x, double y) {
 #define E_SOFTSIGN(F)      (a / (1 + F##abs(a)))
 #define E_SOFTSIGN_GRAD(F) (a / ((1 + F##abs(b)) * (1 + F##abs(b))))
 
+/* NaN stays NaN. */
+#define CUT(v)            ((v) < 0 ? 0 : (v) > 1 ? 1 : (v))
+#define E_HARD_SIGMOID(F) (CUT(GRADD_K(p[0]) * a + GRADD_K(p[1])))
+#define E_HARD_SIGMOID_GRAD(F)                                                                     \
+    (GRADD_K(p[0]) * b + GRADD_K(p[1]) > 0 && GRADD_K(p[0]) * b + GRADD_K(p[1]) < 1                \
+         ? GRADD_K(p[0]) * a                                                                       \
+         : 0)
+
 #define E_EXPM1(F) (F##expm1(a))
 #define E_LOG1P(F) (F##logp(a))
 

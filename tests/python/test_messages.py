@@ -33,7 +33,7 @@ from helpers.graphs import engine
 from helpers.graphs.captures import Lambda
 from helpers.hostile import control_socket, graphs, runs
 from helpers.hostile.raw_client import Raw, Row
-from helpers.nets import Net, batch, loss_of
+from helpers.nets import Determinants, Net, batch, loss_of
 from helpers.other_versions import new_daemon
 
 X = torch.linspace(-1, 2, 24).reshape(6, 4)
@@ -195,7 +195,7 @@ def _a_directory_for_all(world: World) -> None:
 
 @raises("UNSUPPORTED")
 def _an_unknown_operator(world: World) -> None:
-    ORTModule(nn.Hardsigmoid(), strict=True)(torch.randn(2, 3))
+    ORTModule(Determinants(), strict=True)(torch.randn(2, 3))
 
 
 @raises("INTERNAL")
@@ -274,9 +274,7 @@ REASONS |= {
     "python_random": _forward(_seeded),
     "sequence_or_loop": _forward(lambda self, x: torch.unsafe_split(self.lin(x), 3)[0].sum()),
     "tensor_subclass": _forward(lambda self, x: self.lin(x), X.as_subclass(Tagged)),
-    "unsupported": _forward(
-        lambda self, x: self.cut(self.lin(x)).sum(), cut=lambda: nn.Hardsigmoid()
-    ),
+    "unsupported": _forward(lambda self, x: self.cut(self.lin(x)).sum(), cut=Determinants),
     "unsupported_input_type": _forward(
         lambda self, x, y: self.lin(x) * y.float(), X, torch.ones(4, dtype=torch.uint16)
     ),

@@ -214,7 +214,7 @@ REASONS = (
     Reason(
         "unsupported",
         _ONNX,
-        "The daemon has no kernel for an operator or type of the graph, as for HardSigmoid.",
+        "The daemon has no kernel for an operator or type of the graph, as for determinants.",
         "See [operators.md](operators.md) for those that it has.",
     ),
     Reason(

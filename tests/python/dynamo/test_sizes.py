@@ -12,6 +12,7 @@ from torch import nn
 from gradd import ORTModule
 from helpers.graphs.captures import Lambda, assert_same
 from helpers.models import families
+from helpers.nets import determinants
 from helpers.selection import every_run, quick_or_slow
 
 pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("shared_daemon")]
@@ -183,7 +184,7 @@ def test_a_recurrent_cell_serves_batches_of_any_size(name):
 
 def _shifted(self, x):
     """Writes to what it has made, as models do with labels, beside what runs in PyTorch."""
-    h = F.hardsigmoid(self.lin(x))[:, 1:-1]
+    h = determinants(self.lin(x))[:, 1:-1]
     shifted = x.new_zeros(x.shape)
     shifted[:, 1:] = x[:, :-1].clone()
     shifted[:, 0] = 3
@@ -200,7 +201,7 @@ def test_what_a_graph_writes_beside_a_cut_fixes_no_size():
 def _halved(self, x):
     """What goes into the second piece has axes of (n - 2) // 2 alone."""
     h = self.lin(x)[:, None].flatten(2).repeat(1, 2, 1)
-    h = F.hardsigmoid(h[..., 3::2])
+    h = determinants(h[..., 3::2])
     b, c, n = h.shape
     h = self.out(h.mT.reshape(b * n, c)).relu().view(b, n, 3)
     return h[:, : n // 2].reshape(b, -1, 3).mean(1)

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradd import ORTModule, errors
 from gradd.session.client import Client, get_client
+from helpers.nets import Determinants
 from helpers.ranks import WIDTH, Stack, batch
 
 STEPS = 3
@@ -232,7 +233,7 @@ def refused() -> dict[str, str]:
     with _said(found, "pickle"):
         pickle.dumps(module)
     assert copy.deepcopy(module)._gradd_reduction is module._gradd_reduction
-    module = _wrapped(nn.Sequential(nn.Linear(3, 3), nn.Hardsigmoid()))
+    module = _wrapped(nn.Sequential(nn.Linear(3, 3), Determinants()))
     with _said(found, "operator"):
         module(torch.randn(2, 3).to(_device()))
     return found

@@ -519,7 +519,7 @@ def test_dropout_in_a_branch_is_not_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opset", [13, 22])
-def test_a_hard_sigmoid_is_written_out(opset: int, tmp_path: Path) -> None:
+def test_a_hard_sigmoid_trains(opset: int, tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Mul", ["x", "w"], ["s"]),
         helper.make_node("HardSigmoid", ["s"], ["y"], alpha=1 / 6),

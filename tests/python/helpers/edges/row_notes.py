@@ -231,7 +231,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     # The bits of a number, and steps that the numbers decide about: no formula of operators.
     "prims.nextafter": ("nextafter",),
     "prims.gcd": ("gcd lcm",),
-    "HardSigmoid": ("hardsigmoid",),  # docs/adding-an-operator.md adds it
 }
 REFUSED = {name: word for word, names in _BY_WORD.items() for name in names}
 

@@ -164,9 +164,28 @@ def _trim_outputs(graph: ir.Graph) -> None:
             node.resize_outputs(count)
 
 
+def _inline_functions(model: ir.Model) -> None:
+    """Puts the bodies of functions in place of their calls; nodes keep the line that made the call.
+
+    Results have their names afterwards, and steps before them are made for what follows.
+    """
+    calls = [node for node in model.graph if node.op_identifier() in model.functions]
+    made_by = {v.name: node.meta.get("node") for node in calls for v in node.outputs}
+    before = set(model.graph)
+    passes.InlinePass()(model)
+    for node in reversed(model.graph):
+        if node not in before:
+            readers = (use.node for v in node.outputs for use in v.uses())
+            known = [made_by.get(v.name) for v in node.outputs]
+            known += [reader.meta.get("node") for reader in readers if reader not in before]
+            call = next(filter(None, known), None)
+            if call is not None:
+                node.meta["node"] = call
+
+
 def _optimize(model: ir.Model) -> None:
+    _inline_functions(model)
     ir.passes.Sequential(
-        passes.InlinePass(),
         passes.RemoveUnusedNodesPass(),  # so that only computed nodes are compared
         ir.passes.PassManager(
             [

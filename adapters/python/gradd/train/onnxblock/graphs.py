@@ -208,47 +208,8 @@ def read_numbers(model: onnx.ModelProto) -> None:
 
 
 def write_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without what the engine has no row for: functions, and HardSigmoid.
-
-    Functions of the model are put in place of their calls; HardSigmoid becomes a product, a sum and
-    a Clip.
-    """
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    nodes = [part for node in model.graph.node for part in _hard_sigmoid(model, node)]
-    nodes = [type(node).FromString(node.SerializeToString()) for node in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    return model
-
-
-def _hard_sigmoid(model: onnx.ModelProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """alpha x + beta, kept between 0 and 1, if that is what the node is; else the node."""
-    if node.op_type != "HardSigmoid" or node.domain not in ("", "ai.onnx"):
-        return [node]
-    given = {attribute.name: attribute.f for attribute in node.attribute}
-    kind = _element_type(model, node)
-    made, now = [], node.input[0]
-    numbers = {"Mul": [given.get("alpha", 0.2)], "Add": [given.get("beta", 0.5)], "Clip": [0, 1]}
-    for op, values in numbers.items():
-        operands = [now]
-        for value in values:
-            name = new_name(f"hard_sigmoid.{op.lower()}")
-            array = onnx.helper.make_tensor(name, kind, [], [value])
-            made.append(onnx.helper.make_node("Constant", [], [name], value=array))
-            operands.append(name)
-        now = node.output[0] if op == "Clip" else new_name("hard_sigmoid")
-        made.append(onnx.helper.make_node(op, operands, [now], node.name and f"{node.name}/{op}"))
-    return made
-
-
-def _element_type(model: onnx.ModelProto, node: onnx.NodeProto) -> int:
-    """Of a float node's values; f32 where the model does not say it."""
-    graph = model.graph
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        if value.name in (node.input[0], node.output[0]) and value.type.tensor_type.elem_type:
-            return value.type.tensor_type.elem_type
-    return onnx.TensorProto.FLOAT
+    """The model with its own functions in place of their calls."""
+    return onnx.inliner.inline_local_functions(model) if model.functions else model
 
 
 # ---- models of 2 GiB and more ----------------------------------------------------------------
