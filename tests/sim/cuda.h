@@ -71,6 +71,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes);
 CUresult cuMemFree_v2(CUdeviceptr at);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuCtxSynchronize(void);
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
 CUresult cuEventCreate(CUevent *out, unsigned flags);

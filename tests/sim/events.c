@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/sim/cuda.h"
 #include "tests/sim/internal.h"
 
 /* The part that processes share. */
@@ -29,6 +30,7 @@ struct sim_event_s {
 typedef struct sim_turn_s {
     sim_shared_t *shared;
     uint64_t n;
+    _Atomic int left; /* streams that have not come to it, of an event of a whole device */
 } sim_turn_t;
 
 static atomic_int events;
@@ -130,7 +132,7 @@ static void wait_turn(void *argument) {
 static void give(cudaStream_t stream, void (*run)(void *), sim_shared_t *s, uint64_t n) {
     sim_turn_t *turn = malloc(sizeof *turn);
     if (!turn) abort();
-    *turn = (sim_turn_t){s, n};
+    *turn = (sim_turn_t){s, n, 0};
     sim_give(stream, run, turn);
 }
 
@@ -139,6 +141,24 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
     e->shared->by = getpid();
     give(stream, end_turn, e->shared, ++e->shared->recorded);
     return cudaSuccess;
+}
+
+static void end_part(void *argument) {
+    sim_turn_t *turn = argument;
+    if (!--turn->left) end_turn(turn);
+}
+
+/* All that the streams of a context have been given by now. */
+CUresult cuCtxRecordEvent(CUcontext context, CUevent e) {
+    const cudaError_t failing = sim_failing(__func__, cudaErrorInvalidResourceHandle);
+    if (failing) return (CUresult)failing;
+    sim_turn_t *turn = malloc(sizeof *turn);
+    if (!turn) abort();
+    e->shared->by = getpid();
+    *turn = (sim_turn_t){e->shared, ++e->shared->recorded, 1};
+    sim_give_all(sim_device_number((int)(intptr_t)context - 1), end_part, turn, &turn->left);
+    end_part(turn);
+    return CUDA_SUCCESS;
 }
 
 /* For the work that was recorded last, as at the time of the call. */

@@ -88,5 +88,7 @@ void sim_check_importers(const void *at);
 /* ---- streams (stream.c) ---------------------------------------------------------------------- */
 
 void sim_wait_all(void);
+/* Gives the same work to all streams of a device, and adds their number to `left` before. */
+void sim_give_all(int number, void (*run)(void *), void *argument, _Atomic int *left);
 
 #endif

@@ -16,6 +16,7 @@ struct sim_stream_s {
     pthread_t thread;
     sim_item_t *first, **end; /* `first` is in progress until it leaves the list */
     bool ending;
+    int device; /* its number on the machine */
     unsigned random;
 };
 
@@ -72,6 +73,14 @@ static void *serve(void *argument) {
     return NULL;
 }
 
+static void append(cudaStream_t s, void (*run)(void *), void *argument) {
+    sim_item_t *item = malloc(sizeof *item);
+    if (!item) abort();
+    *item = (sim_item_t){NULL, run, argument};
+    *s->end = item;
+    s->end = &item->next;
+}
+
 void sim_give(cudaStream_t s, void (*run)(void *), void *argument) {
     if (!s || sim_settings()->blocking) {
         if (s) cudaStreamSynchronize(s);
@@ -80,12 +89,18 @@ void sim_give(cudaStream_t s, void (*run)(void *), void *argument) {
         sim_memory_close();
         return;
     }
-    sim_item_t *item = malloc(sizeof *item);
-    if (!item) abort();
-    *item = (sim_item_t){NULL, run, argument};
     pthread_mutex_lock(&lock);
-    *s->end = item;
-    s->end = &item->next;
+    append(s, run, argument);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+void sim_give_all(int number, void (*run)(void *), void *argument, _Atomic int *left) {
+    pthread_mutex_lock(&lock);
+    for (cudaStream_t s = streams; s; s = s->next)
+        *left += s->device == number;
+    for (cudaStream_t s = streams; s; s = s->next)
+        if (s->device == number) append(s, run, argument);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -108,6 +123,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
     cudaStream_t s = calloc(1, sizeof *s);
     if (!s) return sim_failed(cudaErrorMemoryAllocation);
     s->end = &s->first;
+    s->device = sim_device();
     s->random = (unsigned)getpid();
     pthread_mutex_lock(&lock);
     s->next = streams;

@@ -313,6 +313,32 @@ def test_a_stream_does_not_write_what_another_one_still_reads(
     assert copy.item() == right[0]
 
 
+def test_what_a_side_stream_reads_is_not_written_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is made on that stream, as in torch's pattern: read, record_stream(), drop."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    trainer, _ = _unchanged(Squares)
+    parameters = list(trainer.model.parameters())
+
+    def made(number: int) -> list[torch.Tensor]:
+        """A result and the gradients, each in memory of its own kind."""
+        loss = trainer.model(*trainer.batches[number])
+        return [*torch.autograd.grad(loss, parameters), loss.detach()]
+
+    expected, other = ([t.cpu() for t in made(number)] for number in (0, 1))
+    assert not any(map(torch.equal, expected, other))
+    main, side = torch.accelerator.current_stream(DEVICE), torch.Stream(DEVICE)
+    found = made(0)
+    side.wait_stream(main)
+    with side, _late_stream():
+        copies = [t.clone() for t in found]
+        while found:
+            found.pop().record_stream(side)
+        with main:
+            made(1)
+    same = [torch.equal(t.cpu(), right) for t, right in zip(copies, expected, strict=True)]
+    assert all(same), same
+
+
 def test_without_the_wait_for_inputs_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other tests prove: each side's wait is needed."""
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")

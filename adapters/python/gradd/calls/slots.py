@@ -155,6 +155,8 @@ class SlotSet:
         pool = self.client.gradients
         if pool.returned or self.client.ends.died:
             pool.drain()
+        if pool.ended:
+            pool.go_on_behind_readers()
         self._acquired += 1
         found, old = None, self._acquired - _KEPT
         for slots in self._slots.values():

@@ -17,7 +17,7 @@ import functools
 import importlib.util
 import mmap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,6 +91,9 @@ class Host:
 
     def settle(self) -> None:
         """Nothing: torch has done its work when it returns."""
+
+    def go_on_behind_all(self) -> None:
+        """The same: nothing reads memory any more whose tensors are gone."""
 
 
 HOST = Host()
@@ -306,10 +309,26 @@ class Gpu:
 
     def go_on_behind(self, stream: int) -> None:
         """torch's current stream waits for what another one has been given; the host does not."""
+        with self._waiting() as event:
+            self.driver.call("cuEventRecord", event, ctypes.c_void_p(stream))
+
+    def go_on_behind_all(self) -> None:
+        """The same for all streams of this process, as long as results lie in segments.
+
+        torch does not tell which stream was named to `record_stream()` for memory that it has not
+        allocated, nor which streams there are; the driver knows those of other libraries as well.
+        """
+        if self.moves:
+            with self._waiting() as event:
+                self.driver.call("cuCtxRecordEvent", self.driver.context, event)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[ctypes.c_void_p]:
+        """An event to record in this context; torch's current stream waits for it then."""
         event, call = ctypes.c_void_p(), self.driver.call
         call("cuEventCreate", ctypes.byref(event), INT(driver.NO_TIMES))
         try:
-            call("cuEventRecord", event, ctypes.c_void_p(stream))
+            yield event
             call("cuStreamWaitEvent", self.stream(), event, INT(0))
         finally:
             call("cuEventDestroy_v2", event)

@@ -60,15 +60,16 @@ class Driver:
     """The functions of libcuda, each of which raises its error, in the context of one device.
 
     Attributes:
+        context: Of the device, that which torch has as well.
         properties: Of the device's memory, for cuMemCreate.
     """
 
     def __init__(self, library: str, device: int) -> None:
         """Raises: OSError (there is no such library), DeviceLostError."""
         self._library = ctypes.CDLL(library)
-        self._context = ctypes.c_void_p()
+        self.context = ctypes.c_void_p()
         self._check("cuInit", INT(0))
-        self._check("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), INT(device))
+        self._check("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), INT(device))
         self.properties = Properties(_PINNED, DESCRIPTOR, Location(DEVICE, device), None)
         self._leaving: set[int] = set()  # addresses of memory that is going to end
         self._unneeded: queue.SimpleQueue[_Item | threading.Event] = queue.SimpleQueue()
@@ -121,7 +122,7 @@ class Driver:
             DeviceLostError: Any other failure.
         """
         before = ctypes.c_void_p()
-        self._check("cuCtxPushCurrent_v2", self._context)
+        self._check("cuCtxPushCurrent_v2", self.context)
         try:
             self._check(name, *arguments)
         finally:

@@ -158,6 +158,7 @@ class Pool:
         self._emptied = self._allocated = 0
         self._ending: set[int] = set()  # segments that get no more blocks
         self.returned: deque[Tie | Block] = deque()
+        self.ended = False  # tensors have, and nothing says yet that streams have read them
         # Without this table a block that only tensors hold would be a cycle of block and weak
         # references: the collector would take it, and the exporter's end would go unnoticed.
         self.busy: dict[tuple[int, int], Block] = {}
@@ -182,6 +183,7 @@ class Pool:
             else:
                 block = item.what
                 block.ties.discard(item)
+                self.ended = True
             block.pins -= 1
             if block.pins == 0:
                 size, segment = block.size, block.segment
@@ -203,6 +205,8 @@ class Pool:
         """
         if self.returned or self.client.ends.died:
             self.drain()
+        if self.ended:
+            self.go_on_behind_readers()
         size = (size + ALIGN - 1) // ALIGN * ALIGN or ALIGN
         self._allocated += 1
         if not self._allocated & _LATELY and self.keep:
@@ -220,6 +224,15 @@ class Pool:
         block = Block(self, segment, offset, size)
         self.busy[segment.id, offset] = block
         return block
+
+    def go_on_behind_readers(self) -> None:
+        """Memory of tensors that have ended may be written again, in the order of streams.
+
+        Any stream may still read it. A stream waits here, not in drain(): a thread that only tidies
+        up gives no work to a GPU.
+        """
+        self.client.memory.go_on_behind_all()
+        self.ended = False
 
     def _found(self, size: int) -> tuple[Segment, int]:
         """A free range, whose space is reserved."""
