@@ -422,6 +422,13 @@ ADAPTER = [
         "test_emu_timeline",
     ),
     in_adapter(
+        "memory of dropped results that a side stream still reads",
+        "session/ring.py",
+        "        self.client.memory.go_on_behind_all()\n",
+        "",
+        "test_emu_timeline",
+    ),
+    in_adapter(
         "memory that is given back while a request needs it",
         "session/client.py",
         "if self.timeline is not None and self.timeline.pending:\n            self._unneeded",

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the client waits for the stream and for replies."""
+    """How often the client waits for the stream and for replies, and the stream for others."""
     found: Counter[str] = Counter()
 
     def counted(kind: type, name: str) -> None:
@@ -47,6 +47,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(kind, name, call)
 
     counted(devices.Gpu, "settle")
+    counted(devices.Gpu, "_waiting")
     counted(control.Connection, "call")
     counted(control.Connection, "collect")
     return found
@@ -65,6 +66,7 @@ def test_a_step_waits_for_labels_alone(
     assert isinstance(trainer.optimizer, optim.FusedAdam) and trainer.optimizer.grad_norm > 0
     waits.clear()
     losses = [trainer.step(i) for i in range(4)]
+    assert waits.pop("_waiting", 0) <= (0 if way == "pinned" else 2 * 4)  # forward and backward
     # the replies to forward, backward and step of before, of which the last is waited for
     assert set(+waits) <= {"collect"} and waits["collect"] <= 3 * 4 * most
     assert len({loss.item() for loss in losses}) == 4
@@ -318,25 +320,31 @@ def test_what_a_side_stream_reads_is_not_written_before(monkeypatch: pytest.Monk
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     trainer, _ = _unchanged(Squares)
     parameters = list(trainer.model.parameters())
-
-    def made(number: int) -> list[torch.Tensor]:
-        """A result and the gradients, each in memory of its own kind."""
-        loss = trainer.model(*trainer.batches[number])
-        return [*torch.autograd.grad(loss, parameters), loss.detach()]
-
-    expected, other = ([t.cpu() for t in made(number)] for number in (0, 1))
-    assert not any(map(torch.equal, expected, other))
     main, side = torch.accelerator.current_stream(DEVICE), torch.Stream(DEVICE)
-    found = made(0)
-    side.wait_stream(main)
-    with side, _late_stream():
-        copies = [t.clone() for t in found]
-        while found:
-            found.pop().record_stream(side)
-        with main:
-            made(1)
-    same = [torch.equal(t.cpu(), right) for t, right in zip(copies, expected, strict=True)]
-    assert all(same), same
+
+    def forward(number: int) -> torch.Tensor:
+        return trainer.model(*trainer.batches[number])
+
+    def backward(loss: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(loss, parameters, trainer.ones))
+
+    def right_though_late(read: list[torch.Tensor], call: Callable[[], object]) -> list[bool]:
+        """Whether the side stream gets what it reads after the call has been made."""
+        right = [t.cpu() for t in read]
+        side.wait_stream(main)
+        with side, _late_stream():
+            copies = [t.clone() for t in read]
+            while read:
+                read.pop().record_stream(side)
+            with main:
+                trainer.client.flush()  # what is free need not be of this call
+                call()
+        return [torch.equal(a.cpu(), b) for a, b in zip(copies, right, strict=True)]
+
+    result = right_though_late([forward(0).detach()], lambda: forward(1))
+    gradients, loss = backward(forward(0)), forward(1)
+    found = right_though_late(gradients, lambda: backward(loss))
+    assert result == [True] and found == [True] * len(parameters), (result, found)
 
 
 def test_without_the_wait_for_inputs_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from ctypes import memmove
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -71,14 +71,17 @@ class Block:
             size = nbytes(dtype, shape)
         if size == 0:
             return torch.empty(shape, dtype=dtype, device=self.segment.device)
-        start = self.offset + offset
-        exporter = self.segment.view[start : start + size]
+        exporter = self._part(offset, size)
         end = Tie(exporter, self.returned.append)
         end.what = self
         self.ties.add(end)
         self.pins += 1
         count = size // dtype.itemsize
         return self.segment.make(exporter, dtype=dtype, count=count).resize_(shape)
+
+    def _part(self, offset: int, size: int) -> Any:
+        start = self.offset + offset
+        return self.segment.view[start : start + size]
 
     def fill(self, source: torch.Tensor, row: tuple[torch.dtype, Sequence[int], int, int]) -> None:
         """Copies a tensor into the block.
@@ -107,7 +110,10 @@ class Block:
             target = self.segment.address + self.offset + offset
             memmove(target, watch.data_ptr(source), size)
         else:
-            self.tensor(dtype, shape, offset, size).copy_(source.detach())
+            # The owner holds the block, so that nothing needs to know when this tensor ends.
+            part, count = self._part(offset, size), size // dtype.itemsize
+            tensor = self.segment.make(part, dtype=dtype, count=count).resize_(shape)
+            tensor.copy_(source.detach())
 
     def write(self, data: bytes) -> None:
         """Copies bytes to its beginning."""
