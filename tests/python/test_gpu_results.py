@@ -48,6 +48,7 @@ RECORDED = [
 PEER = {"engine": "gradd", "shape": "1b", "size": "4x2048", "what": "full", "held": True}
 MORE = [
     _part("probe-words", {"probe": "words", "turn_us": 12.5, "host_us": 4.0}),
+    _part("probe-streams", {"probe": "streams", "host_us": 3.5}),
     _part(
         "peers-1b",
         PEER | {"step_ms": 150.0, "tokens_per_s": 54613, "memory_mib": 21000, "loss": 11.71},
@@ -71,6 +72,7 @@ def test_a_page_of_results(tmp_path: Path) -> None:
     assert "| gradd | 150.0 |  | 54,613 | 21,000 |  | 11.7100 |" in text
     assert "| liger |  |  |  |  |  | failed |" in text
     assert "| turn of words between two processes | 12.5 us |" in text
+    assert "| event of a context of 64 idle streams, on the host | 3.5 us |" in text
     assert "* Failed: peers-1b." in text and "probe-words" in text.split("* Failed")[0]
     assert "1 of 2; the worst of these at 25 % of its limit" in " ".join(text.split())
     assert all(len(line) <= 100 or line.startswith("|") for line in text.splitlines())

@@ -5,6 +5,7 @@
  *     probe vmm      memory with a file descriptor, mapped by another process, which reads it when its
  *                    maker was killed, and by a third one after that
  *     probe words    numbers that a stream writes and waits for, and another process polls and writes
+ *     probe streams  an event of a context, behind which a stream waits for all the others
  *     probe host     pages of a memfd, registered: what reading them costs
  *     probe copy     bytes per second within the device, and to and from the host
  *     probe half     bf16 and f16 from and to f32: all bits against the formulas of the CPU
@@ -266,6 +267,55 @@ static int probe_product(void) {
     return 0;
 }
 
+/* ---- streams ---- */
+
+enum { STREAMS = 64, ROUNDS = 200 }; /* as many as torch makes of two priorities */
+typedef CUresult (*record_t)(CUcontext, CUevent);
+typedef CUresult (*wait_value_t)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
+
+/* A stream that is late reads memory; another one, which waits for the event alone, writes there.
+ * Then the price of such an event among streams that are idle. */
+static int probe_streams(void) {
+    cudaStream_t streams[STREAMS], *late = streams + STREAMS - 1;
+    CUcontext context;
+    cudaEvent_t event;
+    volatile uint64_t *gate;
+    void *memory, *copy, *there;
+    const size_t bytes = 1024;
+    for (int i = 0; i < STREAMS; i++)
+        CHECK(cudaStreamCreateWithFlags(streams + i, cudaStreamNonBlocking));
+    CHECK(((CUresult(*)(CUcontext *))symbol("cuCtxGetCurrent"))(&context));
+    CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    CHECK(cudaHostAlloc((void **)&gate, sizeof *gate, cudaHostAllocMapped));
+    CHECK(cudaHostGetDevicePointer(&there, (void *)gate, 0));
+    CHECK(cudaMalloc(&memory, bytes));
+    CHECK(cudaMalloc(&copy, bytes));
+    const record_t record = (record_t)symbol("cuCtxRecordEvent");
+    *gate = 0;
+    fill<<<1, 256, 0, *streams>>>((uint32_t *)memory, bytes / 4, 7);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(((wait_value_t)symbol("cuStreamWaitValue64"))(*late, (CUdeviceptr)there, 1,
+                                                        CU_STREAM_WAIT_VALUE_GEQ));
+    CHECK(cudaMemcpyAsync(copy, memory, bytes, cudaMemcpyDefault, *late));
+    CHECK(record(context, event));
+    CHECK(cudaStreamWaitEvent(*streams, event, 0));
+    fill<<<1, 256, 0, *streams>>>((uint32_t *)memory, bytes / 4, 9);
+    usleep(100000); /* a stream that does not wait is done by then */
+    CHECK(cudaStreamQuery(*streams) != cudaErrorNotReady);
+    *gate = 1;
+    CHECK(cudaDeviceSynchronize());
+    expect(copy, bytes, 7);
+    expect(memory, bytes, 9);
+    const double began = now();
+    for (int i = 0; i < ROUNDS; i++) {
+        CHECK(record(context, event));
+        CHECK(cudaStreamWaitEvent(*streams, event, 0));
+    }
+    printf("{\"probe\": \"streams\", \"host_us\": %.1f}\n", 1e6 * (now() - began) / ROUNDS);
+    CHECK(cudaDeviceSynchronize());
+    return 0;
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -274,6 +324,7 @@ int main(int argc, char **argv) {
         {"ipc",     probe_ipc    },
         {"vmm",     probe_vmm    },
         {"words",   probe_words  },
+        {"streams", probe_streams},
         {"host",    probe_host   },
         {"copy",    probe_copy   },
         {"half",    probe_half   },
@@ -282,6 +333,6 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0); /* a limit of time takes no line that is written */
     for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++)
         if (argc == 2 && !strcmp(argv[1], probes[i].name)) return probes[i].run();
-    fprintf(stderr, "usage: probe ipc|vmm|words|host|copy|half|product\n");
+    fprintf(stderr, "usage: probe ipc|vmm|words|streams|host|copy|half|product\n");
     return 2;
 }

@@ -50,7 +50,7 @@ static inline void expect(const void *p, size_t bytes, uint32_t with) {
 static inline void *symbol(const char *name) {
     void *found = NULL;
     cudaDriverEntryPointQueryResult how;
-    CHECK(cudaGetDriverEntryPointByVersion(name, &found, 12030, cudaEnableDefault, &how));
+    CHECK(cudaGetDriverEntryPointByVersion(name, &found, 12050, cudaEnableDefault, &how));
     CHECK(!found);
     return found;
 }

@@ -120,7 +120,7 @@ first() {
     part machine 60 sh -c "$machine"
     part libraries 10 sh -c "$libraries" "$bundle/lib/libgradd_cuda.so"
     part doctor 20 sh -c "$doctor" "$bundle/bin/gradd"
-    for probe in ipc vmm words; do
+    for probe in ipc vmm words streams; do
         part "probe-$probe" 20 "$bundle/bin/probe" "$probe"
     done
     part operators 60 $gpu "$tests" --limit 55 --filter emu.every_case_runs

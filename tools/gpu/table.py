@@ -190,6 +190,7 @@ def _ceilings(results: Results) -> list[str]:
     for part, key, what in (
         ("probe-ipc", "event_round_us", "round of an event between two processes"),
         ("probe-words", "turn_us", "turn of words between two processes"),
+        ("probe-streams", "host_us", "event of a context of 64 idle streams, on the host"),
     ):
         if (value := results.find(part, key)) is not None:
             rows.append([what, f"{value} us"])
