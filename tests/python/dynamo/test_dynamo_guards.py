@@ -181,6 +181,7 @@ def test_a_function_or_a_name_that_is_read_is_a_change(name: str) -> None:
     setattr(kind, name, lambda *_: 7.0)
     assert not state.holds()
     assert not state.holds()
+    assert state.changed() == f"{kind.__qualname__}.{name}"
 
 
 @pytest.mark.usefixtures("watched")
@@ -200,6 +201,7 @@ def test_other_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     _, state, _ = _state()
     monkeypatch.setitem(os.environ, "GRADD_UNREAD", "1")
     assert not state.holds()
+    assert state.changed() == "the environment variable GRADD_UNREAD"
 
 
 def test_data_of_the_class_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,3 +197,16 @@ def test_a_call_that_installs_hooks_is_traced_again(caplog: pytest.LogCaptureFix
     assert breaks[0] == breaks[-1]
     assert model.gradd_stats()["in_torch"] == {}
     assert "torch.compile fails" not in caplog.text
+
+
+def test_a_hook_that_cannot_be_traced_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def keeps(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        output.retain_grad()
+        module.kept = output  # type: ignore[assignment]
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    net[0].register_forward_hook(keeps)
+    ORTModule(net)(torch.ones(2, 4)).sum().backward()
+    assert net[0].kept.grad is not None
+    line = keeps.__code__.co_firstlineno
+    assert f"the module has the forward hook keeps @ {__file__}:{line}" in caplog.text

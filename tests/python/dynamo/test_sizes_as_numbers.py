@@ -147,3 +147,37 @@ def test_powers_of_integers_and_of_decisions() -> None:
 
     calls = ((torch.randn(3, 4), torch.arange(1, 5), 0.3 + i) for i in range(3))
     assert_same(Lambda(forward, lin=nn.Linear(4, 2)), *calls, captures=None)
+
+
+REMAINDERS = {
+    "must be known": lambda h, f: h.quantile(f % 1),
+    "an operand": lambda h, f: torch.add(h, h.sin(), alpha=-(f % 1)),
+    "of a remainder": lambda h, f: nn.functional.leaky_relu(h, (f % 2) % 1 / 2),
+    "a whole number": lambda h, f: h * (torch.full((int(f % 1 * 4),), 2.0).sum() + 1),
+    "a whole operand": lambda h, f: h + int(f % 2),
+}
+
+
+@pytest.mark.parametrize("name", REMAINDERS)
+def test_remainders_of_floats_are_not_taken_for_whole(name: str) -> None:
+    """The first of the changing floats is whole."""
+    net = Lambda(lambda self, x, f: REMAINDERS[name](self.lin(x), f), lin=nn.Linear(4, 2))
+    ours = ORTModule(copy.deepcopy(net))
+    x = torch.randn(3, 4)
+    for f in (0.5, 3.0, 1.25, 2.75):
+        torch.testing.assert_close(ours(x, f), net(x, f))
+    stats = ours.gradd_stats()
+    assert stats["captures"] <= 4
+    assert ("unsupported_operator" in stats["parts_in_torch"]) is (name == "must be known")
+
+
+@pytest.mark.parametrize("function", ["leaky_relu", "softplus"])
+def test_gradients_of_infinite_slopes(function: str) -> None:
+    call = getattr(nn.functional, function)
+    net = Lambda(lambda self, x, f: call(self.w * x, f), w=nn.Parameter(torch.linspace(-2, 3, 6)))
+    ours = ORTModule(copy.deepcopy(net))
+    for f in (0.5, 1.5, math.inf):
+        for one in (net, ours):
+            one.zero_grad()
+            one(torch.ones(()), f).sum().backward()
+        torch.testing.assert_close(ours.module.w.grad, net.w.grad, equal_nan=True)

@@ -12,6 +12,7 @@ import sympy
 import torch
 
 _POWERS = ("Pow", "PowByNatural")
+_REMAINDERS = ("Mod", "PythonMod", "FloorDiv")
 _HIGHEST = 4  # power of a size that is still a number of 64 bits
 _NUMBER_BITS = 40.0  # of a number that goes in: a step, a seed, a hash
 
@@ -43,6 +44,15 @@ def may_wrap(expression: sympy.Basic) -> bool:
 
     found = (x for x in sympy.preorder_traversal(expression) if isinstance(x, sympy.Expr))
     return any(bits(x) >= 63 for x in found if x.is_integer)
+
+
+def is_misjudged(expression: sympy.Basic) -> bool:
+    """Whether torch takes a number for whole that need not be: it simplifies `x % 1` to 0."""
+    return any(
+        part.is_integer and not all(x.is_integer for x in part.args)
+        for part in sympy.preorder_traversal(expression)
+        if part.func.__name__ in _REMAINDERS
+    )
 
 
 def _rounded(function: Callable[[Any], int]) -> Callable[[Any], Any]:
@@ -105,3 +115,13 @@ def computed(expression: sympy.Basic, known: Mapping[sympy.Symbol, Any]) -> Any:
         return float(expression)
     function = _FUNCTIONS[type(expression).__name__]
     return function(*(computed(part, known) for part in expression.args))
+
+
+class Appending(torch.fx.proxy.GraphAppendingTracer):
+    """Appends arithmetic of sizes to a graph; returns the result."""
+
+    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = super().create_node(*args, **kwargs)
+        operands = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        node.meta["val"] = node.target(*operands[0], **operands[1])  # type: ignore[operator]
+        return node

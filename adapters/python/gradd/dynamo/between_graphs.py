@@ -235,7 +235,7 @@ class Gaps:
         total = Amounts()
         for part in (*(g.amounts() for g in path), *(g.amounts for g in gaps.values())):
             total = total.plus(part)
-        texts = [self._said(gap, ends[at].why if at in ends else why) for at, gap in gaps.items()]
+        texts = [self._said(gap, _why(ends.get(at), gap, why)) for at, gap in gaps.items()]
         texts = list(dict.fromkeys(texts))
         more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
         error = CaptureError(
@@ -283,6 +283,13 @@ def entry(
             new = False
 
     return enter
+
+
+def _why(end: traces.End | None, gap: _Gap, why: str) -> str:
+    """Why a graph ends in front of operators; with the line, where the operators have none."""
+    if end is None:
+        return why
+    return end.why if gap.place or end.place == "?" else f"{end.why} at {end.place}"
 
 
 def _name(function: Any) -> str:

@@ -184,8 +184,9 @@ class Compiled:
                 return functions
         if versions:
             logger.info(
-                "%s is compiled again: the environment or a method of a class has changed",
+                "%s is compiled again: %s has changed",
                 type(self.module).__name__,
+                versions[0][0].changed() or "the environment or a method of a class",
             )
         # torch.Tensor gets attributes of ours, which are part of the state.
         watch.install()
@@ -324,7 +325,7 @@ class Compiled:
         counts, after, why = private.counters["frames"], frames, ""
         if counts["total"] != frames.total or counts["ok"] != frames.ok:
             with private.compile_lock:  # what another thread is about to trace has not failed
-                after, why = Frames.now(), cause()
+                after, why = Frames.now(), self._located(cause())
         hooked = owner.compiled > graphs and self._learn(versions)
         seen = self._gaps.count(ran, why)
         failed = after is not frames and after.failed(frames)
@@ -466,12 +467,17 @@ class Compiled:
             self._cause = refused.message
         error = CaptureError(
             refused.reason if isinstance(refused, DrawnError) else "no_graph",
-            f"torch.compile has run this call without a graph ({self._cause}; "
+            f"torch.compile has run this call without a graph ({self._located(self._cause)}; "
             "TORCH_LOGS=graph_breaks shows where)",
         )
         reason = self.owner.fallback.decide(error)
         if self.owner.fallback.count(reason, "no graph"):
             self.owner.fallback.warn(reason, error, 0.0, 0.0)
+
+    def _located(self, why: str) -> str:
+        """Dynamo's words, with a user's forward hook if they name no line: of hooks it has none."""
+        hook = "" if not why or ".py:" in why else marking_hooks.said(self.module)
+        return f"{why}; the module has the forward hook {hook}" if hook else why
 
     def _say_lost(self, why: str) -> None:
         """Dynamo has failed at a function, here or in an earlier call.

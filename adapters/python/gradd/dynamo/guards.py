@@ -137,6 +137,32 @@ class Supplement:
         except Exception:  # an object that cannot be compared counts as changed
             return False
 
+    def changed(self) -> str:
+        """Of a state that does not hold: what differs now, as `Net.forward`; "" = unknown."""
+        for i, before in enumerate(self._seen):
+            now = self._found(i)
+            if now == before:
+                continue
+            if isinstance(now, dict):
+                names = {k for k in now.keys() | before.keys() if now.get(k) != before.get(k)}
+            else:
+                names = set(now) ^ set(before)
+            texts = sorted(os.fsdecode(n) for n in names if isinstance(n, (str, bytes)))
+            if texts:
+                return self._owner_of(i) + texts[0]
+        functions = [*self._plain, *(f for ref, _ in self._closures if (f := ref()) is not None)]
+        codes = [*self._rest[len(self._classes) :], *(code for _, code in self._closures)]
+        for function in functions:
+            if function.__code__ not in codes:
+                return f"the code of {function.__qualname__}"
+        return ""
+
+    def _owner_of(self, i: int) -> str:
+        if i < len(self._classes):
+            return f"{self._classes[i].__qualname__}."
+        environment = i < len(self._tables) and self._tables[i][0] is _ENVIRONMENT
+        return "the environment variable " if environment else "the name "
+
     def _is_noise(self, now: dict[Any, Any], before: dict[Any, Any]) -> bool:
         """Whether all variables that have changed have had many values, and no code names them.
 

@@ -24,7 +24,10 @@ import torch.fx
 from sympy.logic.boolalg import BooleanAtom
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+)
 
 from gradd import private
 from gradd.dynamo import arithmetic, modes, planned_numbers
@@ -247,6 +250,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         self.planned = planned  # symbols whose values a plan knows
         self.scalars: set[sympy.Symbol] = set()  # those of numbers that go in as data
         self.late: set[sympy.Symbol] = set()  # of these, those of sizes that showed up later
+        self.opaque: dict[sympy.Symbol, torch.fx.Node] = {}  # numbers that torch misjudges
         self.refused: dict[torch.fx.Node, CaptureError] = {}  # nodes that need them in a plan
         self.last_input: torch.fx.Node | None = None
         self.origin: torch.fx.Node | None = None
@@ -360,7 +364,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             node = parts.get(symbol)
             if node is None:
                 node = self._size(axis) if axis in self.sizes else self._given(axis)
-            known[symbol] = torch.fx.Proxy(node, _Numbers(self.flat))
+            known[symbol] = torch.fx.Proxy(node, arithmetic.Appending(self.flat))
         try:
             made = arithmetic.computed(rest, known).node
         except Exception as error:
@@ -413,15 +417,33 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         for node in self.owner.graph.nodes:
             value = value_of(node)
             if isinstance(value, (torch.SymInt, torch.SymFloat)) and value.node.expr == expression:
-                if isinstance(value, torch.SymInt):
-                    return self._whole(node, value)
-                scalar = torch.zeros((), dtype=torch.float64, device="cpu")
-                fake = self.mode.from_tensor(scalar, static_shapes=True)
-                given = self._placeholder(node.name, node, fake)
-                made = self.flat.call_function(_aten._local_scalar_dense.default, (given,))
-                made.meta["val"] = value
-                return made
+                return self._brought(node, value)
         return None
+
+    def _brought(self, node: torch.fx.Node, value: torch.SymInt | torch.SymFloat) -> torch.fx.Node:
+        """An input for the number that a node of Dynamo's graph computes."""
+        if isinstance(value, torch.SymInt):
+            return self._whole(node, value)
+        scalar = torch.zeros((), dtype=torch.float64, device="cpu")
+        fake = self.mode.from_tensor(scalar, static_shapes=True)
+        given = self._placeholder(node.name, node, fake)
+        made = self.flat.call_function(_aten._local_scalar_dense.default, (given,))
+        made.meta["val"] = value
+        return made
+
+    def _opaque(self, node: torch.fx.Node, value: Any) -> Any:
+        """A number of which torch knows nothing, in place of one that it misjudges.
+
+        It goes in as an input. A function that has to know it cannot be lowered, and runs in
+        PyTorch.
+        """
+        env = value.node.shape_env
+        with env.ignore_fresh_unbacked_symbols():
+            whole = isinstance(value, torch.SymInt)
+            made = env.create_unbacked_symint() if whole else env.create_unbacked_symfloat()
+        self.opaque[made.node.expr] = node
+        self.known[node] = made
+        return made
 
     def _whole(self, node: torch.fx.Node, value: torch.SymInt) -> torch.fx.Node:
         """An input for a whole number; one that decides about sizes comes as a size."""
@@ -460,6 +482,10 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         found = self.numbers.get(symbol)
         if found is not None:
             return found
+        if symbol in self.opaque:
+            node = self.opaque[symbol]
+            self.numbers[symbol] = made = self._brought(node, self.known[node])
+            return made
         for node in self.owner.graph.nodes:
             value = value_of(node)
             if not isinstance(value, SYMBOLIC) or value.node.expr != symbol:
@@ -536,7 +562,13 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return self._as_recorded(result)
 
     def _known_value(self, node: torch.fx.Node) -> Any:
-        return self.known[node] if node in self.known else value_of(node)  # a number
+        if node in self.known:
+            return self.known[node]
+        value = value_of(node)  # a number
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            if arithmetic.is_misjudged(value.node.expr):
+                return self._opaque(node, value)
+        return value
 
     def _as_recorded(self, result: Any) -> Any:
         """A fresh tensor may come back as another object if the first one is still referenced."""
@@ -729,6 +761,9 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         return CaptureError(reason, f"{where}: {text}", self.origin)
 
     def _explained(self, error: Exception) -> CaptureError:
+        if self.opaque and isinstance(error, GuardOnDataDependentSymNode):
+            text = "has to know the remainder of a float that changes (x % 1)"
+            return self._refusal("unsupported_operator", text)
         text = str(error).strip().splitlines()
         return self._refusal("export_failed", f"{type(error).__name__}: {' '.join(text[:1])[:300]}")
 
@@ -762,13 +797,3 @@ def writer_of(done: Lowered, placeholder: torch.fx.Node) -> torch.fx.Node:
         if any(storages(target) & own for target in targets(node)):
             return node.meta[ORIGIN]
     raise KeyError(placeholder.name)
-
-
-class _Numbers(torch.fx.proxy.GraphAppendingTracer):
-    """Appends arithmetic of sizes to a graph; returns the result."""
-
-    def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        node = super().create_node(*args, **kwargs)
-        operands = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        node.meta["val"] = node.target(*operands[0], **operands[1])  # type: ignore[operator]
-        return node

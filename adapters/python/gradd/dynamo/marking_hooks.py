@@ -18,6 +18,7 @@ import weakref
 import torch
 
 from gradd.dynamo.tracers import output_hooks
+from gradd.graph.locations import is_users
 from gradd.module_tables import FORWARD_HOOKS
 
 _Hooks = dict[int, object]
@@ -41,8 +42,21 @@ def leave_out(module: torch.nn.Module) -> bool:
 
 def number(module: torch.nn.Module) -> int:
     """Of forward hooks of a module and its children that do more, and were there before a trace."""
+    return len(_that_do_more(module))
+
+
+def said(module: torch.nn.Module) -> str:
+    """The first of these that is a user's function, for messages; "" = there is none."""
+    for hook in _that_do_more(module):
+        code = getattr(hook, "__code__", None)
+        if code is not None and is_users(code.co_filename):
+            return f"{code.co_name} @ {code.co_filename}:{code.co_firstlineno}"
+    return ""
+
+
+def _that_do_more(module: torch.nn.Module) -> list[object]:
     hooks = (hook for child in module.modules() for hook in vars(child)[FORWARD_HOOKS].values())
-    return sum(not (_only_marks(hook) or hook in output_hooks.traced) for hook in hooks)
+    return [h for h in hooks if not (_only_marks(h) or h in output_hooks.traced)]
 
 
 class Embeddings:

@@ -134,6 +134,12 @@ def _added(to: Any, product: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     return to * beta + product * alpha
 
 
+def _leaky_relu(self: Any, negative_slope: Any) -> Any:
+    right = self > 0
+    low = torch.where(right, torch.zeros_like(self), self)  # no infinity times a gradient of zeros
+    return torch.where(right, self, low * negative_slope)
+
+
 def _elu(self: Any, alpha: Any = 1.0, scale: Any = 1.0, input_scale: Any = 1.0) -> Any:
     right = self > 0
     low = torch.where(right, torch.zeros_like(self), self)  # no infinity on the other side
@@ -159,9 +165,7 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
     _aten.addr.default: lambda self, a, b, **x: _added(self, a[:, None] * b, **x),
     _aten.baddbmm.default: lambda self, a, b, **x: _added(self, a @ b, **x),
     _aten.addbmm.default: lambda self, a, b, **x: _added(self, (a @ b).sum(0), **x),
-    _aten.leaky_relu.default: lambda self, negative_slope: torch.where(
-        self > 0, self, self * negative_slope
-    ),
+    _aten.leaky_relu.default: _leaky_relu,
     _aten.elu.default: _elu,
     _aten.celu.default: lambda self, alpha: _elu(self, alpha, 1.0, 1.0 / alpha),
     _aten.threshold.default: lambda self, threshold, value: torch.where(

@@ -88,6 +88,18 @@ ROWS = [
         "p3,4",
     ),
     row("cross_entropy single", lambda x, i: F.cross_entropy(x, i), "4", "i4:"),
+    row(
+        "cross_entropy single probabilities",
+        lambda x, y: F.cross_entropy(x.reshape(4), y, label_smoothing=0.1),
+        "4",
+        "u4",
+    ),
+    row(
+        "cross_entropy single smoothing",
+        lambda x, i: F.cross_entropy(x.reshape(4), i, label_smoothing=0.1),
+        "4",
+        "i4:",
+    ),
     row("nll_loss", lambda x, i: F.nll_loss(x, i), "3,4", "i4:3"),
     row(
         "nll_loss weight",

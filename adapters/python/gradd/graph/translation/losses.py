@@ -132,7 +132,9 @@ def cross_entropy(
     name = ("none", "mean", "sum")[reduction]
     single = len(scores.shape) == 1
     if single:
-        scores, target = op.Unsqueeze(scores, ints(0)), op.Unsqueeze(target, ints(0))
+        scores, target = (
+            typed(op.Unsqueeze(v, ints(0)), v.dtype, [1, *v.shape]) for v in (scores, target)
+        )
     if not isinstance(ignore_index, int):  # a size of the call, as in question answering
         ignored = op.Equal(target, op.Cast(ignore_index, to=int(target.dtype)))
         target = op.Where(ignored, scalar(_IGNORED, target.dtype), target)

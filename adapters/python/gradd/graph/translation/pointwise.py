@@ -103,7 +103,12 @@ def softplus(x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
     z = wide(x)
     steep, limit = (_number(v, z.dtype) for v in (beta, threshold))
     scaled = op.Mul(z, steep)
-    return narrow(op.Where(op.Greater(scaled, limit), z, op.Div(op.Softplus(scaled), steep)), x)
+    beyond = op.Greater(scaled, limit)
+    value = narrow(op.Where(beyond, z, op.Div(op.Softplus(scaled), steep)), x)
+    if isinstance(beta, (int, float)) and math.isfinite(beta):
+        return value
+    # An infinite one times the zeros of the branch not taken would be NaN.
+    return with_slope(value, x, op.Where(beyond, scalar(1.0, z.dtype), op.Sigmoid(scaled)))
 
 
 def _number(v: Any, dtype: Any) -> Any:
