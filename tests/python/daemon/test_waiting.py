@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,3 +276,15 @@ def test_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         gradd.wait_for_memory(None)
         waiting._by_environment.cache_clear()
+
+
+def test_time_in_which_a_daemon_stood_still_is_named(server: Any) -> None:
+    """It counts against no client, and says why all of them have waited."""
+    session = Raw(server.directory)
+    worker = server.worker()
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(2.5)
+    os.kill(worker, signal.SIGCONT)
+    until(lambda: "event=stood_still ms=" in server.log(), "the daemon says that it stood still")
+    session.attach().call({"v": "detach"})
+    session.close()
