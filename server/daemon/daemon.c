@@ -26,6 +26,7 @@
 #define REQUESTS_PER_RUN 64
 #define LINKS_PER_EVENT  8 /* messages of the owner */
 #define FULL_MS          2000
+#define STOOD_MS         2000 /* without a tick: this process has not run */
 
 /* The meaning of an epoll event: a kind, and the session's number for two of them. */
 enum { ON_CONTROL, ON_PIDFD, ON_LINK, ON_ROUTER, ON_ZAP, ON_QUEUE };
@@ -255,8 +256,21 @@ static void read_link(daemon_t *daemon) {
     }
 }
 
+/* Stopped, starved, or on a machine that was suspended: clients may have said what was not heard.
+ * That time counts against none of them. */
+static void forgive(daemon_t *daemon, int64_t ms) {
+    log_event(LOG_WARN, "stood_still", "ms=%lld", (long long)ms);
+    connections_forgive(ms);
+    for (int i = 0; i < daemon->table.n; i++) {
+        session_t *s = daemon->table.sessions[i];
+        s->awaited_ms += ms;
+        if (s->stalled_ms) s->stalled_ms += ms;
+    }
+}
+
 void daemon_tick(daemon_t *daemon) {
     const int64_t now = session_now_ms(), past = now - daemon->paced_ms;
+    if (past >= STOOD_MS) forgive(daemon, past);
     daemon->paced_ms = now;
     connections_expire(now);
     if (daemon->full_ms) {
@@ -268,7 +282,7 @@ void daemon_tick(daemon_t *daemon) {
         session_t *s = daemon->table.sessions[i];
         if (past > 0) session_pace_look(&s->pace, past);
         bool attaching = s->state == SESSION_NEW || s->state == SESSION_GREETED;
-        if (attaching && now - s->born_ms > GREETING_MS)
+        if (attaching && now - s->awaited_ms > GREETING_MS)
             daemon_end_session(daemon, s, "never attached");
         else if (s->stalled_ms && now - s->stalled_ms > STALLED_MS)
             daemon_end_session(daemon, s, "does not read its replies");
@@ -338,6 +352,7 @@ static gradd_status_t begin(daemon_t *daemon) {
     int fds[LINK_MAX_FDS];
     bool any;
     struct pollfd p = {.fd = daemon->link, .events = POLLIN};
+    daemon->paced_ms = session_now_ms();
     while (poll(&p, 1, -1) < 0 && errno == EINTR)
         ;
     GRADD_TRY(link_receive(daemon->link, &message, fds, &any));

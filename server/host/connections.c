@@ -2,6 +2,7 @@
 #include "server/host/connections.h"
 
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -22,6 +23,7 @@ typedef struct connection_s {
     ino_t inode;
     pid_t pid;
     int64_t heard_ms;
+    uint64_t n_bytes, n_messages; /* that have come, and that were taken from libzmq */
     frames_t frames;
 } connection_t;
 
@@ -103,9 +105,17 @@ static bool has_many(pid_t pid) {
     return n >= CONNECTIONS_OF_PROCESS;
 }
 
+/* With what tells a peer that said nothing from one that was not heard: what it has sent, what of
+ * that lies in the socket, and what in libzmq. */
 static void end(int fd, const char *reason) {
-    table[fd].ended = true;
-    log_event(LOG_WARN, "connection_ended", "pid=%d reason=\"%s\"", (int)table[fd].pid, reason);
+    connection_t *c = &table[fd];
+    int unread = 0;
+    c->ended = true;
+    ioctl(fd, FIONREAD, &unread);
+    log_event(LOG_WARN, "connection_ended",
+              "pid=%d reason=\"%s\" received=%llu unread=%d messages=%llu waiting=%llu",
+              (int)c->pid, reason, (unsigned long long)c->n_bytes, unread,
+              (unsigned long long)c->n_messages, (unsigned long long)c->frames.waiting);
 }
 
 /* The one with the most, when all together have too much. */
@@ -154,6 +164,7 @@ void connections_taken(int fd, uint64_t bytes, int n_frames) {
     const uint64_t less = taken < c->frames.waiting ? taken : c->frames.waiting;
     c->frames.waiting -= less;
     waiting -= less;
+    c->n_messages++;
     c->heard_ms = now_ms();
     pthread_mutex_unlock(&lock);
 }
@@ -190,11 +201,19 @@ void connections_expire(int64_t now) {
     pthread_mutex_unlock(&lock);
 }
 
+void connections_forgive(int64_t ms) {
+    pthread_mutex_lock(&lock);
+    for (int fd = 0; fd < highest; fd++)
+        table[fd].heard_ms += ms;
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---- libzmq's call ---- */
 
 static bool follow(int fd, const void *data, uint64_t bytes) {
     connection_t *c = &table[fd];
     if (!c->used) return true;
+    c->n_bytes += bytes;
     const uint64_t before = c->frames.waiting;
     const bool fine = frames_read(&c->frames, data, bytes);
     waiting += c->frames.waiting - before;

@@ -31,6 +31,8 @@ uint64_t connections_keep(int fd);
 bool connections_live(int fd, uint64_t number);
 /* Ends those that are no session and have been silent for too long. */
 void connections_expire(int64_t now_ms);
+/* So many ms have passed in which this process did not run: they count against no connection. */
+void connections_forgive(int64_t ms);
 
 /* ---- for tests: the frames of one connection, without a socket ---- */
 

@@ -65,11 +65,11 @@ static void send_due(owner_t *owner) {
     link_message_t stop = {.kind = LINK_STOP, .cancel = owner->cancel};
     if (!owner->ready) return;
     if (owner->lock_due)
-        owner->lock_due = link_send(link, &(link_message_t){.kind = LINK_LOCK}, &owner->dir.lock,
-                                    1) == GRADD_E_LIMIT;
+        owner->lock_due =
+            link_send(link, &(link_message_t){.kind = LINK_LOCK}, &owner->dir.lock, 1) != GRADD_OK;
     if (owner->listen_due)
         owner->listen_due = link_send(link, &(link_message_t){.kind = LINK_LISTEN},
-                                      &owner->commands, 1) == GRADD_E_LIMIT;
+                                      &owner->commands, 1) != GRADD_OK;
     if (!owner->stop_due) return;
     snprintf(stop.reason, sizeof stop.reason, "%s", owner->reason);
     owner->stop_due = link_send(link, &stop, NULL, 0) == GRADD_E_LIMIT;
@@ -317,8 +317,9 @@ static gradd_status_t start_worker(owner_t *owner) {
     GRADD_TRY(process_start(owner->words.argv, owner->dir.lock, &owner->worker));
     GRADD_TRY(watch(owner, owner->worker.pidfd, ON_WORKER, 0));
     GRADD_TRY(watch(owner, owner->worker.link, ON_LINK, 0));
-    link_send(owner->worker.link, &begin, &owner->commands,
-              1); /* else it has died: see ON_WORKER */
+    if (link_send(owner->worker.link, &begin, &owner->commands, 1) == GRADD_OK) return GRADD_OK;
+    log_event(LOG_WARN, "not_begun", "what=\"%s\"", gradd_error_message());
+    kill(owner->worker.pid, SIGKILL); /* it would wait for ever; see ON_WORKER */
     return GRADD_OK;
 }
 

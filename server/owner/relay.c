@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/host/log.h"
 #include "server/session/link.h"
 #include "server/wire/wire.h"
 #include "shm/discard.h"
@@ -183,6 +184,16 @@ void relay_leave(relay_client_t *client) {
     client->outer = -1;
 }
 
+relay_state_t relay_pass(const relay_client_t *client, const gradd_fd_packet_t *packet) {
+    const gradd_status_t st =
+        gradd_fd_send(client->inner, packet->data, packet->bytes, packet->fds, packet->n_fds);
+    /* If the worker has hung up, or died, its end of the pair tells. */
+    if (st == GRADD_OK || !link_is_open(client->inner)) return RELAY_OPEN;
+    log_event(LOG_WARN, "not_passed_on", "session=%u pid=%d what=\"%s\"", client->number,
+              (int)client->peer.pid, gradd_error_message());
+    return RELAY_OVER;
+}
+
 relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *context) {
     gradd_fd_packet_t packet = {
         .data = buffer, .capacity = sizeof buffer, .fds = client->fds, .max_fds = RELAY_MAX_FDS};
@@ -209,9 +220,7 @@ relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *c
         }
     }
     client->waits = client->in_flight = client->spoken = true;
-    /* If the worker has hung up, or died, its end of the pair tells. */
-    gradd_fd_send(client->inner, buffer, packet.bytes, client->fds, client->n_fds);
-    return RELAY_OPEN;
+    return relay_pass(client, &packet);
 }
 
 relay_state_t relay_from_worker(relay_client_t *client) {

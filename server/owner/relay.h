@@ -14,6 +14,7 @@
 
 #include "server/session/session.h"
 #include "server/wire/wire.h"
+#include "shm/fdpass.h"
 #include "shm/lease.h"
 #include "shm/status.h"
 
@@ -87,6 +88,10 @@ typedef bool (*relay_own_t)(void *context, relay_client_t *client, const wire_do
 relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *context);
 /* The answer of the worker. */
 relay_state_t relay_from_worker(relay_client_t *client);
+
+/* Sends a packet on to the worker. RELAY_OVER if it cannot be sent to one that lives, as the kernel
+ * has no room for it or its descriptors: no answer would ever come. */
+relay_state_t relay_pass(const relay_client_t *client, const gradd_fd_packet_t *packet);
 
 /* Whether the worker has answered `ok` to a packet. */
 bool relay_is_ok(const wire_doc_t *answer);

@@ -48,9 +48,10 @@ static bool tell_client(relay_client_t *client) {
 static relay_state_t say_next(relay_client_t *client) {
     const held_segment_t *said = next(client);
     if (!said) return tell_client(client) ? RELAY_OPEN : RELAY_OVER;
-    /* If the worker has died, its end of the pair tells. */
-    gradd_fd_send(client->inner, said->packet, said->n_bytes, &said->fd, said->fd >= 0);
-    return RELAY_OPEN;
+    int fd = said->fd;
+    return relay_pass(
+        client, &(gradd_fd_packet_t){
+                    .data = said->packet, .bytes = said->n_bytes, .fds = &fd, .n_fds = fd >= 0});
 }
 
 relay_state_t retell_begin(relay_client_t *client, int inner) {

@@ -23,6 +23,11 @@ bool link_has_room(int link) {
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLOUT | POLLHUP)) == POLLOUT;
 }
 
+bool link_is_open(int link) {
+    struct pollfd p = {.fd = link};
+    return poll(&p, 1, 0) == 0;
+}
+
 bool link_comes(int link, link_kind_t kind) {
     link_message_t message;
     const ssize_t got = recv(link, &message, sizeof message, MSG_PEEK | MSG_DONTWAIT);

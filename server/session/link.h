@@ -54,6 +54,8 @@ gradd_status_t link_create(int ends[2]);
 gradd_status_t link_send(int link, const link_message_t *message, const int *fds, int n_fds);
 /* True if a message has room, and the other side lives. */
 bool link_has_room(int link);
+/* True if the other side lives. */
+bool link_is_open(int link);
 /* True if the next message is of that kind; it stays there, and so do its descriptors. */
 bool link_comes(int link, link_kind_t kind);
 /* On the worker's end of a client's connection: it wants nothing more of the client, which the

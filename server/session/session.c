@@ -67,7 +67,7 @@ gradd_status_t session_create(session_table_t *table, uint32_t number,
     session->control = control;
     session->surplus = surplus;
     table->n_surplus += surplus;
-    session->born_ms = session->active_ms = session_now_ms();
+    session->born_ms = session->active_ms = session->awaited_ms = session_now_ms();
     session->end_reason = "connection closed";
     table->sessions[table->n++] = session;
     *out_session = session;

@@ -89,6 +89,7 @@ typedef struct session_s {
     bool late;     /* connected while the daemon was ending: its hello is refused */
     bool surplus;  /* one connection too many: its hello is refused, and then it is closed */
     int64_t born_ms, active_ms;
+    int64_t awaited_ms; /* since when it is to attach: born_ms, or later, see daemon_tick */
     session_pace_t pace;
     uint32_t share;          /* of the engine's time, see fair.h */
     atomic_llong most_bytes; /* that it may have, see session_own_bytes; 0 = any number */

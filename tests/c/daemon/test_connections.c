@@ -95,6 +95,18 @@ TEST(silent_ones_that_are_no_session_end) {
     CHECK(!is_ended(late[1]));
 }
 
+TEST(time_in_which_nothing_ran_counts_against_none) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    CHECK(connections_add(ends[0]));
+    const int64_t now = session_now_ms(), stood = 2 * CONNECTIONS_SILENT_MS;
+    connections_forgive(stood);
+    connections_expire(now + stood);
+    CHECK(!is_ended(ends[1]));
+    connections_expire(now + stood + CONNECTIONS_SILENT_MS + 1000);
+    CHECK(is_ended(ends[1]));
+}
+
 TEST(one_process_has_so_many) {
     int ends[2], n = 0;
     for (;; n++) {

@@ -9,9 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "server/owner/retell.h"
 #include "server/owner/state.h"
 #include "server/session/link.h"
 #include "shm/fdpass.h"
@@ -440,6 +442,50 @@ TEST(messages_of_the_link) {
 }
 
 /* ---- sessions with a name ---- */
+
+static bool answer_none(void *context, relay_client_t *client, const wire_doc_t *packet,
+                        bool *out_sent) {
+    (void)context;
+    (void)client;
+    (void)packet;
+    (void)out_sent;
+    return false;
+}
+
+/* What a worker that lives never gets, it never answers: its client is hung up on, and connects
+ * again, in place of a wait without end. */
+TEST(a_packet_that_cannot_be_passed_on_ends_the_connection) {
+    enum { BYTES = 40 << 10, ROOM = 4 << 10 };
+    const int room = ROOM;
+    const gradd_peer_t peer = GRADD_PEER_INIT;
+    int outer[2], inner[2], next[2];
+    CHECK_OK(link_create(outer));
+    CHECK_OK(link_create(inner));
+    CHECK_OK(link_create(next));
+    CHECK(setsockopt(inner[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room) == 0);
+    CHECK(setsockopt(next[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room) == 0);
+    relay_client_t *client = relay_create(1, outer[0], &peer);
+    uint8_t *packet = calloc(1, BYTES);
+    CHECK(client && packet);
+    client->inner = inner[0];
+    CHECK_OK(gradd_fd_send(outer[1], packet, BYTES, NULL, 0));
+    CHECK_EQ_INT(relay_from_client(client, answer_none, NULL), RELAY_OVER);
+    CHECK_ERROR_HAS("too large for the socket");
+    /* The same of what the next worker is told. */
+    client->hello.packet = packet;
+    client->hello.n_bytes = BYTES;
+    client->movable = true;
+    CHECK(retell_wait(client));
+    CHECK_EQ_INT(retell_begin(client, next[0]), RELAY_OVER);
+    /* One that has died is replaced. */
+    CHECK_OK(link_create(inner));
+    CHECK(retell_wait(client));
+    close(inner[1]);
+    CHECK_EQ_INT(retell_begin(client, inner[0]), RELAY_OPEN);
+    relay_destroy(client);
+    close(outer[1]);
+    close(next[1]);
+}
 
 TEST(a_session_is_handed_to_the_next_process) {
     peer_daemon_t daemon;

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import conftest
@@ -274,3 +276,42 @@ def test_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         gradd.wait_for_memory(None)
         waiting._by_environment.cache_clear()
+
+
+def test_time_in_which_a_daemon_stood_still_is_named(server: Any) -> None:
+    """It counts against no client, and says why all of them have waited."""
+    session = Raw(server.directory)
+    worker = server.worker()
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(2.5)
+    os.kill(worker, signal.SIGCONT)
+    until(lambda: "event=stood_still ms=" in server.log(), "the daemon says that it stood still")
+    session.attach().call({"v": "detach"})
+    session.close()
+
+
+def test_what_is_not_answered_is_named(
+    server: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control, "_SAY_MS", 50)
+    monkeypatch.setattr(control, "_ASK_AGAIN", 1)
+    monkeypatch.setattr(control, "_UNHEARD_SECONDS", 0)
+    worker = server.worker()
+
+    def unheard(call: Callable[[], Any]) -> Any:
+        os.kill(worker, signal.SIGSTOP)
+        go_on = threading.Timer(1.0, os.kill, (worker, signal.SIGCONT))
+        go_on.start()
+        caplog.clear()
+        made = call()
+        go_on.join()
+        return made
+
+    connection = unheard(lambda: control.Connection(server.directory))
+    assert f"daemon ? in {server.directory} has not answered hello for 0 s" in caplog.text
+    unheard(connection.attach)
+    assert (
+        f"daemon {connection.daemon_pid} in {server.directory} has not answered attach for "
+        in caplog.text
+    )
+    connection.close()

@@ -33,6 +33,7 @@ from gradd.session import daemon, protocol, versions
 logger = logging.getLogger("gradd")
 
 _CONTROL_SECONDS = 30.0
+_SAY_MS = 5000  # without an answer: then the client says what it waits for
 _WHY_MS = 200
 _VERSION_MS = 2000  # nothing more than the version is lost if it takes longer
 _HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
@@ -47,6 +48,7 @@ _SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
 _ASK_AFTER = 4  # polls without a reply: then the daemon says whether it is drained
 _ASK_AGAIN = 20
+_UNHEARD_SECONDS = 10
 _LAST_REPLY_MS = 20
 _END_SECONDS = 1
 # Every request bypasses zmq.Socket, whose Python code makes enumerations of numbers.
@@ -194,8 +196,10 @@ class Connection:
         given = () if fd is None else fd if isinstance(fd, tuple) else (fd,)
         try:
             socket.send_fds(self._control, [protocol.pack(fields)], given)
-            self._control.settimeout(_CONTROL_SECONDS)
+            self._control.settimeout(_CONTROL_SECONDS - _SAY_MS / 1000)
             while True:
+                if not patient and not self._is_told(_SAY_MS):
+                    self._say_unheard(fields["v"], _SAY_MS // 1000)
                 while patient and not self._is_told(_POLL_MS):
                     interrupts.deliver_if_due()
                 packet, got, _, _ = socket.recv_fds(
@@ -401,7 +405,8 @@ class Connection:
                     meanwhile()
                     meanwhile = None
                 start = now()
-                self._wait(dealer, deadline, patient=envelope["v"] == "step")
+                verb = envelope["v"]
+                self._wait(dealer, deadline, patient=verb == "step", verb=verb)
                 if self._slept_for:
                     self._slept_for -= 1
                 self._are_quick = not self._slept_for and now() - start < _QUICK_SECONDS
@@ -456,7 +461,13 @@ class Connection:
                 self._later[reply["q"]] = reply
         return self._later.pop(q)
 
-    def _wait(self, dealer: zmq.Socket, deadline: float | None, patient: bool) -> None:
+    def _wait(
+        self,
+        dealer: zmq.Socket,
+        deadline: float | None,
+        patient: bool,
+        verb: str = "a request of before",
+    ) -> None:
         mine = [(dealer, _READABLE)]
         at = now()
         end = at + (_SPIN_SECONDS if self._are_quick else _GLANCE_SECONDS)
@@ -476,7 +487,7 @@ class Connection:
                 raise ConnectionLost("the daemon's worker has died")
             polls += 1
             if polls == _ASK_AFTER or polls % _ASK_AGAIN == 0:
-                self._say_why()
+                self._say_why(verb, polls * _POLL_MS // 1000)
             if interrupts.noted and not patient:
                 interrupts.deliver_if_due()
             ready = dict(zmq.zmq_poll([*mine, (fd, _READABLE)], _POLL_MS))
@@ -488,13 +499,27 @@ class Connection:
                     return
                 raise ConnectionLost("the control socket hung up")
             if deadline is not None and time.monotonic() > deadline:
-                raise ConnectionLost("no answer in time")
+                raise ConnectionLost(f"no answer to {verb} in time")
 
-    def _say_why(self) -> None:
-        """A warning, once, if the daemon begins no requests, or a run waits for memory."""
+    def _say_unheard(self, verb: str, seconds: int) -> None:
+        logger.warning(
+            "daemon %s in %s has not answered %s for %d s; see its daemon.log, and `gradd ps`",
+            getattr(self, "daemon_pid", "?"),  # before hello is answered
+            self.path,
+            verb,
+            seconds,
+        )
+
+    def _say_why(self, verb: str, seconds: int) -> None:
+        """A warning, once, if the daemon begins no requests, or a run waits for memory.
+
+        Another one, each time, if it does not say.
+        """
         try:
             told = ask_daemon(self.path, "ps", _WHY_MS)
         except errors.GraddError:
+            if seconds >= _UNHEARD_SECONDS:
+                self._say_unheard(verb, seconds)
             return
         self._say_wait(told.get("sessions") or [])
         why = str(told.get("drained") or "")
