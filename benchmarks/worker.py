@@ -42,19 +42,19 @@ class Worker:
         self._base = sum(memory.pss_bytes(pid) for pid in self._pids().values())
         self.load = workloads.make(workload, quick)
         self.module, self.batch = workloads.in_precision(*self.load.build(), precision)
+        if engine == "last":  # PyTorch's other layout of pictures
+            layout = torch.channels_last
+            self.module.to(memory_format=layout)
+            pictures = {k: x for k, x in self.batch.items() if x.dim() == 4}
+            self.batch |= {k: x.contiguous(memory_format=layout) for k, x in pictures.items()}
         self.module.train()
         self._call = self._wrap(engine)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
         self._optimizer: Any = None
 
     def _wrap(self, engine: str) -> Callable[..., Any]:
-        if engine == "eager":
+        if engine in ("eager", "last"):
             return self.module
-        if engine == "last":  # eager, in PyTorch's other layout of pictures
-            layout = self._torch.channels_last
-            pictures = {k: x for k, x in self.batch.items() if x.dim() == 4}
-            self.batch |= {k: x.contiguous(memory_format=layout) for k, x in pictures.items()}
-            return self.module.to(memory_format=layout)
         if engine == "compile":
             return self._torch.compile(self.module)
         if engine in ("gradd", "plain"):  # plain: GRADD_FUSE is 0

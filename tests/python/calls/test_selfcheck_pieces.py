@@ -112,6 +112,13 @@ def test_a_piece_keeps_fixed_sizes(small_limit, references) -> None:
     assert references[0] == ((2, 512),)
 
 
+def test_a_piece_of_pictures_has_16(small_limit, references) -> None:
+    """PyTorch asks for as many where it chooses a convolution: fewer are another graph."""
+    model = ORTModule(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Tanh()), strict=True)
+    model(torch.randn(40, 3, 8, 8)).sum().backward()
+    assert references[0] == ((16, 3, 8, 8),)
+
+
 class Placed(Tagger):
     """Has a small buffer, and takes positions that all rows share."""
 

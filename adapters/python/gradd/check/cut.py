@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-_ROWS = 2  # that are left; one alone may mean something else
+_ROWS = (2, 16)  # that are left; one alone may mean something else, convolutions ask for 16
 _POSITIONS = 96  # that are left of a sequence at least: more than the block of any kernel
 _TOKENS = 8  # one of so many is left of a batch, if its sequences are long enough
 _STARTS = 8  # places of a piece of a sequence that are looked at
@@ -59,9 +59,10 @@ def piece(fits: Callable[[Data], bool], data: Data, start: int = 0) -> Data | No
     """Few positions of a few rows, or rows alone; None where neither is to be had."""
     if not (n := data.size):
         return None
-    few = data.cut(start % (n - _ROWS + 1), _ROWS) if n > _ROWS else None
-    less = few if few is not None and fits(few) else None
-    rows, kept = (_ROWS, less) if less else (n, data.cut(0, n))
+    cuts = (data.cut(start % (n - rows + 1), rows) for rows in _ROWS if n > rows)
+    less = next(filter(fits, cuts), None)
+    kept = less or data.cut(0, n)
+    rows = kept.parts[0][2]
     length = kept.size
     k = max(_POSITIONS, n * length // (_TOKENS * rows))
     if k >= length:
