@@ -27,14 +27,7 @@ from gradd import arguments, errors, forwarding, interrupts, options, private, p
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import (
-    cumulative_norms,
-    locks,
-    marking_hooks,
-    masked_rows,
-    settings,
-    sizes,
-)
+from gradd.dynamo import cumulative_norms, locks, marking_hooks, masked_rows, settings, sizes
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.between_graphs import Call as CallOfGraphs
 from gradd.dynamo.between_graphs import Gaps, Watch
