@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -137,7 +138,8 @@ def test_a_trace_is_bounded_and_survives_an_error(
             step()
         raise KeyError
     assert len(json.loads(path.read_text())) == 30
-    assert "has the first 30 events; 71 more were left out" in caplog.text
+    # How many requests are on their way when the trace ends differs from run to run.
+    assert re.search(r"has the first 30 events; [5-9]\d more were left out", caplog.text)
     with pytest.raises(OSError), gradd.trace(tmp_path / "none" / "trace.json"):
         pass
     step()
