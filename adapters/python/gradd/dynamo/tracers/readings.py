@@ -3,12 +3,15 @@
 Dynamo breaks its graph there. Where such a number follows from the arguments of the call alone, it
 becomes an argument itself: see `derived.py`. So do results of functions that compute indices with
 such numbers: those of `transformers.vision_utils`, which transformers asks to compute in front of a
-trace, and the positions of its models for images with text.
+trace, and the positions of its models for images with text. So do arguments of which a mask chooses
+pictures (`pixels[used]`).
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,11 +23,14 @@ from gradd import private
 from gradd.dynamo import derived, partition
 from gradd.dynamo.derived import UnknownError
 from gradd.dynamo.lower import SYMBOLIC, name_of, value_of
+from gradd.dynamo.tracers import membership
 from gradd.memory.watch import address
 
 _READS = ("tolist", "item")
 _FUNCTIONS = (int, bool)
 _MOST = 64  # numbers that one reading has
+_SUBSCRIPTS = [dis.opmap[name] for name in ("BINARY_SUBSCR",) if name in dis.opmap]
+_PICTURE = 2  # axes that a row has at least; with fewer, rows keep their places (masked_rows.py)
 # Of libraries, by module: functions whose results follow from their arguments.
 _INDICES = {
     "transformers.vision_utils": (
@@ -63,9 +69,46 @@ def substitute(wanted: Callable[[], bool]) -> None:
         usual(tracer, fn, args, kwargs)
 
     base.call_function = call_function
+    for table in membership.tables():
+        for code in _SUBSCRIPTS:
+            table[code] = functools.partial(_subscript, wanted, table[code])
     dynamic = torch.compiler.config.dynamic_sources
     own = rf"L\['{derived.ARGUMENT}'\]\.v"
     torch.compiler.config.dynamic_sources = f"{dynamic},{own}" if dynamic else own
+
+
+def _subscript(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
+    """Runs `x[key]`."""
+    x, key = tracer.stack[-2:]
+    if wanted():
+        try:
+            found = _chosen(tracer, x, key)
+        except Exception:  # the user's, or other names in another version of torch
+            found = None
+        if found is not None:
+            tracer.popn(2)
+            tracer.push(found)
+            return
+    usual(tracer, instruction)
+
+
+def _chosen(tracer: Any, x: Any, key: Any) -> Any:
+    """The pictures that a mask chooses; None = it is something else.
+
+    Raises:
+        UnknownError: They follow from something else than the arguments.
+    """
+    if not (_is_tensor(x) and _is_tensor(key)):
+        return None
+    nodes = x.realize().as_proxy().node, key.realize().as_proxy().node
+    pictures, mask = map(value_of, nodes)
+    if mask.dtype is not torch.bool or pictures.dim() - mask.dim() < _PICTURE:
+        return None
+    reader = _Reader(tracer)
+    with derived.aside():
+        operands = tuple(derived.At(reader.step(node)) for node in nodes)
+        step = reader.add(derived.Call(operator.getitem, operands, {}))
+        return reader.taken(step, reader.derived.result(step))
 
 
 def _instead(
