@@ -237,15 +237,20 @@ def compare(folder: Path, threads: int, rounds: int, pythons: dict[str, Path]) -
 
     Returns:
         For each engine: ms (a median for each round), first (ms from opening the files to the end
-        of the first step), memory (MiB), losses (of the first and the last step).
+        of the first step), memory (MiB), losses (of the first and the last step); and what failed.
     """
-    workers = {name: Worker(python, folder, name, threads) for name, python in pythons.items()}
+    workers, failed = {}, {}
+    for name, python in pythons.items():
+        try:
+            workers[name] = Worker(python, folder, name, threads)
+        except RuntimeError as error:
+            failed[name] = str(error)
     for round_ in range(rounds):
         for name in list(workers)[:: 1 if round_ % 2 else -1]:
             workers[name].run()
     for worker in workers.values():
         worker.end()
-    return {
+    return {"failed": failed} | {
         name: {
             "ms": worker.ms,
             "first": worker.first["first"],
@@ -263,12 +268,13 @@ def row(name: str, threads: int, found: dict[str, Any]) -> str:
     """A line of the table."""
     import stats
 
-    ours, theirs = found[OURS], found[THEIRS]
-    ratio = stats.ratio_interval(theirs["ms"], ours["ms"])
+    both = [found.get(engine) for engine in (OURS, THEIRS)]
     cells = [name, str(threads)]
-    cells += [f"{np.median(each['ms']):.2f}" for each in (ours, theirs)]
-    cells += [stats.speedup_text(ratio)]
-    cells += [f"{each[what]:.0f}" for what in ("first", "memory") for each in (ours, theirs)]
+    cells += [f"{np.median(each['ms']):.2f}" if each else "fails" for each in both]
+    ours, theirs = both
+    speed = ours and theirs and stats.ratio_interval(theirs["ms"], ours["ms"])
+    cells += [stats.speedup_text(speed) if speed else "-"]
+    cells += [f"{e[what]:.0f}" if e else "-" for what in ("first", "memory") for e in both]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -293,6 +299,10 @@ def page(machine: dict[str, Any], results: Sequence[dict[str, Any]], whats: dict
         HEAD,
         *(row(result["network"], result["threads"], result) for result in results),
     ]
+    said = {result["network"]: result.get("failed", {}) for result in results}
+    for name, failed in said.items():
+        for engine, why in failed.items():
+            lines += ["", *textwrap.wrap(f"{name}, {engine} fails: {why[-160:]}", 100)]
     return "\n".join(lines) + "\n"
 
 
