@@ -215,6 +215,13 @@ class Compiled:
         if not self._disabled:
             self.owner.fallback.take(policy)
 
+    def replace_forward(self, forward: Callable[..., Any]) -> None:
+        """Gives the next calls another meaning than the `forward` that this was made with."""
+        self.given_forward = self._eager = forward
+        if not self._disabled:
+            for versions in (self._versions, self._odd_versions):
+                versions.clear()
+
     @property
     def forward(self) -> Callable[..., Any]:
         return self.given_forward if self.given_forward is not None else self.module.forward
