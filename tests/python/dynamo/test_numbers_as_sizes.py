@@ -267,7 +267,7 @@ def steps(module: nn.Module, calls: Sequence[tuple]) -> dict[str, Any]:
 
 
 def test_lengths_of_parts_break_no_graph() -> None:
-    grids = ([[2, 2], [2, 3]], [[2, 4], [2, 5]], [[2, 4], [2, 3], [2, 2]], [[2, 7], [4, 2]])
+    grids = [[[2, 3 + i], [2, 2 + 2 * i]] for i in range(6)] + [[[2, 4], [2, 3], [2, 2]]]
     calls = [
         (torch.randn(int(torch.tensor(grid).prod(-1).sum()) // 2, 8), torch.tensor(grid))
         for grid in grids
@@ -275,7 +275,7 @@ def test_lengths_of_parts_break_no_graph() -> None:
     found = steps(Windows(), calls)
     assert found["breaks"] == 0
     assert not found["in_torch"]
-    assert found["graphs"] == 2, "one for each number of parts"
+    assert found["graphs"] <= 4, "the first lengths, any two, any three"
 
 
 @pytest.mark.parametrize("read", [lambda x: x.item(), int, lambda x: x.tolist()[0]])
