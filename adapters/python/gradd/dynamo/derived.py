@@ -6,8 +6,8 @@ Models of images and sounds compute sizes so, from small tensors beside the pict
 breaks its graph at each. While it traces such a call, gradd computes these values from the real
 arguments, and notes how (`tracers/readings.py`). From then on they are computed in front of each
 call, and are arguments of the traced function: an object with an attribute for each. So Dynamo
-guards them, a number that changes is an input that determines sizes, and a call that they do not
-fit is traced again.
+guards them, a number that changes becomes an input that determines sizes, and a call that they do
+not fit is traced again.
 """
 
 from __future__ import annotations
