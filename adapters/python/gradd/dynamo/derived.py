@@ -6,8 +6,8 @@ Models of images and sounds compute sizes so, from small tensors beside the pict
 breaks its graph at each. While it traces such a call, gradd computes these values from the real
 arguments, and notes how (`tracers/readings.py`). From then on they are computed in front of each
 call, and are arguments of the traced function: an object with an attribute for each. So Dynamo
-guards them, a number that changes is an input that determines sizes, and a call that they do not
-fit is traced again.
+guards them, a number that changes becomes an input that determines sizes, and a call that they do
+not fit is traced again.
 """
 
 from __future__ import annotations
@@ -75,17 +75,14 @@ class Derivation:
     def __init__(self) -> None:
         self.steps: list[Path | Own | Call] = []
         self._places: dict[Hashable, int] = {}
-        self._values: dict[tuple[int, tuple[int, ...] | None], _Value] = {}
+        self.values: dict[tuple[int, tuple[int, ...] | None], _Value] = {}
 
-    def of(self, args: tuple, kwargs: dict[str, Any]) -> Derived:
-        """The values of a call."""
-        found = Derived(self, args, kwargs)
-        if self._values:
-            with aside():
-                for value in list(self._values.values()):
-                    with contextlib.suppress(Exception):  # the user's: the traced code has it too
-                        found.give(value)
-        return found
+    def give(self, derived: Derived) -> None:
+        """Computes the values of a call."""
+        with aside():
+            for value in list(self.values.values()):
+                with contextlib.suppress(Exception):  # the user's: the traced code has it too
+                    derived.give(value)
 
     def add(self, step: Path | Own | Call) -> int:
         """The number of a step; the same one for the same step."""
@@ -100,36 +97,34 @@ class Derivation:
     def value(self, step: int, shape: tuple[int, ...] | None) -> _Value:
         """What a graph takes of a step's result."""
         key = step, shape
-        if key not in self._values:
-            if len(self._values) >= MOST:
+        if key not in self.values:
+            if len(self.values) >= MOST:
                 raise UnknownError
-            self._values[key] = _Value(f"v{len(self._values)}", step, shape)
-        return self._values[key]
+            self.values[key] = _Value(f"v{len(self.values)}", step, shape)
+        return self.values[key]
 
 
 class Derived:
-    """The values of one call, an attribute for each that could be computed."""
+    """The values of one call, an attribute for each that could be computed.
 
-    def __init__(self, derivation: Derivation, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.derivation = derivation
-        self._given = {"args": args, "kwargs": kwargs}
-        self._known: dict[int, Any] = {}
+    called() sets the others: every call makes one, so it has no constructor.
+    """
 
-    def forget(self) -> None:
-        """Lets go of the arguments."""
-        self._given, self._known = {}, {}
+    derivation: Derivation
+    given: dict[str, Any]  # "args" and "kwargs" of the call
+    known: dict[int, Any]  # results of steps
 
     def result(self, step: int) -> Any:
         """Computes a step, and those before it."""
-        if step not in self._known:
-            self._known[step] = self._computed(self.derivation.steps[step])
-        return self._known[step]
+        if step not in self.known:
+            self.known[step] = self._computed(self.derivation.steps[step])
+        return self.known[step]
 
     def _computed(self, step: Path | Own | Call) -> Any:
         if isinstance(step, Own):
             return getattr(self, step.name)
         if isinstance(step, Path):
-            found = self._given[step.given]
+            found = self.given[step.given]
             for key in step.keys:
                 found = found[key]
             return found if step.axis is None else found.shape[step.axis]
@@ -187,11 +182,15 @@ def called(function: Callable[..., Any], derivation: Derivation) -> Callable[...
     """A function that passes the values of a call to a traced one, as its first argument."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        derived = derivation.of(args, kwargs)
+        derived = Derived()
+        derived.derivation, derived.known = derivation, {}
+        derived.given = {"args": args, "kwargs": kwargs}
+        if derivation.values:
+            derivation.give(derived)
         try:
             return function(derived, *args, **kwargs)
         finally:
-            derived.forget()
+            derived.given = derived.known = {}  # lets go of the arguments
 
     return call
 

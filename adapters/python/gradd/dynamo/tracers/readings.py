@@ -72,9 +72,6 @@ def substitute(wanted: Callable[[], bool]) -> None:
     for table in membership.tables():
         for code in _SUBSCRIPTS:
             table[code] = functools.partial(_subscript, wanted, table[code])
-    dynamic = torch.compiler.config.dynamic_sources
-    own = rf"L\['{derived.ARGUMENT}'\]\.v"
-    torch.compiler.config.dynamic_sources = f"{dynamic},{own}" if dynamic else own
 
 
 def _subscript(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
