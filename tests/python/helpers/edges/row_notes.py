@@ -132,7 +132,9 @@ SKIP: dict[str, dict[str, str]] = {
     "polygamma": {**_POLES, "inf": "torch's slope of infinity is NaN"},
     "digamma": _POLES,
     "special.psi": _POLES,
-    **dict.fromkeys(("atan2", "atan2 of a row", "atan2 of a row and a column"), {"1e-22": _SQUARED}),
+    **dict.fromkeys(
+        ("atan2", "atan2 of a row", "atan2 of a row and a column"), {"1e-22": _SQUARED}
+    ),
     "interpolate bicubic": _AXES,
     "interpolate trilinear": _AXES,
     "index_put": {"zeros": _REPEATED, "constant": _REPEATED},
