@@ -1,10 +1,14 @@
-"""Python numbers of a call that decide about sizes: plans know them, as they know sizes."""
+"""Python numbers of a call that decide about sizes: plans know them, as they know sizes.
+
+Those that a call reads out of its arguments too: no graph breaks at them."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -234,3 +238,107 @@ def test_what_a_call_keeps_is_an_ordinary_tensor(caplog: pytest.LogCaptureFixtur
     stats = wrapped.gradd_stats()
     assert stats["breaks"] == 0 and stats["graphs"] <= len(graphs)
     assert not caplog.records
+
+
+# ---- numbers that follow from the arguments ----
+
+
+class Windows(nn.Module):
+    """Attention within parts of a sequence, as Qwen2-VL has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        lengths = (grid.prod(-1) // 2).tolist()
+        parts = [torch.softmax(p @ p.T, -1) @ p for p in torch.split(x, lengths)]
+        y = self.last(torch.cat(parts))
+        return y.sum() + y[: int(grid.max())].pow(2).sum()
+
+
+class Chosen(nn.Module):
+    """What is computed depends on a number in an argument."""
+
+    def __init__(self, read: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(4, 4), read
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return (y * 2 if self.read(which) > 2 else y.tanh()).sum()
+
+
+class Counted(nn.Module):
+    """Writes to the argument in front of the reading, where `writes`."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.layer, self.writes = nn.Linear(4, 4), writes
+
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count = count.clone()
+        if self.writes:
+            count += 1
+        y = self.layer(x)
+        return y[: count.item()].sum()
+
+
+def steps(module: nn.Module, calls: Sequence[tuple]) -> dict[str, Any]:
+    """Runs calls in the daemon and in PyTorch, compares; the counts of the former."""
+    theirs = copy.deepcopy(module)
+    wrapped = ORTModule(module)
+    for args in calls:
+        given = [x.clone() for x in args]
+        loss, expected = wrapped(*args), theirs(*given)
+        loss.backward(), expected.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+        for ours, other in zip(module.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, other.grad, rtol=1e-4, atol=1e-4)
+    return wrapped.gradd_stats()
+
+
+def test_lengths_of_parts_break_no_graph() -> None:
+    grids = ([[2, 2], [2, 3]], [[2, 4], [2, 5]], [[2, 4], [2, 3], [2, 2]], [[2, 7], [4, 2]])
+    calls = [
+        (torch.randn(int(torch.tensor(grid).prod(-1).sum()) // 2, 8), torch.tensor(grid))
+        for grid in grids
+    ]
+    found = steps(Windows(), calls)
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+    assert found["graphs"] == 2, "one for each number of parts"
+
+
+@pytest.mark.parametrize("read", [lambda x: x.item(), int, lambda x: x.tolist()[0]])
+def test_a_choice_follows_the_number(read: Callable[[torch.Tensor], Any]) -> None:
+    found = steps(Chosen(read), [(torch.randn(3, 4), torch.tensor([n])) for n in (5, 1, 7, 0, 2)])
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_number_that_is_written_to(writes: bool) -> None:
+    steps(Counted(writes), [(torch.randn(6, 4), torch.tensor(n)) for n in (2, 3, 5)])
+
+
+def test_a_number_of_a_buffer_is_read_in_each_call() -> None:
+    module = Chosen(lambda x: module.steps.item())
+    module.register_buffer("steps", torch.tensor(0))
+    twin = copy.deepcopy(module)
+    twin.read = lambda x: twin.steps.item()
+    wrapped = ORTModule(module)
+    for number in (1, 5, 2, 9):
+        for each in (module, twin):
+            each.steps.fill_(number)
+        x, which = torch.randn(3, 4), torch.tensor([0])
+        torch.testing.assert_close(wrapped(x, which), twin(x, which), rtol=1e-5, atol=1e-5)
+
+
+def test_pythons_error_for_lengths_that_do_not_fit() -> None:
+    wrapped = ORTModule(Windows())
+    wrapped(torch.randn(5, 8), torch.tensor([[2, 2], [2, 3]])).backward()
+    with pytest.raises(RuntimeError, match="split"):
+        wrapped(torch.randn(9, 8), torch.tensor([[2, 2], [2, 3]]))
+    wrapped(torch.randn(6, 8), torch.tensor([[2, 3], [2, 3]])).backward()
