@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,6 +69,37 @@ def test_a_number_that_decides_about_sizes(name: str) -> None:
     before = ours.gradd_stats()["plans"]
     ours(*calls[1]).backward()
     assert ours.gradd_stats()["plans"] == before
+
+
+NUMPYS_USES = {
+    "a size": lambda x, n: x[:n],
+    "a range": lambda x, n: x.sum() * torch.arange(n),
+    "a factor": lambda x, n: x * n,
+    "a size and a factor": lambda x, n: x[:n] * n,
+    "a quotient": lambda x, n: x * (2 * n + 1) / n,
+    "python's arithmetic": lambda x, n: x * math.sqrt(n),
+}
+
+
+@pytest.mark.parametrize("name", NUMPYS_USES)
+def test_a_whole_number_of_numpy(name: str) -> None:
+    """Dynamo hands it over in a tensor, and takes it out in the graph."""
+
+    def forward(self, x):
+        return NUMPYS_USES[name](self.lin(x), int(self.n)).sin().sum()
+
+    net = Lambda(forward, lin=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(net))
+    for n in (2, 3, 5, 2):
+        net.n = ours.module.n = np.int64(n)
+        x = torch.randn(6, 4)
+        expected, found = net(x), ours(x)
+        torch.testing.assert_close(found, expected)
+        expected.backward()
+        found.backward()
+    for mine, reference in zip(ours.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, reference.grad)
+    assert ours.gradd_stats()["in_torch"] == {}
 
 
 def test_a_number_of_more_than_64_bits_raises_pytorchs_error() -> None:

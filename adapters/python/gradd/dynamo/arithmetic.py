@@ -125,3 +125,14 @@ class Appending(torch.fx.proxy.GraphAppendingTracer):
         operands = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         node.meta["val"] = node.target(*operands[0], **operands[1])  # type: ignore[operator]
         return node
+
+
+def taken_from(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The argument of a graph whose only element a node takes out; None = it does not.
+
+    So Dynamo hands over floats, and whole numbers of NumPy (`wrapped_item`).
+    """
+    if getattr(node.target, "__name__", node.target) not in ("item", "wrapped_item"):
+        return None
+    given = node.args[0]
+    return given if isinstance(given, torch.fx.Node) and given.op == "placeholder" else None

@@ -490,7 +490,8 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             value = value_of(node)
             if not isinstance(value, SYMBOLIC) or value.node.expr != symbol:
                 continue
-            if node.op == "placeholder" and isinstance(value, torch.SymInt):
+            is_given = node.op == "placeholder" or arithmetic.taken_from(node) is not None
+            if is_given and isinstance(value, torch.SymInt):
                 found = self._whole(node, value)
             elif node.op == "placeholder":
                 found = self._placeholder(node.name, node, value)

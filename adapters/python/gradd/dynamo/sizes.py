@@ -46,7 +46,7 @@ class Sizes:
     ) -> None:
         """Args:
         placeholders: Of the graph.
-        nodes: Others, which may take a float out of an argument: so Dynamo hands floats over.
+        nodes: Others, which may take a number out of an argument.
         """
         self._items: list[tuple[str, int]] = []  # symbol, position of a tensor that holds it
         self._numbers: list[tuple[str, int]] = []  # symbol, position of an argument that is one
@@ -70,7 +70,8 @@ class Sizes:
         places = {node: at for at, node in enumerate(placeholders)}
         for node in nodes:
             expression = _expression(value_of(node))
-            at = places.get(node.args[0]) if node.target == "item" else None
+            given = arithmetic.taken_from(node)
+            at = None if given is None else places.get(given)
             if at is not None and isinstance(expression, sympy.Symbol):
                 self._items.append((expression.name, at))
 
