@@ -55,6 +55,10 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Absolute differences; 0 or 1 of whole numbers."""
     if not _is_real(a, b):
         return (a != b).double()
+    wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    near = (a.to(wide) - b.to(wide)).abs_()
+    if math.isfinite(_largest(near)):
+        return near
     same = (a == b) | (a.isnan() & b.isnan())
     off = (a.double() - b.double()).abs().masked_fill_(same, 0.0)
     return off.nan_to_num_(nan=math.inf, posinf=math.inf)
@@ -71,10 +75,15 @@ def _order(half: int, *tensors: torch.Tensor) -> float:
 
 def _length(parts: Iterable[torch.Tensor], order: float) -> float:
     """The norm of a vector that comes in parts."""
-    if order == math.inf:  # as a norm it takes three times as long
-        return max((float(p.abs().max()) for p in parts if p.numel()), default=0.0)
+    if order == math.inf:
+        return max(map(_largest, parts), default=0.0)
     norms = [torch.linalg.vector_norm(p, order, dtype=torch.double) for p in parts]
     return float(torch.linalg.vector_norm(torch.stack(norms), order))
+
+
+def _largest(part: torch.Tensor) -> float:
+    """Its largest number by size; as a norm it takes three times as long."""
+    return max(float(x.abs()) for x in part.aminmax()) if part.numel() else 0.0
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
