@@ -164,9 +164,10 @@ class Precise(TorchDispatchMode):
         if self._drawn is None or not torch.is_tensor(value) or not value.is_floating_point():
             return value
         own = 2 * torch.rand(_PERIOD + 1, generator=self._drawn, dtype=torch.float64) - 1
-        parts = (self._rounding * (own[1:] + own[0].sign())).to(value.device, value.dtype)
+        wide = torch.promote_types(value.dtype, torch.float32)
+        factors = (1 + self._rounding * (own[1:] + own[0].sign())).to(value.device, wide)
         flat = value.as_strided((value.numel(),), (1,))
         rest = flat.numel() % _PERIOD
         for part in (flat[rest:].view(-1, _PERIOD), flat[:rest]):
-            part.addcmul_(part, parts[: part.shape[-1]])
+            part.mul_(factors[: part.shape[-1]])
         return value
