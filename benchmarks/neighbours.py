@@ -3,13 +3,13 @@
     .venv/bin/python benchmarks/neighbours.py [--only products,cumsum] [--samples 300] [--kills 40]
 
 A daemon of its own serves a session with a forward of about a millisecond, and a second process
-that asks for something long, again and again: 60 products of 4096 x 4096 x 4096, a graph of 100,000
-nodes that is loaded and planned, a running sum of 2^28 numbers, a layer of an LSTM. One line each:
-the median, the 99th percentile and the longest of the short request, which is asked at random
-moments and must have the bits that it has alone. Then that process is killed in the middle of its
-request, many times: how long until the daemon has nothing of it any more. Milliseconds; behind them
-the processor time that the daemon's threads have taken meanwhile, all together, which says how
-much of the wait is that of a busy machine.
+that asks for something long, again and again: 60 products of 4096 x 4096 x 4096, also in bf16, a
+graph of 100,000 nodes that is loaded and planned, a running sum of 2^28 numbers, a layer of an
+LSTM. One line each: the median, the 99th percentile and the longest of the short request, which is
+asked at random moments and must have the bits that it has alone. Then that process is killed in the
+middle of its request, many times: how long until the daemon has nothing of it any more.
+Milliseconds; behind them the processor time that the daemon's threads have taken meanwhile, all
+together, which says how much of the wait is that of a busy machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import contextlib
 import math
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,10 @@ for folder in ("tests/python", "adapters/python"):
     sys.path.insert(0, str(HERE.parent / folder))
 
 import numpy as np  # noqa: E402
-from onnx import TensorProto, helper  # noqa: E402
+from onnx import helper  # noqa: E402
 
 from gradd.memory.shm import Segment  # noqa: E402
-from helpers.hostile.raw_client import DROP, F32, Raw, many, put, tensor, types  # noqa: E402
+from helpers.hostile.raw_client import BF16, DROP, F32, Raw, many, put, tensor, types  # noqa: E402
 
 SIDE = 4096
 COUNT = 1 << 28
@@ -47,44 +49,55 @@ PAUSE_S = 0.02  # between two short requests, on average
 WAIT_MS = 600_000
 
 
-def model(nodes: list, inputs: list[list[int]], output: list[int]) -> bytes:
-    """ONNX bytes of inputs x, w, ... and one output y, all of them f32."""
+@dataclass
+class Asked:
+    """A model of one output, and its sizes."""
+
+    onnx: bytes
+    inputs: list[list[int]]
+    output: list[int]
+    dtype: int = F32
+
+
+def model(nodes: list, inputs: list[list[int]], output: list[int], dtype: int = F32) -> bytes:
+    """ONNX bytes of inputs x, w, ... and one output y, all of the same type."""
     names = ["x", "w", "r"][: len(inputs)]
     graph = helper.make_graph(
         nodes,
         "long",
         [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
+            helper.make_tensor_value_info(name, dtype, dims)
             for name, dims in zip(names, inputs, strict=True)
         ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
+        [helper.make_tensor_value_info("y", dtype, output)],
     )
     opset = [helper.make_opsetid("", 20)]
     return helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
 
 
-def products(side: int, n: int) -> tuple[bytes, list[list[int]], list[int]]:
+def products(side: int, n: int, dtype: int = F32) -> Asked:
     """y = x w w ... w."""
     at = ["x", *(f"p{i}" for i in range(n - 1)), "y"]
     nodes = [helper.make_node("MatMul", [at[i], "w"], [at[i + 1]]) for i in range(n)]
     square = [side, side]
-    return model(nodes, [square, square], square), [square, square], square
+    onnx = model(nodes, [square, square], square, dtype)
+    return Asked(onnx, [square, square], square, dtype)
 
 
-def cumsum() -> tuple[bytes, list[list[int]], list[int]]:
+def cumsum() -> Asked:
     """Running sums of one row."""
     axis = helper.make_node("Constant", [], ["axis"], value_ints=[0])
     nodes = [axis, helper.make_node("CumSum", ["x", "axis"], ["y"])]
-    return model(nodes, [[COUNT]], [COUNT]), [[COUNT]], [COUNT]
+    return Asked(model(nodes, [[COUNT]], [COUNT]), [[COUNT]], [COUNT])
 
 
-def lstm() -> tuple[bytes, list[list[int]], list[int]]:
+def lstm() -> Asked:
     """A layer of 1024 cells over 1024 steps of 32 rows."""
     steps, rows, cells = 1024, 32, 1024
     inputs = [[steps, rows, cells], [1, 4 * cells, cells], [1, 4 * cells, cells]]
     output = [steps, 1, rows, cells]
     node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=cells)
-    return model([node], inputs, output), inputs, output
+    return Asked(model([node], inputs, output), inputs, output)
 
 
 def sums(n: int) -> bytes:
@@ -97,27 +110,32 @@ def sums(n: int) -> bytes:
 class Session(Raw):
     """A session with one plan, whose forward it asks for."""
 
-    def prepare(self, what: tuple[bytes, list[list[int]], list[int]]) -> Session:
+    def prepare(self, what: Asked) -> Session:
         """Segment, values, graph and plan."""
-        onnx, inputs, self.output = what
+        inputs, self.output = what.inputs, what.output
+        size = 4 if what.dtype == F32 else 2
         self.attach()
         places, at = [], 0
         for dims in [*inputs, self.output]:
-            places.append(tensor(at, dims))
-            at += -(-4 * int(np.prod(dims)) // 4096) * 4096
+            places.append(tensor(at, dims, what.dtype))
+            at += -(-size * int(np.prod(dims)) // 4096) * 4096
         self.places = places
         self.segment = Segment(1, at)
         reply = self.control({"v": "segment", "id": 1, "bytes": at}, [self.segment.fd])
         assert reply["ok"], reply
         some = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
         for place, dims in zip(places, inputs, strict=False):
-            values = self.at(place[1], (int(np.prod(dims)),))
+            scaled = some / np.float32(dims[-1] ** 0.5)
+            if size == 2:  # bf16: the upper half
+                scaled = (scaled.view(np.uint32) >> 16).astype(np.uint16)
+            values = self.at(place[1], (int(np.prod(dims)),), scaled.dtype)
             for first in range(0, len(values), len(some)):
                 part = values[first : first + len(some)]
-                part[:] = some[: len(part)] / dims[-1] ** 0.5
+                part[:] = scaled[: len(part)]
         planned = self.call({
-            "v": "graph.plan", "graph": put(self, onnx)["graph"], "plan": 1, "out": [0],
-            "in": types(*([F32, dims] for dims in inputs)), "grad": [], "bound": [], "gmask": [],
+            "v": "graph.plan", "graph": put(self, what.onnx)["graph"], "plan": 1, "out": [0],
+            "in": types(*([what.dtype, dims] for dims in inputs)),
+            "grad": [], "bound": [], "gmask": [],
         })  # fmt: skip
         assert planned["ok"], planned
         return self
@@ -134,8 +152,9 @@ class Session(Raw):
             "in": many(*self.places[:-1]), "out": many(self.places[-1]), "rel": [1],
         })  # fmt: skip
         assert reply["ok"], reply
-        result = self.at(self.places[-1][1], tuple(self.output))
-        return result.tobytes() if result.nbytes < 1 << 22 else b""
+        if math.prod(self.output) > 1 << 20:
+            return b""
+        return self.at(self.places[-1][1], tuple(self.output)).tobytes()
 
 
 def compile_graphs(path: Path) -> None:
@@ -155,7 +174,7 @@ def compile_graphs(path: Path) -> None:
             tell("done")
 
 
-def run_forwards(what: Callable[[], tuple[bytes, list[list[int]], list[int]]]) -> Callable:
+def run_forwards(what: Callable[[], Asked]) -> Callable:
     """One forward after the other."""
 
     def run(path: Path) -> None:
@@ -171,6 +190,7 @@ def run_forwards(what: Callable[[], tuple[bytes, list[list[int]], list[int]]]) -
 
 LONG: dict[str, Callable[[Path], None]] = {
     "products": run_forwards(lambda: products(SIDE, 60)),
+    "products-bf16": run_forwards(lambda: products(SIDE, 60, BF16)),
     "graph": compile_graphs,
     "cumsum": run_forwards(cumsum),
     "lstm": run_forwards(lstm),
@@ -182,20 +202,49 @@ def tell(word: str) -> None:
     print(word, flush=True)
 
 
+def fork_on(folder: Path) -> None:
+    """A process of its own for each line, a name: what takes seconds is imported once."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os.setsid()  # its own group: nothing reaches both
+            LONG[line.strip()](folder)
+        print(child, flush=True)
+        os.waitpid(child, 0)
+
+
 @contextlib.contextmanager
-def beside(name: str, folder: Path) -> Any:
-    """A process that asks for something long, and has begun."""
-    command = [sys.executable, __file__, "--long", name, str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"{name}: the other process ended")
-        os.set_blocking(process.stdout.fileno(), False)
+def forking(folder: Path) -> Any:
+    """What starts the other processes."""
+    command = [sys.executable, __file__, "--long", str(folder)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0) as process:
         yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@contextlib.contextmanager
+def beside(name: str, forks: Any) -> Any:
+    """The pid and a pidfd of a process that asks for something long, and has begun."""
+    forks.stdin.write(f"{name}\n".encode())
+    os.set_blocking(forks.stdout.fileno(), True)
+    pid = 0
+    while (line := forks.stdout.readline()) != b"ready\n":
+        if not line:
+            raise RuntimeError(f"{name}: the other process ended")
+        pid = int(line) if line.strip().isdigit() else pid  # not what the one before has said
+    while not pid:
+        pid = int(forks.stdout.readline())
+    pidfd = os.pidfd_open(pid)
+    os.set_blocking(forks.stdout.fileno(), False)
+    try:
+        yield pidfd
     finally:
-        process.kill()
-        process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [])
+        os.close(pidfd)
 
 
 def sessions(watch: Raw) -> list[dict[str, Any]]:
@@ -212,9 +261,11 @@ class Watch:
         self.cpu_ms: list[float] = []
 
     def _cpu_ms(self) -> float:
-        return (
-            sum(int((t / "schedstat").read_text().split()[0]) for t in self.tasks.iterdir()) / 1e6
-        )
+        ns = 0
+        for task in self.tasks.iterdir():
+            with contextlib.suppress(OSError):  # a thread that gives memory back has ended
+                ns += int((task / "schedstat").read_text().split()[0])
+        return ns / 1e6
 
     def time(self, what: Callable[[], None]) -> None:
         """Does it once."""
@@ -254,13 +305,13 @@ def check(got: bytes, expected: bytes) -> None:
         raise RuntimeError("other bits than alone")
 
 
-def kill_one(name: str, folder: Path, asks: Raw, watch: Watch) -> None:
+def kill_one(name: str, forks: Any, asks: Raw, watch: Watch) -> None:
     """From the end of a process to that of its session."""
     before = len(sessions(asks))
-    with beside(name, folder) as process:
+    with beside(name, forks) as pidfd:
         time.sleep(random.uniform(0.1, 0.6))
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [])
         watch.time(lambda: wait_for(asks, before))
 
 
@@ -273,7 +324,7 @@ def wait_for(asks: Raw, count: int) -> None:
 def main() -> None:
     """Measures."""
     if sys.argv[1:2] == ["--long"]:
-        LONG[sys.argv[2]](Path(sys.argv[3]))
+        fork_on(Path(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(LONG))
@@ -286,14 +337,15 @@ def main() -> None:
 
     daemon.connect(folder).close()
     try:
-        measure(args, folder)
+        with forking(folder) as forks:
+            measure(args, folder, forks)
     finally:
         with contextlib.suppress(OSError, ValueError):
             os.kill(int((folder / "lock").read_text()), signal.SIGTERM)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measure(args: argparse.Namespace, folder: Path) -> None:
+def measure(args: argparse.Namespace, folder: Path, forks: Any) -> None:
     """All lines."""
     with Session(folder).prepare(products(*SHORT)) as short, Raw(folder).attach() as asks:
         expected = short.forward()
@@ -306,15 +358,15 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         for name in args.only.split(","):
             if args.samples:
                 took = Watch(worker)
-                with beside(name, folder) as process:
+                with beside(name, forks):
                     ask(short, expected, args.samples, took)
-                    done = len((process.stdout.read() or b"").splitlines())
+                    done = (forks.stdout.read() or b"").count(b"done")
                 took.report(f"short request beside {name}", f"({done} long ones done)")
                 wait_for(asks, 2)
             if args.kills:
                 gone = Watch(worker)
                 for _ in range(args.kills):
-                    kill_one(name, folder, asks, gone)
+                    kill_one(name, forks, asks, gone)
                 gone.report(f"killed client's work, {name}")
 
 

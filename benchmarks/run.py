@@ -7,7 +7,7 @@ switched off. Results: JSON, an SVG and a Markdown table.
 
 `--trainers` compares whole trainers in the same way, in samples and tokens per second: plain
 Trainer with ORTTrainer on the samples at small size, and trainers of other packages without and
-with gradd.
+with gradd. `--devices` compares training on devices with ONNX Runtime's (devices.py).
 
     python benchmarks/run.py [--quick] [--trainers] [--only llama,mlp] [--starts 6]
                              [--engines eager,compile,gradd,plain]
@@ -303,6 +303,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the chosen workloads and writes the results."""
+    words = sys.argv[1:] if argv is None else argv
+    if "--devices" in words:
+        import devices
+
+        return devices.main([word for word in words if word != "--devices"])
     options = _parse(argv)
     # Ended from outside: the workers and the daemon end as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -167,3 +167,6 @@ $(B)/bin/case_bits: tests/c/train/case_bits.c $(B)/lib/libgradd.so
 # The inner loops of products: a step of a small MLP takes 1.8 times as long without, and the
 # library 50 KB less.
 $(T_B)/kernels/cpu/gemm/gemm_blocked.o $(T_B)/ops/kernels/cpu/gemm/gemm_blocked.o: T_CFLAGS += -O3
+# What copies the windows of a convolution: a step of a small network takes 1.3 times as long
+# without, and the library 12 KB less.
+$(T_B)/kernels/cpu/conv/conv_columns.o $(T_B)/ops/kernels/cpu/conv/conv_columns.o: T_CFLAGS += -O3

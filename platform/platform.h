@@ -28,7 +28,11 @@ typedef struct gradd_platform_s {
      * faults, and go back to the system when they are given back. */
     void *(*take)(size_t bytes);
     void (*give_back)(void *memory, size_t bytes); /* accepts NULL */
-    double (*seconds)(void);                       /* from some point in time; never falls */
+    /* Makes pages of whole memory present that are going to be read, or written, for the first
+     * time: cheaper than one by one, and in pieces. Does nothing where it cannot. `memory` and
+     * `bytes` are multiples of a page. NULL where the machine has no such thing. */
+    void (*touch)(void *memory, size_t bytes, bool written);
+    double (*seconds)(void);        /* from some point in time; never falls */
     double (*thread_seconds)(void); /* processor time of this thread, or else seconds() */
     /* All of a file, to be freed; a NUL stands behind it. Errors: IO, LIMIT (more than `most`
      * bytes), NOMEM. They name the path. */

@@ -78,7 +78,9 @@ def shrunk(default: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(default[name], list) and (not pyramid or value in (0.0, False))
     }
     for name, value in default.items():
-        if name in SIZES and value is not None:
+        if name == "image_grid_pinpoints" and value is not None:
+            values[name] = [[SIDE, 2 * SIDE]]
+        elif name in SIZES and value is not None:
             small = SIZES[name]
             values[name] = [small] * len(value) if isinstance(value, (list, tuple)) else small
         elif name == "patch_size" and isinstance(value, int) and value > _PATCH and not pyramid:
@@ -247,6 +249,14 @@ def _captioned(deep: bool = False, sized: bool = False) -> Form:
     return form
 
 
+def _tiled(model: Any, rows: int, chance: torch.Generator) -> Batch:
+    """An image twice as wide as high, in two tiles and as a whole, as LLaVA-NeXT has it."""
+    tiles = torch.stack([pixels(model, rows, chance) for _ in range(3)], 1)
+    sizes = torch.tensor([[tiles.shape[-2], 2 * tiles.shape[-1]]] * rows)
+    shown = {"pixel_values": tiles, "image_sizes": sizes}
+    return {**shown, **_with_images(rows, _features(model, shown) // rows, chance)}
+
+
 def _features(model: Any, shown: Batch) -> int:
     """How many features a model makes of images."""
     owner = model if hasattr(model, "get_image_features") else model.model
@@ -307,6 +317,6 @@ _FORMS: dict[str, tuple[Form, ...]] = {
     "contrastive": (_contrastive, _contrastive_patches, _contrastive_video),
     "image_text": (
         *(_captioned(deep=deep, sized=sized) for sized in (False, True) for deep in (False, True)),
-        *(_gridded(typed=True), _gridded(), _caption_only, _decoded),
+        *(_gridded(typed=True), _gridded(), _tiled, _caption_only, _decoded),
     ),
 }

@@ -164,6 +164,10 @@ typedef struct gradd_backend_s {
     /* Gives up a round that has not ended, and waits until nothing of it touches memory. Accepts
      * NULL. */
     void (*comm_leave)(gradd_comm_t *comm);
+
+    /* Makes memory present, of whole pages, that launches are going to read, or write, for the
+     * first time. NULL: it always is. */
+    void (*touch)(gradd_queue_t *queue, void *memory, size_t bytes, bool written);
 } gradd_backend_t;
 
 /* All devices of this build; the first is the default. */

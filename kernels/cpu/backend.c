@@ -68,6 +68,20 @@ static gradd_status_t cpu_zero(gradd_queue_t *queue, void *memory, size_t bytes)
     return GRADD_OK;
 }
 
+/* In strips: the kernel's work is that of all threads. */
+#define STRIP ((size_t)1 << 20)
+
+static void cpu_touch(gradd_queue_t *queue, void *memory, size_t bytes, bool written) {
+    const int64_t n = (int64_t)((bytes + STRIP - 1) / STRIP);
+    (void)queue;
+    if (!gradd_platform.touch) return;
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < n; i++) {
+        const size_t at = (size_t)i * STRIP, rest = bytes - at;
+        gradd_platform.touch((char *)memory + at, rest < STRIP ? rest : STRIP, written);
+    }
+}
+
 /* ---- queue ----------------------------------------------------------------------------------- */
 
 static gradd_status_t cpu_queue_create(int threads, gradd_queue_t **out) {
@@ -195,6 +209,7 @@ const gradd_backend_t gradd_backend_cpu = {
     .touched = cpu_touched,
     .head_rows = GRADD_CPU_HEAD_ROWS,
     .head_block = GRADD_CPU_HEAD_BLOCK,
+    .touch = cpu_touch,
 };
 
 bool gradd_cpu_can(const gradd_infer_t *c) {

@@ -65,6 +65,7 @@ void gradd_device_close(gradd_device_t *d) {
     if (!d) return;
     gradd_device_trim(d);
     d->backend->queue_destroy(d->queue);
+    free(d->present);
     free(d);
 }
 
@@ -109,6 +110,7 @@ void device_set_hook(gradd_device_t *d, device_hook_t hook, void *context) {
 
 void device_set_way(gradd_device_t *d, bool (*makes_way)(void *context), void *context) {
     if (!d->backend->host) return;
+    if (!d->present && d->backend->touch) d->present = present_create(); /* it does without, too */
     d->makes_way = makes_way;
     d->way_context = context;
 }

@@ -30,6 +30,9 @@ typedef struct spare_s {
     int64_t bytes;
 } spare_t;
 
+/* Of memory that was used. */
+typedef struct present_s present_t;
+
 struct device_s {
     const gradd_backend_t *backend;
     gradd_queue_t *queue; /* Owned */
@@ -45,6 +48,7 @@ struct device_s {
     void *hook_context;
     bool (*makes_way)(void *context); /* see device_set_way; NULL = never */
     void *way_context;
+    present_t *present; /* Owned; NULL = nothing makes way, or memory always is there */
     gradd_mapper_t mapper;
 };
 
@@ -57,6 +61,17 @@ void device_set_way(gradd_device_t *device, bool (*makes_way)(void *context), vo
 static inline bool device_makes_way(const gradd_device_t *device) {
     return device->makes_way && device->makes_way(device->way_context);
 }
+/* ---- memory that is used for the first time (present.c) ---- */
+
+#define DEVICE_MUCH ((int64_t)4 << 20) /* bytes: the first use of less is short */
+
+present_t *present_create(void); /* NULL: no memory */
+/* Makes a piece of what a launch is going to read or write present; false: all of it has been. Only
+ * on a device that makes way. */
+bool device_touch(gradd_device_t *device, const void *memory, int64_t bytes, bool written);
+/* The memory is going to be unmapped; NULL: any may be. */
+void device_forget(gradd_device_t *device, const void *memory, int64_t bytes);
+
 /* A device of that backend, which need not be in the list. */
 gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_options_t *options,
                            gradd_device_t **out_device);

@@ -29,7 +29,10 @@ gradd_status_t pool_admit(gradd_device_t *d, int64_t bytes) {
 }
 
 static void spare_free(gradd_device_t *d, spare_t *s) {
-    if (s->memory) d->backend->free(d->queue, s->memory, (size_t)s->bytes);
+    if (s->memory) {
+        device_forget(d, s->memory, s->bytes);
+        d->backend->free(d->queue, s->memory, (size_t)s->bytes);
+    }
     *s = (spare_t){0};
 }
 

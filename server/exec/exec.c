@@ -175,6 +175,24 @@ static gradd_status_t check_finite(gradd_run_t *run, const plan_launch_t *launch
     return GRADD_OK;
 }
 
+/* A piece of the memory that the launch uses, before its first part; false: all is there. What it
+ * reads in the arena has been written. */
+static bool touch_memory(const gradd_run_t *run, const plan_launch_t *launch) {
+    const underway_t *u = &run->underway;
+    if (!launch->large || u->part) return false;
+    for (int i = 0; i < launch->args.n_in + launch->args.n_out; i++) {
+        const bool written = i >= launch->args.n_in;
+        const loc_kind_t kind = launch->loc[i].kind;
+        if (kind == LOC_NONE || kind == LOC_CONST || kind == LOC_HOST) continue;
+        if (kind == LOC_ARENA && !written) continue;
+        if (device_touch(run->device, address(&u->bases, launch, i),
+                         gradd_type_bytes(&launch->view[i].type), written))
+            return true;
+    }
+    return launch->workspace >= 0 && device_touch(run->device, u->bases.arena + launch->workspace,
+                                                  launch->workspace_bytes, true);
+}
+
 /* All of the launch, or the next part of it. */
 static gradd_status_t launch_part(gradd_run_t *run, plan_launch_t *launch) {
     underway_t *u = &run->underway;
@@ -216,8 +234,11 @@ static gradd_status_t execute_all(gradd_run_t *run) {
         if (u->cancel && __atomic_load_n(u->cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
         plan_launch_t *launch = &program->launches[u->at];
-        gradd_status_t status = launch_part(run, launch);
-        if (!status && u->part >= launch->args.parts) status = end_launch(run, launch);
+        gradd_status_t status = GRADD_OK;
+        if (!touch_memory(run, launch)) {
+            status = launch_part(run, launch);
+            if (!status && u->part >= launch->args.parts) status = end_launch(run, launch);
+        }
         if (status) return at_launch(status, run, u->names.culprit ? u->names.culprit : launch);
         if (u->at < program->n && device_makes_way(run->device)) return GRADD_OK;
     }

@@ -30,7 +30,16 @@ typedef struct import_def_s {
     int32_t from;     /* node index or IMPORT_FROM_x */
     int32_t slot;     /* position among the inputs, initializers or the node's outputs */
     int32_t id;       /* value id */
+    bool dropped;     /* a result that gradd does not compute: import_alias.c */
 } import_def_t;
+
+/* An operator of ONNX that has another name in a model. */
+typedef struct import_alias_s {
+    const char *domain, *op_type; /* in the model */
+    const char *is;               /* in ONNX's domain */
+    int opset;
+    const gradd_attr_t *attr; /* what it has where the node does not say; NULL: nothing */
+} import_alias_t;
 
 typedef struct import_s {
     model_limits_t limits;
@@ -70,6 +79,10 @@ gradd_status_t import_tensor(import_t *m, const Onnx__TensorProto *tensor, gradd
 /* import_attr.c: op may be NULL; then attributes that gradd_attr_t cannot hold are left out. */
 gradd_status_t import_attrs(import_t *m, const Onnx__NodeProto *node, const gradd_op_t *op,
                             gradd_attrs_t *out_attrs);
+
+/* import_alias.c: NULL if the operator is no other name of one of ONNX. */
+const import_alias_t *import_find_alias(const char *domain, const char *op_type);
+gradd_status_t import_alias_attrs(import_t *m, const import_alias_t *alias, gradd_attrs_t *attrs);
 
 /* import_region.c: whether a node is If, Loop or Scan, which have no row. */
 bool import_is_region(const Onnx__NodeProto *node);

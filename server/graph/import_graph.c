@@ -154,7 +154,12 @@ static gradd_status_t check_arity(const gradd_op_t *op, const char *what, char *
     return GRADD_OK;
 }
 
-static gradd_status_t resolve_input(const import_t *m, size_t index, size_t position,
+static gradd_status_t fail_dropped(size_t position, const char *name) {
+    return GRADD_FAIL(UNSUPPORTED, "input %zu '%.*s' is a result for gradient nodes alone",
+                      position, IMPORT_TEXT(name));
+}
+
+static gradd_status_t resolve_input(const import_t *m, int32_t index, bool runs, size_t position,
                                     const char *name, int32_t *out_id) {
     *out_id = -1;
     if (!name[0]) return GRADD_OK;
@@ -163,6 +168,7 @@ static gradd_status_t resolve_input(const import_t *m, size_t index, size_t posi
     for (const import_t *inner = m; !def && inner->outer; inner = inner->outer) {
         const import_def_t *found = import_find(inner->outer, name);
         if (!found || found->from >= inner->at) continue;
+        if (found->dropped) return fail_dropped(position, name);
         *out_id = found->id;
         return GRADD_OK;
     }
@@ -171,21 +177,33 @@ static gradd_status_t resolve_input(const import_t *m, size_t index, size_t posi
                           "input %zu '%.*s' is not defined: no graph input, initializer or node "
                           "output has that name",
                           position, IMPORT_TEXT(name));
-    if (def->from == (int32_t)index)
+    if (def->from == index)
         return GRADD_FAIL(GRAPH, "input %zu '%.*s' is the node's own output", position,
                           IMPORT_TEXT(name));
-    if (def->from > (int32_t)index)
+    if (def->from > index)
         return GRADD_FAIL(GRAPH, "input %zu '%.*s' is produced by node %d, which comes later",
                           position, IMPORT_TEXT(name), def->from);
+    if (def->dropped && runs) return fail_dropped(position, name);
     *out_id = def->id;
     return GRADD_OK;
 }
 
-static gradd_status_t import_edges(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
+/* Results of an alias behind those of ONNX's operator. */
+static size_t drop_outputs(const import_t *m, const Onnx__NodeProto *proto, size_t n_out,
+                           size_t most) {
+    for (size_t j = most; j < n_out; j++)
+        if (proto->output[j][0]) m->defs[import_find(m, proto->output[j]) - m->defs].dropped = true;
+    return n_out < most ? n_out : most;
+}
+
+static gradd_status_t import_edges(import_t *m, const Onnx__NodeProto *proto,
+                                   const import_alias_t *alias, model_node_t *node) {
     const bool region = import_is_region(proto); /* a Loop may have nothing but absent operands */
     size_t n_in = region ? proto->n_input : trimmed(proto->input, proto->n_input);
     size_t n_out = trimmed(proto->output, proto->n_output);
     const gradd_op_t *op = node->op;
+    const bool runs = op || region || node->sequence; /* no gradient node of ONNX Runtime */
+    if (alias) n_out = drop_outputs(m, proto, n_out, (size_t)op->max_out);
     if (op) {
         GRADD_TRY(check_arity(op, "input", proto->input, n_in, op->min_in, op->max_in));
         GRADD_TRY(check_arity(op, "output", proto->output, n_out, op->min_out, op->max_out));
@@ -195,7 +213,7 @@ static gradd_status_t import_edges(import_t *m, const Onnx__NodeProto *proto, mo
     int32_t *out = arena_array(m->model->arena, n_out, sizeof *out);
     if (!in || !out) return GRADD_E_NOMEM;
     for (size_t i = 0; i < n_in; i++)
-        GRADD_TRY(resolve_input(m, (size_t)node->index, i, proto->input[i], &in[i]));
+        GRADD_TRY(resolve_input(m, node->index, runs, i, proto->input[i], &in[i]));
     for (size_t j = 0; j < n_out; j++) {
         const import_def_t *def = proto->output[j][0] ? import_find(m, proto->output[j]) : NULL;
         out[j] = def ? def->id : -1;
@@ -217,7 +235,8 @@ static void note_unsupported(const import_t *m, int32_t index, const Onnx__NodeP
     model->nodes[index].unsupported = true;
 }
 
-static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
+static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_node_t *node,
+                               const import_alias_t **out_alias) {
     const char *domain = import_text(proto->domain);
     node->opset = import_opset(m, domain);
     if (!node->opset)
@@ -225,6 +244,12 @@ static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_
                           IMPORT_TEXT(domain));
     if (!proto->overload || !proto->overload[0])
         node->op = gradd_op_find(domain, proto->op_type, node->opset);
+    *out_alias = node->op ? NULL : import_find_alias(domain, proto->op_type);
+    if (*out_alias) {
+        node->opset = (*out_alias)->opset;
+        node->op = gradd_op_find("", (*out_alias)->is, node->opset);
+        if (!node->op) *out_alias = NULL; /* not in this library */
+    }
     node->sequence = !node->op && import_is_sequence(proto);
     if (!node->op && !node->sequence)
         note_unsupported(m, node->index, proto);
@@ -250,9 +275,11 @@ static gradd_status_t import_node(import_t *m, const Onnx__NodeProto *proto, mod
     GRADD_TRY(import_check_name(m, "node name", proto->name, false));
     GRADD_TRY(import_check_name(m, "operator", proto->op_type, true));
     GRADD_TRY(import_check_name(m, "domain", proto->domain, false));
-    GRADD_TRY(find_row(m, proto, node));
+    const import_alias_t *alias = NULL;
+    GRADD_TRY(find_row(m, proto, node, &alias));
     GRADD_TRY(import_attrs(m, proto, node->op, &node->attrs));
-    GRADD_TRY(import_edges(m, proto, node));
+    if (alias) GRADD_TRY(import_alias_attrs(m, alias, &node->attrs));
+    GRADD_TRY(import_edges(m, proto, alias, node));
     GRADD_TRY(name_node(m, proto, node));
     return import_is_region(proto) ? import_bodies(m, proto, node) : GRADD_OK;
 }
@@ -297,6 +324,10 @@ gradd_status_t import_outputs(import_t *m, int32_t **out_ids, int *out_n) {
         const import_def_t *def = import_find(m, name);
         if (!def)
             return GRADD_FAIL(GRAPH, "graph output %zu '%.*s' is not produced by any node", i,
+                              IMPORT_TEXT(name));
+        if (def->dropped)
+            return GRADD_FAIL(UNSUPPORTED,
+                              "graph output %zu '%.*s' is a result for gradient nodes alone", i,
                               IMPORT_TEXT(name));
         (*out_ids)[(*out_n)++] = def->id;
     }

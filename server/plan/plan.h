@@ -91,6 +91,7 @@ typedef struct plan_launch_s {
     int64_t workspace;   /* offset or -1 */
     int64_t workspace_bytes;
     int32_t node; /* of the graph; -1 = a copy */
+    bool large;   /* an operand, or the scratch memory, has DEVICE_MUCH bytes */
 } plan_launch_t;
 
 typedef struct program_s {

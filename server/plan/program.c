@@ -116,6 +116,16 @@ static gradd_status_t list_external(program_t *p) {
     return GRADD_OK;
 }
 
+static void find_large(program_t *p) {
+    for (int k = 0; k < p->n; k++) {
+        plan_launch_t *launch = &p->launches[k];
+        launch->large = launch->workspace_bytes >= DEVICE_MUCH;
+        for (int i = 0; i < launch->args.n_in + launch->args.n_out; i++)
+            launch->large |= launch->loc[i].kind != LOC_NONE &&
+                             gradd_type_bytes(&launch->view[i].type) >= DEVICE_MUCH;
+    }
+}
+
 gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, const layout_t *layout,
                             bool forward, program_t *out) {
     int from = forward ? 0 : sequence->n_forward;
@@ -134,6 +144,7 @@ gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, cons
         if (layout->copies[c].after_forward == forward)
             status = add_copy_launch(plan, layout, &layout->copies[c], &p);
     if (!status) status = list_external(&p);
+    if (!status) find_large(&p);
     if (status) {
         program_finish(&p);
         return status;

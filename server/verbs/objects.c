@@ -160,7 +160,8 @@ void objects_end(worker_t *worker, session_t *session) {
     forget(worker, objects);
     free(objects);
     session->objects = NULL;
-    gradd_device_trim(worker->device); /* memory that a client has left comes back at once */
+    device_forget(worker->device, NULL, 0); /* its segments go */
+    gradd_device_trim(worker->device);      /* memory that a client has left comes back at once */
     worker_tell_room(worker);
 }
 

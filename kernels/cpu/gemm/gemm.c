@@ -266,7 +266,9 @@ static gradd_status_t cut(gemm_ready_t *r, const gradd_gemm_t *g) {
     const int pieces = is_fast(g->dtype) && is_split(g) ? gradd_split_pieces(g) : 1;
     GRADD_TRY(cut_result(r, g, (parts + pieces - 1) / pieces));
     const int steps = (parts + r->tiles - 1) / r->tiles, most = r->of[0][0].split ? pieces : 1;
-    r->steps = steps < most ? steps : most;
+    /* each of so many pieces at most: 11 in 10 steps would make one of them twice as long */
+    const int each = steps < most ? most / steps : 1;
+    r->steps = (most + each - 1) / each;
     return GRADD_OK;
 }
 

@@ -18,10 +18,12 @@
  *
  * A slice is worked on by one thread, so results do not depend on their number.
  */
+#include <math.h>
 #include <string.h>
 
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/slice_order.h"
 #include "kernels/rules/infer.h"
@@ -76,15 +78,14 @@ typedef struct topk_lane_s {
             sink_##T(heap, at, end, p->largest);                                                   \
         }                                                                                          \
     }                                                                                              \
-    static void outer_##T(const topk_lane_t *p, int64_t o, const T *x, T *y, int64_t *index,       \
+    static void slice_##T(const topk_lane_t *p, int64_t number, const T *x, T *y, int64_t *index,  \
                           T *heap, int64_t *at) {                                                  \
-        for (int64_t i = 0; i < p->stride; i++) {                                                  \
-            lane_##T(p, x + o * p->n * p->stride + i, heap, at);                                   \
-            for (int64_t j = 0; j < p->k; j++) {                                                   \
-                int64_t to = (o * p->k + j) * p->stride + i;                                       \
-                if (y) y[to] = heap[j];                                                            \
-                if (index) index[to] = at[j];                                                      \
-            }                                                                                      \
+        const int64_t o = number / p->stride, i = number % p->stride;                              \
+        lane_##T(p, x + o * p->n * p->stride + i, heap, at);                                       \
+        for (int64_t j = 0; j < p->k; j++) {                                                       \
+            int64_t to = (o * p->k + j) * p->stride + i;                                           \
+            if (y) y[to] = heap[j];                                                                \
+            if (index) index[to] = at[j];                                                          \
         }                                                                                          \
     }
 
@@ -93,34 +94,35 @@ TOPK(double)
 TOPK(int32_t)
 TOPK(int64_t)
 
-/* Scratch of one slice along the outer axis: k values (of at most 8 bytes) and k indices. Slices
- * are few or n is long, so one set per block of slices is enough. */
+/* Scratch of one slice: k values (of at most 8 bytes) and k indices. Slices are few or n is long,
+ * so one set per block of slices is enough. */
 #define MAX_BLOCKS 64
 
-static int64_t count_blocks(int64_t outer) {
-    return outer < MAX_BLOCKS ? outer : MAX_BLOCKS;
+static int64_t count_blocks(int64_t slices) {
+    return slices < MAX_BLOCKS ? slices : MAX_BLOCKS;
 }
 
-static void compute_block(const gradd_launch_t *r, const topk_lane_t *p, int64_t outer,
+static void compute_block(const gradd_launch_t *r, const topk_lane_t *p, gradd_range_t some,
                           int64_t block) {
-    int64_t blocks = count_blocks(outer);
+    const int64_t slices = some.to - some.from, blocks = count_blocks(slices);
     int64_t *at = (int64_t *)r->workspace + block * 2 * p->k;
     void *heap = at + p->k, *y = r->out[0].data;
     int64_t *index = r->n_out > 1 ? r->out[1].data : NULL;
     const void *x = r->in[0].data;
-    for (int64_t o = outer * block / blocks; o < outer * (block + 1) / blocks; o++) {
+    for (int64_t i = slices * block / blocks; i < slices * (block + 1) / blocks; i++) {
+        const int64_t number = some.from + i;
         switch (r->in[0].type.dtype) {
         case GRADD_DT_F32:
-            outer_float(p, o, x, y, index, heap, at);
+            slice_float(p, number, x, y, index, heap, at);
             break;
         case GRADD_DT_F64:
-            outer_double(p, o, x, y, index, heap, at);
+            slice_double(p, number, x, y, index, heap, at);
             break;
         case GRADD_DT_I32:
-            outer_int32_t(p, o, x, y, index, heap, at);
+            slice_int32_t(p, number, x, y, index, heap, at);
             break;
         default:
-            outer_int64_t(p, o, x, y, index, heap, at);
+            slice_int64_t(p, number, x, y, index, heap, at);
         }
     }
 }
@@ -133,16 +135,15 @@ static gradd_status_t compute_topk(const gradd_launch_t *r) {
                      .k = y->dims[axis],
                      .stride = 1,
                      .largest = gradd_attr_int(r->attrs, "largest", 1)};
-    int64_t outer = 1;
-    for (int i = 0; i < axis; i++)
-        outer *= x->dims[i];
     for (int i = axis + 1; i < x->rank; i++)
         p.stride *= x->dims[i];
     if (gradd_type_count(y) == 0) return GRADD_OK;
-    int64_t blocks = count_blocks(outer);
-#pragma omp parallel for schedule(static) if (outer * p.n * p.stride >= GRADD_PARALLEL_MIN)
+    const int64_t all = gradd_type_count(x);
+    const gradd_range_t some = gradd_part_of(r, all / p.n);
+    const int64_t blocks = count_blocks(some.to - some.from);
+#pragma omp parallel for schedule(static) if (all >= GRADD_PARALLEL_MIN)
     for (int64_t block = 0; block < blocks; block++)
-        compute_block(r, &p, outer, block);
+        compute_block(r, &p, some, block);
     return GRADD_OK;
 }
 
@@ -214,12 +215,13 @@ static gradd_status_t compute_like_torch(const gradd_launch_t *r) {
     GRADD_TRY(gradd_slice_of(r->op, r->attrs, &r->in[0].type, &r->out[0].type, &s));
     const int64_t all = gradd_type_count(&r->in[0].type);
     if (gradd_type_count(&r->out[0].type) == 0) return GRADD_OK;
-    const int64_t slices = all / s.n, shares = count_shares(slices, r->threads);
+    const gradd_range_t some = gradd_part_of(r, all / s.n);
+    const int64_t slices = some.to - some.from, shares = count_shares(slices, r->threads);
 #pragma omp parallel for schedule(static) if (all >= GRADD_PARALLEL_MIN)
     for (int64_t share = 0; share < shares; share++) {
         gradd_entry_t *room = (gradd_entry_t *)r->workspace + share * gradd_slice_room(&s);
         for (int64_t i = slices * share / shares; i < slices * (share + 1) / shares; i++)
-            compute_slice(r, &s, i, room);
+            compute_slice(r, &s, some.from + i, room);
     }
     return GRADD_OK;
 }
@@ -230,6 +232,27 @@ static size_t workspace_like_torch(const gradd_infer_t *c) {
     if (gradd_slice_of(c->op, c->attrs, x, &c->out[0], &s) || !s.n) return 0;
     const int64_t shares = count_shares(gradd_type_count(x) / s.n, c->threads);
     return (size_t)(shares * gradd_slice_room(&s)) * sizeof(gradd_entry_t);
+}
+
+/* ---- for both: parts and cost ---------------------------------------------------------------- */
+
+static int parts_of_slices(const gradd_infer_t *c) {
+    gradd_slice_t s;
+    const gradd_type_t *x = &c->in[0].type;
+    if (gradd_slice_of(c->op, c->attrs, x, &c->out[0], &s) || !s.n) return 0;
+    return gradd_parts_of_tasks(c, gradd_type_count(x) / s.n);
+}
+
+/* Each entry is looked at, and those that are kept are compared with others in some order, which
+ * takes as long as so many bytes take to move. */
+enum { LOOK = 60, COMPARE = 80 };
+
+static void cost_of_slices(const gradd_infer_t *c, gradd_cost_t *cost) {
+    gradd_slice_t s;
+    const gradd_type_t *x = &c->in[0].type;
+    if (gradd_slice_of(c->op, c->attrs, x, &c->out[0], &s) || !s.n) return;
+    const double kept = (double)s.k * log2((double)s.k + 1);
+    cost->again = (double)(gradd_type_count(x) / s.n) * (LOOK * (double)s.n + COMPARE * kept);
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -344,8 +367,11 @@ GRADD_OPS(
 
 GRADD_KERNELS(cpu, topk,
               GRADD_KERNEL("TopK", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-                           .compute = compute_topk, .workspace = workspace_topk),
+                           .compute = compute_topk, .workspace = workspace_topk,
+                           .parts = parts_of_slices, .cost = cost_of_slices),
               GRADD_KERNEL("TorchTopK", "loop", .compute = compute_like_torch,
-                           .workspace = workspace_like_torch),
+                           .workspace = workspace_like_torch, .parts = parts_of_slices,
+                           .cost = cost_of_slices),
               GRADD_KERNEL("TorchSort", "loop", .compute = compute_like_torch,
-                           .workspace = workspace_like_torch));
+                           .workspace = workspace_like_torch, .parts = parts_of_slices,
+                           .cost = cost_of_slices));

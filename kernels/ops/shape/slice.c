@@ -10,6 +10,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/cost.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rules.h"
@@ -122,11 +123,20 @@ gradd_status_t gradd_move_of_slice_grad(const gradd_launch_t *r, gradd_move_t *o
     return GRADD_OK;
 }
 
+static void zero_part(const gradd_launch_t *r) {
+    const gradd_range_t some = gradd_part_of(r, gradd_type_bytes(&r->out[0].type));
+    gradd_copy_zero((char *)r->out[0].data + some.from, (size_t)(some.to - some.from));
+}
+
 static gradd_status_t slice_grad(const gradd_launch_t *r, gradd_copy_fn_t copy) {
     gradd_move_t move;
     GRADD_TRY(gradd_move_of_slice_grad(r, &move));
-    gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
-    gradd_copy_move(&move, r, copy);
+    /* of several parts the first ones clear, the others copy */
+    const int clears = r->parts / 2;
+    gradd_launch_t clearing = *r, copying = *r;
+    if (clears) clearing.parts = clears, copying.parts -= clears, copying.part -= clears;
+    if (!clears || r->part < clears) zero_part(&clearing);
+    if (copying.part >= 0) gradd_copy_move(&move, &copying, copy);
     return GRADD_OK;
 }
 
@@ -290,4 +300,4 @@ GRADD_KERNELS(cpu, slice,
               GRADD_KERNEL("Slice", "loop", .compute = compute_slice, .parts = gradd_copy_parts,
                            .cost = gradd_cost_move),
               GRADD_KERNEL("SliceGrad", "loop", .compute = compute_slice_grad,
-                           .cost = gradd_cost_move));
+                           .parts = gradd_copy_parts, .cost = gradd_cost_move));

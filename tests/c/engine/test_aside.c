@@ -113,12 +113,42 @@ static float *values(const gradd_type_t *type) {
     return v;
 }
 
+static gradd_backend_t touching;
+static int n_touched;
+static size_t most_touched;
+
+static void count_touch(gradd_queue_t *queue, void *memory, size_t bytes, bool written) {
+    n_touched++;
+    if (bytes > most_touched) most_touched = bytes;
+    CHECK_EQ_INT((uintptr_t)memory % 4096, 0);
+    gradd_backend_cpu.touch(queue, memory, bytes, written);
+}
+
+static gradd_device_t *open_touching(void) {
+    touching = gradd_backend_cpu;
+    touching.touch = count_touch;
+    n_touched = 0;
+    return open_on(&touching);
+}
+
+static int count_turns(gradd_plan_t *plan, const float *x, const float *w, float *y) {
+    gradd_run_t *run;
+    int turns = 0;
+    CHECK_OK(gradd_run_create(plan, &run));
+    CHECK_OK(gradd_run_forward(run, 1, 0, (const void *[]){x, w}, (void *[]){y}, NULL));
+    for (; run_is_aside(run); turns++)
+        CHECK_OK(run_continue(run));
+    gradd_run_destroy(run);
+    return turns;
+}
+
 /* An operator over two inputs that takes long by the model is made in parts, put aside between
- * them, and has the bits of a launch that nothing interrupts. */
+ * them, and has the bits of a launch that nothing interrupts. It is put aside as well between
+ * pieces of memory that it is the first to use, of which it asks for each once. */
 static void check_parts(const char *op, const gradd_type_t types[2], const gradd_type_t *result) {
     static const int32_t output = 0;
     const size_t bytes = sizeof(float) * (size_t)gradd_type_count(result);
-    gradd_device_t *device = open_on(&gradd_backend_cpu);
+    gradd_device_t *device = open_touching();
     gradd_model_t *model;
     gradd_plan_t *plan;
     size_t n;
@@ -140,18 +170,19 @@ static void check_parts(const char *op, const gradd_type_t types[2], const gradd
     CHECK(parts > plan->forward.n);
     float *x = values(&types[0]), *w = values(&types[1]), *y[2];
     for (int i = 0; i < 2; i++) {
-        gradd_run_t *run;
-        int turns = 0;
         y[i] = aligned_alloc(64, bytes);
         CHECK(y[i] != NULL);
-        device_set_way(device, i ? always : NULL, NULL);
-        CHECK_OK(gradd_run_create(plan, &run));
-        CHECK_OK(gradd_run_forward(run, 1, 0, (const void *[]){x, w}, (void *[]){y[i]}, NULL));
-        for (; run_is_aside(run); turns++)
-            CHECK_OK(run_continue(run));
-        CHECK_EQ_INT(turns, i ? parts - 1 : 0);
-        gradd_run_destroy(run);
     }
+    CHECK_EQ_INT(count_turns(plan, x, w, y[0]), 0);
+    CHECK_EQ_INT(n_touched, 0);
+    device_set_way(device, always, NULL);
+    const int turns = count_turns(plan, x, w, y[1]);
+    CHECK_EQ_INT(turns, parts - 1 + n_touched);
+    CHECK(n_touched >= 2 && most_touched <= (size_t)16 << 20);
+    const int touched = n_touched;
+    CHECK_EQ_INT(count_turns(plan, x, w, y[1]), parts - 1);
+    device_forget(device, NULL, 0);
+    CHECK_EQ_INT(count_turns(plan, x, w, y[1]), parts - 1 + touched);
     CHECK(!memcmp(y[0], y[1], bytes));
     CHECK(y[0][bytes / sizeof(float) - 1] != 0);
     free(x), free(w), free(y[0]), free(y[1]);

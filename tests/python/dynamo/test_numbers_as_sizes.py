@@ -1,14 +1,19 @@
-"""Python numbers of a call that decide about sizes: plans know them, as they know sizes."""
+"""Python numbers of a call that decide about sizes: plans know them, as they know sizes.
+
+Those that a call reads out of its arguments too: no graph breaks at them."""
 
 from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.utils import torch_compilable_check
 
 from gradd import ORTModule
 from gradd.calls.lazy import LazyTensor
@@ -201,3 +206,166 @@ def test_what_a_call_keeps_is_an_ordinary_tensor(caplog: pytest.LogCaptureFixtur
     stats = wrapped.gradd_stats()
     assert stats["breaks"] == 0 and stats["graphs"] <= len(graphs)
     assert not caplog.records
+
+
+# ---- numbers that follow from the arguments ----
+
+
+class Windows(nn.Module):
+    """Attention within parts of a sequence, as Qwen2-VL has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        lengths = (grid.prod(-1) // 2).tolist()
+        parts = [torch.softmax(p @ p.T, -1) @ p for p in torch.split(x, lengths)]
+        y = self.last(torch.cat(parts))
+        return y.sum() + y[: int(grid.max())].pow(2).sum()
+
+
+class Chosen(nn.Module):
+    """What is computed depends on a number in an argument."""
+
+    def __init__(self, read: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(4, 4), read
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return (y * 2 if self.read(which) > 2 else y.tanh()).sum()
+
+
+class Counted(nn.Module):
+    """Writes to the argument in front of the reading, where `writes`."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.layer, self.writes = nn.Linear(4, 4), writes
+
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        count = count.clone()
+        if self.writes:
+            count += 1
+        y = self.layer(x)
+        return y[: count.item()].sum()
+
+
+def steps(module: nn.Module, calls: Sequence[tuple]) -> dict[str, Any]:
+    """Runs calls in the daemon and in PyTorch, compares; the counts of the former."""
+    theirs = copy.deepcopy(module)
+    wrapped = ORTModule(module)
+    for args in calls:
+        given = [x.clone() for x in args]
+        loss, expected = wrapped(*args), theirs(*given)
+        loss.backward(), expected.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+        for ours, other in zip(module.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, other.grad, rtol=1e-4, atol=1e-4)
+    return wrapped.gradd_stats()
+
+
+def test_lengths_of_parts_break_no_graph() -> None:
+    grids = [[[2, 3 + i], [2, 2 + 2 * i]] for i in range(6)] + [[[2, 4], [2, 3], [2, 2]]]
+    calls = [
+        (torch.randn(int(torch.tensor(grid).prod(-1).sum()) // 2, 8), torch.tensor(grid))
+        for grid in grids
+    ]
+    found = steps(Windows(), calls)
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+    assert found["graphs"] <= 4, "the first lengths, any two, any three"
+
+
+@pytest.mark.parametrize("read", [lambda x: x.item(), int, lambda x: x.tolist()[0]])
+def test_a_choice_follows_the_number(read: Callable[[torch.Tensor], Any]) -> None:
+    found = steps(Chosen(read), [(torch.randn(3, 4), torch.tensor([n])) for n in (5, 1, 7, 0, 2)])
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_number_that_is_written_to(writes: bool) -> None:
+    steps(Counted(writes), [(torch.randn(6, 4), torch.tensor(n)) for n in (2, 3, 5)])
+
+
+def test_a_number_of_a_buffer_is_read_in_each_call() -> None:
+    module = Chosen(lambda x: module.steps.item())
+    module.register_buffer("steps", torch.tensor(0))
+    twin = copy.deepcopy(module)
+    twin.read = lambda x: twin.steps.item()
+    wrapped = ORTModule(module)
+    for number in (1, 5, 2, 9):
+        for each in (module, twin):
+            each.steps.fill_(number)
+        x, which = torch.randn(3, 4), torch.tensor([0])
+        torch.testing.assert_close(wrapped(x, which), twin(x, which), rtol=1e-5, atol=1e-5)
+
+
+def test_pythons_error_for_lengths_that_do_not_fit() -> None:
+    wrapped = ORTModule(Windows())
+    wrapped(torch.randn(5, 8), torch.tensor([[2, 2], [2, 3]])).backward()
+    with pytest.raises(RuntimeError, match="split"):
+        wrapped(torch.randn(9, 8), torch.tensor([[2, 2], [2, 3]]))
+    wrapped(torch.randn(6, 8), torch.tensor([[2, 3], [2, 3]])).backward()
+
+
+class Pictures(nn.Module):
+    """Leaves out empty pictures and counts those of each row, as Idefics does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        flat = pixels.view(-1, *pixels.shape[2:])
+        used = (flat == 0.0).sum(dim=(-1, -2, -3)) != flat.shape[1:].numel()
+        counts = used.view(pixels.shape[:2]).sum(1)
+        y = self.layer(flat[used].flatten(1))
+        return sum(part.tanh().mean() for part in torch.split(y, counts.tolist()))
+
+
+def test_pictures_that_a_mask_chooses_break_no_graph() -> None:
+    calls = []
+    for counts in ((2, 3), (3, 2), (3, 3), (1, 3)):
+        pixels = torch.zeros(2, 3, 1, 4, 4)
+        for row, count in zip(pixels, counts, strict=True):
+            row[:count] = torch.randn(count, 1, 4, 4)
+        calls.append((pixels,))
+    found = steps(Pictures(), calls)
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+
+
+class Checked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        n = (ids == 7).sum()
+        torch_compilable_check(n == x.shape[0], f"{n} tokens")
+        return self.layer(x).sum()
+
+
+def test_a_check_of_transformers_is_an_assertion() -> None:
+    module = Checked()
+    fit = torch.tensor([7, 1, 7])
+    found = steps(module, [(torch.randn(2, 4), fit)] * 2)
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+    with pytest.raises(RuntimeError, match="do not fit together"):
+        ORTModule(module)(torch.randn(3, 4), fit)
+
+
+def test_a_mask_that_a_vmap_makes_is_no_work() -> None:
+    def forward(_: nn.Module, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[0])
+        mask = torch.vmap(lambda i: ids[i] >= ids)(places)
+        return torch.where(mask, x @ x.T, 0.0).softmax(-1).pow(2).sum()
+
+    x, ids = torch.randn(3, 4, requires_grad=True), torch.tensor([2, 1, 3])
+    loss = ORTModule(Lambda(forward), strict=True)(x, ids)
+    torch.testing.assert_close(loss, forward(nn.Identity(), x, ids), rtol=1e-5, atol=1e-6)

@@ -51,7 +51,8 @@ _routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.Weak
 _made: weakref.WeakKeyDictionary[Callable[..., Any], _Earlier] = weakref.WeakKeyDictionary()
 # Module -> what was made for its class's forward: trained again, it has the same one again.
 _known: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
-_calls = threading.local()  # .modules: those whose call this thread has handed to a route
+# .modules: those whose call this thread has handed to a route, and the forwards that it replaces
+_calls = threading.local()
 _WRAPPERS = 16  # how many of other people's wrappers are looked through
 
 
@@ -90,8 +91,12 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
     """The forward that the module had before `attach`, bound to the module.
 
     Accelerate's wrappers stay on a model after training, with ours inside: what is asked for lies
-    under ours, not on the surface. (The wrappers are around every call of the module anyway.)
+    under ours, not on the surface. (The wrappers are around every call of the module anyway.) In a
+    call it lies under the function that was called, which another one may have in it since.
     """
+    for called, forward in reversed(_calls.__dict__.get("modules", ())):
+        if called is module:
+            return forward
     ours = _installed(module)
     return (_made[ours] if ours is not None else _Earlier.of(module)).on(module)
 
@@ -126,8 +131,8 @@ def _make_forward(module: nn.Module) -> Callable[..., Any]:
         active = _calls.__dict__.setdefault("modules", [])
         # A call from inside the route means the module itself: a model that calls itself, or a
         # wrapper around ours that does not tell what it wraps.
-        if route is not None and not any(module is self for module in active):
-            active.append(self)
+        if route is not None and not any(module is self for module, _ in active):
+            active.append((self, earlier.on(self)))
             try:
                 return route(*args, **kwargs)
             finally:

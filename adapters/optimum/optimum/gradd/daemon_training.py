@@ -44,6 +44,8 @@ class DaemonTraining(Trainer):
 
     _gradd_compiled: Any = None  # made at the first train() and kept for the next ones
     _gradd_compiled_module: nn.Module | None = None
+    _gradd_source: tuple[Any, ...] = ()  # what the forward that was compiled is made of
+    _gradd_smoother: Any = None  # of labels, in the graph
     _gradd_parts: Parts | None = None
     _gradd_norm: torch.Tensor | None = None
     _gradd_metrics: Metrics | None = None  # while it trains
@@ -150,6 +152,7 @@ class DaemonTraining(Trainer):
                 self._gradd_compiled.close()
                 self._gradd_parts.close()
             debug = self._gradd_debug_options()
+            self._gradd_source = self._gradd_source_of(model)
             self._gradd_compiled = self._gradd_compile(
                 model, self._gradd_forward_to_capture(model), debug
             )
@@ -161,7 +164,19 @@ class DaemonTraining(Trainer):
                     child, _without_cache(child, attach.original_forward(child)), debug, tally
                 ),
             )
-        attach.attach(model, self._gradd_parts.around(self._gradd_compiled))
+        attach.attach(model, self._gradd_parts.around(self._gradd_call))
+
+    def _gradd_source_of(self, model: nn.Module) -> tuple[Any, ...]:
+        return attach.original_forward(model), self._gradd_smoother
+
+    def _gradd_call(self, *args: Any, **kwargs: Any) -> Any:
+        """A call of the model, whose forward a script may have replaced since the last one."""
+        model = self._gradd_compiled_module
+        source = self._gradd_source_of(model)  # type: ignore[arg-type]
+        if source != self._gradd_source:
+            self._gradd_source = source
+            self._gradd_compiled.replace_forward(self._gradd_forward_to_capture(model))
+        return self._gradd_compiled(*args, **kwargs)
 
     def _gradd_compile(
         self, module: nn.Module, forward: Callable[..., Any], debug: Any, tally: Any = None
@@ -225,9 +240,9 @@ class DaemonTraining(Trainer):
         part of what makes two captures different.
         """
         plain = _without_cache(model, attach.original_forward(model))
-        if not self._gradd_loss_in_graph:
+        smoother, causal = self._gradd_smoother, self._gradd_is_causal_lm(model)
+        if smoother is None:
             return plain
-        smoother, causal = self.label_smoother, self._gradd_is_causal_lm(model)
 
         def forward(*args: Any, gradd_smooth_labels: bool = False, **kwargs: Any) -> Any:
             if not gradd_smooth_labels:
@@ -278,11 +293,11 @@ class DaemonTraining(Trainer):
         if not inside:
             return super().compute_loss(model, inputs, return_outputs, **kwargs)
         # Trainer's own code does the rest (scaling over processes): it only must not smooth again.
-        smoother, self.label_smoother = self.label_smoother, None
+        self._gradd_smoother, self.label_smoother = self.label_smoother, None
         try:
             return super().compute_loss(model, {**inputs, "gradd_smooth_labels": True}, **kwargs)
         finally:
-            self.label_smoother = smoother
+            self.label_smoother = self._gradd_smoother
 
     # ---- the optimizer ----
 

@@ -30,6 +30,7 @@ class Parts:
         """
         self._model, self._compiled = model, compiled
         self._made: dict[nn.Module, Any] = {}
+        self._forwards: dict[nn.Module, Callable[..., Any]] = {}  # what those are made of
         self._losses = 0
         self._on: list[nn.Module] = []  # those with our forward
 
@@ -76,10 +77,12 @@ class Parts:
 
     def _route(self, child: nn.Module) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            made = self._made.get(child)
-            if made is None:
-                made = self._made[child] = self._compiled(child)
-            return made(*args, **kwargs)
+            # A script may have replaced its forward since the last call.
+            forward = attach.original_forward(child)
+            if child not in self._made or self._forwards[child] != forward:
+                self._made[child] = self._compiled(child)
+                self._forwards[child] = forward
+            return self._made[child](*args, **kwargs)
 
         return self.around(call)
 
@@ -88,6 +91,7 @@ class Parts:
         for made in self._made.values():
             made.close()
         self._made.clear()
+        self._forwards.clear()
 
 
 def _callable(model: nn.Module, deep: bool) -> Iterator[nn.Module]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd import errors, interrupts
+from gradd import errors, interrupts, private
 from gradd.calls.parameters import is_small
 from gradd.dynamo import (
     budget,
@@ -158,9 +158,12 @@ class CompiledGraph:
 
     def _made(self) -> list[Step]:
         torchs: dict[Node, Exception] = self.refusals
-        torchs.update(self._transformed())
+        inner = self._transformed()
+        masks = inner if all(map(_is_whole, inner)) else {}  # no work that counts
+        torchs.update({} if masks else inner)
         torchs.update(refused.nodes(self.module.graph, self.owner.device))
         viewed = [n for n in self.module.graph.nodes if n.meta.get(complex_pairs.VIEWED)]
+        viewed += [n for n in masks if n not in torchs]
         ends = partition.hooked(self.module)
         while True:
             before = partition.read_before(self.module.graph, torchs)
@@ -763,6 +766,13 @@ def _twins(given: Iterable[Node]) -> dict[Node, Node]:
     first: dict[int, Node] = {}
     known = {node: first.setdefault(id(lower.value_of(node)), node) for node in given}
     return {node: other for node, other in known.items() if node is not other}
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether all that a node returns are whole numbers or booleans, as masks are."""
+    values = private.pytree.tree_leaves(lower.value_of(node))
+    tensors = (x for x in values if isinstance(x, torch.Tensor))
+    return not any(x.is_floating_point() or x.is_complex() for x in tensors)
 
 
 def _cut_name(node: Node, error: Exception) -> str:

@@ -27,7 +27,15 @@ from gradd import arguments, errors, forwarding, interrupts, options, private, p
 from gradd.calls.lazy import LazyTensor, connected
 from gradd.check import checktimes
 from gradd.check.selfcheck import Checks
-from gradd.dynamo import cumulative_norms, locks, marking_hooks, masked_rows, settings, sizes
+from gradd.dynamo import (
+    cumulative_norms,
+    derived,
+    locks,
+    marking_hooks,
+    masked_rows,
+    settings,
+    sizes,
+)
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.between_graphs import Call as CallOfGraphs
 from gradd.dynamo.between_graphs import Gaps, Watch
@@ -206,6 +214,13 @@ class Compiled:
         """Decides by this policy in place of the environment's."""
         if not self._disabled:
             self.owner.fallback.take(policy)
+
+    def replace_forward(self, forward: Callable[..., Any]) -> None:
+        """Gives the next calls another meaning than the `forward` that this was made with."""
+        self.given_forward = self._eager = forward
+        if not self._disabled:
+            for versions in (self._versions, self._odd_versions):
+                versions.clear()
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -590,7 +605,7 @@ def function_of(
     target = forward
     if target is None:
 
-        def target(*args: Any, **kwargs: Any) -> Any:
+        def target(gradd_derived: derived.Derived, *args: Any, **kwargs: Any) -> Any:
             return module(*args, **kwargs)
 
         # Dynamo's cache goes with the code: it must not be that of all modules. Globals of
@@ -608,4 +623,5 @@ def function_of(
         found = this()
         return graph.forward if found is None else compiled(found, graph, examples, alone)
 
-    return torch.compile(target, backend=backend, **settings.of_function())
+    made = torch.compile(target, backend=backend, **settings.of_function())
+    return made if forward is not None else derived.called(made, derived.Derivation())

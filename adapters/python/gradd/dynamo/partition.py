@@ -239,7 +239,10 @@ class _Memory:
     def of(self, node: Node) -> set[int]:
         found = set()
         for tensor in _tensors(node):
-            storage = address(tensor)
+            try:
+                storage = address(tensor)
+            except NotImplementedError:  # within a vmap, which PyTorch runs
+                storage = id(tensor)
             while storage in self._same:
                 storage = self._same[storage]
             found.add(storage)

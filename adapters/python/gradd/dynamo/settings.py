@@ -21,7 +21,7 @@ import gradd
 from gradd import private
 from gradd.dynamo import packing
 from gradd.dynamo.guards import Supplement
-from gradd.dynamo.tracers import leaves, membership
+from gradd.dynamo.tracers import leaves, membership, readings
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
 
@@ -161,6 +161,7 @@ scans.substitute(_is_applied)
 membership.compare(_is_applied)
 leaves.mark(_is_applied)
 packing.substitute(_is_applied)
+readings.substitute(_is_applied)
 rules.give_missing()
 # Code that Dynamo has compiled calls it, and it would compile, and count, it as well.
 watch.Watched.__get__ = torch.compiler.disable(watch.Watched.__get__)  # type: ignore

@@ -81,6 +81,7 @@ class Module:
         with handle.lock:
             self.session = library.create("open", handle.pointer, byref(options))
             handle.has_module = True
+        self._known: dict[tuple[str, int], list[str]] = {}
         weakref.finalize(self, _close, self.session, handle)
 
     def __call__(self, *user_inputs: Any) -> Outputs:
@@ -117,7 +118,7 @@ class Module:
                 code = call("input_type", self.session, phase, i).dtype
                 held[i] = arrays.read_numbers(array, code, whats[i])
         tensors = [arrays.to_tensor(array, what) for array, what in zip(held, whats)]
-        n_outputs = call("output_count", self.session, phase)
+        n_outputs = len(self._names("output", phase))
         outputs = (library.Tensor * max(n_outputs, 1))()
         inputs = (library.Tensor * max(len(tensors), 1))(*tensors)
         with self.state.handle.lock:
@@ -214,8 +215,11 @@ class Module:
         return self._names("output", _TRAINING if self.training else _EVAL)
 
     def _names(self, what: str, phase: int) -> list[str]:
-        n = call(f"{what}_count", self.session, phase)
-        return [call(f"{what}_name", self.session, phase, i).decode() for i in range(n)]
+        if (what, phase) not in self._known:  # each step asks
+            n = call(f"{what}_count", self.session, phase)
+            names = [call(f"{what}_name", self.session, phase, i).decode() for i in range(n)]
+            self._known[what, phase] = names
+        return list(self._known[what, phase])
 
     # ---- beyond ONNX Runtime's interface ------------------------------------------------------
 

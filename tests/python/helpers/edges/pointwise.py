@@ -50,6 +50,8 @@ ROWS = [
     row("acosh", lambda x: x.acosh()),
     row("atanh", lambda x: x.atanh()),
     row("atan2", lambda x, y: torch.atan2(x, y), *TWO),
+    row("atan2 of a row", lambda x, y: torch.atan2(x, y), "4", "3,4"),
+    row("atan2 of a row and a column", lambda x, y: torch.atan2(x, y), "4", "3,1"),
     row("sinc", lambda x: x.sinc()),
     row("special.sinc", lambda x: torch.special.sinc(x)),
     row("erf", lambda x: x.erf()),

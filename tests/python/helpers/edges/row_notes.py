@@ -132,7 +132,9 @@ SKIP: dict[str, dict[str, str]] = {
     "polygamma": {**_POLES, "inf": "torch's slope of infinity is NaN"},
     "digamma": _POLES,
     "special.psi": _POLES,
-    "atan2": {"1e-22": _SQUARED},
+    **dict.fromkeys(
+        ("atan2", "atan2 of a row", "atan2 of a row and a column"), {"1e-22": _SQUARED}
+    ),
     "interpolate bicubic": _AXES,
     "interpolate trilinear": _AXES,
     "index_put": {"zeros": _REPEATED, "constant": _REPEATED},
@@ -159,6 +161,7 @@ div floor|div floor scalar|floor_divide|remainder|fmod|pow 0.5|pow tensors|pow p
 pow of zero|maximum|minimum|max of two|min of two|maximum with itself|heaviside|xlogy
 xlogy probabilities|xlogy scalar|logaddexp|logaddexp2|lerp tensor|relu|relu_|relu6|hardtanh
 hardtanh 0.3|hardtanh_|relu6_|hardswish|softshrink|elu|elu alpha|logsigmoid
+atan2 of a row|atan2 of a row and a column
 std|std dim|std dim biased|std correction 2|std dims|std_mean|norm 3|norm 0.5|norm inf
 vector_norm 1.5|vector_norm 3|vector_norm -1|vector_norm inf|vector_norm -inf|dist 3|max|min
 max dim|max dim values|max dim keepdim|min dim|min dim values|max dim middle|max dim and sum

@@ -23,9 +23,7 @@ from gradd.spec import CaptureError
 
 _OTHER_SIZES = {
     *("Attention", "CrossEntropy", "SumPool", "AdaptiveAveragePool", "AdaptiveMaxPool", "Resample"),
-    "GroupedMatMul",
-    "PairDistance",
-    "SolveTriangular",
+    *("Atan2", "GroupedMatMul", "PairDistance", "SolveTriangular"),
 }  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))

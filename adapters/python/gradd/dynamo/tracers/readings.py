@@ -1,0 +1,377 @@
+"""Numbers that code reads out of tensors while Dynamo traces it: `tolist()`, `item()`, `int()`.
+
+Dynamo breaks its graph there. Where such a number follows from the arguments of the call alone, it
+becomes an argument itself: see `derived.py`. So do results of functions that compute indices with
+such numbers: those of `transformers.vision_utils`, which transformers asks to compute in front of a
+trace, and the positions of its models for images with text. So do arguments of which a mask chooses
+pictures (`pixels[used]`).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd import private
+from gradd.dynamo import derived, partition
+from gradd.dynamo.derived import UnknownError
+from gradd.dynamo.lower import SYMBOLIC, name_of, value_of
+from gradd.dynamo.tracers import membership
+from gradd.memory.watch import address
+
+_READS = ("tolist", "item")
+_FUNCTIONS = (int, bool)
+_MOST = 64  # numbers that one reading has
+_SUBSCRIPTS = [dis.opmap[name] for name in ("BINARY_SUBSCR",) if name in dis.opmap]
+_PICTURE = 2  # axes that a row has at least; with fewer, rows keep their places (masked_rows.py)
+# Of libraries, by module: functions whose results follow from their arguments.
+_INDICES = {
+    "transformers.vision_utils": (
+        "get_vision_cu_seqlens",
+        "get_vision_position_ids",
+        "get_vision_window_index",
+        "get_vision_interpolation_indices_and_weights",
+        "get_vision_nearest_position_ids",
+        "get_vision_merged_shape",
+    )
+}
+_METHODS = ("get_rope_index",)  # of models of transformers
+_CHECK = "transformers.utils.import_utils", "torch_compilable_check"
+# What may happen to numbers with a fraction on the way: where they are, and comparisons.
+_PLAIN = frozenset(
+    ("view", "reshape", "flatten", "contiguous", "getitem", "to", "type", "float", "squeeze")
+    + ("unsqueeze", "transpose", "permute", "unbind", "expand", "detach")
+)
+_DRAWING = ("rand", "bernoulli", "multinomial", "normal", "dropout")
+
+
+def substitute(wanted: Callable[[], bool]) -> None:
+    """Has Dynamo trace such readings so where that is wanted at the time."""
+    base = getattr(private.tracer, "__base__", None)
+    if not hasattr(base, "call_function"):
+        return
+    usual = base.call_function
+
+    @functools.wraps(usual)
+    def call_function(tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+        if wanted():
+            try:
+                fn, args, kwargs = _instead(tracer, fn, args, kwargs) or (fn, args, kwargs)
+            except Exception:  # the user's, or other names in another version of torch
+                pass
+        usual(tracer, fn, args, kwargs)
+
+    base.call_function = call_function
+    for table in membership.tables():
+        for code in _SUBSCRIPTS:
+            table[code] = functools.partial(_subscript, wanted, table[code])
+
+
+def _subscript(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
+    """Runs `x[key]`."""
+    x, key = tracer.stack[-2:]
+    if wanted():
+        try:
+            found = _chosen(tracer, x, key)
+        except Exception:  # the user's, or other names in another version of torch
+            found = None
+        if found is not None:
+            tracer.popn(2)
+            tracer.push(found)
+            return
+    usual(tracer, instruction)
+
+
+def _chosen(tracer: Any, x: Any, key: Any) -> Any:
+    """The pictures that a mask chooses; None = it is something else.
+
+    Raises:
+        UnknownError: They follow from something else than the arguments.
+    """
+    if not (_is_tensor(x) and _is_tensor(key)):
+        return None
+    nodes = x.realize().as_proxy().node, key.realize().as_proxy().node
+    pictures, mask = map(value_of, nodes)
+    if mask.dtype is not torch.bool or pictures.dim() - mask.dim() < _PICTURE:
+        return None
+    reader = _Reader(tracer)
+    with derived.aside():
+        operands = tuple(derived.At(reader.step(node)) for node in nodes)
+        step = reader.add(derived.Call(operator.getitem, operands, {}))
+        return reader.taken(step, reader.derived.result(step))
+
+
+def _instead(
+    tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    """A call with the same result; None = this one stays.
+
+    Raises:
+        UnknownError: The result follows from something else than the arguments.
+    """
+    name = getattr(fn, "name", None)
+    if name in _READS and hasattr(fn, "obj") and not args and not kwargs:
+        return _numbers(_Reader(tracer), fn.obj, name == "tolist")
+    value = _value(fn)
+    if any(value is f for f in _FUNCTIONS) and len(args) == 1 and _is_tensor(args[0]):
+        _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
+        return fn, numbers, {}
+    if value is None or not hasattr(value, "__code__"):
+        return None
+    if value is getattr(sys.modules.get(_CHECK[0]), _CHECK[1], None):
+        return type(fn.realize()).build(tracer, check), args, kwargs
+    if _gives_indices(value):
+        return _results(_Reader(tracer), fn, args, kwargs)
+    return None
+
+
+def _value(variable: Any) -> Any:
+    """The function that a variable of Dynamo stands for, if that is known."""
+    if hasattr(type(variable), "peek_value") and not variable.is_realized():
+        return variable.peek_value()
+    known = vars(variable.realize())
+    return known.get("fn", known.get("value"))
+
+
+def _is_tensor(variable: Any) -> bool:
+    proxy = vars(variable.realize()).get("proxy")
+    return proxy is not None and isinstance(value_of(proxy.node), torch.Tensor)
+
+
+def _gives_indices(function: Any) -> bool:
+    module, name = function.__module__ or "", function.__name__
+    if name in _METHODS:
+        return module.startswith("transformers.")
+    return name in _INDICES.get(module, ())
+
+
+# ---- what is traced in place of a call ----
+
+
+def check(cond: Any, msg: Any, error_type: Any = ValueError) -> None:
+    """torch_compilable_check() of transformers, with which Dynamo would break the graph."""
+    if callable(cond):
+        cond = cond()
+    if isinstance(cond, torch.Tensor):
+        assert cond.all(), "torch_compilable_check: inputs of the call do not fit together"
+    elif not cond:
+        raise error_type(msg() if callable(msg) else msg)
+
+
+def number(x: Any) -> Any:
+    return x
+
+
+def rows(shape: tuple[int, ...], *numbers: Any) -> Any:
+    size, *inner = shape
+    if not inner:
+        return list(numbers)
+    step = len(numbers) // size if size else 0
+    return [rows(tuple(inner), *numbers[i * step : (i + 1) * step]) for i in range(size)]
+
+
+def together(*values: Any) -> Any:
+    return values
+
+
+def _numbers(reader: _Reader, tensor: Any, nested: bool) -> Any:
+    """For `tolist()`, or `item()`."""
+    tensor = tensor.realize()
+    if not _is_tensor(tensor):
+        raise UnknownError
+    fake = value_of(tensor.as_proxy().node)
+    if fake.is_floating_point() or fake.is_complex():
+        raise UnknownError
+    if fake.dtype is torch.bool and fake.dim():  # each choice would have a graph
+        raise UnknownError
+    with derived.aside():
+        step = reader.step(tensor.as_proxy().node)
+        shape = tuple(reader.derived.result(step).shape)
+    if torch.Size(shape).numel() > _MOST or (not nested and torch.Size(shape).numel() != 1):
+        raise UnknownError
+    found = reader.variables(step, shape)
+    if not nested or not shape:
+        return reader.build(number), found, {}
+    return reader.build(rows), [reader.build(shape), *found], {}
+
+
+def _results(reader: _Reader, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """For a function of indices: its results, computed from the real arguments."""
+    fn = fn.realize()
+    target = fn.fn
+    if (owner := vars(fn).get("obj")) is not None:
+        target = getattr(reader.constant(owner), target.__name__)
+    given = [reader.operand(x) for x in args]
+    named = {name: reader.operand(x) for name, x in kwargs.items()}
+    with derived.aside():
+        step = reader.add(derived.Call(target, tuple(given), named))
+        found = reader.derived.result(step)
+        if not isinstance(found, tuple):
+            return reader.build(number), [reader.taken(step, found)], {}
+        parts = []
+        for i, part in enumerate(found):
+            inner = reader.add(derived.Call(_item, (derived.At(step), i), {}))
+            parts.append(reader.taken(inner, part))
+    return reader.build(together), parts, {}
+
+
+def _item(values: Any, at: int) -> Any:
+    return values[at]
+
+
+class _Reader:
+    """Notes how a value follows from the arguments of the call that is traced."""
+
+    def __init__(self, tracer: Any) -> None:
+        self.tracer = tracer
+        self.root = tracer.output.root_tx
+        found = self.root.f_locals.get(derived.ARGUMENT)
+        if not isinstance(found, derived.Derived):
+            raise UnknownError
+        self._own = self.root.symbolic_locals[derived.ARGUMENT].realize()
+        self.derived = found
+        self.add = found.derivation.add
+        self._memory: set[int] = set()
+
+    # ---- variables of Dynamo for values ----
+
+    def build(self, value: Any) -> Any:
+        return type(self._own).build(self.tracer, value)
+
+    def variables(self, step: int, shape: tuple[int, ...] | None) -> list[Any]:
+        value = self.derived.derivation.value(step, shape)
+        names = self.derived.give(value)
+        return [self._own.var_getattr(self.tracer, name) for name in names]
+
+    def taken(self, step: int, value: Any) -> Any:
+        """A tensor, or a whole number, that a function has returned."""
+        if type(value) is torch.Tensor and value.device.type == "cpu":
+            return self.variables(step, None)[0]
+        if isinstance(value, int):
+            return self.variables(step, ())[0]
+        raise UnknownError
+
+    # ---- steps for variables of Dynamo ----
+
+    def constant(self, variable: Any) -> Any:
+        """A module, or an object of the user's, that a variable stands for."""
+        found = _value(variable)
+        if found is None:
+            found = vars(variable.realize()).get("value")
+        if found is None or isinstance(found, torch.Tensor):
+            raise UnknownError
+        return found
+
+    def operand(self, variable: Any) -> Any:
+        """What stands in a step for the argument of a function."""
+        variable = variable.realize()
+        if variable.is_python_constant():
+            return variable.as_python_constant()
+        proxy = vars(variable).get("proxy")
+        if proxy is not None:
+            return derived.At(self.step(proxy.node))
+        items = getattr(variable, "items", None)
+        if isinstance(items, (list, tuple)):
+            return tuple(map(self.operand, items))
+        if isinstance(items, dict):  # keyword arguments that a function passes on
+            found = {key.vt.as_python_constant(): self.operand(x) for key, x in items.items()}
+            if not found.keys() & _PRECOMPUTED:
+                return None
+        raise UnknownError
+
+    def step(self, node: torch.fx.Node) -> int:
+        """The number of the step that computes a node.
+
+        Raises:
+            UnknownError: It follows from something else than the arguments, or is written to.
+        """
+        found = self._step(node)
+        for graph in self._graphs():
+            for other in graph.nodes:
+                if partition.computes(other) and partition.is_write(other):
+                    self._check_write(other)
+        return found
+
+    def _graphs(self) -> Iterator[torch.fx.Graph]:
+        """The graph that is traced, and those around it."""
+        here = self.tracer.output.current_tracer
+        while here is not None:
+            yield here.graph
+            here = getattr(here, "parent", None)
+
+    def _check_write(self, node: torch.fx.Node) -> None:
+        written = value_of(node.args[0]) if node.args else None
+        known = isinstance(written, torch.Tensor) and "out" not in node.kwargs
+        if not known or address(written) in self._memory:
+            raise UnknownError
+
+    def _step(self, node: torch.fx.Node) -> int:
+        value = value_of(node)
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad or value.device.type != "cpu":
+                raise UnknownError
+            self._memory.add(address(value))
+        if node.op == "placeholder":
+            return self._given(node)
+        name = name_of(node)
+        if node.op not in ("call_function", "call_method") or name.startswith(_DRAWING):
+            raise UnknownError
+        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if floats and name not in _PLAIN:
+            raise UnknownError
+
+        def one(operand: torch.fx.Node) -> Any:
+            return derived.At(self._step(operand))
+
+        args, kwargs = _mapped(node.args, one), _mapped(node.kwargs, one)
+        return self.add(derived.Call(node.target, args, kwargs))
+
+    def _given(self, node: torch.fx.Node) -> int:
+        found = node.meta.get("grapharg")
+        if found is None:
+            for outer in self._outside(node):
+                return self._step(outer)
+            raise UnknownError
+        place = derived.place(str(found.source.name))
+        if place is None:
+            raise UnknownError
+        return self.add(place)
+
+    def _outside(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        """The node that a placeholder of a graph within the graph stands for."""
+        here = self.tracer.output.current_tracer
+        while getattr(here, "parent", None) is not None:
+            for outer, inner in here.lifted_freevars.items():
+                if inner.node is node:
+                    yield outer.node
+            here = here.parent
+
+
+# What transformers takes in place of a result.
+_PRECOMPUTED = {
+    *("cu_seqlens", "position_ids", "window_index", "cu_window_seqlens", "interp_indices"),
+    *("interp_weights", "merged_shape"),
+}
+
+
+def _mapped(operand: Any, one: Callable[[torch.fx.Node], Any]) -> Any:
+    """Operands of a node with something else for each node in them."""
+    if isinstance(operand, torch.fx.Node):
+        return one(operand)
+    if isinstance(operand, slice):
+        return slice(*(_mapped(x, one) for x in (operand.start, operand.stop, operand.step)))
+    if isinstance(operand, (tuple, list)):
+        made = [_mapped(x, one) for x in operand]
+        return made if isinstance(operand, list) else tuple(made)
+    if isinstance(operand, dict):
+        return {name: _mapped(x, one) for name, x in operand.items()}
+    if isinstance(operand, SYMBOLIC):
+        raise UnknownError
+    return operand
