@@ -47,7 +47,10 @@ def distance(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Distance:
     off = _length((difference(x, y) for x, y in _pieces(a, b)), _order(half, a, b))
     if not _is_real(a, b):
         return Distance(off, b.numel())
-    finite = (y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for (y,) in _pieces(b))
+    finite = (
+        y if math.isfinite(_largest(y)) else y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        for (y,) in _pieces(b)
+    )
     return Distance(off, _length(finite, _order(half, b)))
 
 
@@ -141,7 +144,8 @@ class Tally:
         theirs = self.kept.get(key)
         if theirs is not None and value is not None and theirs.shape == value.shape:
             self._exact[key] = value.detach(), torch.zeros(value.shape, device=value.device)
-            self.draw(key, theirs)
+            if theirs is not value:
+                self.draw(key, theirs)
 
     def draw(self, key: Key, value: torch.Tensor | None) -> None:
         """The same with other roundings: what differs no more than these move it is right."""
