@@ -16,6 +16,22 @@ static inline gradd_range_t gradd_part_of(const gradd_launch_t *r, int64_t n) {
     return (gradd_range_t){n * r->part / r->parts, n * (r->part + 1) / r->parts};
 }
 
+/* Of a launch whose first half of parts readies what the second works on: the launch's part of n
+ * tasks of the first, or of the second half. */
+static inline gradd_range_t gradd_half_of(const gradd_launch_t *r, bool second, int64_t n) {
+    const int first = r->parts / 2;
+    const gradd_launch_t own = {.parts = second ? r->parts - first : first,
+                                .part = second ? r->part - first : r->part};
+    if (r->parts < 2) return (gradd_range_t){0, n};
+    if (own.part < 0 || own.part >= own.parts) return (gradd_range_t){0, 0};
+    return gradd_part_of(&own, n);
+}
+
+/* Whether what lies between the halves is due. */
+static inline bool gradd_halves_meet(const gradd_launch_t *r) {
+    return r->parts < 2 || r->part == r->parts / 2;
+}
+
 static inline bool gradd_part_is_last(const gradd_launch_t *r) {
     return r->part + 1 >= r->parts;
 }

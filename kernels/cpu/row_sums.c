@@ -26,7 +26,7 @@ typedef struct summing_s {
 } summing_t;
 
 size_t gradd_row_sums_workspace(int64_t n) {
-    return 2 * sizeof(sum_entry_t) * (size_t)n + sizeof(int64_t) * ((size_t)n + 1);
+    return 2 * sizeof(sum_entry_t) * (size_t)n + sizeof(int64_t) * ((size_t)n + 2);
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */
@@ -42,22 +42,29 @@ static void sort_digit(const sum_entry_t *from, sum_entry_t *to, int64_t n, int 
         to[start[(from[k].row >> shift) & (DIGITS - 1)]++] = from[k];
 }
 
-/* Fills `first`; returns the entries by row, which lie in one of the two lists. */
-static const sum_entry_t *sort_rows(const gradd_row_sums_t *s, sum_entry_t *a, sum_entry_t *b,
-                                    int64_t *first, int64_t *out_touched) {
+static int digit_count(int64_t n_rows) {
+    int digits = 0;
+    for (int shift = 0; shift < 63 && (n_rows - 1) >> shift > 0; shift += DIGIT_BITS)
+        digits++;
+    return digits;
+}
+
+/* Fills `first` and returns how many rows occur. The entries by row lie in the first of the two
+ * lists if there is an even number of digits. */
+static int64_t sort_rows(const gradd_row_sums_t *s, sum_entry_t *a, sum_entry_t *b,
+                         int64_t *first) {
     int64_t n = 0, touched = 0;
     for (int64_t i = 0; i < s->n; i++)
         if (s->row[i] >= 0) a[n++] = (sum_entry_t){s->row[i], i};
-    for (int shift = 0; shift < 63 && (s->n_rows - 1) >> shift > 0; shift += DIGIT_BITS) {
-        sort_digit(a, b, n, shift);
+    for (int digit = 0; digit < digit_count(s->n_rows); digit++) {
+        sort_digit(a, b, n, digit * DIGIT_BITS);
         sum_entry_t *sorted = b;
         b = a, a = sorted;
     }
     for (int64_t k = 0; k < n; k++)
         if (!k || a[k].row != a[k - 1].row) first[touched++] = k;
     first[touched] = n;
-    *out_touched = touched;
-    return a;
+    return touched;
 }
 
 /* ---- sums ------------------------------------------------------------------------------------ */
@@ -85,10 +92,11 @@ static const sum_entry_t *sort_rows(const gradd_row_sums_t *s, sum_entry_t *a, s
     }                                                                                              \
     static void sum_all_##T(const summing_t *w) {                                                  \
         const int64_t width = w->s->width, blocks = (width + BLOCK - 1) / BLOCK;                   \
-        const int64_t units = w->n_touched * blocks;                                               \
+        const gradd_range_t units = gradd_half_of(w->s->launch, true, w->n_touched * blocks);      \
         const bool many = w->first[w->n_touched] * width >= GRADD_PARALLEL_MIN;                    \
-        _Pragma("omp parallel for schedule(dynamic, SHARE) if (many)") for (int64_t u = 0;         \
-                                                                            u < units; u++) {      \
+        _Pragma("omp parallel for schedule(dynamic, SHARE) if (many)") for (int64_t u =            \
+                                                                                units.from;        \
+                                                                            u < units.to; u++) {   \
             const int64_t at = u % blocks * BLOCK;                                                 \
             sum_block_##T(w, u / blocks, at, width - at < BLOCK ? width - at : BLOCK);             \
         }                                                                                          \
@@ -102,14 +110,20 @@ ROW_SUMS(gradd_f16_t, float, gradd_f16_f32, gradd_f32_f16)
 gradd_status_t gradd_row_sums(const gradd_row_sums_t *s, gradd_dtype_t dtype, void *to,
                               const void *from, void *workspace) {
     sum_entry_t *entries = workspace;
-    int64_t *first = (int64_t *)(entries + 2 * s->n);
-    summing_t w = {.s = s, .first = first, .from = from, .to = to};
+    int64_t *touched = (int64_t *)(entries + 2 * s->n), *first = touched + 1;
+    const int64_t bytes = s->n_rows * s->width * (int64_t)gradd_dtype_bytes(dtype);
+    const gradd_range_t cleared = gradd_half_of(s->launch, false, s->clear ? bytes : 0);
     if (!gradd_dtype_is_float(dtype))
         return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be summed", gradd_dtype_name(dtype));
-    if (s->clear)
-        gradd_copy_zero(to, (size_t)s->n_rows * (size_t)s->width * gradd_dtype_bytes(dtype));
-    if (!s->n) return GRADD_OK;
-    w.sorted = sort_rows(s, entries, entries + s->n, first, &w.n_touched);
+    gradd_copy_zero((char *)to + cleared.from, (size_t)(cleared.to - cleared.from));
+    if (!s->n || (s->launch->parts > 1 && s->launch->part < s->launch->parts / 2)) return GRADD_OK;
+    if (gradd_halves_meet(s->launch)) *touched = sort_rows(s, entries, entries + s->n, first);
+    const summing_t w = {.s = s,
+                         .sorted = digit_count(s->n_rows) % 2 ? entries + s->n : entries,
+                         .first = first,
+                         .n_touched = *touched,
+                         .from = from,
+                         .to = to};
     if (dtype == GRADD_DT_F32)
         sum_all_float(&w);
     else if (gradd_dtype_is_f64(dtype))

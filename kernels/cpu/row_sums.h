@@ -6,6 +6,7 @@
  * is that of clearing and of the rows of `from`. A row is summed in rising order of i in short
  * chains, in f32 for bf16 and f16 and in double for double, and rounded once: bits do not depend on
  * threads. Called on the engine thread.
+ * Of a launch in parts the first half clears, and the second sums; the numbers are read between.
  */
 #ifndef GRADD_KERNELS_CPU_ROW_SUMS_H
 #define GRADD_KERNELS_CPU_ROW_SUMS_H
@@ -14,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/cpu/parts.h"
 #include "shm/dtype.h"
 #include "shm/status.h"
 
@@ -23,6 +25,7 @@ typedef struct gradd_row_sums_s {
     int64_t width; /* elements of one row */
     double scale;
     bool clear;
+    const gradd_launch_t *launch; /* Borrowed: for its parts */
 } gradd_row_sums_t;
 
 /* Scratch bytes for n numbers. */

@@ -116,23 +116,35 @@ static bool is_fast_product(const gradd_plan_t *p, const graph_node_t *n) {
            n->in[0] != GRADD_NONE && graph_type(p->graph, n->in[0])->dtype == GRADD_DT_BF16;
 }
 
-double plan_node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
+/* As if bytes took so many times as long as in the model. */
+static double node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice,
+                      double slower) {
     graph_operands_t operands;
     gradd_cost_t cost;
     if (!choice->kernel) return 0;
     const gradd_infer_t c = describe(p, n, &operands);
     gradd_kernel_cost(choice->kernel, &c, &cost);
     const plan_cost_t total = {.flops = is_fast_product(p, n) ? cost.flops / 2 : cost.flops,
-                               .bytes = (double)cost.read + (double)cost.written,
+                               .bytes = slower * ((double)cost.read + (double)cost.written),
                                .again = cost.again,
                                .launches = 1};
     return plan_cost_us(&total, p->info.threads);
 }
 
+double plan_node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
+    return node_us(p, n, choice, 1);
+}
+
+/* Where a launch does little but move, a thread gets 5 to 6 GB/s of memory on a virtual machine, a
+ * quarter of what the model has it move, which is no matter to its other uses. The parts of
+ * products are a matter of bits, and of arithmetic. */
+#define SLOW_MEMORY 4
+
 #define MOST_PARTS 10000
 
 static int parts_of(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
-    const double parts = plan_node_us(p, n, choice) / PLAN_PART_US;
+    const double slower = n->op->flags & GRADD_OP_COSTLY ? 1 : SLOW_MEMORY;
+    const double parts = node_us(p, n, choice, slower) / PLAN_PART_US;
     if (!p->device->backend->host || parts <= 1) return 0;
     return parts < MOST_PARTS ? (int)ceil(parts) : MOST_PARTS;
 }

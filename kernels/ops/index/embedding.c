@@ -16,6 +16,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/row_sums.h"
 #include "kernels/describe/dispatch.h"
@@ -198,22 +199,33 @@ static gradd_status_t compute_sum(const gradd_launch_t *r) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
+static int64_t rows_of_grad(const gradd_type_t *dy) {
+    int64_t n = 1;
+    for (int i = 0; i + 1 < dy->rank; i++)
+        n *= dy->dims[i];
+    return n;
+}
+
 static gradd_status_t compute_grad(const gradd_launch_t *r) {
     const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
     const bool onto = r->n_in > BASE && r->in[BASE].type.dtype;
-    int64_t n = 1, *rows = r->workspace;
-    for (int i = 0; i + 1 < dy->rank; i++)
-        n *= dy->dims[i];
-    GRADD_TRY(find_rows(
-        &(lookup_t){&r->in[1], dy, out->dims[0], gradd_attr_int(r->attrs, "padding", -1), 0},
-        rows));
-    if (onto) gradd_copy_bytes(r->out[0].data, r->in[BASE].data, (size_t)gradd_type_bytes(out));
+    int64_t *rows = r->workspace;
+    const int64_t n = rows_of_grad(dy);
+    const lookup_t lookup = {&r->in[1], dy, out->dims[0], gradd_attr_int(r->attrs, "padding", -1),
+                             0};
+    if (!r->part) GRADD_TRY(find_rows(&lookup, rows));
+    const gradd_range_t copied = gradd_half_of(r, false, onto ? gradd_type_bytes(out) : 0);
+    if (copied.to > copied.from)
+        gradd_copy_bytes((char *)r->out[0].data + copied.from,
+                         (const char *)r->in[BASE].data + copied.from,
+                         (size_t)(copied.to - copied.from));
     const gradd_row_sums_t sums = {.row = rows,
                                    .n = n,
                                    .n_rows = out->dims[0],
                                    .width = out->dims[1],
                                    .scale = gradd_attr_float(r->attrs, "scale", 1),
-                                   .clear = !onto};
+                                   .clear = !onto,
+                                   .launch = r};
     return gradd_row_sums(&sums, out->dtype, r->out[0].data, r->in[0].data, rows + n);
 }
 
@@ -329,11 +341,12 @@ static size_t workspace_sum(const gradd_infer_t *c) {
 }
 
 static size_t workspace_grad(const gradd_infer_t *c) {
-    const gradd_type_t *dy = &c->in[0].type;
-    int64_t n = 1;
-    for (int i = 0; i + 1 < dy->rank; i++)
-        n *= dy->dims[i];
+    const int64_t n = rows_of_grad(&c->in[0].type);
     return sizeof(int64_t) * (size_t)n + gradd_row_sums_workspace(n);
+}
+
+static int parts_grad(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, rows_of_grad(&c->in[0].type));
 }
 
 /* Every row of the result comes from the ids at its place. */
@@ -449,4 +462,5 @@ GRADD_KERNELS(cpu, embedding,
               GRADD_KERNEL("EmbeddingSum", "loop", .types = {GRADD_T_ANY}, .compute = compute_sum,
                            .workspace = workspace_sum),
               GRADD_KERNEL("EmbeddingGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 1 << BASE,
-                           .compute = compute_grad, .workspace = workspace_grad));
+                           .compute = compute_grad, .workspace = workspace_grad,
+                           .parts = parts_grad));

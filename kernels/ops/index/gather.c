@@ -15,6 +15,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/picked_rows.h"
 #include "kernels/cpu/row_sums.h"
@@ -33,9 +34,24 @@ static int mode_of(const gradd_op_t *op) {
     return !strncmp(op->name, "GatherElements", 14) ? BY_ELEMENT : BY_AXIS;
 }
 
-/* `data` is the indexed tensor: x in forward, dx in backward. */
+/* How many rows there are: entries of the list in scratch memory. */
+static int64_t row_count(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *data,
+                         const gradd_type_t *index) {
+    int axis = 0;
+    if (mode_of(op) == BY_ND) return gradd_pick_count(index, 0, index->rank - 1);
+    if (mode_of(op) == BY_ELEMENT ||
+        gradd_axis(gradd_attr_int(attrs, "axis", 0), data->rank, false, &axis))
+        return gradd_type_count(index);
+    return gradd_type_count(index) * gradd_pick_count(data, 0, axis);
+}
+
+static int64_t rows_of(const gradd_launch_t *r, const gradd_type_t *data) {
+    return row_count(r->op, r->attrs, data, &r->in[1].type);
+}
+
+/* `data` is the indexed tensor: x in forward, dx in backward. Of all rows some are made. */
 static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *data,
-                                gradd_rows_t *out) {
+                                gradd_range_t some, gradd_rows_t *out) {
     const gradd_view_t *indices = &r->in[1];
     int64_t n = gradd_type_count(&indices->type);
     int mode = mode_of(r->op), axis = 0;
@@ -43,13 +59,13 @@ static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *dat
         GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), data->rank, false, &axis));
     if (mode == BY_ELEMENT) {
         *out = (gradd_rows_t){r->workspace, n, gradd_type_count(data), 1};
-        return gradd_pick_elements(data, axis, indices, r->workspace);
+        return gradd_pick_elements(data, axis, indices, some, r->workspace);
     }
     if (mode == BY_AXIS) {
         *out = (gradd_rows_t){r->workspace, n * gradd_pick_count(data, 0, axis),
                               gradd_pick_count(data, 0, axis + 1),
                               gradd_pick_count(data, axis + 1, data->rank)};
-        return gradd_pick_axis(data, axis, indices, r->workspace);
+        return gradd_pick_axis(data, axis, indices, some, r->workspace);
     }
     int last = indices->type.rank - 1;
     int depth = (int)indices->type.dims[last];
@@ -57,15 +73,28 @@ static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *dat
     *out = (gradd_rows_t){r->workspace, gradd_pick_count(&indices->type, 0, last),
                           gradd_pick_count(data, 0, batch_dims + depth),
                           gradd_pick_count(data, batch_dims + depth, data->rank)};
-    return gradd_pick_nd(data, batch_dims, indices, r->workspace);
+    return gradd_pick_nd(data, batch_dims, indices, some, r->workspace);
+}
+
+/* The list of some rows. */
+static gradd_rows_t some_of(const gradd_rows_t *rows, gradd_range_t some) {
+    return (gradd_rows_t){rows->row + some.from, some.to - some.from, rows->n_rows, rows->size};
+}
+
+/* The rows from there on. */
+static int64_t offset(const gradd_rows_t *rows, gradd_range_t some, const gradd_type_t *type) {
+    return some.from * rows->size * (int64_t)gradd_dtype_bytes(type->dtype);
 }
 
 static gradd_status_t compute_gather(const gradd_launch_t *r) {
-    gradd_rows_t rows;
-    if (gradd_type_count(&r->out[0].type) == 0) return GRADD_OK;
-    GRADD_TRY(make_rows(r, &r->in[0].type, &rows));
-    return gradd_rows_get(&rows, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data,
-                          r->in[0].data);
+    const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
+    gradd_rows_t all;
+    if (gradd_type_count(y) == 0) return GRADD_OK;
+    const gradd_range_t some = gradd_part_of(r, rows_of(r, x));
+    GRADD_TRY(make_rows(r, x, some, &all));
+    const gradd_rows_t rows = some_of(&all, some);
+    return gradd_rows_get(&rows, gradd_dtype_bytes(x->dtype),
+                          (char *)r->out[0].data + offset(&all, some, y), r->in[0].data);
 }
 
 /* Whether rows along an axis are worth sorting: they are summed in short chains then. */
@@ -77,18 +106,25 @@ static bool has_long_rows(const gradd_op_t *op, const gradd_type_t *dx, gradd_at
     return gradd_pick_count(dx, axis + 1, dx->rank) >= LONG_ROW;
 }
 
+/* The first half of parts clears dx and makes the numbers of rows, the second adds the rows, in
+ * rising order in either way. */
 static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
-    const gradd_type_t *dx = &r->out[0].type;
-    gradd_rows_t rows;
-    gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(dx));
-    if (gradd_type_count(&r->in[0].type) == 0) return GRADD_OK;
-    GRADD_TRY(make_rows(r, dx, &rows));
+    const gradd_type_t *dx = &r->out[0].type, *dy = &r->in[0].type;
+    gradd_rows_t all;
+    const gradd_range_t cleared = gradd_half_of(r, false, gradd_type_bytes(dx));
+    gradd_copy_zero((char *)r->out[0].data + cleared.from, (size_t)(cleared.to - cleared.from));
+    if (gradd_type_count(dy) == 0) return GRADD_OK;
+    GRADD_TRY(make_rows(r, dx, gradd_half_of(r, false, rows_of(r, dx)), &all));
     if (has_long_rows(r->op, dx, r->attrs)) {
-        const gradd_row_sums_t sums = {rows.row, rows.n, rows.n_rows, rows.size, 1, false};
+        const gradd_row_sums_t sums = {all.row, all.n, all.n_rows, all.size, 1, false, r};
         return gradd_row_sums(&sums, dx->dtype, r->out[0].data, r->in[0].data,
-                              (int64_t *)r->workspace + rows.n);
+                              (int64_t *)r->workspace + all.n);
     }
-    return gradd_rows_add(&rows, dx->dtype, r->out[0].data, r->in[0].data);
+    const gradd_range_t some = gradd_half_of(r, true, all.n);
+    const gradd_rows_t rows = some_of(&all, some);
+    if (!rows.n) return GRADD_OK;
+    return gradd_rows_add(&rows, dx->dtype, r->out[0].data,
+                          (const char *)r->in[0].data + offset(&all, some, dy));
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -155,14 +191,7 @@ static gradd_status_t infer_gather_grad(gradd_infer_t *c) {
 }
 
 static size_t numbers(const gradd_infer_t *c, const gradd_type_t *data) {
-    const gradd_type_t *index = &c->in[1].type;
-    size_t n = (size_t)gradd_type_count(index);
-    int axis = 0;
-    if (mode_of(c->op) == BY_AXIS &&
-        !gradd_axis(gradd_attr_int(c->attrs, "axis", 0), data->rank, false, &axis))
-        n *= (size_t)gradd_pick_count(data, 0, axis);
-    if (mode_of(c->op) == BY_ND) n = (size_t)gradd_pick_count(index, 0, index->rank - 1);
-    return n * sizeof(int64_t);
+    return (size_t)row_count(c->op, c->attrs, data, &c->in[1].type) * sizeof(int64_t);
 }
 
 static size_t workspace_gather(const gradd_infer_t *c) {
@@ -173,6 +202,33 @@ static size_t workspace_gather_grad(const gradd_infer_t *c) {
     const size_t bytes = numbers(c, &c->out[0]);
     if (!has_long_rows(c->op, &c->out[0], c->attrs)) return bytes;
     return bytes + gradd_row_sums_workspace((int64_t)(bytes / sizeof(int64_t)));
+}
+
+static int parts_gather(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, row_count(c->op, c->attrs, &c->in[0].type, &c->in[1].type));
+}
+
+/* Halves are summed in f32, all that go to one row. */
+static int parts_gather_grad(const gradd_infer_t *c) {
+    const gradd_type_t *dx = &c->out[0];
+    const bool in_order = has_long_rows(c->op, dx, c->attrs) || !gradd_dtype_is_half(dx->dtype);
+    const int64_t rows = row_count(c->op, c->attrs, dx, &c->in[1].type);
+    return in_order ? gradd_parts_of_tasks(c, rows) : 0;
+}
+
+/* A row is somewhere else in memory than the one before, so each waits: as long as 600 bytes take
+ * to move. */
+static void cost_rows(const gradd_infer_t *c, const gradd_type_t *data, gradd_cost_t *cost) {
+    cost->again = 600 * (double)row_count(c->op, c->attrs, data, &c->in[1].type);
+}
+
+static void cost_gather(const gradd_infer_t *c, gradd_cost_t *cost) {
+    gradd_cost_pick(c, cost);
+    cost_rows(c, &c->in[0].type, cost);
+}
+
+static void cost_gather_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
+    cost_rows(c, &c->out[0], cost);
 }
 
 /* ---- gradient rules -------------------------------------------------------------------------- */
@@ -331,17 +387,20 @@ GRADD_OPS(
                                   {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"},
                                   {.text = "f32[30,90] i64[30,90] | dims=[30,5] axis=1"})));
 
-GRADD_KERNELS(cpu, gather,
-              GRADD_KERNEL("Gather", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
-                           .workspace = workspace_gather, .cost = gradd_cost_pick),
-              GRADD_KERNEL("GatherND", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
-                           .workspace = workspace_gather, .cost = gradd_cost_pick),
-              GRADD_KERNEL("GatherElements", "loop", .types = {GRADD_T_ANY},
-                           .compute = compute_gather, .workspace = workspace_gather,
-                           .cost = gradd_cost_pick),
-              GRADD_KERNEL("GatherGrad", "loop", .types = {GRADD_T_ANY},
-                           .compute = compute_gather_grad, .workspace = workspace_gather_grad),
-              GRADD_KERNEL("GatherNDGrad", "loop", .types = {GRADD_T_ANY},
-                           .compute = compute_gather_grad, .workspace = workspace_gather_grad),
-              GRADD_KERNEL("GatherElementsGrad", "loop", .types = {GRADD_T_ANY},
-                           .compute = compute_gather_grad, .workspace = workspace_gather_grad));
+GRADD_KERNELS(
+    cpu, gather,
+    GRADD_KERNEL("Gather", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
+                 .workspace = workspace_gather, .parts = parts_gather, .cost = cost_gather),
+    GRADD_KERNEL("GatherND", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
+                 .workspace = workspace_gather, .parts = parts_gather, .cost = cost_gather),
+    GRADD_KERNEL("GatherElements", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
+                 .workspace = workspace_gather, .parts = parts_gather, .cost = cost_gather),
+    GRADD_KERNEL("GatherGrad", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather_grad,
+                 .workspace = workspace_gather_grad, .parts = parts_gather_grad,
+                 .cost = cost_gather_grad),
+    GRADD_KERNEL("GatherNDGrad", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather_grad,
+                 .workspace = workspace_gather_grad, .parts = parts_gather_grad,
+                 .cost = cost_gather_grad),
+    GRADD_KERNEL("GatherElementsGrad", "loop", .types = {GRADD_T_ANY},
+                 .compute = compute_gather_grad, .workspace = workspace_gather_grad,
+                 .parts = parts_gather_grad, .cost = cost_gather_grad));

@@ -15,6 +15,7 @@
 #include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/picked_rows.h"
 #include "kernels/describe/cost.h"
@@ -33,19 +34,24 @@ static const char *reduction_of(gradd_attrs_t attrs) {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static gradd_status_t make_rows(const gradd_launch_t *r, gradd_rows_t *out) {
+static int64_t row_count(const gradd_op_t *op, const gradd_type_t *index) {
+    return gradd_pick_count(index, 0, is_nd(op) ? index->rank - 1 : index->rank);
+}
+
+/* Of all rows some are made. */
+static gradd_status_t make_rows(const gradd_launch_t *r, gradd_range_t some, gradd_rows_t *out) {
     const gradd_type_t *x = &r->in[0].type;
     const gradd_view_t *indices = &r->in[1];
     if (is_nd(r->op)) {
         int last = indices->type.rank - 1, depth = (int)indices->type.dims[last];
-        *out = (gradd_rows_t){r->workspace, gradd_pick_count(&indices->type, 0, last),
+        *out = (gradd_rows_t){r->workspace, row_count(r->op, &indices->type),
                               gradd_pick_count(x, 0, depth), gradd_pick_count(x, depth, x->rank)};
-        return gradd_pick_nd(x, 0, indices, r->workspace);
+        return gradd_pick_nd(x, 0, indices, some, r->workspace);
     }
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), x->rank, false, &axis));
-    *out = (gradd_rows_t){r->workspace, gradd_type_count(&indices->type), gradd_type_count(x), 1};
-    return gradd_pick_elements(x, axis, indices, r->workspace);
+    *out = (gradd_rows_t){r->workspace, row_count(r->op, &indices->type), gradd_type_count(x), 1};
+    return gradd_pick_elements(x, axis, indices, some, r->workspace);
 }
 
 /* The formulas with a of one type: the product of a target and an update, else of an update and a
@@ -87,20 +93,43 @@ static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype
     return GRADD_OK;
 }
 
+/* The first half of parts makes all numbers of rows, and the copy: where x is overwritten, an index
+ * out of range has changed nothing. The second half writes the rows in rising order. */
 static gradd_status_t compute_scatter(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type;
     const char *how = reduction_of(r->attrs);
+    const size_t element = gradd_dtype_bytes(x->dtype);
+    const bool nothing = gradd_type_count(&r->in[2].type) == 0;
+    const int64_t n = nothing ? 0 : row_count(r->op, &r->in[1].type);
     void *y = r->out[0].data;
     gradd_rows_t rows;
-    bool nothing = gradd_type_count(&r->in[2].type) == 0;
-    if (!nothing) GRADD_TRY(make_rows(r, &rows));
-    gradd_copy_bytes(y, r->in[0].data, (size_t)gradd_type_bytes(x));
-    if (nothing) return GRADD_OK;
-    if (!strcmp(how, "none"))
-        return gradd_rows_put(&rows, gradd_dtype_bytes(x->dtype), y, r->in[2].data);
-    if (!strcmp(how, "add")) return gradd_rows_add(&rows, x->dtype, y, r->in[2].data);
+    if (!nothing) GRADD_TRY(make_rows(r, gradd_half_of(r, false, n), &rows));
+    const gradd_range_t copied = gradd_half_of(r, false, gradd_type_bytes(x));
+    if (copied.to > copied.from)
+        gradd_copy_bytes((char *)y + copied.from, (const char *)r->in[0].data + copied.from,
+                         (size_t)(copied.to - copied.from));
+    const gradd_range_t some = gradd_half_of(r, true, n);
+    if (some.from >= some.to) return GRADD_OK;
+    const char *from = (const char *)r->in[2].data + (size_t)(some.from * rows.size) * element;
+    rows.row += some.from, rows.n = some.to - some.from;
+    if (!strcmp(how, "none")) return gradd_rows_put(&rows, element, y, from);
+    if (!strcmp(how, "add")) return gradd_rows_add(&rows, x->dtype, y, from);
     char kind = !strcmp(how, "mul") ? '*' : !strcmp(how, "min") ? '<' : '>';
-    return fold_rows(&rows, kind, x->dtype, y, r->in[2].data);
+    return fold_rows(&rows, kind, x->dtype, y, from);
+}
+
+/* Halves are summed in f32, all that go to one row. */
+static int parts_scatter(const gradd_infer_t *c) {
+    const bool add = !strcmp(reduction_of(c->attrs), "add");
+    if (add && gradd_dtype_is_half(c->in[0].type.dtype)) return 0;
+    return gradd_parts_of_tasks(c, row_count(c->op, &c->in[1].type));
+}
+
+/* A row is somewhere else in memory than the one before, so each waits: as long as 600 bytes take
+ * to move. */
+static void cost_scatter(const gradd_infer_t *c, gradd_cost_t *cost) {
+    gradd_cost_move(c, cost);
+    cost->again = 600 * (double)row_count(c->op, &c->in[1].type);
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -156,9 +185,7 @@ static gradd_status_t infer_scatter_elements(gradd_infer_t *c) {
 }
 
 static size_t workspace_scatter(const gradd_infer_t *c) {
-    const gradd_type_t *index = &c->in[1].type;
-    int end = is_nd(c->op) ? index->rank - 1 : index->rank;
-    return (size_t)gradd_pick_count(index, 0, end) * sizeof(int64_t);
+    return (size_t)row_count(c->op, &c->in[1].type) * sizeof(int64_t);
 }
 
 /* ---- gradient rule --------------------------------------------------------------------------- */
@@ -261,6 +288,8 @@ GRADD_OPS(
 
 GRADD_KERNELS(cpu, scatter,
               GRADD_KERNEL("ScatterND", "loop", .inplace = 1, .compute = compute_scatter,
-                           .workspace = workspace_scatter, .cost = gradd_cost_move),
+                           .workspace = workspace_scatter, .parts = parts_scatter,
+                           .cost = cost_scatter),
               GRADD_KERNEL("ScatterElements", "loop", .inplace = 1, .compute = compute_scatter,
-                           .workspace = workspace_scatter, .cost = gradd_cost_move));
+                           .workspace = workspace_scatter, .parts = parts_scatter,
+                           .cost = cost_scatter));

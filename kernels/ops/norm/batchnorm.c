@@ -125,17 +125,13 @@ static bool has(const gradd_launch_t *r, int i) {
 /* Of a launch in parts the first half forms sums, if there are any to form, and the second half has
  * the results. The launch's part of n steps of the first, or of the second half. */
 static gradd_range_t half_of(const gradd_launch_t *r, bool sums, bool second, int64_t n) {
-    const int first = sums ? r->parts / 2 : 0;
-    gradd_launch_t own = {.parts = second ? r->parts - first : first,
-                          .part = second ? r->part - first : r->part};
-    if (r->parts < 2) return (gradd_range_t){0, second || sums ? n : 0};
-    if (own.part < 0 || own.part >= own.parts) return (gradd_range_t){0, 0};
-    return gradd_part_of(&own, n);
+    if (sums) return gradd_half_of(r, second, n);
+    return second ? gradd_part_of(r, n) : (gradd_range_t){0, 0};
 }
 
 /* Whether what lies between the halves is due. */
 static bool is_between(const gradd_launch_t *r, bool sums) {
-    return r->parts < 2 || r->part == (sums ? r->parts / 2 : 0);
+    return sums ? gradd_halves_meet(r) : !r->part;
 }
 
 /* Into p->sum and p->sum_h; backward: of dy, else the moments of x. */

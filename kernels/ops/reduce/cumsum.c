@@ -128,15 +128,17 @@ static gradd_status_t prepare_cumsum(const gradd_infer_t *c, gradd_prepared_t *o
 }
 
 /* A sum along the last axis waits for each addition, as long as 60 bytes take to move; a thread has
- * one such sum at a time, and without as many of them as threads some threads have none. */
+ * one such sum at a time, and without as many of them as threads some threads have none. Along
+ * another axis the rows of a block lie apart in memory, which takes about three times as long. */
 static void cost_cumsum(const gradd_infer_t *c, gradd_cost_t *cost) {
     int axis;
     if (!c->in[1].data || axis_of(&c->in[1], c->in[0].type.rank, &axis)) return;
     const gradd_lanes_t l = gradd_lanes_of(&c->in[0].type, axis);
     const int64_t threads = c->threads > 1 ? c->threads : 1;
-    const int64_t working = l.outer < threads ? l.outer : threads;
-    if (l.inner > 1 || !working) return;
-    cost->again = 60 * (double)(l.outer * l.n) * (double)threads / (double)working;
+    const int64_t blocks = blocks_of(&l), working = blocks < threads ? blocks : threads;
+    if (!working) return;
+    const double idle = (double)threads / (double)working;
+    cost->again = (l.inner > 1 ? 150 : 60) * idle * (double)gradd_type_count(&c->in[0].type);
 }
 
 /* ---- shape rule ----------------------------------------------------------------------------- */

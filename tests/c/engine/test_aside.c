@@ -113,6 +113,15 @@ static float *values(const gradd_type_t *type) {
     return v;
 }
 
+static int64_t *indices(const gradd_type_t *type) {
+    const int64_t n = gradd_type_count(type);
+    int64_t *v = aligned_alloc(64, sizeof *v * (size_t)n);
+    CHECK(v != NULL);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = i * 7919 % 211;
+    return v;
+}
+
 static gradd_backend_t touching;
 static int n_touched;
 static size_t most_touched;
@@ -131,7 +140,7 @@ static gradd_device_t *open_touching(void) {
     return open_on(&touching);
 }
 
-static int count_turns(gradd_plan_t *plan, const float *x, const float *w, float *y) {
+static int count_turns(gradd_plan_t *plan, const float *x, const void *w, float *y) {
     gradd_run_t *run;
     int turns = 0;
     CHECK_OK(gradd_run_create(plan, &run));
@@ -154,7 +163,7 @@ static void check_parts(const char *op, const gradd_type_t types[2], const gradd
     size_t n;
     Onnx__ModelProto *proto = build_model();
     build_input(proto, "x", GRADD_DT_F32, types[0].rank, types[0].dims);
-    build_input(proto, "w", GRADD_DT_F32, types[1].rank, types[1].dims);
+    build_input(proto, "w", types[1].dtype, types[1].rank, types[1].dims);
     build_node(proto, op, "y", "x,w", "y");
     build_output(proto, "y");
     uint8_t *onnx = build_pack(proto, &n);
@@ -168,7 +177,8 @@ static void check_parts(const char *op, const gradd_type_t types[2], const gradd
         parts += of_launch > 1 ? of_launch : 1;
     }
     CHECK(parts > plan->forward.n);
-    float *x = values(&types[0]), *w = values(&types[1]), *y[2];
+    float *x = values(&types[0]), *y[2];
+    void *w = types[1].dtype == GRADD_DT_F32 ? (void *)values(&types[1]) : indices(&types[1]);
     for (int i = 0; i < 2; i++) {
         y[i] = aligned_alloc(64, bytes);
         CHECK(y[i] != NULL);
@@ -212,6 +222,30 @@ TEST_LIMIT(a_long_convolution_is_made_in_parts, 60) {
         GRADD_DT_F32, 4, {48, 64, 62, 62}
     };
     check_parts("Conv", types, &result);
+}
+
+/* Each part makes its own numbers of rows. */
+TEST_LIMIT(many_lookups_are_made_in_parts, 60) {
+    const gradd_type_t types[] = {
+        {GRADD_DT_F32, 2, {4096, 512}},
+        {GRADD_DT_I64, 2, {4096, 512}}
+    };
+    const gradd_type_t result = {
+        GRADD_DT_F32, 2, {4096, 512}
+    };
+    check_parts("GatherElements", types, &result);
+}
+
+/* Of few operations, and of much memory. */
+TEST_LIMIT(a_long_sum_of_tensors_is_made_in_parts, 60) {
+    const gradd_type_t types[] = {
+        {GRADD_DT_F32, 2, {8192, 2048}},
+        {GRADD_DT_F32, 2, {8192, 2048}}
+    };
+    const gradd_type_t result = {
+        GRADD_DT_F32, 2, {8192, 2048}
+    };
+    check_parts("Add", types, &result);
 }
 
 /* What is aside may be given up, or found to be cancelled. */

@@ -19,13 +19,13 @@ TEST(axis_index_out_of_range_is_named) {
         {GRADD_DT_I64, 1, {4}},
         index
     };
-    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, row));
+    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, GRADD_PICK_ALL, row));
     CHECK_ERROR_HAS("index 50 is out of range for size 50, at position 3");
     index[3] = -51;
-    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, row));
+    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, GRADD_PICK_ALL, row));
     CHECK_ERROR_HAS("index -51 is out of range for size 50, at position 3");
     index[3] = -1;
-    CHECK_OK(gradd_pick_axis(&data, 0, &view, row));
+    CHECK_OK(gradd_pick_axis(&data, 0, &view, GRADD_PICK_ALL, row));
     CHECK_EQ_INT(row[1], 0);
     CHECK_EQ_INT(row[3], 49);
 }
@@ -37,10 +37,10 @@ TEST(coordinates_out_of_range_are_named) {
         {GRADD_DT_I32, 2, {3, 2}},
         index
     };
-    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_nd(&data, 0, &view, row));
+    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_nd(&data, 0, &view, GRADD_PICK_ALL, row));
     CHECK_ERROR_HAS("index 3 is out of range for size 3, at position 5");
     index[5] = 0;
-    CHECK_OK(gradd_pick_nd(&data, 0, &view, row));
+    CHECK_OK(gradd_pick_nd(&data, 0, &view, GRADD_PICK_ALL, row));
     CHECK_EQ_INT(row[1], 49 * 3);
 }
 
@@ -50,12 +50,53 @@ TEST(element_index_out_of_range_is_named) {
         {GRADD_DT_I64, 2, {2, 3}},
         index
     };
-    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_elements(&data, 0, &view, row));
+    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_elements(&data, 0, &view, GRADD_PICK_ALL, row));
     CHECK_ERROR_HAS("index 50 is out of range for size 50, at position 4");
     index[4] = index[5] = -50;
-    CHECK_OK(gradd_pick_elements(&data, 0, &view, row));
+    CHECK_OK(gradd_pick_elements(&data, 0, &view, GRADD_PICK_ALL, row));
     CHECK_EQ_INT(row[2], 2 * 3 + 2);
     CHECK_EQ_INT(row[5], 2);
+}
+
+/* Which way, and what is indexed by what. */
+typedef struct ranges_s {
+    int way; /* 0 along an axis, 1 by tuples, 2 one element per index */
+    gradd_type_t of, by;
+} ranges_t;
+
+static gradd_status_t pick(const ranges_t *c, const gradd_view_t *index, gradd_range_t some,
+                           int64_t *row) {
+    if (c->way == 0) return gradd_pick_axis(&c->of, 1, index, some, row);
+    if (c->way == 1) return gradd_pick_nd(&c->of, 1, index, some, row);
+    return gradd_pick_elements(&c->of, 1, index, some, row);
+}
+
+/* As launches in parts make them. */
+TEST(ranges_are_the_whole) {
+    static const ranges_t cases[] = {
+        {0, {GRADD_DT_F32, 3, {40, 7, 2}},  {GRADD_DT_I64, 1, {900}}       },
+        {0, {GRADD_DT_F32, 2, {1, 7}},      {GRADD_DT_I64, 1, {30000}}     },
+        {1, {GRADD_DT_F32, 3, {40, 7, 2}},  {GRADD_DT_I64, 3, {40, 500, 1}}},
+        {2, {GRADD_DT_F32, 3, {40, 7, 20}}, {GRADD_DT_I64, 3, {39, 50, 19}}},
+    };
+    enum { MOST = 40000 };
+    static int64_t index[MOST], whole[MOST], parts[MOST];
+    for (int k = 0; k < MOST; k++)
+        index[k] = k * 7919 % 14 - 7;
+    for (int c = 0; c < 4; c++) {
+        const gradd_view_t view = {cases[c].by, index};
+        const int64_t n = gradd_type_count(&cases[c].by) * (c ? 1 : 40);
+        CHECK(n <= MOST);
+        omp_set_num_threads(2);
+        CHECK_OK(pick(&cases[c], &view, GRADD_PICK_ALL, whole));
+        for (int n_parts = 2; n_parts <= 97; n_parts += 19) {
+            memset(parts, 0xff, sizeof parts);
+            for (int p = 0; p < n_parts; p++)
+                CHECK_OK(pick(&cases[c], &view,
+                              (gradd_range_t){n * p / n_parts, n * (p + 1) / n_parts}, parts));
+            CHECK(!memcmp(whole, parts, sizeof whole[0] * (size_t)n));
+        }
+    }
 }
 
 /* Extremes must not overflow on their way to the check. */
@@ -65,9 +106,9 @@ TEST(huge_indices_are_refused) {
         {GRADD_DT_I64, 1, {1}},
         index
     };
-    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, row));
+    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, GRADD_PICK_ALL, row));
     view.data = index + 1;
-    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, row));
+    CHECK_STATUS(GRADD_E_INDEX, gradd_pick_axis(&data, 0, &view, GRADD_PICK_ALL, row));
 }
 
 static void add_rows(int threads, int64_t size, float *to, const float *from, const int64_t *row,
