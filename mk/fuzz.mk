@@ -14,7 +14,8 @@ FUZZ_MAX     := -max_len=16384 -timeout=20 -rss_limit_mb=2048
 FUZZ_HELP    := $(filter-out tests/fuzz/fuzz_%.c tests/fuzz/standalone.c,\
                     $(wildcard tests/fuzz/*.c)) tests/c/onnx_build.c
 FUZZ_O       := $(B)/fuzz/obj
-HAVE_FUZZER  := $(shell command -v $(FUZZ_CC) 2>/dev/null)
+# clang may be there without its runtime, which Debian has in libclang-rt-NN-dev.
+HAVE_FUZZER  := $(wildcard $(shell $(FUZZ_CC) -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer*)
 FUZZ_MAKE     = $(MAKE) --no-print-directory B=$(FUZZ_O) ASAN=1 UBSAN=1
 ifneq ($(HAVE_FUZZER),)
 FUZZ_CFLAGS  := -fsanitize=fuzzer-no-link -fno-openmp -isystem platform/serial -w \
@@ -26,7 +27,7 @@ else
 FUZZ_RUN      = -runs=$(FUZZ_RUNS)
 endif
 fuzz: ## mutated input for all FUZZ_TARGETS or FUZZ_TARGETS="wire ...", FUZZ_RUNS=100000 each
-	$(if $(HAVE_FUZZER),,@echo "*** no $(FUZZ_CC): NO COVERAGE, the mutations are blind ***")
+	$(if $(HAVE_FUZZER),,@echo "*** no libFuzzer: NO COVERAGE, the mutations are blind ***")
 	@$(FUZZ_MAKE) $(FUZZ_TARGETS:%=$(FUZZ_O)/bin/fuzz_%)
 	@for t in $(FUZZ_TARGETS); do $(MAKE) --no-print-directory fuzz-run-$$t || exit 1; done
 fuzz-run-%:

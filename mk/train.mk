@@ -28,7 +28,8 @@ T_OMP_wasm    := -Iplatform/serial -Wno-unknown-pragmas
 T_OMP_android := $(T_OMP_wasm) # the kit's OpenMP: T_OMP="-fopenmp -static-openmp"
 T_OMP      := $(or $(T_OMP_$(TARGET)),-fopenmp)
 # clang knows not all of gcc's; what only `#pragma omp` reads is unused without it.
-T_WARN_wasm := $(filter-out %maybe-uninitialized,$(WARN)) -Wno-unused-variable -Wno-unused-function
+T_WARN_wasm := $(filter-out %maybe-uninitialized,$(WARN)) -Wno-unused-variable \
+               -Wno-unused-function -Wno-unused-parameter
 T_WARN_android := $(T_WARN_wasm)
 T_WARN         := $(or $(T_WARN_$(TARGET)),$(WARN))
 

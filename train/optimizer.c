@@ -6,6 +6,7 @@
 
 #include "kernels/math/adam.h"
 #include "server/device/device.h"
+#include "server/plan/plan.h"
 #include "train/session.h"
 
 /* ---- clipping -------------------------------------------------------------------------------- */
@@ -126,6 +127,22 @@ static gradd_status_t update(gradd_train_session_t *s, float scale) {
     return GRADD_OK;
 }
 
+/* As many as the plan of the last step had, which are awake; where that was one, others are woken
+ * if the updates pay for it. Updates and norms have the same bits with any number. */
+static int threads_of(const gradd_train_session_t *s) {
+    enum { UPDATE_BYTES = 7 * sizeof(float), LEAST = 4 * 4096 }; /* smaller ones are not shared */
+    plan_cost_t cost = {0};
+    if (s->plan_threads > 1) return s->plan_threads;
+    for (int k = 0; k < s->n_trained; k++) {
+        const train_parameter_t *p = &s->state->parameters[s->trained[k]];
+        const int64_t n = gradd_type_count(&p->type);
+        if (!p->has_gradient || n <= LEAST) continue;
+        cost.bytes += UPDATE_BYTES * (double)n;
+        cost.launches++;
+    }
+    return plan_threads(&cost, s->device->info.threads);
+}
+
 gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *s, double *out_norm) {
     const gradd_device_t *d = s->device;
     float scale;
@@ -133,7 +150,7 @@ gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *s, double *out_
     if (s->options.optimizer.kind == GRADD_TRAIN_NO_OPTIMIZER)
         return GRADD_FAIL(UNSUPPORTED, "the session has no optimizer");
     GRADD_TRY(make_moments(s));
-    GRADD_TRY(d->backend->queue_enter(d->queue, 0));
+    GRADD_TRY(d->backend->queue_enter(d->queue, threads_of(s)));
     gradd_status_t status = find_scale(s, &scale, &norm);
     if (!status) status = update(s, scale);
     const gradd_status_t waited = d->backend->wait(d->queue, NULL);

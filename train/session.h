@@ -65,7 +65,8 @@ struct train_session_s {
     int64_t sums_bytes;
     void *eval_bytes; /* of the eval model, for its export */
     size_t eval_n;
-    uint64_t steps; /* of both sides, for train_shape_t's `used` */
+    uint64_t steps;   /* of both sides, for train_shape_t's `used` */
+    int plan_threads; /* of the plan of the last step; 0 = there was none */
 };
 
 /* side.c. `training`: finds the statistics. Errors: those of gradd_train_open. */

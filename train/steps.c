@@ -137,6 +137,7 @@ static gradd_status_t begin(gradd_train_session_t *s, gradd_train_phase_t phase,
     train_side_t *side = &s->sides[phase];
     GRADD_TRY(check_inputs(s, side, inputs, n_inputs));
     GRADD_TRY(shape_find(s, phase, inputs, out_shape));
+    s->plan_threads = gradd_plan_info((*out_shape)->plan)->threads;
     return place_inputs(s, side, *out_shape, inputs);
 }
 

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -138,6 +139,14 @@ static void load_seeds(int *argc, char ***argv) {
     rmdir(folder);
 }
 
+/* A hang is a finding: 20 seconds of processor time, for a machine may stop or starve this process,
+ * or ten minutes of those that wait. */
+static void watch(void) {
+    const struct itimerval most = {.it_value.tv_sec = 20};
+    setitimer(ITIMER_PROF, &most, NULL);
+    alarm(600);
+}
+
 static void execute(void) {
     const struct member_s *member = &corpus[draw((size_t)n_members)];
     input_bytes = member->n;
@@ -169,11 +178,11 @@ int main(int argc, char **argv) {
     }
     int n_seeds = n_members;
     LLVMFuzzerInitialize(&argc, &argv);
-    const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM};
+    const int signals[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM, SIGPROF};
     for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
         signal(signals[i], on_signal);
     for (long k = 0; k < runs; k++) {
-        if (k % 256 == 0) alarm(20); /* a hang is a finding */
+        if (k % 256 == 0) watch();
         execute();
     }
     printf("%ld executions from %d seeds, no finding\n", runs, n_seeds);

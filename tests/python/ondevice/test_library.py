@@ -6,13 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from helpers import BUILD, ROOT
+from helpers import device_models as models
 
 LIST = ROOT / "train/symbols.txt"
 B = os.path.relpath(BUILD, ROOT)  # as `make` has it: another spelling is another build
@@ -250,3 +253,38 @@ def test_a_state_in_a_file_survives_more(tests: str, counts: dict[str, str]) -> 
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert re.search(r"^[1-9]\d* passed, 0 failed", done.stdout, re.M), done.stdout
+
+
+AWAKE = """
+import argparse, os, sys
+import numpy as np
+from gradd.train import CheckpointState, Module, Optimizer
+folder, width = sys.argv[1], int(sys.argv[2])
+state = CheckpointState.load_checkpoint(folder + "/checkpoint")
+options = argparse.Namespace(intra_op_num_threads=2)
+module = Module(folder + "/training_model.onnx", state, session_options=options)
+optimizer = Optimizer(folder + "/optimizer_model.onnx", module)
+before = len(os.listdir("/proc/self/task"))
+for _ in range(2):
+    module(np.ones((2, width), np.float32), np.array([0, 1]))
+    optimizer.step()
+    module.lazy_reset_grad()
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.parametrize(("width", "woken"), [(784, 0), (16384, 1)])
+def test_a_small_update_wakes_no_thread(width: int, woken: int, tmp_path: Path) -> None:
+    """With two threads: AdamW on 100,000 parameters is one's work, on two millions both's."""
+    values = {"w": np.full((128, width), 0.01, np.float32), "v": np.eye(10, 128, dtype=np.float32)}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["h"], transB=1),
+        helper.make_node("Gemm", ["h", "v"], ["scores"], transB=1),
+    ]
+    sizes = {"x": ["n", width]}, {"scores": ["n", 10]}
+    models.generate(tmp_path, models.model(nodes, *sizes, values))
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "adapters/python")}
+    command = [sys.executable, "-c", AWAKE, str(tmp_path), str(width)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == woken
