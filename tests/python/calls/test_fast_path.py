@@ -84,16 +84,19 @@ def test_a_step_runs_few_python_frames(form: str) -> None:
     result = model(x, y=y)
     assert model.gradd_stats()["graphs"] == graphs + 1, "another form of call is another graph"
     _trained(model, x, y)
-    model.zero_grad()  # gradients that are kept would make another slot
-    with Frames() as forward:
-        result = model(x, y)
-    loss = result["loss"] if form == "dictionary" else result
-    with Frames() as backward:
-        loss.backward()
-    counts = [len(forward.ours), forward.all, len(backward.ours)]
-    files = [len(forward.files), len(backward.files)]
+    least, files = [1000] * 3, [1000] * 2  # a reply that takes long is waited for in other frames
+    for _ in range(8):
+        model.zero_grad()  # gradients that are kept would make another slot
+        with Frames() as forward:
+            result = model(x, y)
+        loss = result["loss"] if form == "dictionary" else result
+        with Frames() as backward:
+            loss.backward()
+        counts = [len(forward.ours), forward.all, len(backward.ours)]
+        least = list(map(min, least, counts))
+        files = list(map(min, files, (len(forward.files), len(backward.files))))
     # Half of the forward's are torch's own.
-    assert all(map(operator.le, counts, (62, 112, 32))), counts
+    assert all(map(operator.le, least, (62, 112, 32))), least
     assert all(map(operator.le, files, (30, 11))), sorted(forward.files | backward.files)
 
 

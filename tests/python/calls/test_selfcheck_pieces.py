@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradd import ORTModule
 from gradd.check import cut, selfcheck
+from gradd.check.agreement import BUFFER, GRADIENT
 from gradd.check.reference import Reference
 from gradd.fallback import SelfCheckError
+from gradd.graph.translation import convolutions
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -112,13 +116,6 @@ def test_a_piece_keeps_fixed_sizes(small_limit, references) -> None:
     assert references[0] == ((2, 512),)
 
 
-def test_a_piece_of_pictures_has_16(small_limit, references) -> None:
-    """PyTorch asks for as many where it chooses a convolution: fewer are another graph."""
-    model = ORTModule(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Tanh()), strict=True)
-    model(torch.randn(40, 3, 8, 8)).sum().backward()
-    assert references[0] == ((16, 3, 8, 8),)
-
-
 class Placed(Tagger):
     """Has a small buffer, and takes positions that all rows share."""
 
@@ -174,3 +171,98 @@ def test_scores_are_compared_when_a_call_computes_them(monkeypatch) -> None:
     assert scores.detach().isfinite().all()
     model(*batch())
     assert compared[1:] == [((0, 1), (0,)), ((0, 1), (0, 1))]
+
+
+class Bottleneck(nn.Module):
+    """One of ResNet's, whose middle goes on in other steps along both axes, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for sizes, options in (
+            ((3, 8, 1), {}),
+            ((8, 8, 3), {"padding": 1, "stride": (1, 2)}),
+            ((8, 16, 1), {}),
+        ):
+            layers += [nn.Conv2d(*sizes, bias=False, **options), nn.BatchNorm2d(sizes[1])]
+            layers += [nn.ReLU()]
+        self.body, self.shortcut = nn.Sequential(*layers), nn.Conv2d(3, 16, 1, (1, 2))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The loss."""
+        scores = self.head((self.body(x) + self.shortcut(x)).mean((2, 3)))
+        return nn.functional.cross_entropy(scores, labels)
+
+
+@pytest.fixture
+def pictures(small_limit: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many each run of a graph in PyTorch has had."""
+    seen: list[int] = []
+    run = Reference.run
+
+    def noted(self: Reference, data: Any, take: Any) -> None:
+        seen.append(len(data.leaves[0]))
+        return run(self, data, take)
+
+    monkeypatch.setattr(Reference, "run", noted)
+    return seen
+
+
+def trained(size: int = 12) -> ORTModule:
+    torch.manual_seed(0)
+    model = ORTModule(Bottleneck(), strict=True)
+    model(torch.randn(18, 3, size, size), torch.randint(0, 4, (18,))).backward()
+    return model
+
+
+def test_two_pictures_are_enough(pictures: list[int]) -> None:
+    """PyTorch's choice of a kernel has a guard for 16, but the graph is right for two."""
+    assert trained().gradd_stats()["self_checks_on_few_rows"] == 1
+    assert set(pictures) == {2}
+
+
+def _turn(value: Tensor) -> None:
+    value[1] *= -1
+
+
+def _more(value: Tensor) -> None:
+    value.mul_(1.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ((GRADIENT, "body.3.weight"), _turn),
+        ((GRADIENT, "body.0.weight"), _more),
+        ((GRADIENT, "shortcut.weight"), None),
+        ((BUFFER, "body.1.running_mean"), _turn),
+        ((BUFFER, "body.7.running_var"), _more),
+    ],
+)
+def test_a_wrong_value_is_found(small_limit, monkeypatch, key: Any, change: Any) -> None:
+    compare = selfcheck._Check._in_daemon
+
+    def wrong(self: Any, data: Any, seeded: Any) -> Any:
+        values, task = compare(self, data, seeded)
+        if change is None:
+            values[key] = None
+        else:
+            change(values[key])
+        return values, task
+
+    monkeypatch.setattr(selfcheck._Check, "_in_daemon", wrong)
+    with pytest.raises(SelfCheckError, match=key[1]):
+        trained()
+
+
+def test_a_wrong_stride_is_found(small_limit, monkeypatch) -> None:
+    """3 for 2: of 4 positions both take two, so that no size tells."""
+    each = convolutions.each
+
+    def other(value: Any, axes: int, what: str) -> Any:
+        return [3 if n == 2 and "stride" in what else n for n in each(value, axes, what)]
+
+    monkeypatch.setattr(convolutions, "each", other)
+    with pytest.raises(SelfCheckError, match="differs from PyTorch"):
+        trained(size=4)

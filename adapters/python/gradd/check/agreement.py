@@ -47,7 +47,10 @@ def distance(a: torch.Tensor, b: torch.Tensor, half: int = 0) -> Distance:
     off = _length((difference(x, y) for x, y in _pieces(a, b)), _order(half, a, b))
     if not _is_real(a, b):
         return Distance(off, b.numel())
-    finite = (y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for (y,) in _pieces(b))
+    finite = (
+        y if math.isfinite(_largest(y)) else y.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        for (y,) in _pieces(b)
+    )
     return Distance(off, _length(finite, _order(half, b)))
 
 
@@ -55,6 +58,10 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Absolute differences; 0 or 1 of whole numbers."""
     if not _is_real(a, b):
         return (a != b).double()
+    wide = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    near = (a.to(wide) - b.to(wide)).abs_()
+    if math.isfinite(_largest(near)):
+        return near
     same = (a == b) | (a.isnan() & b.isnan())
     off = (a.double() - b.double()).abs().masked_fill_(same, 0.0)
     return off.nan_to_num_(nan=math.inf, posinf=math.inf)
@@ -71,10 +78,15 @@ def _order(half: int, *tensors: torch.Tensor) -> float:
 
 def _length(parts: Iterable[torch.Tensor], order: float) -> float:
     """The norm of a vector that comes in parts."""
-    if order == math.inf:  # as a norm it takes three times as long
-        return max((float(p.abs().max()) for p in parts if p.numel()), default=0.0)
+    if order == math.inf:
+        return max(map(_largest, parts), default=0.0)
     norms = [torch.linalg.vector_norm(p, order, dtype=torch.double) for p in parts]
     return float(torch.linalg.vector_norm(torch.stack(norms), order))
+
+
+def _largest(part: torch.Tensor) -> float:
+    """Its largest number by size; as a norm it takes three times as long."""
+    return max(float(x.abs()) for x in part.aminmax()) if part.numel() else 0.0
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -132,7 +144,8 @@ class Tally:
         theirs = self.kept.get(key)
         if theirs is not None and value is not None and theirs.shape == value.shape:
             self._exact[key] = value.detach(), torch.zeros(value.shape, device=value.device)
-            self.draw(key, theirs)
+            if theirs is not value:
+                self.draw(key, theirs)
 
     def draw(self, key: Key, value: torch.Tensor | None) -> None:
         """The same with other roundings: what differs no more than these move it is right."""

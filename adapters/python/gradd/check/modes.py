@@ -107,14 +107,15 @@ class Precise(TorchDispatchMode):
         """Args:
         dtype: The precision; None = that of every operand.
         half: Code of the element type whose roundings are drawn; 0 = f32.
-        draw: Number of the draw; None = nothing is off. Two in a row are opposite to each other,
-            and the next two four times as far off in f32, where long sums are many roundings off.
+        draw: Number of the draw; None = nothing is off. Two in a row are opposite to each other:
+            a unit near zero flips in one of them. In f32, where long sums are many roundings off,
+            these are 16 times as far off, the next two 64 times.
         """
         super().__init__()
         self._dtype, self.paused = dtype, False
         pair, second = divmod(draw or 0, 2)
         self._drawn = None if draw is None else torch.Generator("cpu").manual_seed(pair)
-        self._rounding = STEP[half] / (2 if second else -2) * (1 if half else 4**pair)
+        self._rounding = STEP[half] / (2 if second else -2) * (1 if half else 16 * 4 ** (pair % 2))
 
     def stand_in(self, parameter: torch.Tensor, wants: bool) -> torch.nn.Parameter:
         """A leaf to be read in place of a parameter of floats, with a gradient if it wants one."""
@@ -163,7 +164,10 @@ class Precise(TorchDispatchMode):
         if self._drawn is None or not torch.is_tensor(value) or not value.is_floating_point():
             return value
         own = 2 * torch.rand(_PERIOD + 1, generator=self._drawn, dtype=torch.float64) - 1
-        factors = (1 + self._rounding * (own[1:] + own[0].sign())).to(value.device)
-        for part in value.as_strided((value.numel(),), (1,)).split(_PERIOD):
-            part.mul_(factors[: part.numel()])
+        wide = torch.promote_types(value.dtype, torch.float32)
+        factors = (1 + self._rounding * (own[1:] + own[0].sign())).to(value.device, wide)
+        flat = value.as_strided((value.numel(),), (1,))
+        rest = flat.numel() % _PERIOD
+        for part in (flat[rest:].view(-1, _PERIOD), flat[:rest]):
+            part.mul_(factors[: part.shape[-1]])
         return value

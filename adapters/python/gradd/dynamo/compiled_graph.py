@@ -419,7 +419,7 @@ class CompiledGraph:
             cap,
             inputs,
             run,
-            lambda args: allowed(sizes, numbered(args), env),
+            lambda args, few: allowed(sizes, numbered(args), env, few),
             lazy=self.returns and all(n in self.results for n in part.outputs),
         )
         piece.let_torch_repeat(len(given), inside)

@@ -88,7 +88,7 @@ class Piece:
         cap: Capture,
         inputs: Sequence[Input],
         in_torch: Callable[..., Sequence[Any]],
-        fits: Callable[[Sequence[Any]], bool],
+        fits: Callable[[Sequence[Any], bool], bool],
         *,
         lazy: bool,
     ) -> None:
@@ -97,7 +97,7 @@ class Piece:
         cap: The graph.
         inputs: Of its arguments; constants are not among them.
         in_torch: The same in PyTorch.
-        fits: Whether it may take arguments of other sizes.
+        fits: Whether it may take arguments of other sizes, or of fewer than its guards allow.
         lazy: Outputs that only the loss needs may be left out.
         """
         self.owner = owner
@@ -408,8 +408,11 @@ class Piece:
         return args
 
     def fits(self, data: Data) -> bool:
-        """Whether the graph may take data of other sizes."""
-        return self._fits(self.arguments(data.leaves))
+        """Whether the graph may take data of other sizes.
+
+        The user's forward has guards, which ask for as many rows as the choice of a kernel does.
+        """
+        return self._fits(self.arguments(data.leaves), self.own_forward() is None)
 
     def let_torch_repeat(self, n: int, around: Modes) -> None:
         """PyTorch may compute a run again from its inputs, if those are all arguments.

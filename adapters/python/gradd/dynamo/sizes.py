@@ -143,13 +143,15 @@ def _evaluate(expression: sympy.Basic, values: dict[str, Any]) -> Any:
     return bool(exact) if exact in (sympy.true, sympy.false) else exact.evalf(17)
 
 
-def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
+def allowed(sizes: Sizes, args: Sequence[Any], env: Any, few: bool = False) -> bool:
     """Whether a graph that was made with other sizes may take these arguments.
 
     Args:
         sizes: Of the graph.
         args: Of the call.
         env: torch's shape environment, whose guards must hold; None = there are no symbols.
+        few: Sizes may be below those that guards ask for. PyTorch's choice of a convolution's
+            kernel makes a guard that there are 16 pictures; the graph is right for fewer.
     """
     values = sizes.values(args)
     for at, shape in sizes.shapes.items():
@@ -163,10 +165,17 @@ def allowed(sizes: Sizes, args: Sequence[Any], env: Any) -> bool:
                 return False
     for guard in env.guards if env is not None else ():
         expression = env.replace(guard.expr)
+        if few and _is_lower_bound(expression):
+            continue
         known = {s: values[s.name] for s in expression.free_symbols if s.name in values}
         if expression.xreplace({s: sympy.Integer(n) for s, n in known.items()}) != sympy.true:
             return False
     return True
+
+
+def _is_lower_bound(expression: sympy.Basic) -> bool:
+    sides = sympy.GreaterThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.StrictLessThan
+    return isinstance(expression, sides) and expression.lts.is_number
 
 
 def mark(leaves: Sequence[Any]) -> None:
