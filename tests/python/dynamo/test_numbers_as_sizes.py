@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.utils import torch_compilable_check
 
-from gradd import ORTModule
+from gradd import ORTModule, errors
 from gradd.calls.lazy import LazyTensor
-from gradd.dynamo import program
+from gradd.dynamo import arithmetic, program
 from helpers.graphs.captures import Lambda, assert_same
 from helpers.models import families
 
@@ -100,6 +100,41 @@ def test_a_whole_number_of_numpy(name: str) -> None:
     for mine, reference in zip(ours.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, reference.grad)
     assert ours.gradd_stats()["in_torch"] == {}
+
+
+UNKNOWN_USES = {
+    **NUMPYS_USES,
+    "in parts": lambda x, n: torch.linalg.qr(x[:n])[1].abs() + x[:n].exp().sum() * n,
+    "a view": lambda x, n: x.as_strided((n, 2), (1, 1)) * x.cos().sum(),
+    "zeros": lambda x, n: x.sum() + torch.zeros(n, n),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_USES)
+def test_a_number_that_no_argument_gives_is_pytorchs(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that torch takes out of an argument in a way that we do not know."""
+    monkeypatch.setattr(arithmetic, "taken_from", lambda node: None)
+
+    def forward(self, x):
+        return UNKNOWN_USES[name](self.lin(x), int(self.n)).sin().sum(), int(self.n) + 1
+
+    net = Lambda(forward, lin=nn.Linear(4, 4))
+    ours = ORTModule(copy.deepcopy(net))
+    for n in (2, 3, 5, 2):
+        net.n = ours.module.n = np.int64(n)
+        x = torch.randn(6, 4)
+        expected, found = net(x), ours(x)
+        torch.testing.assert_close(found, expected)
+        expected[0].backward()
+        found[0].backward()
+    for mine, reference in zip(ours.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, reference.grad)
+    assert ours.gradd_stats()["in_torch"].keys() == {"data_dependent_control_flow"}
+    assert "needs the number s" in caplog.text
+    with pytest.raises(errors.UnsupportedError, match="cannot be planned: .* needs the number s"):
+        ours.gradd_explain(torch.randn(6, 4))
 
 
 def test_a_number_of_more_than_64_bits_raises_pytorchs_error() -> None:

@@ -141,6 +141,7 @@ class CompiledGraph:
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
         mode = fake_mode(lower.value_of(n) for n in module.graph.nodes)
         self.env = mode.shape_env if mode is not None else None
+        self.rest = InTorch((), module, self.around)  # numbers that no step reads
         self.steps = self._made()
         self.asks_layout = self._asks_layout()
         del self.examples, self.imagined  # what is made may outlive the module
@@ -366,6 +367,9 @@ class CompiledGraph:
         if not trial:  # of a node alone even what a graph makes is an argument
             self._check_written(done)
         inputs = self._inputs(done, given)
+        # PyTorch passes on what the translation may leave out: a norm_type without a max_norm.
+        read = dict.fromkeys(o for n in nodes for o in n.all_input_nodes if sizes_of.is_number(o))
+        refused.check_numbers(self.sizes, (*given, *read), nodes)
         names = [n.name for n in part.outputs]  # of the user's variables, where Dynamo knows them
         key = cache.key_of(done, inputs, names, self.checkpoints)
         cap, _ = cache.find(
@@ -385,10 +389,8 @@ class CompiledGraph:
         owner = self.owner
         owner.counts["captures"] += key not in owner.keys
         owner.keys.add(key)
-        # PyTorch passes on what the translation may leave out: a norm_type without a max_norm.
-        read = dict.fromkeys(o for n in nodes for o in n.all_input_nodes if sizes_of.is_number(o))
         sizes = Sizes(given)
-        given += [n for n in read if n not in given and not sizes.can_give(lower.value_of(n))]
+        given += [n for n in read if n not in given and sizes.missing(n)]
         given_numbers = [n for n in given if isinstance(lower.value_of(n), lower.SYMBOLIC)]
         named = {lower.value_of(n).node.expr: n for n in given_numbers}
         inside = modes.inside(part.nodes, self.around)
@@ -527,15 +529,9 @@ class CompiledGraph:
         """Values go with the last part that reads them."""
         last: dict[Node, int] = {}
         for i, step in enumerate(self.steps):
-            read = dict.fromkeys((*step.part.nodes, *step.part.outputs))
-            found = [operand for node in read for operand in node.all_input_nodes]
-            while found:
-                operand = found.pop()
-                if operand not in read and sizes_of.is_number(operand):
-                    found += operand.all_input_nodes  # computed where it is read
-                read[operand] = None
-            last.update(dict.fromkeys(read, i))
-        kept = {n for n in self.results if isinstance(n, Node)}
+            last.update(dict.fromkeys(_read((*step.part.nodes, *step.part.outputs)), i))
+        results = [n for n in self.results if isinstance(n, Node)]
+        kept = {*results, *_read(filter(self.sizes.missing, results))}
         for node, i in last.items():
             if node not in kept:
                 self.steps[i].over.append(node)
@@ -650,12 +646,8 @@ class CompiledGraph:
                 interrupts.deliver()
         found = []
         for result in self.results:
-            if not isinstance(result, Node):
-                found.append(result)
-            elif result not in known and sizes_of.is_number(result):
-                found.append(numbers(lower.value_of(result)))
-            else:
-                found.append(known[result])
+            is_node = isinstance(result, Node)
+            found.append(self.rest.value(known, numbers, result) if is_node else result)
         return tuple(found)
 
     def _run(
@@ -730,6 +722,18 @@ def bare(error: Exception) -> Exception:
     """An error without its causes, whose frames hold tensors."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
+
+
+def _read(nodes: Iterable[Node]) -> dict[Node, None]:
+    """Nodes, and the values that have to be there when these run."""
+    read = dict.fromkeys(nodes)
+    found = [operand for node in read for operand in node.all_input_nodes]
+    while found:
+        operand = found.pop()
+        if operand not in read and sizes_of.is_number(operand):
+            found += operand.all_input_nodes  # computed where it is read
+        read[operand] = None
+    return read
 
 
 def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:

@@ -132,6 +132,9 @@ def plans(
     with planning.begun(values), settings.Applied():
         try:
             function(*args, **kwargs)
+        except sizes.UnknownNumberError as error:
+            text = f"the call cannot be planned: {error.message}"
+            raise errors.UnsupportedError(text) from error
         except RuntimeError as error:
             if isinstance(error, errors.GraddError):
                 raise

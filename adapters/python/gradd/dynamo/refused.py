@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.fx
 
@@ -54,6 +56,30 @@ def check_settings(graph: torch.fx.Graph) -> None:
 def _is_unknown(node: Node) -> bool:
     """Whether Dynamo has recorded no value: tolist() picks elements so, for item()."""
     return node.op.startswith("call_") and lower.value_of(node) is None
+
+
+def check_numbers(given: sizes.Sizes, inputs: Iterable[Node], nodes: Iterable[Node]) -> None:
+    """A piece reads no number that only PyTorch can find: it takes it out of some argument.
+
+    Args:
+        given: What a call gives.
+        inputs: Numbers and tensors that the piece takes.
+        nodes: Of the piece.
+
+    Raises:
+        UnknownNumberError: One is unknown; with `nodes`, an error for each node that reads one.
+    """
+    unknown = {name for n in inputs for name in given.missing(n)}
+    if not unknown:
+        return
+    found: dict[Node, CaptureError] = {}
+    for node in nodes:
+        names = {name for n in node.all_input_nodes for name in given.missing(n)}
+        if names:
+            found[node] = sizes.UnknownNumberError(min(names), node)
+    error = next(iter(found.values()), sizes.UnknownNumberError(min(unknown)))
+    error.nodes = found  # type: ignore[attr-defined]
+    raise error
 
 
 def read(node: Node) -> CaptureError:

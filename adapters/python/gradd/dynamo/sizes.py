@@ -20,6 +20,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from gradd import private
 from gradd.dynamo import arithmetic, planned_numbers
 from gradd.dynamo.lower import SYMBOLIC, value_of
+from gradd.graph.locations import location_of
+from gradd.spec import CaptureError
 
 _SHAPES = 1024  # of arguments, that are remembered
 
@@ -38,6 +40,18 @@ def is_read(node: torch.fx.Node) -> bool:
     return any(isinstance(x, SYMBOLIC) and free_unbacked_symbols(x) for x in leaves)
 
 
+class UnknownNumberError(CaptureError):
+    """A number of the trace that the sizes and numbers of a call do not give."""
+
+    def __init__(self, name: str, node: torch.fx.Node | None = None) -> None:
+        where = "forward()" if node is None else location_of(node)
+        text = f"{where}: needs the number {name}, which is no size and no argument of the graph"
+        super().__init__("data_dependent_control_flow", text, node)
+
+    def __reduce__(self) -> tuple:
+        return (CaptureError, (self.reason, self.message))
+
+
 class Sizes:
     """The symbols of one graph."""
 
@@ -52,7 +66,7 @@ class Sizes:
         self._numbers: list[tuple[str, int]] = []  # symbol, position of an argument that is one
         self._axes: list[tuple[str, int, int]] = []  # symbol, position of a tensor, axis
         self.shapes: dict[int, tuple[Any, ...]] = {}  # per tensor: numbers and expressions
-        known: set[str] = set()
+        self.names = known = set[str]()  # of the symbols
         for at, node in enumerate(placeholders):
             value = value_of(node)
             if isinstance(value, torch.Tensor):
@@ -73,13 +87,14 @@ class Sizes:
             given = arithmetic.taken_from(node)
             at = None if given is None else places.get(given)
             if at is not None and isinstance(expression, sympy.Symbol):
+                known.add(expression.name)
                 self._items.append((expression.name, at))
 
-    def can_give(self, value: Any) -> bool:
-        """Whether a number of the trace can be computed of them."""
-        known = {name for name, *_ in (*self._axes, *self._numbers, *self._items)}
-        free = getattr(_expression(value), "free_symbols", ())
-        return {s.name for s in free} <= known
+    def missing(self, node: torch.fx.Node) -> set[str]:
+        """The symbols that a number of the trace depends on beside these; none for a tensor."""
+        leaves = private.pytree.tree_leaves(value_of(node)) if is_number(node) else ()
+        free = (getattr(_expression(leaf), "free_symbols", ()) for leaf in leaves)
+        return {s.name for symbols in free for s in symbols} - self.names
 
     def has_large(self, args: Sequence[Any]) -> bool:
         """Whether a number of the call needs more than 64 bits."""
@@ -114,9 +129,13 @@ def _evaluate(expression: sympy.Basic, values: dict[str, Any]) -> Any:
     """The value of an expression over sizes in a call.
 
     Raises:
-        KeyError: It depends on something else than these symbols.
+        UnknownNumberError: It depends on something else than these symbols.
     """
-    known = {s: values[s.name] for s in expression.free_symbols}  # type: ignore[attr-defined]
+    symbols: Any = expression.free_symbols
+    for symbol in symbols:
+        if symbol.name not in values:
+            raise UnknownNumberError(symbol.name)
+    known = {s: values[s.name] for s in symbols}
     try:
         return arithmetic.computed(expression, known)
     except KeyError:  # a function, or a fraction: sympy computes exactly

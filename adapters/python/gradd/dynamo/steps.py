@@ -12,7 +12,7 @@ import torch.fx
 
 from gradd.dynamo import modes
 from gradd.dynamo.lower import attribute, value_of
-from gradd.dynamo.sizes import is_number
+from gradd.dynamo.sizes import UnknownNumberError, is_number
 
 Values = dict[torch.fx.Node, Any]
 
@@ -65,7 +65,7 @@ class InTorch:
         known: Values,
         numbers: Callable[[Any], Any],
     ) -> None:
-        operand: Callable[[torch.fx.Node], Any] = partial(self._operand, known, numbers)
+        operand: Callable[[torch.fx.Node], Any] = partial(self.value, known, numbers)
         for node in nodes:
             if node.op == "get_attr":
                 known[node] = attribute(self._owner, node)
@@ -79,7 +79,7 @@ class InTorch:
             else:
                 known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
-    def _operand(self, known: Values, numbers: Callable[[Any], Any], node: torch.fx.Node) -> Any:
+    def value(self, known: Values, numbers: Callable[[Any], Any], node: torch.fx.Node) -> Any:
         """The value of a node. (A closure that calls itself would hold all values for a while.)"""
         if node not in known:
             if node.op == "get_attr":  # the body of an operator, or a constant
@@ -87,6 +87,6 @@ class InTorch:
             elif is_number(node):
                 try:
                     known[node] = numbers(value_of(node))
-                except KeyError:  # no size: the value of a tensor
+                except UnknownNumberError:  # no size: the value of a tensor
                     self._run([node], known, numbers)
         return known[node]
