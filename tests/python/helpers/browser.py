@@ -116,6 +116,7 @@ def browse(folder: Path, *words: str) -> Iterator[Page]:
         subprocess.Popen(
             ["bash", "-c", script, "browser", *command],
             pass_fds=(command_read, reply_write),
+            stdout=log,
             stderr=log,
         ) as process,
     ):

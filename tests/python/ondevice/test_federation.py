@@ -18,6 +18,7 @@ from gradd.train import CheckpointState, Optimizer, TrainError, artifacts
 from gradd.train.federation import GlobalWeights, LocalTraining, Update
 from helpers import BUILD, ROOT
 from helpers import device_models as models
+from helpers.browser import BROWSER
 
 FLOWER = BUILD / "flower/bin/python"  # an environment of its own: it has many dependencies
 quick = pytest.mark.quick
@@ -237,7 +238,7 @@ start_client(server_address=address, client=client, insecure=True)
 """
 CLIENTS = Path(__file__).parent / "clients"
 TRAIN = BUILD / "train"
-NEEDED = ("aarch64-linux-gnu-gcc", "qemu-aarch64", "javac", "emcc", "node")
+NEEDED = ("aarch64-linux-gnu-gcc", "qemu-aarch64", "javac", "emcc")
 
 
 def compiled(compiler: str, target: str, folder: Path) -> Path:
@@ -261,20 +262,22 @@ def programs(folder: Path) -> dict[str, list[str | Path]]:
         "native": [compiled("gcc", "native", folder)],
         "aarch64": [*emulated, compiled("aarch64-linux-gnu-gcc", "aarch64", folder)],
         "java": ["java", *java, CLIENTS / "RoundClient.java"],
-        "node": ["node", CLIENTS / "client.mjs", BUILD / "web/gradd.js"],
+        "tab": [sys.executable, CLIENTS / "tab.py", BUILD / "web"],
     }
 
 
 @pytest.mark.nightly
 def test_a_round_of_four_kinds_of_clients(folder: Path, tmp_path: Path) -> None:
-    """In C, native and emulated, in Java, and by the module that tabs run: the mean by hand."""
+    """In C, native and emulated, in Java, and in a tab of Chromium: the mean by hand."""
     python = flower()
     missing = [program for program in NEEDED if not shutil.which(program)]
+    missing += [] if BROWSER else ["chromium"]
     if python is None or missing:
         pytest.skip(f"no {', '.join(missing) or 'Flower: make train-test installs it'}")
     files = shutil.copytree(folder, tmp_path / "files")
     address = listening()
-    env = os.environ | {"PYTHONPATH": str(ROOT / "adapters/python"), "FLWR_TELEMETRY_ENABLED": "0"}
+    paths = f"{ROOT}/adapters/python:{ROOT}/tests/python"  # what drives the tab is a helper
+    env = os.environ | {"PYTHONPATH": paths, "FLWR_TELEMETRY_ENABLED": "0"}
     commands = programs(tmp_path)
     with (tmp_path / "log").open("w") as log:
         started = [[python, "-c", SERVER, address, files, str(len(commands))]]
@@ -290,7 +293,7 @@ def test_a_round_of_four_kinds_of_clients(folder: Path, tmp_path: Path) -> None:
     assert codes == [0] * 5, text[-3000:]
     updates = [np.fromfile(tmp_path / kind / "update.f32", np.float32) for kind in commands]
     for i, (kind, update) in enumerate(zip(commands, updates, strict=True)):
-        if kind == "node":  # its products have other last bits
+        if kind == "tab":  # its products have other last bits
             np.testing.assert_allclose(update, by_hand(folder, i), atol=1e-6)
         else:
             np.testing.assert_array_equal(update, by_hand(folder, i), kind)
