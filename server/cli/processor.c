@@ -3,12 +3,12 @@
  *
  * It runs before main() and the binary's other constructors. Libraries are compiled for every
  * processor. Nothing but these few lines is compiled without those instructions, so they call
- * functions of libc alone.
+ * functions of libc alone. clang before 18 does not know the levels, and checks nothing.
  */
 #include <string.h>
 #include <unistd.h>
 
-#if defined(__x86_64__) && defined(__AVX2__)
+#if defined(__x86_64__) && defined(__AVX2__) && (!defined(__clang__) || __clang_major__ >= 18)
 #ifdef __AVX512F__
 #define LEVEL "x86-64-v4"
 #else
