@@ -185,7 +185,7 @@ class Supplement:
         if i < len(self._tables):
             table, what_counts = self._tables[i]
             return what_counts(table)
-        return self._names & self._holders[i - len(self._tables)]().keys()
+        return self._names & dict.keys(self._holders[i - len(self._tables)]())
 
     def _rest_now(self) -> list[Any]:
         """The compared state outside of dictionaries."""
