@@ -5,9 +5,9 @@ A call is computed twice without randomness: in the daemon by the run flag, in P
 graph, which reveals changes that Dynamo's guards have missed; otherwise it runs the graph. The
 daemon's side ends and gives its arena back before PyTorch's begins.
 
-A difference is no verdict. PyTorch computes what differs again with other roundings (modes.py), then
-in double precision; what carries roundings of bf16 or f16, in f32. An error shows there, a ReLU
-unit whose input was within rounding of zero does not.
+A difference is no verdict. PyTorch computes what differs again with other roundings (modes.py),
+then in double precision; what carries roundings of bf16 or f16, in f32. An error shows there, a
+ReLU unit whose input was within rounding of zero does not.
 """
 
 from __future__ import annotations
