@@ -117,27 +117,23 @@ def pad(
 
 def substitute(wanted: Callable[[], bool]) -> None:
     """Has Dynamo trace these functions so where that is wanted at the time."""
-    base = getattr(private.tracer, "__base__", None)
-    if not hasattr(base, "call_function"):
-        return
-    usual = base.call_function
-
-    @functools.wraps(usual)
-    def call_function(tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-        if wanted() and args and _is_packed(args[0]):
-            own = _own(fn)
-            if own is run:
-                for name in BEFORE_FORWARD:  # Dynamo's guards say when there is a hook
-                    fn.realize().var_getattr(tracer, name)
-                args = [fn, *args]
-            if own is not None:
-                fn = type(fn.realize()).build(tracer, own)
-        usual(tracer, fn, args, kwargs)
-
-    base.call_function = call_function
+    membership.trace_instead(wanted, _instead)
     for table in membership.tables():
         for code in _CALLS:
             table[code] = functools.partial(_call, wanted, table[code])
+
+
+def _instead(
+    tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    own = _own(fn) if args and _is_packed(args[0]) else None
+    if own is None:
+        return None
+    if own is run:
+        for name in BEFORE_FORWARD:  # Dynamo's guards say when there is a hook
+            fn.realize().var_getattr(tracer, name)
+        args = [fn, *args]
+    return type(fn.realize()).build(tracer, own), args, kwargs
 
 
 def _call(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:

@@ -34,6 +34,25 @@ def tables() -> Iterator[dict[int, Callable]]:
         yield cls.dispatch_table
 
 
+def trace_instead(wanted: Callable[[], bool], instead: Callable[..., Any]) -> None:
+    """Has Dynamo trace another call in place of one, where that is wanted at the time.
+
+    `instead` takes the tracer, function, arguments and keyword arguments of a call, as Dynamo's
+    variables; it returns the other function, arguments and keyword arguments, or None.
+    """
+    base = getattr(private.tracer, "__base__", None)
+    if not hasattr(base, "call_function"):
+        return
+    usual = base.call_function
+
+    @functools.wraps(usual)
+    def call_function(tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+        found = instead(tracer, fn, args, kwargs) if wanted() else None
+        usual(tracer, *(found or (fn, args, kwargs)))
+
+    base.call_function = call_function
+
+
 def _family(cls: Any) -> Iterator[Any]:
     """A class of tracers and all that are made from it."""
     if hasattr(cls, "dispatch_table"):

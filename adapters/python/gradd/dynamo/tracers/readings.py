@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd import private
 from gradd.dynamo import derived, partition
 from gradd.dynamo.derived import UnknownError
 from gradd.dynamo.lower import SYMBOLIC, name_of, value_of
@@ -54,21 +53,7 @@ _DRAWING = ("rand", "bernoulli", "multinomial", "normal", "dropout")
 
 def substitute(wanted: Callable[[], bool]) -> None:
     """Has Dynamo trace such readings so where that is wanted at the time."""
-    base = getattr(private.tracer, "__base__", None)
-    if not hasattr(base, "call_function"):
-        return
-    usual = base.call_function
-
-    @functools.wraps(usual)
-    def call_function(tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-        if wanted():
-            try:
-                fn, args, kwargs = _instead(tracer, fn, args, kwargs) or (fn, args, kwargs)
-            except Exception:  # the user's, or other names in another version of torch
-                pass
-        usual(tracer, fn, args, kwargs)
-
-    base.call_function = call_function
+    membership.trace_instead(wanted, _safely)
     for table in membership.tables():
         for code in _SUBSCRIPTS:
             table[code] = functools.partial(_subscript, wanted, table[code])
@@ -106,6 +91,13 @@ def _chosen(tracer: Any, x: Any, key: Any) -> Any:
         operands = tuple(derived.At(reader.step(node)) for node in nodes)
         step = reader.add(derived.Call(operator.getitem, operands, {}))
         return reader.taken(step, reader.derived.result(step))
+
+
+def _safely(*call: Any) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    try:
+        return _instead(*call)
+    except Exception:  # the user's, or other names in another version of torch
+        return None
 
 
 def _instead(
