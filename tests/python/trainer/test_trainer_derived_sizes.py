@@ -1,4 +1,4 @@
-"""Sizes that a model of pictures reads out of its arguments break no graph under a trainer either."""
+"""Sizes that a model reads out of its arguments break no graph under a trainer either."""
 
 from __future__ import annotations
 
