@@ -111,7 +111,7 @@ def _instead(
     name = getattr(fn, "name", None)
     if name in _READS and hasattr(fn, "obj") and not args and not kwargs:
         return _numbers(_Reader(tracer), fn.obj, name == "tolist")
-    value = _value(fn)
+    value = membership.value_of(fn)
     if any(value is f for f in _FUNCTIONS) and len(args) == 1 and _is_tensor(args[0]):
         _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
         return fn, numbers, {}
@@ -122,14 +122,6 @@ def _instead(
     if _gives_indices(value):
         return _results(_Reader(tracer), fn, args, kwargs)
     return None
-
-
-def _value(variable: Any) -> Any:
-    """The function that a variable of Dynamo stands for, if that is known."""
-    if hasattr(type(variable), "peek_value") and not variable.is_realized():
-        return variable.peek_value()
-    known = vars(variable.realize())
-    return known.get("fn", known.get("value"))
 
 
 def _is_tensor(variable: Any) -> bool:
@@ -254,7 +246,7 @@ class _Reader:
 
     def constant(self, variable: Any) -> Any:
         """A module, or an object of the user's, that a variable stands for."""
-        found = _value(variable)
+        found = membership.value_of(variable)
         if found is None:
             found = vars(variable.realize()).get("value")
         if found is None or isinstance(found, torch.Tensor):
