@@ -298,8 +298,8 @@ class Compiled:
         try:
             with self._held, settings.Applied(owner.keeps_places, self._attends is not False):
                 function = self._compiled(versions, kwargs, leaves)
-                if self.given_forward is None:
-                    now.call = (self.module, function, args, kwargs, before)
+                called = self.module if self.given_forward is None else self.given_forward
+                now.call = (self.module, called, function, args, kwargs, before)
                 if norms is not None:
                     norms.__enter__()
                 ran = CallOfGraphs(now, self._gaps.due > 0)
@@ -615,11 +615,10 @@ def function_of(
     names = users[0].__globals__ if users else globals()
     target = types.FunctionType(code, names, closure=target.__closure__)
     this = weakref.ref(owner)
-    alone = None if forward is not None else code  # Dynamo keeps what a back end holds
 
     def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         found = this()
-        return graph.forward if found is None else compiled(found, graph, examples, alone)
+        return graph.forward if found is None else compiled(found, graph, examples, code)
 
     made = torch.compile(target, backend=backend, **settings.of_function())
     return derived.called(made, derived.Derivation())

@@ -43,7 +43,8 @@ _INDICES = {
         "get_vision_merged_shape",
     )
 }
-_METHODS = ("get_rope_index",)  # of models of transformers
+_LIBRARY = "transformers."
+_METHODS = ("get_rope_index",)  # of its models
 _CHECK = "transformers.utils.import_utils", "torch_compilable_check"
 # What may happen to numbers with a fraction on the way: where they are, and comparisons.
 _PLAIN = frozenset(
@@ -118,7 +119,10 @@ def _instead(
         _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
         return fn, numbers, {}
     if value is np.prod and len(args) == 1 and not kwargs and _are_numbers(args[0]):
-        return type(fn.realize()).build(tracer, product), args, {}  # Dynamo makes a tensor of it
+        # Dynamo makes a tensor of it. Other libraries may take it for a number of NumPy.
+        if tracer.f_globals.get("__name__", "").startswith(_LIBRARY):
+            return type(fn.realize()).build(tracer, product), args, {}
+        return None
     if value is None or not hasattr(value, "__code__"):
         return None
     if value is getattr(sys.modules.get(_CHECK[0]), _CHECK[1], None):
@@ -144,7 +148,7 @@ def _are_numbers(variable: Any) -> bool:
 def _gives_indices(function: Any) -> bool:
     module, name = function.__module__ or "", function.__name__
     if name in _METHODS:
-        return module.startswith("transformers.")
+        return module.startswith(_LIBRARY)
     return name in _INDICES.get(module, ())
 
 
