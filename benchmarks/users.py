@@ -20,13 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# A child of another uid can import nothing: all is here before.
+import numpy.random  # noqa: F401
+
 HERE = Path(__file__).resolve().parent
 for folder in ("tests/python", "adapters/python", "benchmarks"):
     sys.path.insert(0, str(HERE.parent / folder))
 
 from neighbours import SHORT, Session, Watch, ask, products  # noqa: E402
 
-import numpy.random  # noqa: E402, F401: a child of another uid may import nothing
 from helpers.other_users import GROUP, A, B, Users, why_not  # noqa: E402
 
 LONG = (512, 10)  # side of the matrices and number of products of a request
