@@ -26,11 +26,9 @@ class Finder:
             return None
         if not fullname.startswith(_PREFIXES) or not _serves_names():
             return None
-        if fullname.startswith("optimum"):
-            from gradd_aliases import optimum as served
-        else:
-            from gradd_aliases import modules as served
-        return served.find_spec(fullname, path, target)
+        from gradd_aliases import modules
+
+        return modules.find_spec(fullname, path, target)
 
 
 def _serves_names():

@@ -1,4 +1,8 @@
-"""`torch_ort` and `onnxruntime.training`: which names there are, and what to use for the others."""
+"""Old names: which there are in which module, and what to use for the others.
+
+An installed `optimum.onnxruntime` (optimum-onnx has it, with classes for inference) keeps all of
+its names and gets those of trainers in addition.
+"""
 
 import sys
 from importlib import import_module
@@ -40,6 +44,8 @@ _STEPS = {"Optimizer": "gradd.train.optimizer"}
 _LINEAR = {"LinearLRScheduler": "gradd.train.optimizer"}
 _API = {"CheckpointState": "gradd.train.state", **_MODULES, **_STEPS, **_LINEAR}
 
+OPTIMUM = "optimum.onnxruntime"
+
 # Module that is served -> name in it -> the module that has it, and after a colon its name there.
 MODULES = {
     "torch_ort": {**_MODULE, **_SEED},
@@ -73,6 +79,10 @@ MODULES = {
     "onnxruntime.training.api.module": _MODULES,
     "onnxruntime.training.api.optimizer": _STEPS,
     "onnxruntime.training.api.lr_scheduler": _LINEAR,
+    OPTIMUM: dict.fromkeys(
+        ("ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqTrainingArguments"),
+        "optimum.gradd",
+    ),
 }
 # Modules that are another one.
 _SAME = {
@@ -80,6 +90,11 @@ _SAME = {
     "onnxruntime.training.ortmodule.torch_cpp_extensions.install": "gradd_aliases.configure",
     "onnxruntime.training.artifacts": "gradd.train.artifacts",
     "onnxruntime.training.onnxblock": "gradd.train.onnxblock",
+    f"{OPTIMUM}.trainer": "optimum.gradd.trainer",
+    f"{OPTIMUM}.trainer_seq2seq": "optimum.gradd.trainer_seq2seq",
+    f"{OPTIMUM}.training_args": "optimum.gradd.training_args",
+    f"{OPTIMUM}.training_args_seq2seq": "optimum.gradd.training_args",
+    f"{OPTIMUM}.utils": "optimum.gradd.utils",
 }
 _BLOCKS = "onnxruntime.training.onnxblock"  # its own modules have other homes than their parent
 _SAME |= {
@@ -121,14 +136,15 @@ _TRAINING = ("onnxruntime.training", "onnxruntime.capi.ort_trainer")
 
 def missing(module, name):
     """The message about a name that is not served."""
-    instead = _INSTEAD.get(name)
-    if instead:
+    if module != OPTIMUM and (instead := _INSTEAD.get(name)):
         return f"{module}.{name}: {instead}"
     names = [n for n in MODULES.get(module, ()) if not n.startswith("_")]
     inner = (m.rpartition(".") for m in (*MODULES, *_SAME))
     modules = [own for parent, _, own in inner if parent == module]
     served = f"gradd serves {', '.join(names) or 'no names of its own'} of {module!r}"
     served += f", and in it the modules {', '.join(modules)}" if modules else ""
+    if module == OPTIMUM:
+        served += "; the classes for inference come with the package optimum-onnx"
     return f"{module}.{name} is not there: {served}"
 
 
@@ -163,6 +179,45 @@ class _ServedLoader:
         module.__dir__ = lambda: sorted({*vars(module), *names})
 
 
+class _ExtendingLoader:
+    """Runs the loader of an installed `optimum.onnxruntime`, then adds the names of trainers."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):  # get_source, get_data, is_package, ... stay those of the package
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        # A lazy module puts an instance of its own class in place of the one that was executed.
+        _teach_names(sys.modules[module.__name__])
+
+
+def _teach_names(module):
+    base, names = type(module), MODULES[OPTIMUM]
+
+    def __getattr__(self, name):
+        if name in names:
+            return _served(OPTIMUM, name)
+        inherited = getattr(base, "__getattr__", None)
+        if inherited is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return inherited(self, name)
+
+    def __dir__(self):
+        return sorted({*base.__dir__(self), *names})
+
+    for name in names:  # releases that still carried their own trainer: ours takes its place
+        vars(module).pop(name, None)
+    module.__class__ = type(
+        base.__name__, (base,), {"__getattr__": __getattr__, "__dir__": __dir__}
+    )
+
+
 class SameLoader:
     """Makes a module the very object of another one, or runs it as a program (`python -m`)."""
 
@@ -192,10 +247,17 @@ def find_spec(fullname, path, target):
     parent, _, name = fullname.rpartition(".")
     if fullname in _SAME and _is_ours(parent):  # its files lie where its path says
         return ModuleSpec(fullname, SameLoader(_SAME[fullname]))
-    if parent and parent not in MODULES and fullname != _TRAINING[1]:
+    if parent and parent not in MODULES and fullname not in (OPTIMUM, _TRAINING[1]):
         return None
-    if PathFinder.find_spec(fullname, path, target) is not None:
+    found = PathFinder.find_spec(fullname, path, target)
+    # A namespace (without an origin) is only a folder that happens to have the name.
+    if fullname == OPTIMUM and found is not None and found.origin is not None:
+        found.loader = _ExtendingLoader(found.loader)
+        return found
+    if found is not None and fullname != OPTIMUM:
         return None
+    if parent == OPTIMUM and fullname in _SAME:
+        return ModuleSpec(fullname, SameLoader(_SAME[fullname]))
     if fullname == _TRAINING[1]:  # the rest of its package is there, for inference
         raise ImportError(missing(parent, name), name=fullname)
     if fullname == "onnxruntime" and not _is_for_training():

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -289,6 +290,43 @@ def test_dynamos_own_advice_is_silent_within_calls() -> None:
     with settings.Applied():
         assert not logger.filter(record)
     assert logger.filter(record)
+
+
+def warned(net: Net, h: Tensor) -> Tensor:
+    for layer in (net.second, net.second):  # Dynamo does not resume in a loop
+        warnings.warn("layers of one kind", FutureWarning, stacklevel=2)
+        h = torch.tanh(layer(h))
+    return h
+
+
+def test_a_warning_breaks_no_graph() -> None:
+    model, twin = sides(warned, strict=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        train(model, twin, 3)
+    kinds = [str(w.message) for w in caught if w.filename == __file__]
+    assert "layers of one kind" in kinds
+    assert model.gradd_stats()["breaks"] == 0 and not model.gradd_stats()["in_torch"]
+
+
+def test_a_warning_comes_from_the_place_that_asks_for_it() -> None:
+    def place(model: nn.Module) -> set[tuple[str, int]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(X)
+        return {(w.filename, w.lineno) for w in caught if w.category is FutureWarning}
+
+    model, twin = sides(warned)
+    here = place(twin)
+    assert here and place(model) == here
+
+
+def test_a_warning_that_is_an_error_is_raised() -> None:
+    model, _ = sides(warned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        with pytest.raises(FutureWarning, match="layers of one kind"):
+            model(X)
 
 
 def test_known_sequences_of_graphs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from gradd import ORTModule
 from gradd.calls import run
 from gradd.check import checktimes
 from gradd.check.reference import Reference
+from gradd.dynamo.frontend import Compiled
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -48,13 +49,20 @@ UNFOUND = {"_hook_of_a_tensor", "_window", "_size_that_is_drawn"}
 PROGRAMS = [make for _, make in ALL_KNOWN if make.__name__ not in UNFOUND]
 
 
-@pytest.mark.parametrize("make", PROGRAMS)
+def given(module: nn.Module) -> Compiled:
+    """Of a forward that is given, as trainers do it."""
+    return Compiled(module, module.forward)
+
+
+@pytest.mark.parametrize(
+    "wrap, make", [*((ORTModule, make) for make in PROGRAMS), (given, PROGRAMS[0])]
+)
 def test_a_change_that_dynamo_does_not_see(
-    make: Callable, now: list[float], caplog: pytest.LogCaptureFixture
+    wrap: Callable, make: Callable, now: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A later check finds it; from there on calls run in PyTorch, by name."""
     ask, change = make()
-    eager, model = Scaled(ask), ORTModule(Scaled(ask))
+    eager, model = Scaled(ask), wrap(Scaled(ask))
     for step in range(11):
         if step == 3:
             change()
@@ -63,7 +71,8 @@ def test_a_change_that_dynamo_does_not_see(
         values.sum().backward()
     assert "of what that reads" in caplog.text
     torch.testing.assert_close(values, eager(X))
-    assert set(model.gradd_stats()["fallbacks"]) == {"self_check"}
+    stats = model.gradd_stats() if wrap is ORTModule else model.stats()
+    assert set(stats["fallbacks"]) == {"self_check"}
 
 
 class Counting(nn.Module):

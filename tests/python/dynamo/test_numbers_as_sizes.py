@@ -381,28 +381,100 @@ def test_pythons_error_for_lengths_that_do_not_fit() -> None:
 
 
 class Pictures(nn.Module):
-    """Leaves out empty pictures and counts those of each row, as Idefics does."""
+    """Leaves out empty pictures and counts those of each row, as Idefics does.
 
-    def __init__(self) -> None:
+    Attributes:
+        one: One stays where all are empty, as in SmolVLM.
+    """
+
+    def __init__(self, one: bool) -> None:
         super().__init__()
-        self.layer = nn.Linear(16, 4)
+        self.layer, self.one = nn.Linear(16, 4), one
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         flat = pixels.view(-1, *pixels.shape[2:])
         used = (flat == 0.0).sum(dim=(-1, -2, -3)) != flat.shape[1:].numel()
+        if self.one:
+            used[0] |= ~torch.any(used)
         counts = used.view(pixels.shape[:2]).sum(1)
         y = self.layer(flat[used].flatten(1))
         return sum(part.tanh().mean() for part in torch.split(y, counts.tolist()))
 
 
-def test_pictures_that_a_mask_chooses_break_no_graph() -> None:
+@pytest.mark.parametrize("one", [False, True])
+def test_pictures_that_a_mask_chooses_break_no_graph(one: bool) -> None:
     calls = []
     for counts in ((2, 3), (3, 2), (3, 3), (1, 3)):
         pixels = torch.zeros(2, 3, 1, 4, 4)
         for row, count in zip(pixels, counts, strict=True):
             row[:count] = torch.randn(count, 1, 4, 4)
         calls.append((pixels,))
-    found = steps(Pictures(), calls)
+    found = steps(Pictures(one), calls)
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+
+
+class Written(nn.Module):
+    """Reads numbers in front of writes and behind them, through views as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        numbers = sizes * 2
+        before, view = numbers.sum(), numbers.view(2, 2)[1]
+        view += numbers[0]
+        numbers[1:3] = before
+        late = sizes.clone()
+        late[0].fill_(1)
+        y = self.layer(x)
+        read = (before, view.sum(), numbers.view(-1)[1], late.max())
+        return sum(y[: int(n)].sum() * (i + 1) for i, n in enumerate(read))
+
+
+def test_numbers_are_what_writes_have_made_of_them() -> None:
+    given = ((1, 2, 3, 1), (2, 2, 1, 3), (4, 1, 2, 2))
+    found = steps(Written(), [(torch.randn(40, 4), torch.tensor(sizes)) for sizes in given])
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
+
+
+class Tiles(nn.Module):
+    """Chooses a grid by comparing fractions and cuts the padding off, as LLaVA-NeXT does."""
+
+    grids = ((4, 4), (4, 8), (8, 4))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        total = 0
+        for size in sizes:
+            high, wide = size.tolist()
+            best, most, least = None, 0, float("inf")
+            for h, w in self.grids:
+                scale = min(w / wide, h / high)
+                used = min(int(wide * scale) * int(high * scale), wide * high)
+                if used > most or (used == most and h * w - used < least):
+                    best, most, least = (h, w), used, h * w - used
+            h, w = best
+            y = self.layer(x[: h * w]).view(h, w, -1)
+            assert np.prod(y.shape) % (h * w) == 0
+            if wide / high > w / h:
+                pad = (h - int(round(high * (w / wide), 7))) // 2
+                y = y[pad : h - pad]
+            else:
+                pad = (w - int(round(wide * (h / high), 7))) // 2
+                y = y[:, pad : w - pad]
+            total = total + y.tanh().mean()
+        return total
+
+
+def test_a_grid_that_fractions_choose_breaks_no_graph() -> None:
+    given = (((8, 8), (4, 9)), ((8, 8), (4, 9)), ((9, 4), (5, 9)), ((20, 11), (3, 3)))
+    found = steps(Tiles(), [(torch.randn(32, 4), torch.tensor(sizes)) for sizes in given])
     assert found["breaks"] == 0
     assert not found["in_torch"]
 

@@ -66,6 +66,26 @@ def test_fifty_steps_with_fused_adamw(tmp_path: Path) -> None:
     np.testing.assert_allclose(norms(plain), norms(ours), rtol=1e-3)
 
 
+def test_callbacks_between_clipping_and_the_step(tmp_path: Path) -> None:
+    """They get clipped gradients, and what they make of them is not clipped again."""
+    seen: list[float] = []
+
+    class Between(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            seen.append(float(torch.nn.utils.get_total_norm(gradients)))
+            for gradient in gradients:
+                gradient.sub_(gradient.mean()).mul_(3)
+
+    options = {"max_steps": 4, "max_grad_norm": 0.1, "learning_rate": 1e-2}
+    plain, ours = train_pair(
+        tmp_path, optim="adamw_ort_fused", callbacks=[Between()], adam_epsilon=1e-2, **options
+    )
+    np.testing.assert_allclose(seen, [0.1] * 8, rtol=1e-3)
+    assert_same_losses(plain, ours, 1e-5)
+    np.testing.assert_allclose(norms(plain), norms(ours), rtol=1e-3)
+
+
 @pytest.mark.parametrize("most", [float("inf"), -1.0])
 def test_norm_without_clipping(tmp_path: Path, most: float) -> None:
     options = {"max_steps": 3, "max_grad_norm": most, "optim": "adamw_ort_fused"}

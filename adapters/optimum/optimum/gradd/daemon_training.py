@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.training_args import OptimizerNames
 
@@ -28,6 +28,8 @@ from .callbacks import GraddCallback
 from .metrics import Metrics
 from .parts import Parts
 from .training_args import ORTOptimizerNames, gradd_is_disabled
+
+_BETWEEN = "on_pre_optimizer_step"  # of a callback
 
 
 def unwrapped(model: Any) -> Any:
@@ -332,9 +334,18 @@ class DaemonTraining(Trainer):
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _gradd_clipping_optimizer(self) -> Any:
-        """The optimizer, if it clips by itself; None where Trainer has to clip."""
+        """The optimizer, if it clips by itself; None where Trainer has to clip.
+
+        So it has to where a callback is called between: it gets clipped gradients, and may change
+        them.
+        """
         optimizer = self.gradd_own_optimizer()
-        return optimizer if getattr(optimizer, "max_grad_norm", None) else None
+        if not getattr(optimizer, "max_grad_norm", None):
+            return None
+        if any(map(_comes_between, self.callback_handler.callbacks)):
+            optimizer.max_grad_norm = None
+            return None
+        return optimizer
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if self._gradd_clipping_optimizer() is None:
@@ -359,6 +370,12 @@ class DaemonTraining(Trainer):
         # the scheduler
         if getattr(self.gradd_own_optimizer(), "skipped", False):
             self.optimizer._is_overflow = True
+
+
+def _comes_between(callback: TrainerCallback) -> bool:
+    """Whether it does something after gradients are clipped and before the optimizer's step."""
+    own = getattr(type(callback), _BETWEEN, None)
+    return own not in (getattr(TrainerCallback, _BETWEEN), getattr(GraddCallback, _BETWEEN))
 
 
 def _optimizer_options(text: str | None) -> dict[str, Any]:

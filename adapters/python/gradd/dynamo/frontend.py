@@ -298,8 +298,8 @@ class Compiled:
         try:
             with self._held, settings.Applied(owner.keeps_places, self._attends is not False):
                 function = self._compiled(versions, kwargs, leaves)
-                if self.given_forward is None:
-                    now.call = (self.module, function, args, kwargs, before)
+                called = self.module if self.given_forward is None else self.given_forward
+                now.call = (self.module, called, function, args, kwargs, before)
                 if norms is not None:
                     norms.__enter__()
                 ran = CallOfGraphs(now, self._gaps.due > 0)
@@ -602,26 +602,27 @@ def function_of(
     owner: Owner, module: torch.nn.Module, forward: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
     """A compiled function with a cache of its own: calls `forward`, or else the module."""
-    target = forward
-    if target is None:
+    calls = module if forward is None else forward
 
-        def target(gradd_derived: derived.Derived, *args: Any, **kwargs: Any) -> Any:
-            return module(*args, **kwargs)
+    def target(gradd_derived: derived.Derived, *args: Any, **kwargs: Any) -> Any:
+        return calls(*args, **kwargs)
 
-        # Dynamo's cache goes with the code: it must not be that of all modules. Globals of
-        # other functions it looks up in modules by their names, where code that exec() has
-        # run is not to be found: those of the module's class are this function's own.
-        code = target.__code__.replace(co_name=f"call_{next(_numbers)}")
-        own = type(module).forward
-        users = isinstance(own, types.FunctionType) and is_users(own)
-        names = own.__globals__ if users else globals()
-        target = types.FunctionType(code, names, closure=target.__closure__)
+    # Dynamo's cache goes with the code: it must not be that of all modules. Globals of other
+    # functions it looks up in modules by their names, where code that exec() has run is not to
+    # be found: those of the user's function are this function's own.
+    code = target.__code__.replace(co_name=f"call_{next(_numbers)}")
+    users = [f for f in (getattr(forward, "__func__", forward), type(module).forward) if _is_own(f)]
+    names = users[0].__globals__ if users else globals()
+    target = types.FunctionType(code, names, closure=target.__closure__)
     this = weakref.ref(owner)
-    alone = None if forward is not None else target.__code__  # Dynamo keeps what a back end holds
 
     def backend(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         found = this()
-        return graph.forward if found is None else compiled(found, graph, examples, alone)
+        return graph.forward if found is None else compiled(found, graph, examples, code)
 
     made = torch.compile(target, backend=backend, **settings.of_function())
-    return made if forward is not None else derived.called(made, derived.Derivation())
+    return derived.called(made, derived.Derivation())
+
+
+def _is_own(function: Any) -> bool:
+    return isinstance(function, types.FunctionType) and is_users(function)

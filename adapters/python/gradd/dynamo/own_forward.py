@@ -87,7 +87,8 @@ def stored() -> set[str]:
 class Present(NamedTuple):
     """The call of a module that is computed now."""
 
-    module: torch.nn.Module  # the called module
+    module: torch.nn.Module  # owner of the parameters
+    forward: Callable[..., Any]  # what is called: the module, or a forward that it was given
     compiled: Callable[..., Any]  # the same in the daemon
     args: tuple  # of the call
     kwargs: dict[str, Any]  # of the call
@@ -143,16 +144,16 @@ def _exchanged(value: Any, stands: dict[int, torch.Tensor], done: dict[int, Any]
     return done[id(value)]
 
 
-class _Instead(torch.nn.Module):
-    """Calls a module's compiled function, so that functional_call() can exchange its tensors."""
+class _Called(torch.nn.Module):
+    """Calls a function with a module inside, so that functional_call() can exchange its tensors."""
 
-    def __init__(self, present: Present) -> None:
+    def __init__(self, module: torch.nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.module, self._compiled = present.module, present.compiled
+        self.module, self._function = module, (function,)  # it may be a module, but no child
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Without hooks of all modules, which are not to see it."""
-        return self._compiled(*args, **kwargs)
+        return self._function[0](*args, **kwargs)
 
 
 class OwnForward:
@@ -185,7 +186,7 @@ class OwnForward:
                 config.patch(error_on_recompile=True, suppress_errors=False),
             ):
                 stands = self.stand_ins(data, _alias)
-                result = self._call(_Instead(self._present), "module.", stands)
+                result = self._call(self._present.compiled, stands)
         except Exception as error:  # Dynamo's, most often
             logger.debug("forward() is not run on stand-ins: %s", error)
             frames["total"] = total
@@ -209,16 +210,17 @@ class OwnForward:
 
     def __call__(self, stands: dict[int, torch.Tensor]) -> list[torch.Tensor] | None:
         """The results in the order of the graph; None if the call returns something else."""
-        leaves = private.pytree.tree_leaves(self._call(self._present.module, "", stands))
+        leaves = private.pytree.tree_leaves(self._call(self._present.forward, stands))
         if len(leaves) <= max(self._leaves):
             return None
         found = [leaves[i] for i in self._leaves]
         return found if all(isinstance(x, torch.Tensor) for x in found) else None
 
-    def _call(self, module: torch.nn.Module, prefix: str, stands: dict[int, torch.Tensor]) -> Any:
+    def _call(self, function: Callable[..., Any], stands: dict[int, torch.Tensor]) -> Any:
         args, kwargs = _exchanged((self._present.args, self._present.kwargs), stands, {})
-        names = {prefix + name: stands[id(t)] for name, t in self._tensors.items()}
-        return functional_call(module, names, args, kwargs, tie_weights=False)
+        names = {f"module.{name}": stands[id(t)] for name, t in self._tensors.items()}
+        called = _Called(self._present.module, function)
+        return functional_call(called, names, args, kwargs, tie_weights=False)
 
 
 def _alias(tensor: torch.Tensor, values: torch.Tensor, shared: bool) -> torch.Tensor:

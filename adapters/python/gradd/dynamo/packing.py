@@ -141,19 +141,11 @@ def _call(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction:
     last = len(tracer.stack) - instruction.argval  # the first argument, or the one behind
     for at in range(max(last - 3, 0), last) if wanted() else ():
         item = tracer.stack[at]
-        if _value(item) is rnn.pack_padded_sequence:
+        if membership.value_of(item) is rnn.pack_padded_sequence:
             make = type(item.realize()).build
             here = make(tracer, sys.modules[__name__], tracer.import_source(__name__))
             tracer.stack[at] = here.realize().var_getattr(tracer, pack.__name__)
     usual(tracer, instruction)
-
-
-def _value(variable: Any) -> Any:
-    """What a variable of Dynamo stands for, if that is known."""
-    if hasattr(type(variable), "peek_value") and not variable.is_realized():
-        return variable.peek_value()
-    known = vars(variable.realize())
-    return known.get("value", known.get("fn"))
 
 
 def _is_packed(variable: Any) -> bool:
@@ -175,7 +167,7 @@ def _type(variable: Any) -> Any:
 
 def _own(function: Any) -> Callable | None:
     """What takes the place of a function, or of a layer, for a packed sequence."""
-    value = _value(function)
+    value = membership.value_of(function)
     if value is rnn.pad_packed_sequence:
         return pad
     if type(value) not in _LAYERS or any(HOOKS_OF_ALL):

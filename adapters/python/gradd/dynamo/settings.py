@@ -21,7 +21,7 @@ import gradd
 from gradd import private
 from gradd.dynamo import packing
 from gradd.dynamo.guards import Supplement
-from gradd.dynamo.tracers import leaves, membership, readings
+from gradd.dynamo.tracers import causal_hints, leaves, membership, readings, warned
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
 
@@ -162,6 +162,8 @@ membership.compare(_is_applied)
 leaves.mark(_is_applied)
 packing.substitute(_is_applied)
 readings.substitute(_is_applied)
+causal_hints.substitute(_is_applied)
+warned.substitute(_is_applied)
 rules.give_missing()
 # Code that Dynamo has compiled calls it, and it would compile, and count, it as well.
 watch.Watched.__get__ = torch.compiler.disable(watch.Watched.__get__)  # type: ignore

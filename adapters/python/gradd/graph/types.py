@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.graph.nodes import argument
+from gradd.graph.nodes import argument, replace
 
 _aten = torch.ops.aten
 _WITH_DTYPE = frozenset(
@@ -254,7 +254,6 @@ def _compute_wide(
     graph: torch.fx.Graph, node: torch.fx.Node, signature: Any, wide: torch.dtype = torch.float32
 ) -> None:
     _convert(graph, node, node.all_input_nodes, wide)
-    users = list(node.users)
     result = node.meta["val"].dtype
     if result is wide or not (result.is_floating_point or result in _SMALL):
         return
@@ -262,8 +261,4 @@ def _compute_wide(
         node.meta["val"] = node.meta["val"].to(wide)
     with graph.inserting_after(node):
         back = _cast(graph, node, result)
-    for user in users:
-        user.replace_input_with(node, back)
-    for spec in signature.output_specs:
-        if getattr(spec.arg, "name", None) == node.name:
-            spec.arg.name = back.name
+    replace(node, back, signature)

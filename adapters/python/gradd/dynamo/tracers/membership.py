@@ -53,6 +53,14 @@ def trace_instead(wanted: Callable[[], bool], instead: Callable[..., Any]) -> No
     base.call_function = call_function
 
 
+def value_of(variable: Any) -> Any:
+    """What a variable of Dynamo stands for, a function or an object; None = that is not known."""
+    if hasattr(type(variable), "peek_value") and not variable.is_realized():
+        return variable.peek_value()
+    known = vars(variable.realize())
+    return known.get("value", known.get("fn"))
+
+
 def _family(cls: Any) -> Iterator[Any]:
     """A class of tracers and all that are made from it."""
     if hasattr(cls, "dispatch_table"):

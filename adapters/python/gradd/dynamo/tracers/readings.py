@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 
@@ -41,7 +43,8 @@ _INDICES = {
         "get_vision_merged_shape",
     )
 }
-_METHODS = ("get_rope_index",)  # of models of transformers
+_LIBRARY = "transformers."
+_METHODS = ("get_rope_index",)  # of its models
 _CHECK = "transformers.utils.import_utils", "torch_compilable_check"
 # What may happen to numbers with a fraction on the way: where they are, and comparisons.
 _PLAIN = frozenset(
@@ -111,10 +114,15 @@ def _instead(
     name = getattr(fn, "name", None)
     if name in _READS and hasattr(fn, "obj") and not args and not kwargs:
         return _numbers(_Reader(tracer), fn.obj, name == "tolist")
-    value = _value(fn)
+    value = membership.value_of(fn)
     if any(value is f for f in _FUNCTIONS) and len(args) == 1 and _is_tensor(args[0]):
         _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
         return fn, numbers, {}
+    if value is np.prod and len(args) == 1 and not kwargs and _are_numbers(args[0]):
+        # Dynamo makes a tensor of it. Other libraries may take it for a number of NumPy.
+        if tracer.f_globals.get("__name__", "").startswith(_LIBRARY):
+            return type(fn.realize()).build(tracer, product), args, {}
+        return None
     if value is None or not hasattr(value, "__code__"):
         return None
     if value is getattr(sys.modules.get(_CHECK[0]), _CHECK[1], None):
@@ -124,23 +132,23 @@ def _instead(
     return None
 
 
-def _value(variable: Any) -> Any:
-    """The function that a variable of Dynamo stands for, if that is known."""
-    if hasattr(type(variable), "peek_value") and not variable.is_realized():
-        return variable.peek_value()
-    known = vars(variable.realize())
-    return known.get("fn", known.get("value"))
-
-
 def _is_tensor(variable: Any) -> bool:
     proxy = vars(variable.realize()).get("proxy")
     return proxy is not None and isinstance(value_of(proxy.node), torch.Tensor)
 
 
+def _are_numbers(variable: Any) -> bool:
+    """Whether it is a list of whole numbers, as a shape."""
+    items = getattr(variable.realize(), "items", None)
+    if not items or not isinstance(items, (list, tuple)):
+        return False
+    return all(x.python_type() is int for x in items)
+
+
 def _gives_indices(function: Any) -> bool:
     module, name = function.__module__ or "", function.__name__
     if name in _METHODS:
-        return module.startswith("transformers.")
+        return module.startswith(_LIBRARY)
     return name in _INDICES.get(module, ())
 
 
@@ -159,6 +167,13 @@ def check(cond: Any, msg: Any, error_type: Any = ValueError) -> None:
 
 def number(x: Any) -> Any:
     return x
+
+
+def product(numbers: Any) -> Any:
+    found = 1
+    for x in numbers:
+        found = found * x
+    return found
 
 
 def rows(shape: tuple[int, ...], *numbers: Any) -> Any:
@@ -218,6 +233,55 @@ def _item(values: Any, at: int) -> Any:
     return values[at]
 
 
+def after_calls(base: torch.Tensor, calls: tuple[tuple[Any, tuple, dict], ...]) -> torch.Tensor:
+    """A copy of a tensor, of which these calls have taken a view each, and the last has written."""
+    found = view = base.clone()
+    for target, args, kwargs in calls:
+        function = getattr(type(view), target) if isinstance(target, str) else target
+        view = function(view, *args, **kwargs)
+    return found
+
+
+def _memory(node: Any) -> set[int]:
+    """The memory of a node's tensors."""
+    value = value_of(node)
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    return {address(x) for x in parts if isinstance(x, torch.Tensor)}
+
+
+def _viewed(node: torch.fx.Node) -> bool:
+    """Whether a node shares the memory of an operand."""
+    return any(_memory(node) & _memory(x) for x in node.all_input_nodes)
+
+
+def _written(node: torch.fx.Node) -> torch.fx.Node:
+    """What a function writes to: its first operand.
+
+    Raises:
+        UnknownError: Something else.
+    """
+    first = node.args[0] if node.args else None
+    if not isinstance(first, torch.fx.Node) or not _memory(first) or "out" in node.kwargs:
+        raise UnknownError
+    return first
+
+
+def _of_view(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of: its first operand; what writes in place returns one too.
+
+    Raises:
+        UnknownError: Of something else, or of nothing.
+    """
+    first = _written(node)
+    if not _memory(node) & _memory(first):
+        raise UnknownError
+    return first
+
+
+def _refuse(node: torch.fx.Node) -> Any:
+    raise UnknownError
+
+
 class _Reader:
     """Notes how a value follows from the arguments of the call that is traced."""
 
@@ -230,7 +294,9 @@ class _Reader:
         self._own = self.root.symbolic_locals[derived.ARGUMENT].realize()
         self.derived = found
         self.add = found.derivation.add
-        self._memory: set[int] = set()
+        self._graph = list(self._graphs())
+        self._at = {node: i for graph in self._graph for i, node in enumerate(graph.nodes)}
+        self._writes = [n for n in self._at if partition.computes(n) and partition.is_write(n)]
 
     # ---- variables of Dynamo for values ----
 
@@ -254,7 +320,7 @@ class _Reader:
 
     def constant(self, variable: Any) -> Any:
         """A module, or an object of the user's, that a variable stands for."""
-        found = _value(variable)
+        found = membership.value_of(variable)
         if found is None:
             found = vars(variable.realize()).get("value")
         if found is None or isinstance(found, torch.Tensor):
@@ -278,18 +344,19 @@ class _Reader:
                 return None
         raise UnknownError
 
-    def step(self, node: torch.fx.Node) -> int:
-        """The number of the step that computes a node.
+    def step(self, node: torch.fx.Node, end: float = math.inf) -> int:
+        """The number of the step that computes a node as what lies at `end` in the graph reads it.
 
         Raises:
-            UnknownError: It follows from something else than the arguments, or is written to.
+            UnknownError: It follows from something else than the arguments.
         """
-        found = self._step(node)
-        for graph in self._graphs():
-            for other in graph.nodes:
-                if partition.computes(other) and partition.is_write(other):
-                    self._check_write(other)
-        return found
+        value = value_of(node)
+        if isinstance(value, torch.Tensor) and (value.requires_grad or value.device.type != "cpu"):
+            raise UnknownError
+        if node in self._writes:  # its result is what it has written to
+            return self.step(_of_view(node), end)
+        found = self._given(node) if node.op == "placeholder" else self._computed(node, end)
+        return found if _viewed(node) else self._after_writes(node, found, end)
 
     def _graphs(self) -> Iterator[torch.fx.Graph]:
         """The graph that is traced, and those around it."""
@@ -298,38 +365,54 @@ class _Reader:
             yield here.graph
             here = getattr(here, "parent", None)
 
-    def _check_write(self, node: torch.fx.Node) -> None:
-        written = value_of(node.args[0]) if node.args else None
-        known = isinstance(written, torch.Tensor) and "out" not in node.kwargs
-        if not known or address(written) in self._memory:
-            raise UnknownError
-
-    def _step(self, node: torch.fx.Node) -> int:
-        value = value_of(node)
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad or value.device.type != "cpu":
-                raise UnknownError
-            self._memory.add(address(value))
-        if node.op == "placeholder":
-            return self._given(node)
-        name = name_of(node)
+    def _computed(self, node: torch.fx.Node, end: float) -> int:
+        name, value = name_of(node), value_of(node)
         if node.op not in ("call_function", "call_method") or name.startswith(_DRAWING):
             raise UnknownError
         floats = isinstance(value, torch.Tensor) and value.is_floating_point()
         if floats and name not in _PLAIN:
             raise UnknownError
+        memory = _memory(node)
 
         def one(operand: torch.fx.Node) -> Any:
-            return derived.At(self._step(operand))
+            shared = memory & _memory(operand)  # a view shows what is written to it later
+            return derived.At(self.step(operand, end if shared else self._at[node]))
 
         args, kwargs = _mapped(node.args, one), _mapped(node.kwargs, one)
         return self.add(derived.Call(node.target, args, kwargs))
+
+    def _after_writes(self, node: torch.fx.Node, step: int, end: float) -> int:
+        """The step that makes what writes in front of `end` have made of a node's memory."""
+        for write in self._writes:
+            if not _memory(_written(write)) & _memory(node):
+                continue
+            if write.graph is not node.graph or value_of(node).is_floating_point():
+                raise UnknownError
+            if self._at[write] < end:
+                step = self._after_write(node, step, write)
+        return step
+
+    def _after_write(self, node: torch.fx.Node, step: int, write: torch.fx.Node) -> int:
+        views: list[Any] = []
+        target = _written(write)
+        while target is not node:
+            if target not in self._writes:
+                args, kwargs = _mapped(target.args[1:], _refuse), _mapped(target.kwargs, _refuse)
+                views.insert(0, (target.target, args, kwargs))
+            target = _of_view(target)
+
+        def one(operand: torch.fx.Node) -> Any:
+            return derived.At(self.step(operand, self._at[write]))
+
+        args, kwargs = _mapped(write.args[1:], one), _mapped(write.kwargs, one)
+        last = (write.target, args, kwargs)
+        return self.add(derived.Call(after_calls, (derived.At(step), (*views, last)), {}))
 
     def _given(self, node: torch.fx.Node) -> int:
         found = node.meta.get("grapharg")
         if found is None:
             for outer in self._outside(node):
-                return self._step(outer)
+                return self.step(outer)
             raise UnknownError
         place = derived.place(str(found.source.name))
         if place is None:

@@ -43,6 +43,17 @@ def ints(*values: int) -> Any:
     return op.Constant(value=ir.tensor(list(values), dtype=ir.DataType.INT64))
 
 
+def one(number: Any) -> Any:
+    """A number, or a value of one element, as int64 of sizes [1]."""
+    return ints(number) if isinstance(number, int) else op.Reshape(number, ints(1))
+
+
+def joined(numbers: Sequence[Any]) -> Any:
+    """Several of them as one list."""
+    parts = [one(number) for number in numbers]
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
+
+
 def cast(value: Any, dtype: Any) -> Any:
     """The value in another type; itself where it is known to have that type."""
     return value if value.dtype == dtype else op.Cast(value, to=int(dtype))

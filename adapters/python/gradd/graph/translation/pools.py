@@ -15,8 +15,8 @@ import torch
 from gradd.graph.translation.build import (
     each,
     first_of,
-    ints,
     is_float,
+    joined,
     narrow,
     of_batch,
     op,
@@ -105,9 +105,7 @@ def _avg_pool(axes: int) -> Callable:
 
 def _parts(axes: int, sizes: Any) -> Any:
     """Sizes of a result, int64: numbers or values; torch keeps a size for None."""
-    given = list(sizes) if isinstance(sizes, Sequence) else [sizes] * axes
-    parts = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(1)) for n in given]
-    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
+    return joined(sizes if isinstance(sizes, Sequence) else [sizes] * axes)
 
 
 def _adaptive_pool(axes: int, name: str, outputs: int) -> Callable:

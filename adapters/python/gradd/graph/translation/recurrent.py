@@ -10,7 +10,6 @@ direction each sequence from its own end, and what comes behind an end keeps the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -221,30 +220,16 @@ def _packed_direction(
     return made, typed(op.Gather(flat, places.ends, axis=0), x.dtype, first[0].shape), cells
 
 
-def lstm(x: Any, hx: Sequence[Any], params: Sequence[Any], *rest: Any) -> tuple[Any, Any, Any]:
-    y, lasts, cells = _run("lstm", x, (hx[0], hx[1]), params, *rest)
-    return y, _joined(lasts), _joined(cells)
+def _network(kind: str, packed: bool = False) -> Callable:
+    def translate(x: Any, *rest: Any) -> tuple[Any, ...]:
+        """lstm(), gru(), rnn_tanh() and rnn_relu() of steps, or of a packed sequence."""
+        sizes, (hx, params, *how) = (rest[0], rest[1:]) if packed else (None, rest)
+        first = (hx[0], hx[1]) if kind == "lstm" else (hx, None)
+        y, lasts, cells = _run(kind, x, first, params, *how, sizes=sizes)
+        found = y, _joined(lasts)
+        return (*found, _joined(cells)) if kind == "lstm" else found
 
-
-def _without_cells(
-    kind: str, x: Any, hx: Any, params: Sequence[Any], *rest: Any
-) -> tuple[Any, Any]:
-    """gru.input(), rnn_tanh.input() and rnn_relu.input()."""
-    y, lasts, _ = _run(kind, x, (hx, None), params, *rest)
-    return y, _joined(lasts)
-
-
-def _packed_lstm(x: Any, sizes: Any, hx: Sequence[Any], params: Sequence[Any], *rest: Any) -> Any:
-    y, lasts, cells = _run("lstm", x, (hx[0], hx[1]), params, *rest, sizes=sizes)
-    return y, _joined(lasts), _joined(cells)
-
-
-def _packed(
-    kind: str, x: Any, sizes: Any, hx: Any, params: Sequence[Any], *rest: Any
-) -> tuple[Any, Any]:
-    """gru.data(), rnn_tanh.data() and rnn_relu.data()."""
-    y, lasts, _ = _run(kind, x, (hx, None), params, *rest, sizes=sizes)
-    return y, _joined(lasts)
+    return translate
 
 
 def linear_scan(a: Any, b: Any, dim: int, reverse: bool) -> Any:
@@ -273,12 +258,12 @@ def table() -> dict[Any, Callable]:
     return {
         scans.OPERATOR: linear_scan,
         _aten.cumprod.default: cumprod,
-        _aten.lstm.input: lstm,
-        _aten.gru.input: functools.partial(_without_cells, "gru"),
-        _aten.rnn_tanh.input: functools.partial(_without_cells, "tanh"),
-        _aten.rnn_relu.input: functools.partial(_without_cells, "relu"),
-        _aten.lstm.data: _packed_lstm,
-        _aten.gru.data: functools.partial(_packed, "gru"),
-        _aten.rnn_tanh.data: functools.partial(_packed, "tanh"),
-        _aten.rnn_relu.data: functools.partial(_packed, "relu"),
+        _aten.lstm.input: _network("lstm"),
+        _aten.gru.input: _network("gru"),
+        _aten.rnn_tanh.input: _network("tanh"),
+        _aten.rnn_relu.input: _network("relu"),
+        _aten.lstm.data: _network("lstm", True),
+        _aten.gru.data: _network("gru", True),
+        _aten.rnn_tanh.data: _network("tanh", True),
+        _aten.rnn_relu.data: _network("relu", True),
     }

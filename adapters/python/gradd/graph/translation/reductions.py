@@ -22,6 +22,7 @@ from gradd.graph.translation.build import (
     ints,
     is_float,
     narrow,
+    one,
     op,
     own_order,
     scalar,
@@ -286,9 +287,8 @@ def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = Tru
     """topk(): among equal elements those that torch takes, and in its order."""
     if len(x.shape) == 0:
         return op.Identity(x), scalar(0, ir.DataType.INT64)
-    number = ints(k) if isinstance(k, int) else op.Reshape(k, ints(1))
     flags = {"largest": int(largest), "sorted": int(sorted)}
-    return own_order("TorchTopK", x, number, axis=dim % len(x.shape), **flags)
+    return own_order("TorchTopK", x, one(k), axis=dim % len(x.shape), **flags)
 
 
 # --- places ----------------------------------------------------------------------------------

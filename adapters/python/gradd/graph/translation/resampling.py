@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.graph.translation.build import first_of, ints, is_float, op
+from gradd.graph.translation.build import first_of, is_float, joined, op
 from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
@@ -17,8 +17,7 @@ _aten = torch.ops.aten
 def _sizes(x: Any, sizes: Sequence[Any] | None, factors: Sequence[float] | None) -> Any:
     """Of the result, int64: those given, or those of the input times factors, cut."""
     if sizes is not None:
-        parts = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(1)) for n in sizes]
-        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
+        return joined(sizes)
     assert factors is not None
     wide = op.Cast(op.Shape(x, start=2), to=int(ir.DataType.DOUBLE))
     return op.Cast(op.Mul(wide, _doubles(factors)), to=int(ir.DataType.INT64))

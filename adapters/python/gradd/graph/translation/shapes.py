@@ -9,19 +9,21 @@ from typing import Any
 import torch
 from onnxscript.function_libs.torch_lib.ops.core import aten_flatten
 
-from gradd.graph.translation.build import ints, op, scalar, typed
+from gradd.graph.translation.build import ints, one, op, scalar, typed
 
 _aten = torch.ops.aten
 
 
 def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, **unused: Any) -> Any:
-    """repeat_interleave() of a number of times, which may be a size of the call."""
+    """repeat_interleave() of a number of times that is a size of the call; None = a number."""
+    if isinstance(repeats, int):
+        return None
     if dim is None:
         x, axis, rank = op.Reshape(x, ints(-1)), 0, 1
     else:
         rank = max(len(x.shape), 1)
         axis = dim % rank
-    times = ints(repeats) if isinstance(repeats, int) else op.Reshape(repeats, ints(1))
+    times = one(repeats)
     before, after = op.Shape(x, start=0, end=axis), op.Shape(x, start=axis + 1)
     number = op.Shape(x, start=axis, end=axis + 1)
     copies = op.Expand(
@@ -32,8 +34,7 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, **unused: An
 
 def reshape(x: Any, sizes: list) -> Any:
     """reshape(), where a size of zero means zero: the stock one lets it copy an axis."""
-    parts = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(-1)) for n in sizes]
-    return op.Reshape(x, op.Concat(*parts, axis=0) if parts else ints(), allowzero=1)
+    return op.Reshape(x, op.Concat(*map(one, sizes), axis=0) if sizes else ints(), allowzero=1)
 
 
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -78,7 +79,7 @@ _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "cir
 
 def pad(x: Any, pad: list, mode: str = "constant", value: float | None = None) -> Any:
     """pad(); torch's circular one cuts first, so that what it cuts off does not come back."""
-    sizes = [ints(n) if isinstance(n, int) else op.Reshape(n, ints(1)) for n in pad]
+    sizes = list(map(one, pad))
     axes = ints(*[-1 - i for i in range(len(pad) // 2)])
     widths = op.Concat(*sizes[0::2], *sizes[1::2], axis=0)
     if mode == "circular":
@@ -90,7 +91,9 @@ def pad(x: Any, pad: list, mode: str = "constant", value: float | None = None) -
 
 
 def roll(x: Any, shifts: list, dims: list | tuple = ()) -> Any:
-    """roll() by sizes of the call."""
+    """roll() by sizes of the call; None = by numbers alone."""
+    if isinstance(shifts, int) or all(isinstance(shift, int) for shift in shifts):
+        return None
     if not dims:
         flat = typed(op.Reshape(x, ints(-1)), x.dtype, [None])
         return op.Reshape(_rolled(flat, shifts[0], 0), op.Shape(x))
@@ -101,12 +104,11 @@ def roll(x: Any, shifts: list, dims: list | tuple = ()) -> Any:
 
 def _rolled(x: Any, shift: Any, axis: int) -> Any:
     number = op.Shape(x, start=axis, end=axis + 1)
-    shift = ints(shift) if isinstance(shift, int) else op.Reshape(shift, ints(1))
-    at = op.Sub(number, op.Mod(shift, op.Max(number, ints(1))))
+    at = op.Sub(number, op.Mod(one(shift), op.Max(number, ints(1))))
     parts = op.Slice(x, at, number, ints(axis)), op.Slice(x, ints(0), at, ints(axis))
     return typed(op.Concat(*parts, axis=axis), x.dtype, list(x.shape))
 
 
-def of_sizes() -> dict[Any, tuple[int, Callable]]:
-    """aten overload -> the argument that may be computed from sizes, and the translation for it."""
-    return {_aten.repeat_interleave.self_int: (1, repeat_interleave), _aten.roll.default: (1, roll)}
+def of_sizes() -> dict[Any, Callable]:
+    """aten overload -> a translation that is None where no argument is computed from sizes."""
+    return {_aten.repeat_interleave.self_int: repeat_interleave, _aten.roll.default: roll}

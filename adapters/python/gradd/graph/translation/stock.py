@@ -124,8 +124,7 @@ def own() -> dict[str, list[Callable]]:
 
     add(operators.table(), lambda function, before: function)
     add(pointwise.of_doubles() | norms.of_doubles(), _by_type)
-    add(shapes.of_sizes(), _by_argument)
-    add(indices.by_masks() | products.by_operands(), _or_else)
+    add(shapes.of_sizes() | indices.by_masks() | products.by_operands(), _or_else)
     return found
 
 
@@ -141,18 +140,5 @@ def _by_type(of_doubles: Callable, before: Callable) -> Callable:
     def translate(x: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = of_doubles if x.dtype == doubles.DOUBLE else before
         return chosen(x, *args, **kwargs)
-
-    return translate
-
-
-def _by_argument(row: tuple[int, Callable], before: Callable) -> Callable:
-    """Where an argument is computed from sizes, and where it is a number."""
-    place, of_sizes = row
-
-    def translate(*args: Any, **kwargs: Any) -> Any:
-        given = args[place]
-        parts = given if isinstance(given, (list, tuple)) else [given]
-        known = all(isinstance(part, (bool, int, float)) for part in parts)
-        return (before if known else of_sizes)(*args, **kwargs)
 
     return translate

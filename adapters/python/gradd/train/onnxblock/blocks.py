@@ -79,40 +79,34 @@ class Block(ABC):
 
 
 class _BinaryOp(Block):
-    def __init__(self, op_name: str) -> None:
-        super().__init__()
-        self._op_name = op_name
+    op: str
 
     def build(self, input_name1: str, input_name2: str) -> str:
-        return self.add_node(self._op_name, [input_name1, input_name2])
+        return self.add_node(self.op, [input_name1, input_name2])
 
 
 class Add(_BinaryOp):
     """The sum of two values."""
 
-    def __init__(self) -> None:
-        super().__init__("Add")
+    op = "Add"
 
 
 class Sub(_BinaryOp):
     """Their difference."""
 
-    def __init__(self) -> None:
-        super().__init__("Sub")
+    op = "Sub"
 
 
 class Mul(_BinaryOp):
     """Their product."""
 
-    def __init__(self) -> None:
-        super().__init__("Mul")
+    op = "Mul"
 
 
 class Div(_BinaryOp):
     """Their quotient."""
 
-    def __init__(self) -> None:
-        super().__init__("Div")
+    op = "Div"
 
 
 class Pow(Block):
@@ -133,70 +127,63 @@ class Pow(Block):
 
 
 class _UnaryOp(Block):
-    def __init__(self, op_name: str, **attributes: Any) -> None:
-        super().__init__()
-        self._op_name = op_name
-        self._attributes = attributes
+    op: str
 
     def build(self, input_name: str) -> str:
-        return self.add_node(self._op_name, [input_name], **self._attributes)
+        return self.add_node(self.op, [input_name])
 
 
-class ReduceMean(_UnaryOp):
+class ReduceMean(Block):
     """The mean over all axes.
 
     Args:
         keepdims: Whether the result has as many axes.
     """
 
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__("ReduceMean", keepdims=int(keepdims))
-
-
-class ReduceSum(_UnaryOp):
-    """The sum over all axes.
-
-    Args:
-        keepdims: Whether the result has as many axes.
-    """
+    op = "ReduceMean"
 
     def __init__(self, keepdims: bool = True) -> None:
-        super().__init__("ReduceSum", keepdims=int(keepdims))
+        super().__init__()
+        self._keepdims = int(keepdims)
+
+    def build(self, input_name: str) -> str:
+        return self.add_node(self.op, [input_name], keepdims=self._keepdims)
+
+
+class ReduceSum(ReduceMean):
+    """The sum over all axes, with the same argument."""
+
+    op = "ReduceSum"
 
 
 class Sigmoid(_UnaryOp):
     """The logistic function."""
 
-    def __init__(self) -> None:
-        super().__init__("Sigmoid")
+    op = "Sigmoid"
 
 
 class Log(_UnaryOp):
     """The natural logarithm."""
 
-    def __init__(self) -> None:
-        super().__init__("Log")
+    op = "Log"
 
 
 class Neg(_UnaryOp):
     """The value with the other sign."""
 
-    def __init__(self) -> None:
-        super().__init__("Neg")
+    op = "Neg"
 
 
 class Abs(_UnaryOp):
     """The absolute value."""
 
-    def __init__(self) -> None:
-        super().__init__("Abs")
+    op = "Abs"
 
 
 class Softplus(_UnaryOp):
     """log(1 + exp(x)), which stays finite for every x."""
 
-    def __init__(self) -> None:
-        super().__init__("Softplus")
+    op = "Softplus"
 
 
 class Constant(Block):

@@ -148,28 +148,19 @@ def has_value(model: onnx.ModelProto, name: str) -> bool:
     return any(name in node.input or name in node.output for node in model.graph.node)
 
 
-def value_like(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
-    """A copy of the description of an input or output.
-
-    Raises:
-        LookupError: The graph has neither of that name.
-    """
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name == name:
-            return copy.deepcopy(value)
-    raise LookupError(f"the graph has no input or output {name!r}")
-
-
-def output_like(model: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
-    """A copy of the description of an output.
+def value_like(
+    model: onnx.ModelProto, name: str, kinds: tuple[str, ...] = ("input", "output")
+) -> onnx.ValueInfoProto:
+    """A copy of the description of an input or output, or of one of these kinds.
 
     Raises:
         LookupError: The graph has none of that name.
     """
-    for value in model.graph.output:
-        if value.name == name:
-            return copy.deepcopy(value)
-    raise LookupError(f"the graph has no output {name!r}")
+    for kind in kinds:
+        for value in getattr(model.graph, kind):
+            if value.name == name:
+                return copy.deepcopy(value)
+    raise LookupError(f"the graph has no {' or '.join(kinds)} {name!r}")
 
 
 def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> None:

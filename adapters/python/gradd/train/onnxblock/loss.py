@@ -102,7 +102,7 @@ class CrossEntropyLoss(blocks.Block):
         known = any(value.name == labels for value in self.base.graph.input)
         if known or graphs.has_value(self.base, labels):
             return
-        made = graphs.output_like(self.base, scores)
+        made = graphs.value_like(self.base, scores, ("output",))
         made.name = labels
         made.type.tensor_type.elem_type = onnx.TensorProto.INT64
         del made.type.tensor_type.shape.dim[1:2]  # the axis of the classes
