@@ -70,6 +70,16 @@ typedef struct gradd_platform_s {
 
 extern const gradd_platform_t gradd_platform;
 
+/* Of posix.c: how a process gives large memory back whose threads must not wait for that. `discard`
+ * takes a mapping that nothing uses any more, and may return before it is gone; `settle` waits
+ * until all are, where there is no memory. NULL: they are unmapped at once. Set once, at the start,
+ * by what owns the process. */
+typedef struct gradd_discarder_s {
+    void (*discard)(void *mapping, uint64_t bytes);
+    void (*settle)(void);
+} gradd_discarder_t;
+extern const gradd_discarder_t *gradd_discarder;
+
 #ifdef __cplusplus
 }
 #endif

@@ -9,9 +9,19 @@
 #define MAP_FROM ((size_t)2 << 20)
 #define ALIGN    ((size_t)64)
 
+const gradd_discarder_t *gradd_discarder;
+
+static void *map(size_t bytes) {
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+
 static void *take(size_t bytes) {
     if (bytes < MAP_FROM) return aligned_alloc(ALIGN, (bytes + ALIGN) / ALIGN * ALIGN);
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory = map(bytes);
+    if (memory == MAP_FAILED && gradd_discarder) {
+        gradd_discarder->settle();
+        memory = map(bytes);
+    }
     if (memory == MAP_FAILED) return NULL;
 #ifdef MADV_HUGEPAGE
     madvise(memory, bytes, MADV_HUGEPAGE);
@@ -23,6 +33,8 @@ static void give_back(void *memory, size_t bytes) {
     if (!memory) return;
     if (bytes < MAP_FROM)
         free(memory);
+    else if (gradd_discarder)
+        gradd_discarder->discard(memory, bytes);
     else
         munmap(memory, bytes);
 }

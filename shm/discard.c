@@ -62,11 +62,16 @@ typedef struct returned_s {
 static returned_t memories[MEMORIES];
 static int n_memories;
 static bool gives_back; /* the thread runs */
+static pthread_cond_t all_back = PTHREAD_COND_INITIALIZER;
 
-/* In pieces: what maps or unmaps meanwhile waits for one of them. */
+/* In pieces, which no huge page lies across: what maps or unmaps meanwhile waits for one of them.
+ */
 static void give_back(const returned_t *m) {
-    for (uint64_t at = 0; m->base && at < m->bytes; at += PIECE)
-        munmap(m->base + at, m->bytes - at < PIECE ? m->bytes - at : PIECE);
+    for (char *at = m->base, *end = m->base + m->bytes, *next; m->base && at < end; at = next) {
+        next = (char *)(((uintptr_t)at / PIECE + 1) * PIECE);
+        if (next > end) next = end;
+        munmap(at, (size_t)(next - at));
+    }
     if (m->fd >= 0) close(m->fd);
 }
 
@@ -77,6 +82,7 @@ static void *run_memories(void *context) {
         const returned_t m = n_memories ? memories[n_memories - 1] : (returned_t){.fd = -1};
         gives_back = n_memories > 0;
         n_memories -= gives_back;
+        if (!gives_back) pthread_cond_broadcast(&all_back);
         pthread_mutex_unlock(&lock);
         if (m.fd < 0 && !m.base) return NULL;
         give_back(&m);
@@ -100,6 +106,13 @@ static void discard_memory(void *base, uint64_t bytes, int fd) {
 
 void gradd_discard_mapping(void *base, uint64_t bytes) {
     discard_memory(base, bytes, -1);
+}
+
+void gradd_discard_wait(void) {
+    pthread_mutex_lock(&lock);
+    while (gives_back)
+        pthread_cond_wait(&all_back, &lock);
+    pthread_mutex_unlock(&lock);
 }
 
 void gradd_discard(int fd) {

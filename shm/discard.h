@@ -15,5 +15,7 @@
 void gradd_discard(int fd);
 /* The same for a mapping, of whole pages; nothing may use the addresses any more. */
 void gradd_discard_mapping(void *base, uint64_t bytes);
+/* Waits until the memory that was given to the thread is back. */
+void gradd_discard_wait(void);
 
 #endif

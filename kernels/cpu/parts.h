@@ -16,15 +16,20 @@ static inline gradd_range_t gradd_part_of(const gradd_launch_t *r, int64_t n) {
     return (gradd_range_t){n * r->part / r->parts, n * (r->part + 1) / r->parts};
 }
 
-/* Of a launch whose first half of parts readies what the second works on: the launch's part of n
- * tasks of the first, or of the second half. */
-static inline gradd_range_t gradd_half_of(const gradd_launch_t *r, bool second, int64_t n) {
-    const int first = r->parts / 2;
-    const gradd_launch_t own = {.parts = second ? r->parts - first : first,
-                                .part = second ? r->part - first : r->part};
+/* Of a launch in stages, each of which readies what the next one works on: the launch's part of n
+ * tasks of one of them. There are at least as many parts as stages, or none. */
+static inline gradd_range_t gradd_stage_of(const gradd_launch_t *r, int stage, int stages,
+                                           int64_t n) {
+    const int first = r->parts * stage / stages, end = r->parts * (stage + 1) / stages;
+    const gradd_launch_t own = {.parts = end - first, .part = r->part - first};
     if (r->parts < 2) return (gradd_range_t){0, n};
     if (own.part < 0 || own.part >= own.parts) return (gradd_range_t){0, 0};
     return gradd_part_of(&own, n);
+}
+
+/* The same with two stages. */
+static inline gradd_range_t gradd_half_of(const gradd_launch_t *r, bool second, int64_t n) {
+    return gradd_stage_of(r, second, 2, n);
 }
 
 /* Whether what lies between the halves is due. */

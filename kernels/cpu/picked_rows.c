@@ -6,11 +6,11 @@
 #include "kernels/cpu/picked_rows.h"
 
 #include <omp.h>
-#include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/copy.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/row_sums.h"
 #include "kernels/describe/dispatch.h"
 
 #define WIDE_ROW 64 /* elements per thread from which columns are cut */
@@ -54,92 +54,40 @@ GET_ONES(uint16_t)
 GET_ONES(uint32_t)
 GET_ONES(uint64_t)
 
-#define ADD_BOX(T)                                                                                 \
-    static void add_box_##T(const gradd_rows_t *rows, const box_t *box, T *to, const T *from) {    \
+#define ADD_BOX(name, T, F, READ)                                                                  \
+    static void add_box_##name(const gradd_rows_t *rows, const box_t *box, T *to, const F *from) { \
         for (int64_t i = 0; i < rows->n; i++) {                                                    \
             int64_t row = rows->row[i];                                                            \
             if (row < box->row0 || row >= box->row1) continue;                                     \
             T *t = to + row * rows->size;                                                          \
-            const T *f = from + i * rows->size;                                                    \
+            const F *f = from + i * rows->size;                                                    \
             for (int64_t k = box->col0; k < box->col1; k++)                                        \
-                t[k] += f[k];                                                                      \
+                t[k] += READ(f[k]);                                                                \
         }                                                                                          \
     }
 
-ADD_BOX(float)
-ADD_BOX(double)
-ADD_BOX(int32_t)
-ADD_BOX(int64_t)
+ADD_BOX(f32, float, float, )
+ADD_BOX(f64, double, double, )
+ADD_BOX(i32, int32_t, int32_t, )
+ADD_BOX(i64, int64_t, int64_t, )
+ADD_BOX(bf16, float, gradd_bf16_t, gradd_bf16_f32)
+ADD_BOX(f16, float, gradd_f16_t, gradd_f16_f32)
 
-/* bf16 and f16: what goes to one row is brought together, in its order, so that the sum can stay
- * f32. */
-typedef struct pair_s {
-    int64_t row, i;
-} pair_t;
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
-typedef struct halves_s {
-    const gradd_rows_t *rows;
-    const pair_t *pairs; /* sorted */
-    gradd_dtype_t dtype;
-    uint16_t *to;
-    const uint16_t *from;
-} halves_t;
+#define PIECE_BYTES ((size_t)256 << 10)
 
-static int by_row(const void *a, const void *b) {
-    const pair_t *x = a, *y = b;
-    if (x->row != y->row) return x->row < y->row ? -1 : 1;
-    return x->i < y->i ? -1 : x->i > y->i;
+int64_t gradd_rows_pieces(int64_t size, size_t bytes) {
+    const int64_t least = (int64_t)(((size_t)size * bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+    for (int64_t pieces = least; least > 1 && pieces <= 2 * least; pieces++)
+        if (size % pieces == 0) return pieces;
+    return 1;
 }
 
-#define ADD_WIDE(name, T, READ)                                                                    \
-    GRADD_MULTIARCH static void name(float *sum, const void *from, int64_t n) {                    \
-        const T *x = from;                                                                         \
-        _Pragma("omp simd") for (int64_t k = 0; k < n; k++) sum[k] += READ(x[k]);                  \
-    }
-ADD_WIDE(add_wide_bf16, gradd_bf16_t, gradd_bf16_f32)
-ADD_WIDE(add_wide_f16, gradd_f16_t, gradd_f16_f32)
-
-/* Pairs [0, n) of one row, columns [col0, col1). */
-static void add_half_row(const halves_t *h, const pair_t *pairs, int64_t n, const box_t *box) {
-    enum { PIECE = 512 };
-    float sum[PIECE];
-    const int64_t size = h->rows->size;
-    uint16_t *t = h->to + pairs->row * size;
-    for (int64_t at = box->col0; at < box->col1; at += PIECE) {
-        const int64_t m = box->col1 - at < PIECE ? box->col1 - at : PIECE;
-        gradd_half_widen(sum, t + at, h->dtype, m);
-        for (int64_t p = 0; p < n; p++)
-            (h->dtype == GRADD_DT_F16 ? add_wide_f16
-                                      : add_wide_bf16)(sum, h->from + pairs[p].i * size + at, m);
-        gradd_half_narrow(t + at, sum, h->dtype, m);
-    }
-}
-
-static void add_half_box(const halves_t *h, const box_t *box) {
-    const pair_t *pairs = h->pairs;
-    for (int64_t i = 0, n; i < h->rows->n; i += n) {
-        for (n = 1; i + n < h->rows->n && pairs[i + n].row == pairs[i].row;)
-            n++;
-        if (pairs[i].row < box->row0 || pairs[i].row >= box->row1) continue;
-        add_half_row(h, pairs + i, n, box);
-    }
-}
-
-static gradd_status_t add_halves(const gradd_rows_t *rows, gradd_dtype_t dtype, void *to,
-                                 const void *from) {
-    pair_t *pairs = malloc(sizeof pairs[0] * ((size_t)rows->n + 1));
-    if (!pairs) return GRADD_FAIL(NOMEM, "no memory to add %lld rows", (long long)rows->n);
-    for (int64_t i = 0; i < rows->n; i++)
-        pairs[i] = (pair_t){rows->row[i], i};
-    qsort(pairs, (size_t)rows->n, sizeof pairs[0], by_row);
-    const halves_t h = {rows, pairs, dtype, to, from};
-#pragma omp parallel if (is_large(rows))
-    {
-        box_t box = my_box(rows);
-        add_half_box(&h, &box);
-    }
-    free(pairs);
-    return GRADD_OK;
+gradd_rows_t gradd_rows_cut(const gradd_rows_t *rows, int64_t pieces, int64_t *list, bool fill) {
+    for (int64_t i = 0; fill && i < rows->n * pieces; i++)
+        list[i] = rows->row[i / pieces] * pieces + i % pieces;
+    return (gradd_rows_t){list, rows->n * pieces, rows->n_rows * pieces, rows->size / pieces};
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -184,23 +132,124 @@ gradd_status_t gradd_rows_put(const gradd_rows_t *rows, size_t bytes, void *to, 
     return GRADD_OK;
 }
 
-gradd_status_t gradd_rows_add(const gradd_rows_t *rows, gradd_dtype_t dtype, void *to,
-                              const void *from) {
-    if (gradd_dtype_is_half(dtype)) return add_halves(rows, dtype, to, from);
-    if (dtype != GRADD_DT_F32 && dtype != GRADD_DT_F64 && dtype != GRADD_DT_I32 &&
-        dtype != GRADD_DT_I64)
-        return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be added", gradd_dtype_name(dtype));
-#pragma omp parallel if (is_large(rows))
-    {
-        box_t box = my_box(rows);
-        if (dtype == GRADD_DT_F32)
-            add_box_float(rows, &box, to, from);
-        else if (dtype == GRADD_DT_F64)
-            add_box_double(rows, &box, to, from);
-        else if (dtype == GRADD_DT_I32)
-            add_box_int32_t(rows, &box, to, from);
+/* ---- adding ---------------------------------------------------------------------------------- */
+
+/* Of halves, so that a sum can stay f32: either what goes to one row is brought together, in its
+ * order; or, where rows are many and short, all of the target is f32 until its last stage. */
+#define MANY_ROWS 65536
+#define LONG_ROW  16
+
+static bool has_totals(const gradd_rows_t *rows, gradd_dtype_t dtype) {
+    return gradd_dtype_is_half(dtype) && rows->n > MANY_ROWS && rows->size < LONG_ROW;
+}
+
+int gradd_rows_add_stages(const gradd_rows_t *rows, gradd_dtype_t dtype) {
+    return has_totals(rows, dtype) ? 3 : 2;
+}
+
+size_t gradd_rows_add_workspace(const gradd_rows_t *rows, gradd_dtype_t dtype) {
+    if (!gradd_dtype_is_half(dtype)) return 0;
+    if (!has_totals(rows, dtype)) return gradd_row_sums_workspace(rows->n);
+    return sizeof(float) * (size_t)(rows->n_rows * rows->size);
+}
+
+int gradd_rows_add_parts(const gradd_infer_t *c, const gradd_rows_t *rows, gradd_dtype_t dtype) {
+    const int parts = gradd_parts_of_tasks(c, rows->n), stages = gradd_rows_add_stages(rows, dtype);
+    return parts && parts < stages ? stages : parts;
+}
+
+/* Elements of the target that a task has; a multiple of all vectors. */
+#define STRIP 8192
+
+typedef struct strips_s {
+    const gradd_row_adds_t *adds;
+    float *total;
+    int64_t n; /* of all elements */
+    gradd_range_t some;
+} strips_t;
+
+static strips_t strips_of(const gradd_row_adds_t *a, int stage) {
+    const int64_t n = a->rows.n_rows * a->rows.size;
+    return (strips_t){a, a->workspace, n,
+                      gradd_stage_of(a->launch, stage, 3, (n + STRIP - 1) / STRIP)};
+}
+
+static void start_totals(const gradd_row_adds_t *a) {
+    const strips_t s = strips_of(a, 0);
+#pragma omp parallel for schedule(static) if (s.n >= GRADD_PARALLEL_MIN)
+    for (int64_t i = s.some.from; i < s.some.to; i++) {
+        const int64_t at = i * STRIP, n = s.n - at < STRIP ? s.n - at : STRIP;
+        if (a->start)
+            gradd_half_widen(s.total + at, (const uint16_t *)a->start + at, a->dtype, n);
         else
-            add_box_int64_t(rows, &box, to, from);
+            memset(s.total + at, 0, sizeof(float) * (size_t)n);
     }
+}
+
+static void end_totals(const gradd_row_adds_t *a) {
+    const strips_t s = strips_of(a, 2);
+#pragma omp parallel for schedule(static) if (s.n >= GRADD_PARALLEL_MIN)
+    for (int64_t i = s.some.from; i < s.some.to; i++) {
+        const int64_t at = i * STRIP, n = s.n - at < STRIP ? s.n - at : STRIP;
+        gradd_half_narrow((uint16_t *)a->to + at, s.total + at, a->dtype, n);
+    }
+}
+
+static void add_boxes(const gradd_row_adds_t *a, gradd_range_t some, void *to) {
+    const gradd_rows_t rows = {a->rows.row + some.from, some.to - some.from, a->rows.n_rows,
+                               a->rows.size};
+    const void *from =
+        (const char *)a->from + some.from * rows.size * (int64_t)gradd_dtype_bytes(a->dtype);
+    if (!rows.n) return;
+#pragma omp parallel if (is_large(&rows))
+    {
+        box_t box = my_box(&rows);
+        if (a->dtype == GRADD_DT_F32)
+            add_box_f32(&rows, &box, to, from);
+        else if (a->dtype == GRADD_DT_F64)
+            add_box_f64(&rows, &box, to, from);
+        else if (a->dtype == GRADD_DT_I32)
+            add_box_i32(&rows, &box, to, from);
+        else if (a->dtype == GRADD_DT_I64)
+            add_box_i64(&rows, &box, to, from);
+        else if (gradd_dtype_is_half(a->dtype))
+            a->dtype == GRADD_DT_F16 ? add_box_f16(&rows, &box, to, from)
+                                     : add_box_bf16(&rows, &box, to, from);
+    }
+}
+
+static void begin(const gradd_row_adds_t *a) {
+    const int64_t row = a->rows.size * (int64_t)gradd_dtype_bytes(a->dtype);
+    const gradd_range_t some = gradd_half_of(a->launch, false, a->rows.n_rows * row);
+    const size_t n = (size_t)(some.to - some.from);
+    if (a->start)
+        gradd_copy_bytes((char *)a->to + some.from, (const char *)a->start + some.from, n);
+    else
+        gradd_copy_zero((char *)a->to + some.from, n);
+}
+
+gradd_status_t gradd_rows_add(const gradd_row_adds_t *a) {
+    const gradd_rows_t *rows = &a->rows;
+    if (!gradd_dtype_is_half(a->dtype) && a->dtype != GRADD_DT_F32 && a->dtype != GRADD_DT_F64 &&
+        a->dtype != GRADD_DT_I32 && a->dtype != GRADD_DT_I64)
+        return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be added", gradd_dtype_name(a->dtype));
+    if (has_totals(rows, a->dtype)) {
+        start_totals(a);
+        add_boxes(a, gradd_stage_of(a->launch, 1, 3, rows->n), a->workspace);
+        end_totals(a);
+        return GRADD_OK;
+    }
+    begin(a);
+    if (gradd_dtype_is_half(a->dtype)) {
+        const gradd_row_sums_t sums = {.row = rows->row,
+                                       .n = rows->n,
+                                       .n_rows = rows->n_rows,
+                                       .width = rows->size,
+                                       .scale = 1,
+                                       .plain = true,
+                                       .launch = a->launch};
+        return gradd_row_sums(&sums, a->dtype, a->to, a->from, a->workspace);
+    }
+    add_boxes(a, gradd_half_of(a->launch, true, rows->n), a->to);
     return GRADD_OK;
 }

@@ -73,21 +73,30 @@ static int64_t sort_rows(const gradd_row_sums_t *s, sum_entry_t *a, sum_entry_t 
     GRADD_MULTIARCH static void add_row_##T(R *sum, const T *x, int64_t n) {                       \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) sum[i] += READ(x[i]);                  \
     }                                                                                              \
+    /* to columns [at, at + n): some of the entries */                                             \
+    static void add_rows_##T(const summing_t *w, int64_t at, int64_t n, gradd_range_t some,        \
+                             R *sum) {                                                             \
+        for (int64_t e = some.from; e < some.to; e++)                                              \
+            add_row_##T(sum, (const T *)w->from + w->sorted[e].i * w->s->width + at, n);           \
+    }                                                                                              \
     /* columns [at, at + n) of one row that occurs */                                              \
     static void sum_block_##T(const summing_t *w, int64_t k, int64_t at, int64_t n) {              \
         R total[BLOCK] = {0}, chain[BLOCK];                                                        \
-        const int64_t width = w->s->width, end = w->first[k + 1];                                  \
-        T *to = (T *)w->to + w->sorted[w->first[k]].row * width + at;                              \
-        for (int64_t e = w->first[k]; e < end;) {                                                  \
+        const gradd_range_t all = {w->first[k], w->first[k + 1]};                                  \
+        T *to = (T *)w->to + w->sorted[all.from].row * w->s->width + at;                           \
+        for (int64_t i = 0; w->s->plain && i < n; i++)                                             \
+            total[i] = READ(to[i]);                                                                \
+        if (w->s->plain) add_rows_##T(w, at, n, all, total);                                       \
+        for (int64_t e = all.from; !w->s->plain && e < all.to; e += CHAIN) {                       \
             memset(chain, 0, sizeof(R) * (size_t)n);                                               \
-            for (int64_t stop = end - e < CHAIN ? end : e + CHAIN; e < stop; e++)                  \
-                add_row_##T(chain, (const T *)w->from + w->sorted[e].i * width + at, n);           \
+            add_rows_##T(w, at, n, (gradd_range_t){e, all.to - e < CHAIN ? all.to : e + CHAIN},    \
+                         chain);                                                                   \
             for (int64_t i = 0; i < n; i++)                                                        \
                 total[i] += chain[i];                                                              \
         }                                                                                          \
         for (int64_t i = 0; i < n; i++) {                                                          \
             const R sum = (R)w->s->scale * total[i];                                               \
-            to[i] = w->s->clear ? WRITE(sum) : WRITE(READ(to[i]) + sum);                           \
+            to[i] = w->s->clear || w->s->plain ? WRITE(sum) : WRITE(READ(to[i]) + sum);            \
         }                                                                                          \
     }                                                                                              \
     static void sum_all_##T(const summing_t *w) {                                                  \

@@ -7,6 +7,7 @@
  * chains, in f32 for bf16 and f16 and in double for double, and rounded once: bits do not depend on
  * threads. Called on the engine thread.
  * Of a launch in parts the first half clears, and the second sums; the numbers are read between.
+ * Plain sums are one chain, which begins with to[r]: as if each were added there, without rounding.
  */
 #ifndef GRADD_KERNELS_CPU_ROW_SUMS_H
 #define GRADD_KERNELS_CPU_ROW_SUMS_H
@@ -24,7 +25,7 @@ typedef struct gradd_row_sums_s {
     int64_t n, n_rows;
     int64_t width; /* elements of one row */
     double scale;
-    bool clear;
+    bool clear, plain;
     const gradd_launch_t *launch; /* Borrowed: for its parts */
 } gradd_row_sums_t;
 

@@ -112,10 +112,3 @@ bool gradd_rowwise_fold(gradd_rowwise_t *r) {
         if (folded[d]) return false;
     return true;
 }
-
-bool gradd_rowwise_turn(gradd_rowwise_t *r) {
-    const gradd_attr_t *order = gradd_attr_find(r->attrs, "perm");
-    for (int d = 0; d < r->lead; d++)
-        if (!order || (size_t)d >= order->n || order->ints[d] != d) return false;
-    return gradd_rowwise_leads(r, 0);
-}

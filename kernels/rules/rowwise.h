@@ -27,8 +27,6 @@ bool gradd_rowwise_all(gradd_rowwise_t *r);
 bool gradd_rowwise_batch(gradd_rowwise_t *r);
 /* in[0] without the axes that are folded, which are behind the rows. */
 bool gradd_rowwise_fold(gradd_rowwise_t *r);
-/* in[0] with its axes in another order: the first ones stay where they are. */
-bool gradd_rowwise_turn(gradd_rowwise_t *r);
 
 /* What broadcasting makes of operand i, `behind` axes of which the result has more at its end. */
 void gradd_rowwise_align(gradd_rowwise_t *r, int i, int behind);

@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "platform/platform.h"
 #include "server/daemon/control.h"
 #include "server/daemon/requests.h"
 #include "server/device/device.h"
@@ -20,6 +21,7 @@
 #include "server/host/rundir.h"
 #include "server/verbs/maker.h"
 #include "server/wire/version.h"
+#include "shm/discard.h"
 
 #define GREETING_MS      30000 /* from connecting to attach */
 #define STALLED_MS       30000
@@ -387,6 +389,9 @@ static void confine_start(daemon_t *daemon) {
     if (on_host) confine_paths(false, daemon->dir->folder, &daemon->confined);
 }
 
+/* Large memory is given back by a thread: it takes a tenth of a second for a GiB. */
+static const gradd_discarder_t discarder = {gradd_discard_mapping, gradd_discard_wait};
+
 static gradd_status_t start(daemon_t *daemon) {
     confine_start(daemon);
     GRADD_TRY(gate_open());
@@ -408,6 +413,7 @@ static gradd_status_t start(daemon_t *daemon) {
     };
     GRADD_TRY(open_device(&daemon->worker, &device, daemon->options->require_device));
     device_set_way(daemon->worker.device, makes_way, daemon->queue);
+    gradd_discarder = &discarder;
     GRADD_TRY(maker_start(&daemon->worker, &daemon->worker.maker));
     GRADD_TRY(begin(daemon));
     GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));

@@ -20,9 +20,17 @@ struct stepping_s {
     int64_t chunk;           /* elements, as its magic said when it was read */
     uint64_t *touched;       /* Owned: bit per row of `scanned`; or NULL */
     const step_tensor_t *scanned;
-    bool begun; /* the journal is open, and the norm is known: */
+    bool is_open;         /* the journal */
+    gradd_span_t *spans;  /* Owned: of all gradients, once the journal is open */
+    int n_spans, n_added; /* of these so many are in `squares` */
+    double squares;
+    bool begun; /* the norm is known: */
     double norm;
 };
+
+/* Elements of a gradient whose squares are added up at once. Sums of larger ones are those of its
+ * pieces, also where nothing waits. */
+#define NORM_PIECE ((int64_t)16 << 20)
 
 /* A word of the journal, in turn with all else. */
 static gradd_status_t put(stepping_t *s, uint64_t *head_word, uint64_t value) {
@@ -48,21 +56,43 @@ static uint64_t skip_mark(const step_request_t *r) {
     return r->step << STEP_CHUNK_BITS | ((UINT64_C(1) << STEP_CHUNK_BITS) - 1);
 }
 
-/* Of the gradients as they lie there. It is finite where all of them are: squares of f32 are far
- * from the largest double. */
-static gradd_status_t global_norm(const stepping_t *s, double *out) {
+static gradd_status_t list_spans(stepping_t *s) {
     const step_request_t *r = s->r;
-    gradd_span_t *list = calloc((size_t)r->n_tensors + 1, sizeof list[0]);
-    int n = 0;
-    if (!list) return GRADD_FAIL(NOMEM, "no memory for a step");
+    int64_t n = 0;
+    for (int i = 0; i < r->n_tensors; i++)
+        n += r->tensors[i].n / NORM_PIECE + 1;
+    s->spans = calloc((size_t)n + 1, sizeof s->spans[0]);
+    if (!s->spans) return GRADD_FAIL(NOMEM, "no memory for a step");
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
-        if (t->g) list[n++] = (gradd_span_t){t->g, t->dtype, t->n};
+        const char *at = t->g;
+        for (int64_t from = 0; t->g && from < t->n; from += NORM_PIECE) {
+            const int64_t left = t->n - from;
+            s->spans[s->n_spans++] =
+                (gradd_span_t){at + (size_t)from * gradd_dtype_bytes(t->dtype), t->dtype,
+                               left < NORM_PIECE ? left : NORM_PIECE};
+        }
     }
-    gradd_status_t status = s->b->norm2(s->queue, list, n, out);
-    free(list);
-    *out = sqrt(*out);
-    return status;
+    return GRADD_OK;
+}
+
+/* Of the gradients as they lie there. It is finite where all of them are: squares of f32 are far
+ * from the largest double. A device of the host adds one up after the other, which is the same sum;
+ * *out_done is false if something else is to run before. */
+static gradd_status_t global_norm(stepping_t *s, bool *out_done) {
+    *out_done = false;
+    if (!s->spans) GRADD_TRY(list_spans(s));
+    const int at_once = s->b->host ? 1 : s->n_spans;
+    while (s->n_added < s->n_spans) {
+        double squares;
+        GRADD_TRY(s->b->norm2(s->queue, s->spans + s->n_added, at_once, &squares));
+        s->squares += squares;
+        s->n_added += at_once;
+        if (s->n_added < s->n_spans && device_makes_way(s->device)) return GRADD_OK;
+    }
+    s->norm = sqrt(s->squares);
+    *out_done = true;
+    return GRADD_OK;
 }
 
 /* Of scaled gradients. */
@@ -121,14 +151,24 @@ static bool has_row(const stepping_t *s, int64_t row) {
     return s->head.rows[row / 64] >> (row % 64) & 1;
 }
 
-/* Finds the rows of the parameter that have a gradient, in one pass over it. */
-static gradd_status_t scan_gradient(stepping_t *s, const step_tensor_t *t) {
-    const gradd_span_t span = {t->g, t->dtype, t->n};
-    if (s->scanned == t) return GRADD_OK;
-    s->scanned = NULL;
-    free(s->touched);
-    s->touched = malloc(sizeof s->touched[0] * (size_t)(t->n / t->width / 64 + 1));
-    if (!s->touched) return GRADD_FAIL(NOMEM, "no memory for a step");
+/* Finds the rows of the parameter that have a gradient, in one pass over it; on a device of the
+ * host, which need not be waited for, those of the chunk. *out_first: of the chunk's rows in
+ * `touched`. */
+static gradd_status_t scan_gradient(stepping_t *s, const piece_t *chunk, int64_t *out_first) {
+    const step_tensor_t *t = chunk->t;
+    const bool host = s->b->host;
+    const int64_t from = host ? chunk->from : 0;
+    const gradd_span_t span = {(const char *)t->g + (size_t)from * gradd_dtype_bytes(t->dtype),
+                               t->dtype, host ? chunk->n : t->n};
+    *out_first = (chunk->from - from) / t->width;
+    if (s->scanned != t) {
+        s->scanned = NULL;
+        free(s->touched);
+        s->touched = malloc(sizeof s->touched[0] * (size_t)(t->n / t->width / 64 + 1));
+        if (!s->touched) return GRADD_FAIL(NOMEM, "no memory for a step");
+    } else if (!host) {
+        return GRADD_OK;
+    }
     GRADD_TRY(s->b->touched(s->queue, &span, t->width, s->touched));
     s->scanned = t;
     return GRADD_OK;
@@ -136,8 +176,9 @@ static gradd_status_t scan_gradient(stepping_t *s, const step_tensor_t *t) {
 
 /* Writes which rows of the chunk have a gradient. */
 static gradd_status_t find_rows(stepping_t *s, const piece_t *chunk, bool *out_any) {
-    const int64_t width = chunk->t->width, first = chunk->from / width, rows = chunk->n / width;
-    GRADD_TRY(scan_gradient(s, chunk->t));
+    const int64_t rows = chunk->n / chunk->t->width;
+    int64_t first;
+    GRADD_TRY(scan_gradient(s, chunk, &first));
     *out_any = false;
     for (int64_t k = 0; k * 64 < rows; k++) {
         uint64_t bits = 0;
@@ -295,14 +336,19 @@ static gradd_status_t open_journal(stepping_t *s, bool *out_done) {
 }
 
 /* Opens the journal and looks at the gradients; *out_done if the step is finished already, or
- * skipped. */
+ * skipped. Something else is to run before if it has not begun then. */
 static gradd_status_t begin(stepping_t *s, bool *out_done) {
     uint64_t bits;
-    GRADD_TRY(read_journal(s));
-    GRADD_TRY(step_check(s->r, s->chunk));
-    GRADD_TRY(open_journal(s, out_done));
-    if (*out_done) return GRADD_OK;
-    if (clips(s->r) || s->r->finite) GRADD_TRY(global_norm(s, &s->norm));
+    bool known = true;
+    if (!s->is_open) {
+        GRADD_TRY(read_journal(s));
+        GRADD_TRY(step_check(s->r, s->chunk));
+        GRADD_TRY(open_journal(s, out_done));
+        if (*out_done) return GRADD_OK;
+        s->is_open = true;
+    }
+    if (clips(s->r) || s->r->finite) GRADD_TRY(global_norm(s, &known));
+    if (!known) return GRADD_OK;
     s->norm *= grad_scale(s->r);
     memcpy(&bits, &s->norm, sizeof bits);
     GRADD_TRY(put(s, &s->head.norm, bits));
@@ -317,7 +363,7 @@ static gradd_status_t update(stepping_t *s, bool *out_done) {
     *out_done = false;
     GRADD_TRY(s->b->queue_enter(s->queue, 0));
     if (!s->begun) GRADD_TRY(begin(s, out_done));
-    if (*out_done) return GRADD_OK;
+    if (*out_done || !s->begun) return GRADD_OK;
     GRADD_TRY(update_chunks(s, scale_of(s->r, s->norm), out_done));
     if (!*out_done) return GRADD_OK;
     return put(s, &s->head.progress, (s->r->step + 1) << STEP_CHUNK_BITS);
@@ -344,6 +390,7 @@ gradd_status_t step_continue(stepping_t *s, bool *out_done) {
 void step_destroy(stepping_t *s) {
     if (!s) return;
     free(s->touched);
+    free(s->spans);
     free(s);
 }
 

@@ -118,13 +118,13 @@ static bool is_fast_product(const gradd_plan_t *p, const graph_node_t *n) {
 
 /* As if bytes took so many times as long as in the model. */
 static double node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice,
-                      double slower) {
+                      double slower, bool fast) {
     graph_operands_t operands;
     gradd_cost_t cost;
     if (!choice->kernel) return 0;
     const gradd_infer_t c = describe(p, n, &operands);
     gradd_kernel_cost(choice->kernel, &c, &cost);
-    const plan_cost_t total = {.flops = is_fast_product(p, n) ? cost.flops / 2 : cost.flops,
+    const plan_cost_t total = {.flops = fast ? cost.flops / 2 : cost.flops,
                                .bytes = slower * ((double)cost.read + (double)cost.written),
                                .again = cost.again,
                                .launches = 1};
@@ -132,7 +132,7 @@ static double node_us(const gradd_plan_t *p, const graph_node_t *n, const choice
 }
 
 double plan_node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
-    return node_us(p, n, choice, 1);
+    return node_us(p, n, choice, 1, is_fast_product(p, n));
 }
 
 /* Where a launch does little but move, a thread gets 5 to 6 GB/s of memory on a virtual machine, a
@@ -142,11 +142,23 @@ double plan_node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t
 
 #define MOST_PARTS 10000
 
-static int parts_of(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
-    const double slower = n->op->flags & GRADD_OP_COSTLY ? 1 : SLOW_MEMORY;
-    const double parts = node_us(p, n, choice, slower) / PLAN_PART_US;
+/* What takes so long by the model is made in so many parts; 0: as a whole. */
+static int parts_of_us(const gradd_plan_t *p, double us) {
+    const double parts = us / PLAN_PART_US;
     if (!p->device->backend->host || parts <= 1) return 0;
     return parts < MOST_PARTS ? (int)ceil(parts) : MOST_PARTS;
+}
+
+int plan_copy_parts(const gradd_plan_t *p, int64_t bytes) {
+    const plan_cost_t moved = {.bytes = 2.0 * SLOW_MEMORY * (double)bytes, .launches = 1};
+    return parts_of_us(p, plan_cost_us(&moved, p->info.threads));
+}
+
+static int parts_of(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
+    const double slower = n->op->flags & GRADD_OP_COSTLY ? 1 : SLOW_MEMORY;
+    /* Attention has a softmax between its products, in f32 whatever they are in. */
+    const bool fast = is_fast_product(p, n) && !choice->kernel->parts;
+    return parts_of_us(p, node_us(p, n, choice, slower, fast));
 }
 
 static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, choice_t *out) {

@@ -200,6 +200,8 @@ gradd_status_t plan_choose_node(gradd_plan_t *plan, const graph_node_t *node, ch
 #define PLAN_PART_US 15000
 /* The same model for a node of the plan, once its threads are known. */
 double plan_node_us(const gradd_plan_t *plan, const graph_node_t *node, const choice_t *choice);
+/* In how many parts so many bytes are copied; 0: as a whole. */
+int plan_copy_parts(const gradd_plan_t *plan, int64_t bytes);
 /* Gives back what the kernels have prepared. */
 void plan_unprepare(gradd_plan_t *plan);
 

@@ -78,6 +78,8 @@ static gradd_status_t add_copy_launch(gradd_plan_t *plan, const layout_t *layout
     if (!launch->kernel) return gradd_no_kernel(plan->device->backend, &c);
     launch->args.op = c.op;
     launch->args.opset = g->model->opset;
+    if (launch->kernel->makes_parts)
+        launch->args.parts = plan_copy_parts(plan, gradd_type_bytes(&in.type));
     launch->workspace = -1;
     launch->node = -1;
     GRADD_TRY(set_operand(plan, layout, launch, 0, copy->from));

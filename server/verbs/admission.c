@@ -14,6 +14,7 @@
 #include "server/host/log.h"
 #include "server/host/machine.h"
 #include "server/verbs/worker.h"
+#include "shm/discard.h"
 
 #define READ_FROM ((int64_t)32 << 20) /* touching as much for the first time takes milliseconds */
 
@@ -33,8 +34,9 @@ static int64_t memory_left(worker_t *worker, const need_t *need, const char **ou
     }
     *out_place = "the machine, or the control group of the daemon,";
     left = machine_memory_left(worker->root);
-    if (need->bytes <= left || !trim) return left;
-    gradd_device_trim(worker->device);
+    if (need->bytes <= left) return left;
+    if (trim) gradd_device_trim(worker->device);
+    gradd_discard_wait(); /* what is on its way back counts */
     return machine_memory_left(worker->root);
 }
 

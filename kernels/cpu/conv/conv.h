@@ -40,15 +40,19 @@ gradd_status_t gradd_conv_depthwise(const gradd_launch_t *r);
 
 /* By oneDNN, f32 and bf16, where it has a kernel that is worth its reorders. */
 bool gradd_conv_onednn_accepts(const gradd_infer_t *c);
-gradd_status_t gradd_conv_onednn_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
+/* Of a relation; `dtype` is that of what is made: a weight's gradient of bf16 may be f32. */
+bool gradd_conv_onednn_has(const gradd_conv_t *v, gradd_conv_made_t made, gradd_dtype_t dtype);
+gradd_status_t gradd_conv_onednn_prepare(const gradd_conv_t *v, gradd_conv_made_t made,
+                                         gradd_dtype_t dtype, gradd_prepared_t *out);
 void gradd_conv_onednn_unprepare(gradd_prepared_t *prepared);
-gradd_status_t gradd_conv_onednn(const gradd_launch_t *r);
+gradd_status_t gradd_conv_onednn(const void *state, const gradd_conv_memory_t *m);
 
-/* The same for a gradient of a weight, of which a part has some of the images: what it makes is
- * added to the sum of those before, where that costs little (f32). So the sum has another order
- * than without parts. */
-gradd_status_t gradd_conv_images_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
-void gradd_conv_images_unprepare(gradd_prepared_t *prepared);
-gradd_status_t gradd_conv_images(const gradd_launch_t *r);
+/* The same for launches, which are made in parts: of some images, or of a band of rows of one. Of a
+ * gradient of a weight each is added to the sum of those before, in f32, where that costs little.
+ * So the sum has another order than without parts; other results have it where the library has
+ * another way to compute a band. */
+gradd_status_t gradd_conv_parts_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
+void gradd_conv_parts_unprepare(gradd_prepared_t *prepared);
+gradd_status_t gradd_conv_parts(const gradd_launch_t *r);
 
 #endif

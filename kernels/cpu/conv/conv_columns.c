@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 
 /* Of all columns of a piece: about what the caches hold. */
@@ -64,6 +65,12 @@ static void choose_pieces(columns_t *k) {
     if (k->direct) return;
     k->channels = divisor(k->in, PIECE_BYTES / channel);
     k->images = k->channels < k->in ? 1 : divisor(v->images, PIECE_BYTES / (channel * k->in));
+}
+
+/* How many pieces W is made of, all positions of all images. */
+static int64_t pieces_of_w(const columns_t *k) {
+    if (k->made != GRADD_CONV_MAKES_W || k->empty) return 0;
+    return (k->v.images * k->y + k->length - 1) / k->length;
 }
 
 /* [images, groups] products, of which W is the left operand. */
@@ -131,8 +138,10 @@ gradd_status_t gradd_conv_columns_prepare(const gradd_infer_t *c, gradd_prepared
         return status;
     }
     const int64_t y = k->v.out * k->length * (int64_t)gradd_dtype_bytes(k->v.dtype);
-    *out = (gradd_prepared_t){
-        .workspace = k->y_at + aligned(y), .state = k, .bytes = sizeof *k + k->product.bytes};
+    *out = (gradd_prepared_t){.workspace = k->y_at + aligned(y),
+                              .state = k,
+                              .bytes = sizeof *k + k->product.bytes,
+                              .parts = gradd_parts_of_steps(c, pieces_of_w(k))};
     return GRADD_OK;
 }
 
@@ -182,5 +191,6 @@ static int64_t row_read(const gradd_conv_t *v, const tap_t *t, int64_t row) {
 gradd_status_t gradd_conv_columns(const gradd_launch_t *r) {
     const columns_t *k = r->state;
     const gradd_conv_memory_t m = gradd_conv_memory(r, k->made);
-    return k->v.dtype == GRADD_DT_F32 ? make_f32(k, &m) : make_f64(k, &m);
+    const gradd_range_t pieces = gradd_part_of(r, pieces_of_w(k));
+    return k->v.dtype == GRADD_DT_F32 ? make_f32(k, &m, pieces) : make_f64(k, &m, pieces);
 }

@@ -158,12 +158,15 @@ static gradd_status_t NAME(make_x)(const columns_t *k, const gradd_conv_memory_t
     return GRADD_OK;
 }
 
-static gradd_status_t NAME(make_w)(const columns_t *k, const gradd_conv_memory_t *m) {
+/* Some of the pieces, one after the other; the first ones begin with zeros. */
+static gradd_status_t NAME(make_w)(const columns_t *k, const gradd_conv_memory_t *m,
+                                   gradd_range_t pieces) {
     const gradd_conv_t *v = &k->v;
     T *columns = (T *)((char *)m->workspace + k->columns_at);
     T *y = (T *)((char *)m->workspace + k->y_at);
-    NAME(spread)(1, 1, v->out * k->in * k->taps, NULL, m->w);
-    for (int64_t q = 0; !k->empty && q < v->images * k->y; q += k->length) {
+    if (!pieces.from) NAME(spread)(1, 1, v->out * k->in * k->taps, NULL, m->w);
+    for (int64_t q = pieces.from * k->length; pieces.from < pieces.to;
+         q += k->length, pieces.from++) {
         NAME(take_length)(k, m->x, q, columns);
         NAME(take_y)(k, m->y, q, y);
         GRADD_TRY(gradd_gemm(k->product.state, y, columns, NULL, m->w, m->workspace));
@@ -171,12 +174,13 @@ static gradd_status_t NAME(make_w)(const columns_t *k, const gradd_conv_memory_t
     return GRADD_OK;
 }
 
-static gradd_status_t NAME(make)(const columns_t *k, const gradd_conv_memory_t *m) {
+static gradd_status_t NAME(make)(const columns_t *k, const gradd_conv_memory_t *m,
+                                 gradd_range_t pieces) {
     switch (k->made) {
     case GRADD_CONV_MAKES_X:
         return NAME(make_x)(k, m);
     case GRADD_CONV_MAKES_W:
-        return NAME(make_w)(k, m);
+        return NAME(make_w)(k, m, pieces);
     case GRADD_CONV_MAKES_Y:
         break;
     }

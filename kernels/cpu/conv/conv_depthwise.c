@@ -131,6 +131,15 @@ static size_t aligned(int64_t bytes) {
     return ((size_t)bytes + 63) & ~(size_t)63;
 }
 
+/* Each is a task. */
+static int64_t plane_count(const depthwise_t *k) {
+    const gradd_conv_t *v = &k->v;
+    const int64_t planes[] = {[GRADD_CONV_MAKES_Y] = v->images * v->out,
+                              [GRADD_CONV_MAKES_X] = v->images * v->in,
+                              [GRADD_CONV_MAKES_W] = v->out};
+    return planes[k->made];
+}
+
 gradd_status_t gradd_conv_depthwise_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
     gradd_conv_t v;
     gradd_conv_made_t made;
@@ -153,8 +162,10 @@ gradd_status_t gradd_conv_depthwise_prepare(const gradd_infer_t *c, gradd_prepar
     k->line_bytes = aligned(k->length * size + GROUP_BYTES);
     k->total_bytes = aligned(taps * (int64_t)sizeof(double));
     const size_t room = k->field_bytes + k->line_bytes + k->total_bytes;
-    *out = (gradd_prepared_t){.workspace = room * (size_t)k->threads, .state = k, .bytes = bytes};
-    if (made == GRADD_CONV_MAKES_W) out->parts = gradd_parts_of_tasks(c, v.out);
+    *out = (gradd_prepared_t){.workspace = room * (size_t)k->threads,
+                              .state = k,
+                              .bytes = bytes,
+                              .parts = gradd_parts_of_tasks(c, plane_count(k))};
     return GRADD_OK;
 }
 
@@ -186,8 +197,7 @@ static depthwise_room_t room_of(const depthwise_t *k, void *workspace) {
 gradd_status_t gradd_conv_depthwise(const gradd_launch_t *r) {
     const depthwise_t *k = r->state;
     const gradd_conv_memory_t m = gradd_conv_memory(r, k->made);
-    const int64_t planes[] = {k->v.images * k->v.out, k->v.images * k->v.in, k->v.out};
-    const int64_t n = planes[k->made];
+    const int64_t n = plane_count(k);
     const gradd_range_t part = gradd_part_of(r, n);
     const bool many = n * k->length * k->taps >= GRADD_PARALLEL_MIN && n > 1;
 #pragma omp parallel num_threads(k->threads) if (many)

@@ -15,15 +15,20 @@ bool gradd_conv_onednn_accepts(const gradd_infer_t *c) {
     (void)c;
     return false;
 }
-gradd_status_t gradd_conv_onednn_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
-    (void)c, (void)out;
+bool gradd_conv_onednn_has(const gradd_conv_t *v, gradd_conv_made_t made, gradd_dtype_t dtype) {
+    (void)v, (void)made, (void)dtype;
+    return false;
+}
+gradd_status_t gradd_conv_onednn_prepare(const gradd_conv_t *v, gradd_conv_made_t made,
+                                         gradd_dtype_t dtype, gradd_prepared_t *out) {
+    (void)v, (void)made, (void)dtype, (void)out;
     return GRADD_FAIL(INTERNAL, "built without oneDNN");
 }
 void gradd_conv_onednn_unprepare(gradd_prepared_t *prepared) {
     (void)prepared;
 }
-gradd_status_t gradd_conv_onednn(const gradd_launch_t *r) {
-    (void)r;
+gradd_status_t gradd_conv_onednn(const void *state, const gradd_conv_memory_t *m) {
+    (void)state, (void)m;
     return GRADD_FAIL(INTERNAL, "built without oneDNN");
 }
 
@@ -60,7 +65,8 @@ typedef struct conv_dnnl_s {
 /* ---- descriptions ---------------------------------------------------------------------------- */
 
 typedef struct descs_s {
-    dnnl_memory_desc_t plain[TENSORS], any[TENSORS], bias;
+    gradd_dtype_t dw_dtype; /* f32, or that of x and y */
+    dnnl_memory_desc_t plain[TENSORS], any[TENSORS], dw, bias;
     dnnl_primitive_attr_t attr;
     dnnl_primitive_desc_t forward, pd; /* pd is the forward's own where that is wanted */
 } descs_t;
@@ -71,6 +77,7 @@ static void destroy_descs(descs_t *d) {
         dnnl_memory_desc_destroy(d->any[i]);
     }
     dnnl_memory_desc_destroy(d->bias);
+    dnnl_memory_desc_destroy(d->dw);
     dnnl_primitive_attr_destroy(d->attr);
     if (d->pd != d->forward) dnnl_primitive_desc_destroy(d->pd);
     dnnl_primitive_desc_destroy(d->forward);
@@ -90,7 +97,8 @@ static gradd_status_t describe_last(descs_t *d, int which, int rank, const int64
     return GRADD_OK;
 }
 
-static gradd_status_t describe_tensor(descs_t *d, const gradd_conv_t *v, int which) {
+static gradd_status_t describe_tensor(descs_t *d, const gradd_conv_t *v, gradd_conv_made_t made,
+                                      int which) {
     const int64_t heads[TENSORS][3] = {
         [GRADD_CONV_MAKES_X] = {v->images, v->in},
         [GRADD_CONV_MAKES_Y] = {v->images, v->out},
@@ -110,9 +118,14 @@ static gradd_status_t describe_tensor(descs_t *d, const gradd_conv_t *v, int whi
     const dnnl_data_type_t type = gradd_dnnl_type(v->dtype);
     const int rank = head + v->axes;
     if (v->last && which != GRADD_CONV_MAKES_W) return describe_last(d, which, rank, dims, type);
-    GRADD_TRY_DNNL(dnnl_memory_desc_create_with_strides(&d->plain[which], rank, dims, type, NULL));
+    const bool is_dw = which == GRADD_CONV_MAKES_W && made == GRADD_CONV_MAKES_W;
+    const dnnl_data_type_t plain = is_dw ? gradd_dnnl_type(d->dw_dtype) : type;
+    GRADD_TRY_DNNL(dnnl_memory_desc_create_with_strides(&d->plain[which], rank, dims, plain, NULL));
     GRADD_TRY_DNNL(
         dnnl_memory_desc_create_with_tag(&d->any[which], rank, dims, type, dnnl_format_tag_any));
+    if (is_dw)
+        GRADD_TRY_DNNL(
+            dnnl_memory_desc_create_with_tag(&d->dw, rank, dims, plain, dnnl_format_tag_any));
     return GRADD_OK;
 }
 
@@ -133,14 +146,14 @@ static window_t window_of(const gradd_conv_t *v) {
     return w;
 }
 
-/* Leaves d->pd NULL where the library has nothing. */
+/* With d->dw_dtype set. Leaves d->pd NULL where the library has nothing. */
 static gradd_status_t describe(const gradd_conv_t *v, gradd_conv_made_t made, descs_t *d) {
     const window_t w = window_of(v);
     dnnl_engine_t engine;
     dnnl_status_t status;
     GRADD_TRY(gradd_dnnl_engine(&engine));
     for (int i = 0; i < TENSORS; i++)
-        GRADD_TRY(describe_tensor(d, v, i));
+        GRADD_TRY(describe_tensor(d, v, made, i));
     if (v->has_bias)
         GRADD_TRY_DNNL(dnnl_memory_desc_create_with_strides(&d->bias, 1, (dnnl_dims_t){v->out},
                                                             gradd_dnnl_type(v->dtype), NULL));
@@ -159,9 +172,8 @@ static gradd_status_t describe(const gradd_conv_t *v, gradd_conv_made_t made, de
             w.end, d->forward, d->attr);
     else if (!status)
         status = dnnl_convolution_backward_weights_primitive_desc_create(
-            &d->pd, engine, dnnl_convolution_direct, d->any[GRADD_CONV_MAKES_X],
-            d->any[GRADD_CONV_MAKES_W], NULL, d->any[GRADD_CONV_MAKES_Y], w.stride, w.dilation,
-            w.begin, w.end, d->forward, d->attr);
+            &d->pd, engine, dnnl_convolution_direct, d->any[GRADD_CONV_MAKES_X], d->dw, NULL,
+            d->any[GRADD_CONV_MAKES_Y], w.stride, w.dilation, w.begin, w.end, d->forward, d->attr);
     if (!status || status == dnnl_unimplemented || status == dnnl_invalid_arguments)
         return GRADD_OK;
     return gradd_dnnl_failed(status, "description of a convolution");
@@ -182,18 +194,22 @@ static bool suits(const gradd_conv_t *v, gradd_conv_made_t made) {
     if (made == GRADD_CONV_MAKES_X && (v->has_bias || v->in / v->groups < LEAST_CHANNELS))
         return false;
     for (int i = 0; i < AXES; i++)
-        if (v->begin[i] < 0 || !v->x[i] || !v->y[i]) return false;
+        if (v->begin[i] < 0 || v->x[i] < 1 || v->y[i] < 1) return false;
     return v->images && v->in && v->out;
+}
+
+bool gradd_conv_onednn_has(const gradd_conv_t *v, gradd_conv_made_t made, gradd_dtype_t dtype) {
+    descs_t d = {.dw_dtype = dtype};
+    if (!suits(v, made)) return false;
+    const bool taken = !describe(v, made, &d) && is_true_kernel(&d);
+    destroy_descs(&d);
+    return taken;
 }
 
 bool gradd_conv_onednn_accepts(const gradd_infer_t *c) {
     gradd_conv_t v;
     gradd_conv_made_t made;
-    descs_t d = {0};
-    if (gradd_conv_of_node(c, &v, &made) || !suits(&v, made)) return false;
-    const bool taken = !describe(&v, made, &d) && is_true_kernel(&d);
-    destroy_descs(&d);
-    return taken;
+    return !gradd_conv_of_node(c, &v, &made) && gradd_conv_onednn_has(&v, made, v.dtype);
 }
 
 /* ---- preparation ----------------------------------------------------------------------------- */
@@ -268,14 +284,14 @@ static void destroy(conv_dnnl_t *k) {
     free(k);
 }
 
-gradd_status_t gradd_conv_onednn_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
-    gradd_conv_t v;
-    descs_t d = {0};
+gradd_status_t gradd_conv_onednn_prepare(const gradd_conv_t *v, gradd_conv_made_t made,
+                                         gradd_dtype_t dtype, gradd_prepared_t *out) {
+    descs_t d = {.dw_dtype = dtype};
     size_t workspace = 0;
     conv_dnnl_t *k = calloc(1, sizeof *k);
     if (!k) return GRADD_FAIL(NOMEM, "convolution");
-    gradd_status_t status = gradd_conv_of_node(c, &v, &k->made);
-    if (!status) status = build(&v, &d, k, &workspace);
+    k->made = made;
+    const gradd_status_t status = build(v, &d, k, &workspace);
     destroy_descs(&d);
     if (status) {
         destroy(k);
@@ -333,16 +349,15 @@ static gradd_status_t run(const conv_dnnl_t *k) {
     return GRADD_OK;
 }
 
-gradd_status_t gradd_conv_onednn(const gradd_launch_t *r) {
-    const conv_dnnl_t *k = r->state;
-    const gradd_conv_memory_t m = gradd_conv_memory(r, k->made);
-    char *workspace = m.workspace;
-    GRADD_TRY(enter(k, GRADD_CONV_MAKES_X, m.x, workspace));
-    GRADD_TRY(enter(k, GRADD_CONV_MAKES_W, m.w, workspace));
-    GRADD_TRY(enter(k, GRADD_CONV_MAKES_Y, m.y, workspace));
+gradd_status_t gradd_conv_onednn(const void *state, const gradd_conv_memory_t *m) {
+    const conv_dnnl_t *k = state;
+    char *workspace = m->workspace;
+    GRADD_TRY(enter(k, GRADD_CONV_MAKES_X, m->x, workspace));
+    GRADD_TRY(enter(k, GRADD_CONV_MAKES_W, m->w, workspace));
+    GRADD_TRY(enter(k, GRADD_CONV_MAKES_Y, m->y, workspace));
     GRADD_TRY_DNNL(dnnl_memory_set_data_handle(k->scratch, workspace + k->scratch_at));
     if (k->bias) /* the library takes what it only reads as void * too */
-        GRADD_TRY_DNNL(dnnl_memory_set_data_handle(k->bias, (void *)(uintptr_t)m.bias));
+        GRADD_TRY_DNNL(dnnl_memory_set_data_handle(k->bias, (void *)(uintptr_t)m->bias));
     GRADD_TRY(run(k));
     const operand_t *result = &k->tensor[k->made];
     return result->inner ? reorder(k, result, true) : GRADD_OK;

@@ -34,67 +34,80 @@ static int mode_of(const gradd_op_t *op) {
     return !strncmp(op->name, "GatherElements", 14) ? BY_ELEMENT : BY_AXIS;
 }
 
-/* How many rows there are: entries of the list in scratch memory. */
-static int64_t row_count(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *data,
-                         const gradd_type_t *index) {
+/* How often and by which rows `data` is indexed: x in forward, dx in backward. No numbers yet. */
+static gradd_rows_t rows_of(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *data,
+                            const gradd_type_t *index) {
+    const int mode = mode_of(op);
     int axis = 0;
-    if (mode_of(op) == BY_ND) return gradd_pick_count(index, 0, index->rank - 1);
-    if (mode_of(op) == BY_ELEMENT ||
+    if (mode == BY_ND) {
+        const int head = (int)gradd_attr_int(attrs, "batch_dims", 0);
+        const int last = index->rank - 1, tail = head + (int)index->dims[last];
+        return (gradd_rows_t){NULL, gradd_pick_count(index, 0, last),
+                              gradd_pick_count(data, 0, tail),
+                              gradd_pick_count(data, tail, data->rank)};
+    }
+    const int64_t n = gradd_type_count(index);
+    if (mode == BY_ELEMENT ||
         gradd_axis(gradd_attr_int(attrs, "axis", 0), data->rank, false, &axis))
-        return gradd_type_count(index);
-    return gradd_type_count(index) * gradd_pick_count(data, 0, axis);
+        return (gradd_rows_t){NULL, n, gradd_type_count(data), 1};
+    return (gradd_rows_t){NULL, n * gradd_pick_count(data, 0, axis),
+                          gradd_pick_count(data, 0, axis + 1),
+                          gradd_pick_count(data, axis + 1, data->rank)};
 }
 
-static int64_t rows_of(const gradd_launch_t *r, const gradd_type_t *data) {
-    return row_count(r->op, r->attrs, data, &r->in[1].type);
+/* The pieces of these rows, as rows. */
+static gradd_rows_t pieces_of(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *data,
+                              const gradd_type_t *index) {
+    const gradd_rows_t rows = rows_of(op, attrs, data, index);
+    const int64_t pieces = gradd_rows_pieces(rows.size, gradd_dtype_bytes(data->dtype));
+    return gradd_rows_cut(&rows, pieces, NULL, false);
 }
 
-/* `data` is the indexed tensor: x in forward, dx in backward. Of all rows some are made. */
+/* Bytes of the lists of numbers in scratch memory. */
+static size_t numbers(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *data,
+                      const gradd_type_t *index) {
+    const int64_t n = rows_of(op, attrs, data, index).n;
+    const int64_t pieces = pieces_of(op, attrs, data, index).n;
+    return (size_t)(pieces > n ? pieces + n : n) * sizeof(int64_t);
+}
+
+static gradd_status_t number(const gradd_launch_t *r, const gradd_type_t *data, gradd_range_t some,
+                             int64_t *list) {
+    const gradd_view_t *indices = &r->in[1];
+    const int mode = mode_of(r->op);
+    int axis = 0;
+    if (mode == BY_ND)
+        return gradd_pick_nd(data, (int)gradd_attr_int(r->attrs, "batch_dims", 0), indices, some,
+                             list);
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), data->rank, false, &axis));
+    return mode == BY_ELEMENT ? gradd_pick_elements(data, axis, indices, some, list)
+                              : gradd_pick_axis(data, axis, indices, some, list);
+}
+
+/* Some of the numbers of pieces; all of them at first, if there are several of a row. */
 static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *data,
                                 gradd_range_t some, gradd_rows_t *out) {
-    const gradd_view_t *indices = &r->in[1];
-    int64_t n = gradd_type_count(&indices->type);
-    int mode = mode_of(r->op), axis = 0;
-    if (mode != BY_ND)
-        GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), data->rank, false, &axis));
-    if (mode == BY_ELEMENT) {
-        *out = (gradd_rows_t){r->workspace, n, gradd_type_count(data), 1};
-        return gradd_pick_elements(data, axis, indices, some, r->workspace);
-    }
-    if (mode == BY_AXIS) {
-        *out = (gradd_rows_t){r->workspace, n * gradd_pick_count(data, 0, axis),
-                              gradd_pick_count(data, 0, axis + 1),
-                              gradd_pick_count(data, axis + 1, data->rank)};
-        return gradd_pick_axis(data, axis, indices, some, r->workspace);
-    }
-    int last = indices->type.rank - 1;
-    int depth = (int)indices->type.dims[last];
-    int batch_dims = (int)gradd_attr_int(r->attrs, "batch_dims", 0);
-    *out = (gradd_rows_t){r->workspace, gradd_pick_count(&indices->type, 0, last),
-                          gradd_pick_count(data, 0, batch_dims + depth),
-                          gradd_pick_count(data, batch_dims + depth, data->rank)};
-    return gradd_pick_nd(data, batch_dims, indices, some, r->workspace);
-}
-
-/* The list of some rows. */
-static gradd_rows_t some_of(const gradd_rows_t *rows, gradd_range_t some) {
-    return (gradd_rows_t){rows->row + some.from, some.to - some.from, rows->n_rows, rows->size};
-}
-
-/* The rows from there on. */
-static int64_t offset(const gradd_rows_t *rows, gradd_range_t some, const gradd_type_t *type) {
-    return some.from * rows->size * (int64_t)gradd_dtype_bytes(type->dtype);
+    gradd_rows_t rows = rows_of(r->op, r->attrs, data, &r->in[1].type);
+    const int64_t pieces = gradd_rows_pieces(rows.size, gradd_dtype_bytes(data->dtype));
+    int64_t *list = r->workspace, *whole = list + (pieces > 1 ? rows.n * pieces : 0);
+    rows.row = whole;
+    if (pieces > 1) some = r->part ? (gradd_range_t){0, 0} : (gradd_range_t){0, rows.n};
+    if (some.from < some.to) GRADD_TRY(number(r, data, some, whole));
+    *out = pieces > 1 ? gradd_rows_cut(&rows, pieces, list, !r->part) : rows;
+    return GRADD_OK;
 }
 
 static gradd_status_t compute_gather(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
-    gradd_rows_t all;
+    const size_t bytes = gradd_dtype_bytes(x->dtype);
+    gradd_rows_t rows;
     if (gradd_type_count(y) == 0) return GRADD_OK;
-    const gradd_range_t some = gradd_part_of(r, rows_of(r, x));
-    GRADD_TRY(make_rows(r, x, some, &all));
-    const gradd_rows_t rows = some_of(&all, some);
-    return gradd_rows_get(&rows, gradd_dtype_bytes(x->dtype),
-                          (char *)r->out[0].data + offset(&all, some, y), r->in[0].data);
+    const gradd_range_t some = gradd_part_of(r, pieces_of(r->op, r->attrs, x, &r->in[1].type).n);
+    GRADD_TRY(make_rows(r, x, some, &rows));
+    rows.row += some.from, rows.n = some.to - some.from;
+    return gradd_rows_get(&rows, bytes,
+                          (char *)r->out[0].data + (size_t)(some.from * rows.size) * bytes,
+                          r->in[0].data);
 }
 
 /* Whether rows along an axis are worth sorting: they are summed in short chains then. */
@@ -106,25 +119,37 @@ static bool has_long_rows(const gradd_op_t *op, const gradd_type_t *dx, gradd_at
     return gradd_pick_count(dx, axis + 1, dx->rank) >= LONG_ROW;
 }
 
-/* The first half of parts clears dx and makes the numbers of rows, the second adds the rows, in
+/* The first stage of parts clears dx and makes the numbers of rows, the second adds the rows, in
  * rising order in either way. */
 static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
-    const gradd_type_t *dx = &r->out[0].type, *dy = &r->in[0].type;
-    gradd_rows_t all;
-    const gradd_range_t cleared = gradd_half_of(r, false, gradd_type_bytes(dx));
-    gradd_copy_zero((char *)r->out[0].data + cleared.from, (size_t)(cleared.to - cleared.from));
-    if (gradd_type_count(dy) == 0) return GRADD_OK;
-    GRADD_TRY(make_rows(r, dx, gradd_half_of(r, false, rows_of(r, dx)), &all));
-    if (has_long_rows(r->op, dx, r->attrs)) {
-        const gradd_row_sums_t sums = {all.row, all.n, all.n_rows, all.size, 1, false, r};
-        return gradd_row_sums(&sums, dx->dtype, r->out[0].data, r->in[0].data,
-                              (int64_t *)r->workspace + all.n);
+    const gradd_type_t *dx = &r->out[0].type;
+    gradd_rows_t rows = pieces_of(r->op, r->attrs, dx, &r->in[1].type);
+    const bool nothing = gradd_type_count(&r->in[0].type) == 0;
+    const bool sorted = has_long_rows(r->op, dx, r->attrs);
+    const int stages = sorted ? 2 : gradd_rows_add_stages(&rows, dx->dtype);
+    const gradd_range_t some = gradd_stage_of(r, 0, stages, nothing ? 0 : rows.n);
+    if (nothing)
+        rows.n = 0;
+    else
+        GRADD_TRY(make_rows(r, dx, some, &rows));
+    void *rest = (char *)r->workspace + numbers(r->op, r->attrs, dx, &r->in[1].type);
+    if (sorted) {
+        const gradd_range_t cleared = gradd_half_of(r, false, gradd_type_bytes(dx));
+        gradd_copy_zero((char *)r->out[0].data + cleared.from, (size_t)(cleared.to - cleared.from));
+        const gradd_row_sums_t sums = {.row = rows.row,
+                                       .n = rows.n,
+                                       .n_rows = rows.n_rows,
+                                       .width = rows.size,
+                                       .scale = 1,
+                                       .launch = r};
+        return gradd_row_sums(&sums, dx->dtype, r->out[0].data, r->in[0].data, rest);
     }
-    const gradd_range_t some = gradd_half_of(r, true, all.n);
-    const gradd_rows_t rows = some_of(&all, some);
-    if (!rows.n) return GRADD_OK;
-    return gradd_rows_add(&rows, dx->dtype, r->out[0].data,
-                          (const char *)r->in[0].data + offset(&all, some, dy));
+    return gradd_rows_add(&(gradd_row_adds_t){.rows = rows,
+                                              .dtype = dx->dtype,
+                                              .to = r->out[0].data,
+                                              .from = r->in[0].data,
+                                              .workspace = rest,
+                                              .launch = r});
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -190,36 +215,33 @@ static gradd_status_t infer_gather_grad(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-static size_t numbers(const gradd_infer_t *c, const gradd_type_t *data) {
-    return (size_t)row_count(c->op, c->attrs, data, &c->in[1].type) * sizeof(int64_t);
-}
-
 static size_t workspace_gather(const gradd_infer_t *c) {
-    return numbers(c, &c->in[0].type);
+    return numbers(c->op, c->attrs, &c->in[0].type, &c->in[1].type);
 }
 
 static size_t workspace_gather_grad(const gradd_infer_t *c) {
-    const size_t bytes = numbers(c, &c->out[0]);
-    if (!has_long_rows(c->op, &c->out[0], c->attrs)) return bytes;
-    return bytes + gradd_row_sums_workspace((int64_t)(bytes / sizeof(int64_t)));
+    const gradd_type_t *dx = &c->out[0];
+    const gradd_rows_t rows = pieces_of(c->op, c->attrs, dx, &c->in[1].type);
+    return numbers(c->op, c->attrs, dx, &c->in[1].type) +
+           (has_long_rows(c->op, dx, c->attrs) ? gradd_row_sums_workspace(rows.n)
+                                               : gradd_rows_add_workspace(&rows, dx->dtype));
 }
 
 static int parts_gather(const gradd_infer_t *c) {
-    return gradd_parts_of_tasks(c, row_count(c->op, c->attrs, &c->in[0].type, &c->in[1].type));
+    return gradd_parts_of_tasks(c, pieces_of(c->op, c->attrs, &c->in[0].type, &c->in[1].type).n);
 }
 
-/* Halves are summed in f32, all that go to one row. */
 static int parts_gather_grad(const gradd_infer_t *c) {
     const gradd_type_t *dx = &c->out[0];
-    const bool in_order = has_long_rows(c->op, dx, c->attrs) || !gradd_dtype_is_half(dx->dtype);
-    const int64_t rows = row_count(c->op, c->attrs, dx, &c->in[1].type);
-    return in_order ? gradd_parts_of_tasks(c, rows) : 0;
+    const gradd_rows_t rows = pieces_of(c->op, c->attrs, dx, &c->in[1].type);
+    if (has_long_rows(c->op, dx, c->attrs)) return gradd_parts_of_tasks(c, rows.n);
+    return gradd_rows_add_parts(c, &rows, dx->dtype);
 }
 
 /* A row is somewhere else in memory than the one before, so each waits: as long as 600 bytes take
  * to move. */
 static void cost_rows(const gradd_infer_t *c, const gradd_type_t *data, gradd_cost_t *cost) {
-    cost->again = 600 * (double)row_count(c->op, c->attrs, data, &c->in[1].type);
+    cost->again = 600 * (double)rows_of(c->op, c->attrs, data, &c->in[1].type).n;
 }
 
 static void cost_gather(const gradd_infer_t *c, gradd_cost_t *cost) {
@@ -387,20 +409,22 @@ GRADD_OPS(
                                   {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"},
                                   {.text = "f32[30,90] i64[30,90] | dims=[30,5] axis=1"})));
 
-GRADD_KERNELS(
-    cpu, gather,
-    GRADD_KERNEL("Gather", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
-                 .workspace = workspace_gather, .parts = parts_gather, .cost = cost_gather),
-    GRADD_KERNEL("GatherND", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
-                 .workspace = workspace_gather, .parts = parts_gather, .cost = cost_gather),
-    GRADD_KERNEL("GatherElements", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
-                 .workspace = workspace_gather, .parts = parts_gather, .cost = cost_gather),
-    GRADD_KERNEL("GatherGrad", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather_grad,
-                 .workspace = workspace_gather_grad, .parts = parts_gather_grad,
-                 .cost = cost_gather_grad),
-    GRADD_KERNEL("GatherNDGrad", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather_grad,
-                 .workspace = workspace_gather_grad, .parts = parts_gather_grad,
-                 .cost = cost_gather_grad),
-    GRADD_KERNEL("GatherElementsGrad", "loop", .types = {GRADD_T_ANY},
-                 .compute = compute_gather_grad, .workspace = workspace_gather_grad,
-                 .parts = parts_gather_grad, .cost = cost_gather_grad));
+GRADD_KERNELS(cpu, gather,
+              GRADD_KERNEL("Gather", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
+                           .workspace = workspace_gather, .parts = parts_gather,
+                           .makes_parts = true, .cost = cost_gather),
+              GRADD_KERNEL("GatherND", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
+                           .workspace = workspace_gather, .parts = parts_gather,
+                           .cost = cost_gather),
+              GRADD_KERNEL("GatherElements", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather, .workspace = workspace_gather,
+                           .parts = parts_gather, .cost = cost_gather),
+              GRADD_KERNEL("GatherGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad,
+                           .parts = parts_gather_grad, .cost = cost_gather_grad),
+              GRADD_KERNEL("GatherNDGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad,
+                           .parts = parts_gather_grad, .cost = cost_gather_grad),
+              GRADD_KERNEL("GatherElementsGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad,
+                           .parts = parts_gather_grad, .cost = cost_gather_grad));

@@ -34,24 +34,48 @@ static const char *reduction_of(gradd_attrs_t attrs) {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static int64_t row_count(const gradd_op_t *op, const gradd_type_t *index) {
-    return gradd_pick_count(index, 0, is_nd(op) ? index->rank - 1 : index->rank);
+/* Which rows of x are written, and how many of them. No numbers yet. */
+static gradd_rows_t rows_of(const gradd_op_t *op, const gradd_type_t *x,
+                            const gradd_type_t *index) {
+    if (!is_nd(op)) return (gradd_rows_t){NULL, gradd_type_count(index), gradd_type_count(x), 1};
+    const int last = index->rank - 1, depth = (int)index->dims[last];
+    return (gradd_rows_t){NULL, gradd_pick_count(index, 0, last), gradd_pick_count(x, 0, depth),
+                          gradd_pick_count(x, depth, x->rank)};
 }
 
-/* Of all rows some are made. */
+/* The pieces of these rows, as rows. */
+static gradd_rows_t pieces_of(const gradd_op_t *op, const gradd_type_t *x,
+                              const gradd_type_t *index) {
+    const gradd_rows_t rows = rows_of(op, x, index);
+    const int64_t pieces = gradd_rows_pieces(rows.size, gradd_dtype_bytes(x->dtype));
+    return gradd_rows_cut(&rows, pieces, NULL, false);
+}
+
+/* Bytes of the lists of numbers in scratch memory. */
+static size_t numbers(const gradd_op_t *op, const gradd_type_t *x, const gradd_type_t *index) {
+    const int64_t n = rows_of(op, x, index).n, pieces = pieces_of(op, x, index).n;
+    return (size_t)(pieces > n ? pieces + n : n) * sizeof(int64_t);
+}
+
+static gradd_status_t number(const gradd_launch_t *r, gradd_range_t some, int64_t *list) {
+    const gradd_type_t *x = &r->in[0].type;
+    int axis;
+    if (is_nd(r->op)) return gradd_pick_nd(x, 0, &r->in[1], some, list);
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), x->rank, false, &axis));
+    return gradd_pick_elements(x, axis, &r->in[1], some, list);
+}
+
+/* Some of the numbers of pieces; all of them at first, if there are several of a row. */
 static gradd_status_t make_rows(const gradd_launch_t *r, gradd_range_t some, gradd_rows_t *out) {
     const gradd_type_t *x = &r->in[0].type;
-    const gradd_view_t *indices = &r->in[1];
-    if (is_nd(r->op)) {
-        int last = indices->type.rank - 1, depth = (int)indices->type.dims[last];
-        *out = (gradd_rows_t){r->workspace, row_count(r->op, &indices->type),
-                              gradd_pick_count(x, 0, depth), gradd_pick_count(x, depth, x->rank)};
-        return gradd_pick_nd(x, 0, indices, some, r->workspace);
-    }
-    int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), x->rank, false, &axis));
-    *out = (gradd_rows_t){r->workspace, row_count(r->op, &indices->type), gradd_type_count(x), 1};
-    return gradd_pick_elements(x, axis, indices, some, r->workspace);
+    gradd_rows_t rows = rows_of(r->op, x, &r->in[1].type);
+    const int64_t pieces = gradd_rows_pieces(rows.size, gradd_dtype_bytes(x->dtype));
+    int64_t *list = r->workspace, *whole = list + (pieces > 1 ? rows.n * pieces : 0);
+    rows.row = whole;
+    if (pieces > 1) some = r->part ? (gradd_range_t){0, 0} : (gradd_range_t){0, rows.n};
+    if (some.from < some.to) GRADD_TRY(number(r, some, whole));
+    *out = pieces > 1 ? gradd_rows_cut(&rows, pieces, list, !r->part) : rows;
+    return GRADD_OK;
 }
 
 /* The formulas with a of one type: the product of a target and an update, else of an update and a
@@ -93,43 +117,52 @@ static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype
     return GRADD_OK;
 }
 
-/* The first half of parts makes all numbers of rows, and the copy: where x is overwritten, an index
- * out of range has changed nothing. The second half writes the rows in rising order. */
+/* The first stage of parts makes all numbers of rows, and the copy: where x is overwritten, an
+ * index out of range has changed nothing. The second one writes the rows in rising order. */
 static gradd_status_t compute_scatter(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type;
     const char *how = reduction_of(r->attrs);
     const size_t element = gradd_dtype_bytes(x->dtype);
-    const bool nothing = gradd_type_count(&r->in[2].type) == 0;
-    const int64_t n = nothing ? 0 : row_count(r->op, &r->in[1].type);
+    const bool nothing = gradd_type_count(&r->in[2].type) == 0, add = !strcmp(how, "add");
     void *y = r->out[0].data;
-    gradd_rows_t rows;
-    if (!nothing) GRADD_TRY(make_rows(r, gradd_half_of(r, false, n), &rows));
+    gradd_rows_t rows = pieces_of(r->op, x, &r->in[1].type);
+    if (nothing) rows.n = 0;
+    const int stages = add ? gradd_rows_add_stages(&rows, x->dtype) : 2;
+    if (!nothing) GRADD_TRY(make_rows(r, gradd_stage_of(r, 0, stages, rows.n), &rows));
+    if (add)
+        return gradd_rows_add(&(gradd_row_adds_t){.rows = rows,
+                                                  .dtype = x->dtype,
+                                                  .start = r->in[0].data,
+                                                  .to = y,
+                                                  .from = r->in[2].data,
+                                                  .launch = r,
+                                                  .workspace = (char *)r->workspace +
+                                                               numbers(r->op, x, &r->in[1].type)});
     const gradd_range_t copied = gradd_half_of(r, false, gradd_type_bytes(x));
     if (copied.to > copied.from)
         gradd_copy_bytes((char *)y + copied.from, (const char *)r->in[0].data + copied.from,
                          (size_t)(copied.to - copied.from));
-    const gradd_range_t some = gradd_half_of(r, true, n);
+    const gradd_range_t some = gradd_half_of(r, true, rows.n);
     if (some.from >= some.to) return GRADD_OK;
     const char *from = (const char *)r->in[2].data + (size_t)(some.from * rows.size) * element;
     rows.row += some.from, rows.n = some.to - some.from;
     if (!strcmp(how, "none")) return gradd_rows_put(&rows, element, y, from);
-    if (!strcmp(how, "add")) return gradd_rows_add(&rows, x->dtype, y, from);
-    char kind = !strcmp(how, "mul") ? '*' : !strcmp(how, "min") ? '<' : '>';
+    const char kind = !strcmp(how, "mul") ? '*' : !strcmp(how, "min") ? '<' : '>';
     return fold_rows(&rows, kind, x->dtype, y, from);
 }
 
-/* Halves are summed in f32, all that go to one row. */
 static int parts_scatter(const gradd_infer_t *c) {
-    const bool add = !strcmp(reduction_of(c->attrs), "add");
-    if (add && gradd_dtype_is_half(c->in[0].type.dtype)) return 0;
-    return gradd_parts_of_tasks(c, row_count(c->op, &c->in[1].type));
+    const gradd_type_t *x = &c->in[0].type;
+    const gradd_rows_t rows = pieces_of(c->op, x, &c->in[1].type);
+    if (!strcmp(reduction_of(c->attrs), "add")) return gradd_rows_add_parts(c, &rows, x->dtype);
+    return gradd_parts_of_tasks(c, rows.n);
 }
 
 /* A row is somewhere else in memory than the one before, so each waits: as long as 600 bytes take
  * to move. */
 static void cost_scatter(const gradd_infer_t *c, gradd_cost_t *cost) {
     gradd_cost_move(c, cost);
-    cost->again = 600 * (double)row_count(c->op, &c->in[1].type);
+    cost->again = 600 * (double)rows_of(c->op, &c->in[0].type, &c->in[1].type).n;
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -185,7 +218,10 @@ static gradd_status_t infer_scatter_elements(gradd_infer_t *c) {
 }
 
 static size_t workspace_scatter(const gradd_infer_t *c) {
-    return (size_t)row_count(c->op, &c->in[1].type) * sizeof(int64_t);
+    const gradd_type_t *x = &c->in[0].type, *index = &c->in[1].type;
+    const gradd_rows_t rows = pieces_of(c->op, x, index);
+    const bool add = !strcmp(reduction_of(c->attrs), "add");
+    return numbers(c->op, x, index) + (add ? gradd_rows_add_workspace(&rows, x->dtype) : 0);
 }
 
 /* ---- gradient rule --------------------------------------------------------------------------- */

@@ -367,7 +367,7 @@ GRADD_OPS(
                  CASE("f32[2,17,13,19]:(-1,1) f32[2,24,13,19]:(-1,1) | kernel_shape=[3,3] "
                       "begins=[1,1]"))));
 
-/* Images of a batch, each by itself; a gradient of the weight is a sum over all (conv_images.c). */
+/* Images of a batch, each by itself; a gradient of the weight is a sum over all. */
 static bool rowwise_conv(gradd_rowwise_t *r) {
     return strcmp(r->op->name, "ConvWeightGrad") && gradd_rowwise_batch(r);
 }
@@ -379,22 +379,20 @@ static void cost_depthwise(const gradd_infer_t *c, gradd_cost_t *cost) {
     cost->again = 0.9 * cost->flops;
 }
 
-#define ON_CPU(title, way)                                                                         \
-    GRADD_KERNEL(title, "depthwise", .types = {GRADD_T_F32_F64}, .rowwise = rowwise_conv,          \
+#define ONEDNN(title, kernel, mask)                                                                \
+    GRADD_KERNEL(title, kernel, .types = {mask}, .accepts = gradd_conv_onednn_accepts,             \
+                 .prepare = gradd_conv_parts_prepare, .unprepare = gradd_conv_parts_unprepare,     \
+                 .makes_parts = true, .compute = gradd_conv_parts, .cost = gradd_conv_cost)
+#define ON_CPU(title)                                                                              \
+    GRADD_KERNEL(title, "depthwise", .types = {GRADD_T_F32_F64}, .makes_parts = true,              \
                  .accepts = gradd_conv_depthwise_accepts, .prepare = gradd_conv_depthwise_prepare, \
                  .unprepare = gradd_conv_depthwise_unprepare, .compute = gradd_conv_depthwise,     \
                  .cost = cost_depthwise),                                                          \
-        ONEDNN(title, way, "oneDNN f32", GRADD_DTB(F32)),                                          \
-        ONEDNN(title, way, "oneDNN bf16", GRADD_DTB(BF16)),                                        \
+        ONEDNN(title, "oneDNN f32", GRADD_DTB(F32)),                                               \
+        ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16)),                                             \
         GRADD_KERNEL(title, "columns", .types = {GRADD_T_F32_F64}, .rowwise = rowwise_conv,        \
                      .prepare = gradd_conv_columns_prepare,                                        \
                      .unprepare = gradd_conv_columns_unprepare, .compute = gradd_conv_columns,     \
                      .cost = gradd_conv_cost)
-#define ONEDNN(title, way, kernel, mask)                                                           \
-    GRADD_KERNEL(title, kernel, .rowwise = rowwise_conv, .types = {mask},                          \
-                 .accepts = gradd_conv_onednn_accepts, .prepare = way##_prepare,                   \
-                 .unprepare = way##_unprepare, .compute = way, .cost = gradd_conv_cost)
 
-GRADD_KERNELS(cpu, conv, ON_CPU("Conv", gradd_conv_onednn),
-              ON_CPU("ConvDataGrad", gradd_conv_onednn),
-              ON_CPU("ConvWeightGrad", gradd_conv_images));
+GRADD_KERNELS(cpu, conv, ON_CPU("Conv"), ON_CPU("ConvDataGrad"), ON_CPU("ConvWeightGrad"));

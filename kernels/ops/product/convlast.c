@@ -10,7 +10,6 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/conv/conv.h"
 #include "kernels/describe/conv.h"
-#include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 
 enum { AXES = GRADD_CONV_AXES };
@@ -174,19 +173,12 @@ GRADD_OPS(
                  CASE("f32[2,13,19,17]:(-1,1) f32[2,13,19,24]:(-1,1) | kernel_shape=[3,3] "
                       "begins=[1,1]"))));
 
-/* As in conv.c. */
-static bool rowwise_conv(gradd_rowwise_t *r) {
-    return strcmp(r->op->name, "ConvLastWeightGrad") && gradd_rowwise_batch(r);
-}
+#define ONEDNN(title, kernel, mask)                                                                \
+    GRADD_KERNEL(title, kernel, .types = {mask}, .accepts = gradd_conv_onednn_accepts,             \
+                 .prepare = gradd_conv_parts_prepare, .unprepare = gradd_conv_parts_unprepare,     \
+                 .makes_parts = true, .compute = gradd_conv_parts, .cost = gradd_conv_cost)
+#define ON_CPU(title)                                                                              \
+    ONEDNN(title, "oneDNN f32", GRADD_DTB(F32)), ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16))
 
-#define ONEDNN(title, way, kernel, mask)                                                           \
-    GRADD_KERNEL(title, kernel, .rowwise = rowwise_conv, .types = {mask},                          \
-                 .accepts = gradd_conv_onednn_accepts, .prepare = way##_prepare,                   \
-                 .unprepare = way##_unprepare, .compute = way, .cost = gradd_conv_cost)
-#define ON_CPU(title, way)                                                                         \
-    ONEDNN(title, way, "oneDNN f32", GRADD_DTB(F32)),                                              \
-        ONEDNN(title, way, "oneDNN bf16", GRADD_DTB(BF16))
-
-GRADD_KERNELS(cpu, convlast, ON_CPU("ConvLast", gradd_conv_onednn),
-              ON_CPU("ConvLastDataGrad", gradd_conv_onednn),
-              ON_CPU("ConvLastWeightGrad", gradd_conv_images));
+GRADD_KERNELS(cpu, convlast, ON_CPU("ConvLast"), ON_CPU("ConvLastDataGrad"),
+              ON_CPU("ConvLastWeightGrad"));

@@ -16,6 +16,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/math/rng.h"
 #include "kernels/rules/infer.h"
@@ -81,10 +82,25 @@ static gradd_status_t compute_random(const gradd_launch_t *r) {
     d.a = gradd_attr_float(r->attrs, d.normal ? "mean" : "low", 0);
     d.b = d.normal ? gradd_attr_float(r->attrs, "scale", 1)
                    : gradd_attr_float(r->attrs, "high", 1) - d.a;
+    const gradd_range_t some = gradd_part_of(r, n);
 #pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = some.from; i < some.to; i++)
         put(&r->out[0], i, number_at(&d, i));
     return GRADD_OK;
+}
+
+/* Each number is a function of its place alone. */
+static int parts_random(const gradd_infer_t *c) {
+    enum { FEW = 4096 };
+    return gradd_parts_of_tasks(c, gradd_type_count(&c->out[0]) / FEW);
+}
+
+/* A number takes as long as so many bytes take to move. */
+static void cost_uniform(const gradd_infer_t *c, gradd_cost_t *cost) {
+    cost->again = 150 * (double)gradd_type_count(&c->out[0]);
+}
+static void cost_normal(const gradd_infer_t *c, gradd_cost_t *cost) {
+    cost->again = 600 * (double)gradd_type_count(&c->out[0]);
 }
 
 static double probability_at(const gradd_view_t *x, int64_t i) {
@@ -96,8 +112,9 @@ static double probability_at(const gradd_view_t *x, int64_t i) {
 static gradd_status_t compute_bernoulli(const gradd_launch_t *r) {
     int64_t n = gradd_type_count(&r->out[0].type), bad = n;
     uint64_t seed = seed_of(r);
+    const gradd_range_t some = gradd_part_of(r, n);
 #pragma omp parallel for schedule(static) reduction(min : bad) if (n >= GRADD_PARALLEL_MIN)
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = some.from; i < some.to; i++) {
         double p = probability_at(&r->in[0], i);
         uint32_t drawn = gradd_rng_word(seed, r->node, (uint64_t)i);
         double word = r->dropout_off ? 0x1p31 : (double)drawn;
@@ -195,9 +212,12 @@ GRADD_OPS(
                                   {.text = "f32[3,100]:(0,1) | dtype=16", .tol = -1},
                                   {.text = "f32[3,100]:(0,1) | dtype=6", .tol = -1})));
 
-GRADD_KERNELS(cpu, random, GRADD_KERNEL("RandomNormalLike", "loop", .compute = compute_random),
-              GRADD_KERNEL("RandomUniformLike", "loop", .compute = compute_random),
-              GRADD_KERNEL("RandomNormal", "loop", .compute = compute_random),
-              GRADD_KERNEL("RandomUniform", "loop", .compute = compute_random),
+#define DRAWS(title, measure)                                                                      \
+    GRADD_KERNEL(title, "loop", .compute = compute_random, .parts = parts_random, .cost = measure)
+
+GRADD_KERNELS(cpu, random, DRAWS("RandomNormalLike", cost_normal),
+              DRAWS("RandomUniformLike", cost_uniform), DRAWS("RandomNormal", cost_normal),
+              DRAWS("RandomUniform", cost_uniform),
               GRADD_KERNEL("Bernoulli", "loop", .types = {GRADD_T_ANY},
-                           .compute = compute_bernoulli));
+                           .compute = compute_bernoulli, .parts = parts_random,
+                           .cost = cost_uniform));

@@ -11,6 +11,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/contract/op.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/cost.h"
 #include "kernels/rules/infer.h"
 #include "kernels/rules/rowwise.h"
@@ -19,7 +20,9 @@
 /* ---- kernel ---------------------------------------------------------------------------------- */
 
 static gradd_status_t compute_view(const gradd_launch_t *r) {
-    gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
+    const gradd_range_t some = gradd_part_of(r, gradd_type_bytes(&r->out[0].type));
+    gradd_copy_bytes((char *)r->out[0].data + some.from, (const char *)r->in[0].data + some.from,
+                     (size_t)(some.to - some.from));
     return GRADD_OK;
 }
 
@@ -206,6 +209,7 @@ GRADD_KERNELS(cpu, reshape,
               GRADD_KERNEL("Squeeze", "loop", .compute = compute_view, .cost = gradd_cost_move),
               GRADD_KERNEL("Unsqueeze", "loop", .compute = compute_view, .cost = gradd_cost_move),
               GRADD_KERNEL("Flatten", "loop", .compute = compute_view, .cost = gradd_cost_move),
-              GRADD_KERNEL("Identity", "loop", .compute = compute_view, .cost = gradd_cost_move),
+              GRADD_KERNEL("Identity", "loop", .compute = compute_view, .parts = gradd_copy_parts,
+                           .makes_parts = true, .cost = gradd_cost_move),
               GRADD_KERNEL("StopGradient", "loop", .compute = compute_view,
                            .cost = gradd_cost_move));

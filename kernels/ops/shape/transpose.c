@@ -107,5 +107,5 @@ GRADD_OPS(transpose,
                        {.text = "i64[30,11,40] | perm=[0,2,1]"})));
 
 GRADD_KERNELS(cpu, transpose,
-              GRADD_KERNEL("Transpose", "loop", .rowwise = gradd_rowwise_turn,
+              GRADD_KERNEL("Transpose", "loop", .parts = gradd_copy_parts, .makes_parts = true,
                            .compute = compute_transpose, .cost = gradd_cost_move));

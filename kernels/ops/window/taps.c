@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "kernels/contract/kernel.h"
+#include "kernels/cpu/parts.h"
 #include "kernels/describe/dispatch.h"
 #include "kernels/describe/lanes.h"
 #include "kernels/describe/windows.h"
@@ -50,11 +51,12 @@ static gradd_status_t compute_taps_ref(const gradd_launch_t *r) {
         for (int64_t i = 0; i < n; i++)                                                            \
             y[i] = (T)sum[i];                                                                      \
     }                                                                                              \
-    /* all windows of one of `outer` */                                                            \
-    static void lane_##S(T *y, const T *x, const gradd_launch_t *r, const gradd_lanes_t *l) {      \
+    /* some windows of one of `outer` */                                                           \
+    static void lane_##S(T *y, const T *x, const gradd_launch_t *r, const gradd_lanes_t *l,        \
+                         gradd_range_t some) {                                                     \
         const int64_t *span = r->in[SPAN].data;                                                    \
-        const int64_t m = r->in[SPAN].type.dims[0], width = r->in[WEIGHT].type.dims[1];            \
-        for (int64_t j = 0; j < m; j++) {                                                          \
+        const int64_t width = r->in[WEIGHT].type.dims[1];                                          \
+        for (int64_t j = some.from; j < some.to; j++) {                                            \
             const T *from = x + span[2 * j] * l->inner;                                            \
             const T *weight = (const T *)r->in[WEIGHT].data + j * width;                           \
             if (l->inner == 1) {                                                                   \
@@ -77,15 +79,19 @@ static gradd_status_t compute_taps(const gradd_launch_t *r) {
     gradd_lanes_t l;
     GRADD_TRY(gradd_lanes_of_axis(&r->in[X].type, r->attrs, -1, &l));
     const bool f32 = r->in[X].type.dtype == GRADD_DT_F32;
-    const int64_t from = l.n * l.inner, to = r->in[SPAN].type.dims[0] * l.inner;
-#pragma omp parallel for schedule(static) if (l.outer * (from + to) >= GRADD_PARALLEL_MIN)
-    for (int64_t o = 0; o < l.outer; o++) {
+    const int64_t m = r->in[SPAN].type.dims[0], from = l.n * l.inner, to = m * l.inner;
+    const gradd_range_t all = gradd_part_of(r, l.outer * m); /* windows of all lanes */
+    const int64_t first = m ? all.from / m : 0, end = m ? (all.to + m - 1) / m : 0;
+#pragma omp parallel for schedule(static) if ((end - first) * (from + to) >= GRADD_PARALLEL_MIN)
+    for (int64_t o = first; o < end; o++) {
+        const gradd_range_t some = {o == first ? all.from - o * m : 0,
+                                    o == end - 1 ? all.to - o * m : m};
         if (f32)
             lane_f32((float *)r->out[0].data + o * to, (const float *)r->in[X].data + o * from, r,
-                     &l);
+                     &l, some);
         else
             lane_f64((double *)r->out[0].data + o * to, (const double *)r->in[X].data + o * from, r,
-                     &l);
+                     &l, some);
     }
     return GRADD_OK;
 }
@@ -183,6 +189,10 @@ static gradd_status_t expand_taps(gradd_expand_t *e) {
     return b->status;
 }
 
+static int parts_taps(const gradd_infer_t *c) {
+    return gradd_parts_of_tasks(c, gradd_type_count(&c->out[0]) / BLOCK);
+}
+
 static void cost_taps(const gradd_infer_t *c, gradd_cost_t *cost) {
     cost->flops = 2.0 * (double)gradd_type_count(&c->out[0]) * (double)c->in[WEIGHT].type.dims[1];
 }
@@ -209,4 +219,4 @@ GRADD_OPS(taps,
 GRADD_KERNELS(cpu, taps,
               GRADD_KERNEL("Taps", "loop",
                            .types = {GRADD_T_F32_F64, GRADD_DTB(I64), GRADD_T_F32_F64},
-                           .compute = compute_taps, .cost = cost_taps));
+                           .compute = compute_taps, .parts = parts_taps, .cost = cost_taps));

@@ -1,7 +1,9 @@
 /* The arenas of a device: reuse, a bound on spare ones, trimming, the limit. */
 #include <limits.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
+#include "platform/platform.h"
 #include "server/exec/run.h"
 #include "tests/sim/sim.h"
 #include "tests/test.h"
@@ -195,5 +197,40 @@ TEST(runs_stay_below_the_limit) {
     CHECK_EQ_INT(live, 2);
     pool_drop(d, held, 5 * mib);
     pool_drop(d, other, 9 * mib);
+    close_counted(d);
+}
+
+/* ---- large memory ---- */
+
+static void *given;
+static uint64_t given_bytes;
+static int settled;
+
+static void note_given(void *mapping, uint64_t bytes) {
+    given = mapping, given_bytes = bytes;
+}
+
+static void note_settled(void) {
+    settled++;
+}
+
+TEST(a_large_arena_goes_to_what_gives_it_back) {
+    static const gradd_discarder_t noting = {note_given, note_settled};
+    gradd_device_t *d = open_counted(0);
+    int64_t bytes;
+    void *arena = take(d, (int64_t)64 << 20, &bytes);
+    gradd_discarder = &noting;
+    pool_drop(d, arena, bytes);
+    CHECK(given == arena);
+    CHECK_EQ_INT(given_bytes, bytes);
+    CHECK_EQ_INT(munmap(given, given_bytes), 0);
+    arena = take(d, 1000, &bytes); /* small memory does not */
+    given = NULL;
+    pool_drop(d, arena, bytes);
+    CHECK(given == NULL);
+    CHECK_EQ_INT(settled, 0);
+    CHECK(gradd_platform.take((size_t)1 << 60) == NULL); /* asked once more when all is back */
+    CHECK_EQ_INT(settled, 1);
+    gradd_discarder = NULL;
     close_counted(d);
 }

@@ -6,8 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/contract/backend.h"
+#include "kernels/contract/registry.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/picked_rows.h"
+#include "kernels/rules/rules.h"
 
 static const gradd_type_t data = {
     .dtype = GRADD_DT_F32, .rank = 2, .dims = {50, 3}
@@ -113,10 +117,15 @@ TEST(huge_indices_are_refused) {
 
 static void add_rows(int threads, int64_t size, float *to, const float *from, const int64_t *row,
                      int64_t n) {
-    gradd_rows_t rows = {row, n, 10, size};
-    memset(to, 0, sizeof *to * (size_t)(10 * size));
+    const gradd_launch_t whole = {0};
     omp_set_num_threads(threads);
-    CHECK_OK(gradd_rows_add(&rows, GRADD_DT_F32, to, from));
+    CHECK_OK(gradd_rows_add(&(gradd_row_adds_t){
+        .rows = {row, n, 10, size},
+        .dtype = GRADD_DT_F32,
+        .to = to,
+        .from = from,
+        .launch = &whole
+    }));
 }
 
 TEST(repeated_rows_do_not_depend_on_threads) {
@@ -157,4 +166,185 @@ TEST(the_last_write_wins) {
     CHECK_EQ_INT(to[1], N - 1);
     CHECK_EQ_INT(to[2], -1);
     free(from), free(row);
+}
+
+/* ---- sums of halves ---- */
+
+static uint16_t half_of(int64_t i, gradd_dtype_t dtype) {
+    uint16_t made;
+    gradd_half_put(&made, dtype, (float)(i * 7919 % 1009) / 64 - 7);
+    return made;
+}
+
+/* By definition: each element's sum is f32, in rising order, and rounded once. */
+static void add_plainly(const gradd_row_adds_t *a, float *sum, uint16_t *to) {
+    const int64_t n = a->rows.n_rows * a->rows.size;
+    for (int64_t i = 0; i < n; i++)
+        sum[i] = a->start ? gradd_half_f32((const uint16_t *)a->start + i, a->dtype) : 0;
+    for (int64_t i = 0; i < a->rows.n * a->rows.size; i++)
+        sum[a->rows.row[i / a->rows.size] * a->rows.size + i % a->rows.size] +=
+            gradd_half_f32((const uint16_t *)a->from + i, a->dtype);
+    for (int64_t i = 0; i < n; i++)
+        gradd_half_put(to + i, a->dtype, sum[i]);
+}
+
+static void add_in_parts(gradd_row_adds_t a, int parts, int threads) {
+    gradd_launch_t launch = {.parts = parts};
+    omp_set_num_threads(threads);
+    a.launch = &launch;
+    for (; launch.part < (parts ? parts : 1); launch.part++)
+        CHECK_OK(gradd_rows_add(&a));
+}
+
+static void check_halves(gradd_rows_t rows, gradd_dtype_t dtype, bool starts) {
+    const int64_t n = rows.n_rows * rows.size, added = rows.n * rows.size;
+    const size_t bytes = (size_t)n * sizeof(uint16_t);
+    uint16_t *from = malloc((size_t)added * sizeof *from), *start = malloc(bytes);
+    uint16_t *to = malloc(bytes), *expected = malloc(bytes);
+    float *sum = malloc((size_t)n * sizeof *sum);
+    int64_t *row = malloc((size_t)rows.n * sizeof *row);
+    for (int64_t i = 0; i < added; i++)
+        from[i] = half_of(i, dtype);
+    for (int64_t i = 0; i < n; i++)
+        start[i] = half_of(3 * i, dtype);
+    for (int64_t i = 0; i < rows.n; i++)
+        row[i] = i * i % 101 * 31 % rows.n_rows;
+    rows.row = row;
+    void *workspace = malloc(gradd_rows_add_workspace(&rows, dtype));
+    gradd_row_adds_t a = {.rows = rows,
+                          .dtype = dtype,
+                          .start = starts ? start : NULL,
+                          .to = to,
+                          .from = from,
+                          .workspace = workspace};
+    add_plainly(&a, sum, expected);
+    for (int parts = 0; parts <= 7; parts += parts ? 4 : 3)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            memset(to, 0xee, bytes);
+            add_in_parts(a, parts, threads);
+            CHECK(!memcmp(to, expected, bytes));
+        }
+    if (starts) { /* in place */
+        a.to = start;
+        add_in_parts(a, 5, 2);
+        CHECK(!memcmp(start, expected, bytes));
+    }
+    free(from), free(start), free(to), free(expected), free(sum), free(row), free(workspace);
+}
+
+TEST(halves_are_summed_in_f32_in_parts_too) {
+    static const gradd_rows_t cases[] = {
+        {NULL, 90000, 5000, 1  },
+        {NULL, 70000, 300,  3  },
+        {NULL, 900,   200,  1  },
+        {NULL, 300,   20,   40 },
+        {NULL, 40,    7,    700}
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_EQ_INT(gradd_rows_add_stages(&cases[i], GRADD_DT_BF16), i < 2 ? 3 : 2);
+        check_halves(cases[i], GRADD_DT_BF16, false);
+        check_halves(cases[i], GRADD_DT_F16, true);
+    }
+}
+
+/* ---- long rows ---- */
+
+enum { LONG = 200000, N_LONG = 3 }; /* elements */
+
+static float *numbered(int64_t n) {
+    float *v = aligned_alloc(64, (size_t)(n * 4 + 63) / 64 * 64);
+    CHECK(v != NULL);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = (float)(i * 7919 % 10007);
+    return v;
+}
+
+/* The result with c->parts; it must be made in some parts, if any are asked for. */
+static float *result_of(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+    gradd_prepared_t ready;
+    CHECK_OK(gradd_kernel_prepare(kernel, c, &ready));
+    CHECK_EQ_INT(ready.parts, c->parts);
+    float *made = numbered(gradd_type_count(&c->out[0]));
+    gradd_view_t to = {c->out[0], made};
+    gradd_launch_t r = {.op = c->op,
+                        .attrs = c->attrs,
+                        .opset = 20,
+                        .n_in = c->n_in,
+                        .n_out = 1,
+                        .in = c->in,
+                        .out = &to,
+                        .parts = ready.parts,
+                        .cut = ready.cut,
+                        .workspace = malloc(ready.workspace)};
+    for (; r.part < (r.parts ? r.parts : 1); r.part++)
+        CHECK_OK(gradd_kernel_compute(kernel, &r));
+    free(r.workspace);
+    gradd_kernel_unprepare(kernel, &ready);
+    return made;
+}
+
+static void check_long(const char *name, gradd_attrs_t attrs, const gradd_view_t *in, int n_in) {
+    gradd_type_t out;
+    gradd_infer_t c = {.op = gradd_op_by_name(name),
+                       .attrs = attrs,
+                       .opset = 20,
+                       .n_in = n_in,
+                       .n_out = 1,
+                       .in = in,
+                       .out = &out,
+                       .threads = 2};
+    CHECK_OK(c.op->infer(&c));
+    const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, &c);
+    CHECK(kernel != NULL);
+    float *whole = result_of(kernel, &c);
+    c.parts = 4; /* more than two threads have rows for */
+    float *parts = result_of(kernel, &c);
+    CHECK(!memcmp(whole, parts, (size_t)gradd_type_bytes(&out)));
+    free(whole), free(parts);
+}
+
+TEST(few_long_rows_are_made_in_parts) {
+    int64_t twice[2] = {2, 2};
+    float *x = numbered(N_LONG * LONG), *some = numbered(2 * LONG);
+    const gradd_type_t all = {
+        GRADD_DT_F32, 2, {N_LONG, LONG}
+    };
+    const gradd_type_t two = {
+        GRADD_DT_F32, 2, {2, LONG}
+    };
+    const gradd_view_t data = {all, x}, updates = {two, some};
+    const gradd_view_t index = {
+        {GRADD_DT_I64, 1, {2}},
+        twice
+    };
+    const gradd_view_t places = {
+        {GRADD_DT_I64, 2, {2, 1}},
+        twice
+    };
+    gradd_attr_t dims = gradd_make_ints("dims", all.dims, 2);
+    gradd_attr_t add = gradd_make_string("reduction", "add");
+    gradd_attr_t most = gradd_make_string("reduction", "max");
+    gradd_cpu_enter(2);
+    check_long("Gather", (gradd_attrs_t){0}, (gradd_view_t[]){data, index}, 2);
+    check_long("GatherND", (gradd_attrs_t){0}, (gradd_view_t[]){data, places}, 2);
+    check_long("GatherGrad", (gradd_attrs_t){&dims, 1}, (gradd_view_t[]){updates, index}, 2);
+    check_long("GatherNDGrad", (gradd_attrs_t){&dims, 1}, (gradd_view_t[]){updates, places}, 2);
+    check_long("ScatterND", (gradd_attrs_t){0}, (gradd_view_t[]){data, places, updates}, 3);
+    check_long("ScatterND", (gradd_attrs_t){&add, 1}, (gradd_view_t[]){data, places, updates}, 3);
+    check_long("ScatterND", (gradd_attrs_t){&most, 1}, (gradd_view_t[]){data, places, updates}, 3);
+    free(x), free(some);
+}
+
+TEST(pieces_are_the_row) {
+    CHECK_EQ_INT(gradd_rows_pieces(0, 4), 1);
+    CHECK_EQ_INT(gradd_rows_pieces(4096, 4), 1);
+    CHECK_EQ_INT(gradd_rows_pieces(1 << 20, 4), 16);
+    CHECK_EQ_INT(gradd_rows_pieces(1000003, 4), 1); /* a prime */
+    const int64_t row[] = {5, 0};
+    int64_t list[6];
+    const gradd_rows_t whole = {row, 2, 7, 12}, cut = gradd_rows_cut(&whole, 3, list, true);
+    static const int64_t expected[] = {15, 16, 17, 0, 1, 2};
+    CHECK(!memcmp(list, expected, sizeof list));
+    CHECK_EQ_INT(cut.n_rows, 21);
+    CHECK_EQ_INT(cut.size, 4);
 }

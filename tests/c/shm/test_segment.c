@@ -308,3 +308,23 @@ TEST(no_base_that_another_could_change) {
     CHECK_EQ_INT(base.fd, -1);
     close(fd);
 }
+
+TEST(memory_that_is_discarded_is_back_after_the_wait) {
+    enum { N = 3 };
+    const size_t bytes = (size_t)40 << 20;
+    char *memory[N];
+    unsigned char present;
+    for (int i = 0; i < N; i++) {
+        memory[i] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory[i] != MAP_FAILED);
+        for (size_t at = 0; at < bytes; at += 4096)
+            memory[i][at] = 1;
+    }
+    for (int i = 0; i < N; i++)
+        gradd_discard_mapping(memory[i], bytes);
+    gradd_discard_wait();
+    for (int i = 0; i < N; i++)
+        for (size_t at = 0; at < bytes; at += 4096)
+            CHECK(mincore(memory[i] + at, 4096, &present) != 0 && errno == ENOMEM);
+    gradd_discard_wait(); /* there is nothing to wait for */
+}

@@ -128,13 +128,16 @@ class Users:
     """
 
     def __init__(
-        self, environment: dict[str, str] | None = None, descriptors: tuple[int, ...] = ()
+        self,
+        environment: dict[str, str] | None = None,
+        descriptors: tuple[int, ...] = (),
+        threads: int = 1,
     ) -> None:
         # Others can get there; the folders of pytest are root's alone.
         self._root = Path(tempfile.mkdtemp(prefix="gradd-users-", dir="/tmp"))
         self._root.chmod(0o755)
         self.directory = self._root / "run"
-        self._words = ["--dir", str(self.directory), "--threads", "1"]
+        self._words = ["--dir", str(self.directory), "--threads", str(threads)]
         self._environment = {"GRADD_IDLE_EXIT": "60", **(environment or {})}
         self.start(descriptors)
 
