@@ -7,7 +7,7 @@ RESULTS gets one line of JSON per family and model class; what it holds already 
 model runs forward and backward in PyTorch and through ORTModule, strictly, for three shapes of the
 batch, and loss and all gradients are compared. Every family has a process of its own, with limits
 of time and memory; the daemon is one of this run, in a directory of its own. With --page nothing
-runs: the page is written from RESULTS. `make families` does both.
+runs: the page is written from RESULTS, which is put in order. `make families` does both.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from families_sizes import Family
 
 SHAPES = ((2, 12), (3, 9), (1, 7))  # rows and length of the batches
 MEMORY_BYTES = 8 << 30  # address space of a child
+TEXT = 400  # characters that a row keeps of a message
 TOLERANCE = 1e-3
 FLOOR = 1e-3  # of the largest gradient's norm: smaller ones are measured by that
 CONTEXT = multiprocessing.get_context("fork")  # imports take longer than most families
@@ -130,7 +131,6 @@ def in_daemon(
         "gradient": max(grads),
         "where": names[grads.index(max(grads))],
         "captures": stats["captures"],
-        "operators": explained.counts(),
         "leftovers": dict(leftovers),
         **({} if strict else {"share": share(wrapped, model, batches[0])}),
     }
@@ -187,13 +187,17 @@ def attempt(model: torch.nn.Module, batches: list[dict], theirs: list[Step]) -> 
     return {**row, **found, "status": names.get(found["status"], "differs")}
 
 
+def short(text: str) -> str:
+    return families_page.without_folders(text)[:TEXT]
+
+
 def outcome(error: Exception) -> Row:
     """The fields of a row for what strict mode raised."""
     from gradd.fallback import DEFAULT_POLICY, classify
 
     flag, reason = classify(error)
     status = "pytorch" if flag & DEFAULT_POLICY and reason != "self_check" else "error"
-    return {"status": status, "reason": reason, "text": str(error)[:1000]}
+    return {"status": status, "reason": reason, "text": short(str(error))}
 
 
 def child(family: Family, send: Connection) -> None:
@@ -210,7 +214,7 @@ def child(family: Family, send: Connection) -> None:
         text = (
             str(error) if isinstance(error, OverflowError) else f"{type(error).__name__}: {error}"
         )
-        send.send({"status": "untried", "text": text[:1000]})
+        send.send({"status": "untried", "text": short(text)})
         return
     row = {"parameters": sum(p.numel() for p in model.parameters())}
     send.send({**row, "status": "error", "reason": "process"})
@@ -323,6 +327,7 @@ def main() -> int:
         every = [(f.name, f.model) for f in families_sizes.families()]
         left = [names for names in every if names not in known]
         args.page.write_text(families_page.page(rows, left))
+        families_page.write(args.results, rows)  # in order
         return 0
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.pop("GRADD_DISABLE", None)

@@ -32,8 +32,9 @@ texts with padding, and the loss and the gradient of every parameter were compar
 does not: `ORTModule` compares the first step with PyTorch, `strict=True` raises instead of running
 anything in PyTorch, and `print(model.gradd_explain())` shows what was recognised.
 
-`make families` takes about four hours on two cores and goes on where it was stopped; remove
-`build/families.jsonl` to start over.
+`make families` tries the classes of which `benchmarks/results/families.jsonl` has no row and writes
+this page of its rows; remove rows to try their classes again. All take about four hours on two
+cores.
 """
 SUMMARY = """
 Does a family of Hugging Face models train in gradd? Of the {tried} model classes that were run
@@ -105,6 +106,11 @@ def read(path: Path) -> list[Row]:
     lines = path.read_text().splitlines() if path.exists() else []
     rows = {(r["family"], r["model"]): r for r in map(json.loads, lines)}
     return [rows[key] for key in sorted(rows)]
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """Such a file, of rows as read() returns them."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def page(rows: list[Row], left: Sequence[tuple[str, str]] = ()) -> str:
@@ -228,11 +234,16 @@ def problem(row: Row) -> str:
     return f"`{row['reason']}`: {reason(row)}"
 
 
+def without_folders(text: str) -> str:
+    """Files without the folders of the machine that they lie in."""
+    return re.sub(r"(?<![\w.])/(?:[^/\s():]+/)+", "", text)
+
+
 def reason(row: Row) -> str:
     """The message in short: no advice, no code, files without folders."""
     text = " ".join(row["text"].replace("`", "").split())  # a line may end within them
     text = re.sub(r"^GRADD_E_[A-Z]+: ", "", text).removeprefix(f"{row.get('reason')}: ")
-    text = re.sub(r"(?<![\w.])/(?:[^/\s():]+/)+", "", text)
+    text = without_folders(text)
     text = re.sub(r"\(node \w+, ", "(", text)
     text = re.sub(
         r" \(\w+(Error|Node): .*", "", text

@@ -38,6 +38,12 @@ gradd_status_t gradd_conv_depthwise_prepare(const gradd_infer_t *c, gradd_prepar
 void gradd_conv_depthwise_unprepare(gradd_prepared_t *prepared);
 gradd_status_t gradd_conv_depthwise(const gradd_launch_t *r);
 
+/* The same over channels-last tensors; f32 and bf16. Taken where a channel of x makes one of y. */
+bool gradd_conv_depthwise_last_accepts(const gradd_infer_t *c);
+gradd_status_t gradd_conv_depthwise_last_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
+void gradd_conv_depthwise_last_unprepare(gradd_prepared_t *prepared);
+gradd_status_t gradd_conv_depthwise_last(const gradd_launch_t *r);
+
 /* By oneDNN, f32 and bf16, where it has a kernel that is worth its reorders. */
 bool gradd_conv_onednn_accepts(const gradd_infer_t *c);
 /* Of a relation; `dtype` is that of what is made: a weight's gradient of bf16 may be f32. */

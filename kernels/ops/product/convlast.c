@@ -134,7 +134,14 @@ GRADD_OPS(
                  CASE("f32[2,9,16]:(-1,1) f32[24,16,3]:(-1,1) f32[24] | pads=[1,2] strides=[2]"),
                  CASE("f32[2,5,6,16]:(-1,1) f32[24,16,1,1]:(-1,1) f32[24]"),
                  CASE("f32[1,3,4,5,8]:(-1,1) f32[8,8,2,2,2]:(-1,1) f32[8] | pads=[1,0,0,0,0,1]"),
-                 CASE("f32[0,8,3] f32[4,3,3] f32[4]"), CASE("f32[2,4,4,3] f32[0,3,3,3]"),
+                 CASE("f32[2,7,9,37] f32[37,1,3,3] f32[37] | group=37 pads=[1,1,1,1]"),
+                 CASE("f32[3,7,7,48] f32[48,1,7,7] f32[48] | group=48 pads=[3,3,3,3]"),
+                 CASE("f32[2,70,5] f32[5,1,4] f32[5] | group=5 strides=[3] dilations=[2] "
+                      "pads=[7,2]"),
+                 CASE("f32[2,4,5,6,3] f32[3,1,2,3,2] | group=3 strides=[2,1,2] "
+                      "dilations=[1,2,1] pads=[1,2,0,0,1,1]"),
+                 CASE("f32[0,5,6,3] f32[3,1,2,2] | group=3"), CASE("f32[0,8,3] f32[4,3,3] f32[4]"),
+                 CASE("f32[2,4,4,3] f32[0,3,3,3]"),
                  CASE("f32[2,13,19,17]:(-1,1) f32[24,17,3,3]:(-1,1) f32[24] | pads=[1,1,1,1]"))),
     GRADD_OP("ConvLastDataGrad", "com.gradd", 1, (2, 3), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
@@ -152,6 +159,13 @@ GRADD_OPS(
                  CASE("f32[2,3,2,16]:(-1,1) f32[16,16,3,3]:(-1,1) | dims=[5,6] begins=[0,0] "
                       "group=2 dilations=[1,2]"),
                  CASE("f32[1,2,3,4,8]:(-1,1) f32[8,8,2,2,2]:(-1,1) | dims=[3,4,5] begins=[0,0,0]"),
+                 CASE("f32[2,9,6] f32[6,1,4] f32[6] | dims=[33] begins=[7] strides=[3] group=6 "
+                      "dilations=[2]"),
+                 CASE("f32[1,2,3,37] f32[37,1,2,2] | dims=[9,5] begins=[-1,0] strides=[3,2] "
+                      "group=37"),
+                 CASE("f32[1,2,2,3,6] f32[6,1,2,3,2] | dims=[4,5,6] begins=[1,2,0] group=6 "
+                      "strides=[2,2,2]"),
+                 CASE("f32[3,11,13,40] f32[40,1,5,5] | dims=[11,13] begins=[2,2] group=40"),
                  CASE("f32[0,6,4] f32[4,3,3] | dims=[8] begins=[0]"),
                  CASE("f32[2,13,19,24]:(-1,1) f32[24,17,3,3]:(-1,1) | dims=[13,19] "
                       "begins=[1,1]"))),
@@ -169,16 +183,40 @@ GRADD_OPS(
                       "strides=[2]"),
                  CASE("f32[2,5,6,32]:(-1,1) f32[2,3,2,16]:(-1,1) | kernel_shape=[3,3] "
                       "begins=[0,0] group=2 dilations=[1,2]"),
+                 CASE("f32[2,33,3] f32[2,9,3] | kernel_shape=[4] begins=[7] strides=[3] group=3 "
+                      "dilations=[2]"),
+                 CASE("f32[9,9,5,37] f32[9,2,3,37] | kernel_shape=[2,2] begins=[-1,0] "
+                      "strides=[3,2] group=37"),
+                 CASE("f32[0,8,3] f32[0,6,3] | kernel_shape=[3] begins=[0] group=3"),
+                 CASE("f32[2,11,13,40] f32[2,11,13,40] | kernel_shape=[5,5] begins=[2,2] "
+                      "group=40"),
                  CASE("f32[0,8,3] f32[0,6,4] | kernel_shape=[3] begins=[0]"),
                  CASE("f32[2,13,19,17]:(-1,1) f32[2,13,19,24]:(-1,1) | kernel_shape=[3,3] "
                       "begins=[1,1]"))));
+
+/* A load for each multiply-add, as its products are of single channels. */
+static void cost_depthwise(const gradd_infer_t *c, gradd_cost_t *cost) {
+    gradd_conv_cost(c, cost);
+    cost->again = 0.5 * cost->flops;
+}
+
+/* As in conv.c. */
+static bool rowwise_conv(gradd_rowwise_t *r) {
+    return strcmp(r->op->name, "ConvLastWeightGrad") && gradd_rowwise_batch(r);
+}
 
 #define ONEDNN(title, kernel, mask)                                                                \
     GRADD_KERNEL(title, kernel, .types = {mask}, .accepts = gradd_conv_onednn_accepts,             \
                  .prepare = gradd_conv_parts_prepare, .unprepare = gradd_conv_parts_unprepare,     \
                  .makes_parts = true, .compute = gradd_conv_parts, .cost = gradd_conv_cost)
 #define ON_CPU(title)                                                                              \
-    ONEDNN(title, "oneDNN f32", GRADD_DTB(F32)), ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16))
+    GRADD_KERNEL(title, "depthwise", .rowwise = rowwise_conv,                                      \
+                 .types = {GRADD_DTB(F32) | GRADD_DTB(BF16)},                                      \
+                 .accepts = gradd_conv_depthwise_last_accepts,                                     \
+                 .prepare = gradd_conv_depthwise_last_prepare,                                     \
+                 .unprepare = gradd_conv_depthwise_last_unprepare,                                 \
+                 .compute = gradd_conv_depthwise_last, .cost = cost_depthwise),                    \
+        ONEDNN(title, "oneDNN f32", GRADD_DTB(F32)), ONEDNN(title, "oneDNN bf16", GRADD_DTB(BF16))
 
 GRADD_KERNELS(cpu, convlast, ON_CPU("ConvLast"), ON_CPU("ConvLastDataGrad"),
               ON_CPU("ConvLastWeightGrad"));

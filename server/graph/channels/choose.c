@@ -53,7 +53,8 @@ static bool has_last(const graph_t *g, const graph_node_t *n, const gradd_conv_t
 }
 
 /* A product needs no transposition in either form, but f32 alone is computed without in the first:
- * halves have true kernels for channels-last tensors only. */
+ * halves have true kernels for channels-last tensors only. A depthwise convolution has a kernel
+ * without reorders in either. */
 static channels_kind_t kind_of_conv(const graph_t *g, const graph_node_t *n, bool *out_begins) {
     graph_operands_t o;
     gradd_conv_t v;
@@ -62,7 +63,7 @@ static channels_kind_t kind_of_conv(const graph_t *g, const graph_node_t *n, boo
     if (gradd_conv_of_op(c.op, c.in, c.n_in, c.attrs, &v, &made)) return CHANNELS_STAY;
     const bool back = made == GRADD_CONV_MAKES_X, has = has_last(g, n, &v, back);
     const bool product = !back && v.groups == 1 && gradd_conv_is_pointwise(&v);
-    *out_begins = has && (!product || gradd_dtype_is_half(v.dtype));
+    *out_begins = has && !gradd_conv_is_depthwise(&v) && (!product || gradd_dtype_is_half(v.dtype));
     return product ? CHANNELS_PRODUCT : has ? CHANNELS_CONV : CHANNELS_STAY;
 }
 

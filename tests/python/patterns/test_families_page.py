@@ -108,3 +108,15 @@ def test_last_row_of_a_family_counts(tmp_path: Path) -> None:
     rows = [IN_PART, {**TRAINS, "status": "untried"}, TRAINS]
     file.write_text("".join(json.dumps(r) + "\n" for r in rows))
     assert families_page.read(file) == [TRAINS, IN_PART]
+
+
+def test_rows_are_kept_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    families_page.write(file, [IN_PART, TRAINS])
+    families_page.write(file, families_page.read(file))
+    assert list(map(json.loads, file.read_text().splitlines())) == [TRAINS, IN_PART]
+
+
+def test_messages_are_without_the_folders_of_a_machine() -> None:
+    text = "no graph has eq @ /home/me/.venv/lib/modeling_bb.py:7 (either/or)"
+    assert families_page.without_folders(text) == "no graph has eq @ modeling_bb.py:7 (either/or)"

@@ -16,7 +16,8 @@ from helpers.selection import every_run
 
 STEPS = 4
 SIZES = ((5, 3), (2, 4), (6, 6))
-PICTURES = ("convnext", "decoder")  # the second of another height is a capture, no further one
+# The second of another height is a capture, no further one.
+PICTURES = ("convnext", "mobile", "decoder")
 
 
 @pytest.mark.parametrize("kind", every_run(("flat", "convnext"), convolutional.KINDS))

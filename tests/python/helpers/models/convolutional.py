@@ -69,6 +69,19 @@ def _speech() -> nn.Module:
     )
 
 
+def _mobile() -> nn.Module:
+    """A depthwise convolution between others, as in MobileNetV2."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(8, 36, 1),
+        nn.SiLU(),
+        nn.Conv2d(36, 36, 3, stride=2, padding=1, groups=36),
+        nn.SiLU(),
+        nn.Conv2d(36, 6, 1),
+    )
+
+
 def _decoder() -> nn.Module:
     """Down and up again."""
     return nn.Sequential(
@@ -94,6 +107,7 @@ _KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]
         lambda: Classifier(nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), Block(8), Block(8)), 8),
         lambda size: (3, 4 * size, 4 * size + 8),
     ),
+    "mobile": (lambda: Classifier(_mobile(), 6), lambda size: (3, 4 * size, 4 * size + 3)),
     "speech": (lambda: Classifier(_speech(), 8), lambda size: (1, 40 * size)),
     "decoder": (lambda: Classifier(_decoder(), 6), lambda size: (3, 2 * size, 2 * size + 4)),
     "volumes": (lambda: Classifier(_volumes(), 4), lambda size: (2, size, size + 1, 5)),
