@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,8 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradd import ORTModule
+from gradd import ORTModule, private
+from gradd.dynamo import settings
 from gradd.dynamo.program import Program
+from gradd.dynamo.tracers import logged
 from gradd.graph.translation import inference, rewrites
 from gradd.memory import garbage
 from gradd.spec import CaptureError
@@ -214,3 +217,21 @@ def test_thresholds_that_are_set_meanwhile_stay(thresholds: tuple[int, int, int]
         gc.set_threshold(5, 6, 7)
         raise ZeroDivisionError
     assert gc.get_threshold() == (5, 6, 7)
+
+
+@pytest.mark.quick
+def test_functions_of_source_files_are_looked_up_for_a_log_that_is_on() -> None:
+    """The texts of Dynamo's log `trace_call` are made where it is on, or where gradd is not."""
+    base = private.tracer.__base__
+    here = SimpleNamespace(f_code=nn.Linear.forward.__code__, inline_depth=0, lineno=0)
+    line = here.f_code.co_firstlineno
+    log = logging.getLogger(logged._LOGS[0])
+    with settings.Applied():
+        assert base.get_line_of_code_header(here, lineno=line) == ""
+        before = log.level
+        log.setLevel(logging.DEBUG)
+        try:
+            assert f":{line} in forward" in base.get_line_of_code_header(here, lineno=line)
+        finally:
+            log.setLevel(before)
+    assert f":{line} in forward" in base.get_line_of_code_header(here, lineno=line)

@@ -114,6 +114,7 @@ class _Describe:
         self._grads = grads
         self._numbers: dict[torch.fx.Node, int] = {}
         self._symbols: dict[str, str] = {}
+        self._texts: dict[Any, str] = {}  # of expressions: graphs have few different ones
 
     def node(self, node: torch.fx.Node) -> str:
         """All that a translation reads of a node."""
@@ -136,11 +137,14 @@ class _Describe:
         if not isinstance(value, lower.SYMBOLIC):
             return repr(value)
         expression = value.node.expr
+        if expression in self._texts:
+            return self._texts[expression]
         known = {}
         for symbol in sorted(expression.free_symbols, key=lambda s: s.name):
             name = self._symbols.setdefault(symbol.name, f"d{len(self._symbols)}")
             known[symbol] = type(symbol)(name, **symbol.assumptions0)
-        return str(expression.xreplace(known))
+        text = self._texts[expression] = str(expression.xreplace(known))
+        return text
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

@@ -5,6 +5,7 @@ Outside, the settings of the process apply: other uses of torch.compile keep the
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import threading
@@ -21,7 +22,7 @@ import gradd
 from gradd import private
 from gradd.dynamo import packing
 from gradd.dynamo.guards import Supplement
-from gradd.dynamo.tracers import causal_hints, leaves, membership, readings, warned
+from gradd.dynamo.tracers import causal_hints, leaves, logged, membership, readings, warned
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
 
@@ -121,7 +122,7 @@ class _Short(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if error is None or not getattr(_ours, "applied", False):
+        if error is None or not _is_applied():
             return True
         if logging.getLogger(record.name).isEnabledFor(logging.INFO):  # TORCH_LOGS asks for more
             return True
@@ -146,16 +147,14 @@ class _Said(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         asked = logging.getLogger(record.name).isEnabledFor(logging.INFO)
-        return asked or not getattr(_ours, "applied", False)
+        return asked or not _is_applied()
 
 
 _ours = threading.local()
 
 
-def _is_applied() -> bool:
-    return getattr(_ours, "applied", False)
-
-
+# Asked for each call that is traced: a function of C.
+_is_applied = functools.partial(getattr, _ours, "applied", False)
 recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
@@ -164,6 +163,7 @@ packing.substitute(_is_applied)
 readings.substitute(_is_applied)
 causal_hints.substitute(_is_applied)
 warned.substitute(_is_applied)
+logged.leave_out(_is_applied)
 rules.give_missing()
 # Code that Dynamo has compiled calls it, and it would compile, and count, it as well.
 watch.Watched.__get__ = torch.compiler.disable(watch.Watched.__get__)  # type: ignore
