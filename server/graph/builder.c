@@ -102,6 +102,58 @@ static bool passes_sequence(const model_node_t *n, const gradd_val_t *map) {
            graph_is_sequence(map[n->in[0]]);
 }
 
+/* ---- quantised values ------------------------------------------------------------------------ */
+
+/* The node that makes v, if that is of this operator. */
+static const graph_node_t *made_by(const graph_t *g, gradd_val_t v, const char *op) {
+    if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE) return NULL;
+    const graph_node_t *n = &g->nodes[g->values[v]->node];
+    return strcmp(n->op->name, op) ? NULL : n;
+}
+
+/* Of what a QuantizeLinear gives, the same as floats with a history; else GRADD_NONE. */
+static gradd_val_t as_floats(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *cast = made_by(g, v, "Cast");
+    const bool is = cast && gradd_dtype_is_int(graph_type(g, v)->dtype) &&
+                    made_by(g, cast->in[0], "StraightThrough");
+    return is ? cast->in[0] : GRADD_NONE;
+}
+
+/* DequantizeLinear of a QuantizeLinear is computed in floats, through which gradients go. */
+static gradd_status_t add_requantised(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
+    gradd_val_t in[GRADD_OP_MAX_IN];
+    gradd_view_t views[GRADD_OP_MAX_IN] = {0};
+    gradd_type_t types[GRADD_OP_MAX_OUT] = {0};
+    graph_emit_t of_floats = *e;
+    for (int i = 0; i < e->n_in; i++) {
+        in[i] = e->in[i];
+        if (in[i] != GRADD_NONE) views[i].type = *graph_type(g, in[i]);
+    }
+    in[0] = as_floats(g, in[0]);
+    of_floats.in = in;
+    gradd_infer_t c = {.op = e->op,
+                       .attrs = e->attrs,
+                       .opset = e->opset,
+                       .n_in = e->n_in,
+                       .n_out = e->n_out,
+                       .in = views,
+                       .out = types};
+    return graph_emit_expanded(g, &of_floats, &c, out);
+}
+
+static gradd_status_t emit_node(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
+    const bool dequantises = !strcmp(e->op->name, "DequantizeLinear");
+    for (int i = 0; g->trains && i < e->n_in; i++) {
+        if (as_floats(g, e->in[i]) == GRADD_NONE || !strcmp(e->op->name, "Shape")) continue;
+        if (dequantises && i == 0) return add_requantised(g, e, out);
+        return GRADD_FAIL(UNSUPPORTED,
+                          "operand %d is what a QuantizeLinear gives, which only a "
+                          "DequantizeLinear may read where a model trains",
+                          i);
+    }
+    return graph_emit(g, e, out);
+}
+
 gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *map) {
     char text[GRAPH_NODE_TEXT];
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
@@ -125,7 +177,7 @@ gradd_status_t graph_add_node(graph_t *g, const model_node_t *n, gradd_val_t *ma
             return gradd_at_node(GRADD_FAIL(GRAPH, "%s: input %d is a sequence", text, i), n->name);
     }
     graph_emit_t e = {n->op, n->opset, n->attrs, in, n->n_in, n->n_out, (uint64_t)n->index, false};
-    gradd_status_t status = graph_emit(g, &e, out);
+    gradd_status_t status = emit_node(g, &e, out);
     if (status) return gradd_wrap(gradd_at_node(status, n->name), "%s", text);
     for (int j = 0; j < n->n_out; j++)
         if (n->out[j] >= 0) map[n->out[j]] = out[j];

@@ -153,28 +153,29 @@ void gradd_conv_columns_unprepare(gradd_prepared_t *prepared) {
 
 /* ---- patches --------------------------------------------------------------------------------- */
 
-/* What one tap reads: the positions of the innermost axis within x, and the tap itself. */
+/* What one tap reads: the tap itself, and which positions of the two inner axes read from x. */
 typedef struct tap_s {
     int64_t at[GRADD_CONV_AXES];
-    int64_t from, to;
+    int64_t from, to;         /* innermost axis */
+    int64_t from_row, to_row; /* the one around it */
 } tap_t;
 
 static tap_t tap_of(const gradd_conv_t *v, int64_t tap) {
     const int64_t *n = v->kernel;
     tap_t t = {
         {tap / (n[1] * n[2]), tap / n[2] % n[1], tap % n[2]},
-        0, 0
+        0, 0, 0, 0
     };
     gradd_conv_within(v, 2, t.at[2], &t.from, &t.to);
+    gradd_conv_within(v, 1, t.at[1], &t.from_row, &t.to_row);
     return t;
 }
 
-/* The row of x that a row of positions reads by the tap, -1: zeros. */
-static int64_t row_read(const gradd_conv_t *v, const tap_t *t, int64_t row) {
-    const int64_t a = gradd_conv_at(v, 0, row / v->y[1], t->at[0]);
-    const int64_t b = gradd_conv_at(v, 1, row % v->y[1], t->at[1]);
-    if (a < 0 || a >= v->x[0] || b < 0 || b >= v->x[1]) return -1;
-    return (a * v->x[1] + b) * v->x[2];
+/* The row of x that row (i, j) of positions reads by the tap, -1: zeros. */
+static int64_t row_read(const gradd_conv_t *v, const tap_t *t, int64_t i, int64_t j) {
+    const int64_t a = gradd_conv_at(v, 0, i, t->at[0]);
+    if (a < 0 || a >= v->x[0] || j < t->from_row || j >= t->to_row) return -1;
+    return (a * v->x[1] + gradd_conv_at(v, 1, j, t->at[1])) * v->x[2];
 }
 
 #define T       float

@@ -1,18 +1,29 @@
 /* Columns in the element type T; NAME(x) is a name for that type. Included by conv_columns.c, once
  * for each type, and by nothing else. */
 
+/* n elements, each `step` behind the one before. */
+static inline void NAME(pick)(const T *x, int64_t step, int64_t n, T *out) {
+    if (step == 1) {
+        memcpy(out, x, (size_t)n * sizeof(T));
+    } else if (step == 2) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            out[i] = x[2 * i];
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            out[i] = x[i * step];
+    }
+}
+
 /* Positions [col, col + n) of a row. */
-static void NAME(take_row)(const gradd_conv_t *v, const tap_t *t, const T *row, int64_t col,
-                           int64_t n, T *out) {
+static inline void NAME(take_row)(const gradd_conv_t *v, const tap_t *t, const T *row, int64_t col,
+                                  int64_t n, T *out) {
     const int64_t from = larger(col, smaller(t->from, col + n));
     const int64_t to = larger(from, smaller(t->to, col + n));
-    const T *x = row + gradd_conv_at(v, 2, from, t->at[2]);
-    const int64_t step = v->stride[2];
     for (int64_t i = col; i < from; i++)
         *out++ = 0;
-    if (step == 1 && to > from) memcpy(out, x, (size_t)(to - from) * sizeof(T));
-    for (int64_t i = 0; step != 1 && i < to - from; i++)
-        out[i] = x[i * step];
+    if (to > from)
+        NAME(pick)(row + gradd_conv_at(v, 2, from, t->at[2]), v->stride[2], to - from, out);
     out += to - from;
     for (int64_t i = to; i < col + n; i++)
         *out++ = 0;
@@ -21,33 +32,36 @@ static void NAME(take_row)(const gradd_conv_t *v, const tap_t *t, const T *row, 
 /* Positions [from, to) of an image; `plane` is the channel there. */
 static void NAME(take)(const gradd_conv_t *v, const tap_t *t, const T *plane, int64_t from,
                        int64_t to, T *out) {
-    const int64_t width = v->y[2];
-    while (from < to) {
-        const int64_t row = from / width, col = from % width;
-        const int64_t n = smaller(width - col, to - from), read = row_read(v, t, row);
+    const int64_t width = v->y[2], row = from / width;
+    int64_t i = row / v->y[1], j = row % v->y[1], col = from - row * width;
+    for (int64_t left = to - from; left > 0; col = 0) {
+        const int64_t n = smaller(width - col, left), read = row_read(v, t, i, j);
         if (read < 0)
             memset(out, 0, (size_t)n * sizeof(T));
         else
             NAME(take_row)(v, t, plane + read, col, n, out);
-        from += n, out += n;
+        left -= n, out += n;
+        if (++j == v->y[1]) i++, j = 0;
     }
 }
 
 /* The other way round: columns of one channel, [taps, Y], are added to its plane. */
 static void NAME(give)(const gradd_conv_t *v, const T *columns, T start, T *plane) {
-    const int64_t n = gradd_conv_volume(v->x), rows = v->y[0] * v->y[1];
+    const int64_t n = gradd_conv_volume(v->x);
     const int64_t taps = gradd_conv_volume(v->kernel), step = v->stride[2];
     for (int64_t i = 0; i < n; i++)
         plane[i] = start;
     for (int64_t k = 0; k < taps; k++) {
         const tap_t t = tap_of(v, k);
-        for (int64_t row = 0; row < rows; row++, columns += v->y[2]) {
-            const int64_t read = row_read(v, &t, row);
-            if (read < 0) continue;
-            T *x = plane + read + gradd_conv_at(v, 2, t.from, t.at[2]);
-            for (int64_t o = t.from; o < t.to; o++, x += step)
-                *x += columns[o];
-        }
+        const int64_t from = gradd_conv_at(v, 2, t.from, t.at[2]);
+        for (int64_t i = 0; i < v->y[0]; i++)
+            for (int64_t j = 0; j < v->y[1]; j++, columns += v->y[2]) {
+                const int64_t read = row_read(v, &t, i, j);
+                if (read < 0) continue;
+                T *x = plane + read + from;
+                for (int64_t o = t.from; o < t.to; o++, x += step)
+                    *x += columns[o];
+            }
     }
 }
 
@@ -116,9 +130,11 @@ static void NAME(take_y)(const columns_t *k, const T *y, int64_t q, T *out) {
 /* The bias of each channel, or zeros. */
 static void NAME(spread)(int64_t planes, int64_t channels, int64_t n, const T *bias, T *out) {
 #pragma omp parallel for schedule(static) if (planes * n >= GRADD_PARALLEL_MIN)
-    for (int64_t p = 0; p < planes; p++)
+    for (int64_t p = 0; p < planes; p++) {
+        const T value = bias ? bias[p % channels] : 0;
         for (int64_t i = 0; i < n; i++)
-            out[p * n + i] = bias ? bias[p % channels] : 0;
+            out[p * n + i] = value;
+    }
 }
 
 static gradd_status_t NAME(make_y)(const columns_t *k, const gradd_conv_memory_t *m) {

@@ -1,10 +1,11 @@
-/* Our own matrix product: blocked for the caches, packed, threaded over tiles of C.
+/* Our own matrix product: blocked for the caches, threaded over tiles of C.
  *
  * A tile of ROWS x COLS of C is computed by one thread from start to end: for each stretch of DEPTH
- * along k, both operands are packed into panels (padded with zeros at the edges, so that strides
- * and remainders end there) and a register block of MR x NR is updated by fused multiply-adds. The
- * order of the sums depends on nothing but the shape, so the bits do not depend on the thread
- * count. bf16 and f16 operands are widened while they are packed, and the tile is rounded once. */
+ * along k, blocks of some rows and one or two panels of columns are updated in registers by fused
+ * multiply-adds. Operands that do not lie as a block reads them are packed first, padded with zeros
+ * at the edges. The order of the sums depends on nothing but the shape, so the bits depend neither
+ * on the thread count nor on the vectors of the machine. bf16 and f16 operands are widened while
+ * they are packed, and a block is rounded once. */
 #include "kernels/cpu/gemm/gemm_impl.h"
 #include "kernels/cpu/half.h"
 #include "kernels/cpu/panel.h"
@@ -14,7 +15,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = GRADD_PANEL_ROWS };
+/* Rows of a block: so many that its sums fill the registers. With vectors of 512 bits a block has
+ * two panels of columns where it can: then it loads less than it multiplies. */
+enum { ROWS = 96, COLS = 128, DEPTH = 256, NARROW_ROWS = 6, WIDE_ROWS = 8, MOST_ROWS = WIDE_ROWS };
+
+/* How a tile is computed. */
+typedef struct tile_s {
+    int64_t rows, cols, mr; /* rows of a block */
+    int64_t whole;          /* columns whose panels are read where they are, not packed */
+    bool a_is_read;         /* where it is */
+    bool wide;
+} tile_t;
+
+/* Lanes that are packed beside each other, and the steps of what they are read from. */
+typedef struct panel_s {
+    int64_t n, width, depth, lane_step, l_step;
+} panel_t;
+
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static bool is_wide(void) {
+    return GRADD_WIDE_BYTES == 64 && (GRADD_VECTOR_BYTES == 64 || GRADD_IS_WIDE());
+}
 
 static int64_t tiles_of(const gradd_gemm_t *g) {
     return (g->m + ROWS - 1) / ROWS * ((g->n + COLS - 1) / COLS);
@@ -27,95 +51,68 @@ static int workers(const gradd_gemm_t *g) {
     return g->threads ? g->threads : omp_get_max_threads();
 }
 
-/* One register tile of C += A B, operands packed. */
-#define MICRO(name, panel, T, TARGET)                                                              \
-    GRADD_FUSED TARGET static void name(const T *a, const T *b, T *c, int64_t depth) {             \
-        const int64_t lanes = GRADD_PANEL_BYTES / sizeof(T);                                       \
-        const gradd_panel_t p = {depth, 1, MR, lanes, COLS, true};                                 \
-        panel(&p, MR, a, b, c);                                                                    \
-    }
+#define IS_PLAIN  1
+#define READ(x)   (x)
+#define READ_C(x) (x)
+#define WRITE(x)  (x)
+#define T         float
+#define IN        float
+#define OUT       float
+#define NAME(x)   x##_f32
+#include "kernels/cpu/gemm/gemm_blocked_of.h"
+#undef T
+#undef IN
+#undef OUT
+#undef NAME
+#define T       double
+#define IN      double
+#define OUT     double
+#define NAME(x) x##_f64
+#include "kernels/cpu/gemm/gemm_blocked_of.h"
+#undef IS_PLAIN
+#undef READ
+#undef READ_C
+#undef WRITE
+#undef T
+#undef IN
+#undef OUT
+#undef NAME
 
-/* T is the type of the calculation, IN that of the operands and the bias, OUT the result; READ and
- * WRITE convert. NR elements of T are one 512-bit vector, or several of those that there are. */
-#define BLOCKED(S, T, NR, IN, OUT, READ, READ_C, WRITE)                                            \
-    typedef struct buffers_##S##_s {                                                               \
-        T a[ROWS * DEPTH], b[DEPTH * COLS], c[ROWS * COLS];                                        \
-    } buffers_##S __attribute__((aligned(64)));                                                    \
-                                                                                                   \
-    GRADD_PANEL(panel_narrow_##S, T, GRADD_VECTOR_BYTES, )                                         \
-    GRADD_PANEL(panel_wide_##S, T, GRADD_WIDE_BYTES, GRADD_WIDE)                                   \
-    MICRO(micro_narrow_##S, panel_narrow_##S, T, )                                                 \
-    MICRO(micro_wide_##S, panel_wide_##S, T, GRADD_WIDE)                                           \
-                                                                                                   \
-    /* panels of `width` lanes: out[panel][l][lane]; lane_step and l_step walk the source */       \
-    static void pack_##S(const IN *x, int64_t lanes, int64_t depth, int64_t lane_step,             \
-                         int64_t l_step, int64_t width, T *out) {                                  \
-        for (int64_t from = 0; from < lanes; from += width, out += width * depth) {                \
-            const int64_t n = lanes - from < width ? lanes - from : width;                         \
-            const IN *y = x + from * lane_step;                                                    \
-            for (int64_t l = 0; l < depth; l++) {                                                  \
-                for (int64_t i = 0; i < n; i++)                                                    \
-                    out[l * width + i] = READ(y[i * lane_step + l * l_step]);                      \
-                for (int64_t i = n; i < width; i++)                                                \
-                    out[l * width + i] = 0;                                                        \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-                                                                                                   \
-    static void store_##S(const gradd_gemm_t *g, const T *tile, int64_t rows, int64_t cols,        \
-                          const IN *bias, OUT *c) {                                                \
-        const T alpha = (T)g->alpha;                                                               \
-        for (int64_t i = 0; i < rows; i++)                                                         \
-            for (int64_t j = 0; j < cols; j++) {                                                   \
-                T value = alpha * tile[i * COLS + j];                                              \
-                if (bias) value += READ(bias[j]);                                                  \
-                if (g->accumulate) value += READ_C(c[i * g->n + j]);                               \
-                c[i * g->n + j] = WRITE(value);                                                    \
-            }                                                                                      \
-    }                                                                                              \
-                                                                                                   \
-    static void tile_##S(const gradd_gemm_t *g, const IN *a, const IN *b, const IN *bias, OUT *c,  \
-                         int64_t row, int64_t col, buffers_##S *workspace) {                       \
-        const int64_t rows = g->m - row < ROWS ? g->m - row : ROWS;                                \
-        const int64_t cols = g->n - col < COLS ? g->n - col : COLS;                                \
-        memset(workspace->c, 0, sizeof workspace->c);                                              \
-        for (int64_t l = 0; l < g->k; l += DEPTH) {                                                \
-            const int64_t depth = g->k - l < DEPTH ? g->k - l : DEPTH;                             \
-            pack_##S(a + row * g->a_m + l * g->a_k, rows, depth, g->a_m, g->a_k, MR,               \
-                     workspace->a);                                                                \
-            pack_##S(b + l * g->b_k + col * g->b_n, cols, depth, g->b_n, g->b_k, NR,               \
-                     workspace->b);                                                                \
-            for (int64_t j = 0; j < cols; j += NR)                                                 \
-                for (int64_t i = 0; i < rows; i += MR)                                             \
-                    (GRADD_IS_WIDE() ? micro_wide_##S : micro_narrow_##S)(                         \
-                        workspace->a + i * depth, workspace->b + j * depth,                        \
-                        workspace->c + i * COLS + j, depth);                                       \
-        }                                                                                          \
-        store_##S(g, workspace->c, rows, cols, bias ? bias + col : NULL, c + row * g->n + col);    \
-    }                                                                                              \
-                                                                                                   \
-    static gradd_status_t blocked_##S(const gradd_gemm_t *g, const IN *a, const IN *b,             \
-                                      const IN *bias, OUT *c, buffers_##S *workspace) {            \
-        const int64_t across = (g->n + COLS - 1) / COLS;                                           \
-        const int64_t tiles = tiles_of(g);                                                         \
-        const int64_t total = tiles * gradd_gemm_batches(g);                                       \
-        const int threads = workers(g);                                                            \
-        _Pragma("omp parallel for schedule(static) num_threads(threads)") for (int64_t t = 0;      \
-                                                                               t < total; t++) {   \
-            int64_t a_at, b_at, batch = t / tiles, tile = t % tiles;                               \
-            gradd_gemm_offsets(g, batch, &a_at, &b_at);                                            \
-            tile_##S(g, a + a_at, b + b_at, bias, c + batch * g->m * g->n, tile / across * ROWS,   \
-                     tile % across * COLS, &workspace[omp_get_thread_num()]);                      \
-        }                                                                                          \
-        return GRADD_OK;                                                                           \
-    }
-
-BLOCKED(f32, float, 16, float, float, , , )
-BLOCKED(f64, double, 8, double, double, , , )
-BLOCKED(bf16, float, 16, gradd_bf16_t, gradd_bf16_t, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
-BLOCKED(bf16_f32, float, 16, gradd_bf16_t, float, gradd_bf16_f32, , )
-BLOCKED(f16, float, 16, gradd_f16_t, gradd_f16_t, gradd_f16_f32, gradd_f16_f32, gradd_f32_f16)
-BLOCKED(f16_f32, float, 16, gradd_f16_t, float, gradd_f16_f32, , )
+/* Halves: sums in f32, results in the type of the operands or in f32. */
+#define IS_PLAIN  0
+#define T         float
+#define READ(x)   gradd_bf16_f32(x)
+#define IN        gradd_bf16_t
+#define OUT       gradd_bf16_t
+#define READ_C(x) gradd_bf16_f32(x)
+#define WRITE(x)  gradd_f32_bf16(x)
+#define NAME(x)   x##_bf16
+#include "kernels/cpu/gemm/gemm_blocked_of.h"
+#undef OUT
+#undef READ_C
+#undef WRITE
+#undef NAME
+#define OUT       float
+#define READ_C(x) (x)
+#define WRITE(x)  (x)
+#define NAME(x)   x##_bf16_f32
+#include "kernels/cpu/gemm/gemm_blocked_of.h"
+#undef READ
+#undef IN
+#undef NAME
+#define READ(x) gradd_f16_f32(x)
+#define IN      gradd_f16_t
+#define NAME(x) x##_f16_f32
+#include "kernels/cpu/gemm/gemm_blocked_of.h"
+#undef OUT
+#undef READ_C
+#undef WRITE
+#undef NAME
+#define OUT       gradd_f16_t
+#define READ_C(x) gradd_f16_f32(x)
+#define WRITE(x)  gradd_f32_f16(x)
+#define NAME(x)   x##_f16
+#include "kernels/cpu/gemm/gemm_blocked_of.h"
 
 size_t gradd_gemm_blocked_workspace(const gradd_gemm_t *description) {
     gradd_gemm_t g = *description;
@@ -124,19 +121,18 @@ size_t gradd_gemm_blocked_workspace(const gradd_gemm_t *description) {
     return each * (size_t)workers(&g);
 }
 
+#define BLOCKED(kind) blocked_##kind(&g, &(const operands_##kind){a, b, bias, c}, workspace)
+
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *description, const void *a, const void *b,
                                   const void *bias, void *c, void *workspace) {
     gradd_gemm_t g = *description;
     gradd_gemm_simplify(&g);
     if (!g.has_bias) bias = NULL;
-    if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c, workspace);
-    if (gradd_dtype_is_f64(g.dtype)) return blocked_f64(&g, a, b, bias, c, workspace);
+    if (g.dtype == GRADD_DT_F32) return BLOCKED(f32);
+    if (gradd_dtype_is_f64(g.dtype)) return BLOCKED(f64);
     if (!gradd_dtype_is_half(g.dtype))
         return GRADD_FAIL(UNSUPPORTED, "no blocked product of %s", gradd_dtype_name(g.dtype));
     const bool f16 = g.dtype == GRADD_DT_F16;
-    if (gradd_gemm_result(&g) == GRADD_DT_F32)
-        return f16 ? blocked_f16_f32(&g, a, b, bias, c, workspace)
-                   : blocked_bf16_f32(&g, a, b, bias, c, workspace);
-    return f16 ? blocked_f16(&g, a, b, bias, c, workspace)
-               : blocked_bf16(&g, a, b, bias, c, workspace);
+    if (gradd_gemm_result(&g) == GRADD_DT_F32) return f16 ? BLOCKED(f16_f32) : BLOCKED(bf16_f32);
+    return f16 ? BLOCKED(f16) : BLOCKED(bf16);
 }

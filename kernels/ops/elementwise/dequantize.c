@@ -5,6 +5,11 @@
  * gradient of a scale is the sum of dy (x - zero) over the elements that it scales; x and zero have
  * none.
  *
+ * QuantizeLinear: round(x / scale) + zero, halves to even, within the range of the integers. It is
+ * written out. Its result has no gradient, being integers, but what a DequantizeLinear makes of it
+ * does (graph_add_node): dx = dy where x is in range (Bengio et al., 2013, arXiv:1308.3432), and
+ * the scale has that of Esser et al., 2020, arXiv:1902.08153, without its factor.
+ *
  * Frozen weights stay integers: the result is never a folded constant, it is made directly before
  * its reader, and the backward makes it again (GRADD_OP_UNPACKS). */
 #include "kernels/describe/dequantize.h"
@@ -234,12 +239,78 @@ static gradd_status_t grad_dequantize(gradd_grad_t *g) {
     return b->status;
 }
 
+/* ---- QuantizeLinear -------------------------------------------------------------------------- */
+
+static gradd_dtype_t quantised_type(gradd_attrs_t attrs, gradd_dtype_t zero) {
+    const int64_t wanted = gradd_attr_int(attrs, "output_dtype", 0);
+    return wanted ? (gradd_dtype_t)wanted : zero ? zero : GRADD_DT_U8;
+}
+
+static gradd_status_t infer_quantize(gradd_infer_t *c) {
+    gradd_scales_t scales;
+    gradd_view_t in[3] = {c->in[X], c->in[SCALES]};
+    const gradd_dtype_t zero = c->n_in > ZEROS ? c->in[ZEROS].type.dtype : GRADD_DT_NONE;
+    const gradd_dtype_t dtype = quantised_type(c->attrs, zero);
+    if (dtype != GRADD_DT_I8 && dtype != GRADD_DT_U8)
+        return GRADD_FAIL(UNSUPPORTED, "output_dtype %d: i8 (3) and u8 (2) are supported",
+                          (int)dtype);
+    in[X].type.dtype = dtype;
+    if (c->n_in > ZEROS) in[ZEROS] = c->in[ZEROS];
+    const gradd_infer_t as_integers = {.op = c->op, .attrs = c->attrs, .n_in = c->n_in, .in = in};
+    GRADD_TRY(gradd_scales_find(&as_integers, &scales));
+    c->out[0] = in[X].type;
+    return GRADD_OK;
+}
+
+/* The integers as floats, which are what the derivative goes through: x / scale + zero, clipped,
+ * where they are in range. */
+static gradd_status_t expand_quantize(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const bool zeros = e->n_in > ZEROS && e->in[ZEROS] != GRADD_NONE;
+    const parts_t p = parts_of(b, e->attrs, e->in);
+    const gradd_val_t x = gradd_wide(b, e->in[X]), scale = gradd_wide(b, e->in[SCALES]);
+    if (x == GRADD_NONE || scale == GRADD_NONE) return b->status;
+    const gradd_dtype_t dtype = gradd_val_type(b, x)->dtype;
+    const gradd_dtype_t to =
+        quantised_type(e->attrs, zeros ? gradd_val_type(b, e->in[ZEROS])->dtype : GRADD_DT_NONE);
+    const double low = to == GRADD_DT_I8 ? -128 : 0, high = low + 255;
+    gradd_val_t exact = GRADD_EMIT(b, "Div", x, spread(&p, gradd_cast(b, scale, dtype)));
+    gradd_val_t whole = GRADD_EMIT(b, "Round", exact);
+    if (zeros) {
+        const gradd_val_t zero = spread(&p, gradd_cast(b, e->in[ZEROS], dtype));
+        exact = GRADD_EMIT(b, "Add", exact, zero);
+        whole = GRADD_EMIT(b, "Add", whole, zero);
+    }
+    exact = GRADD_EMIT(b, "Clip", exact, gradd_const_scalar(b, dtype, low - 0.5),
+                       gradd_const_scalar(b, dtype, high + 0.5));
+    whole = GRADD_EMIT(b, "Clip", whole, gradd_const_scalar(b, dtype, low),
+                       gradd_const_scalar(b, dtype, high));
+    e->out[0] = gradd_cast(b, GRADD_EMIT(b, "StraightThrough", whole, exact), to);
+    return b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define QUANTISED (GRADD_DTB(I8) | GRADD_DTB(U8) | GRADD_DTB(I32))
 
 GRADD_OPS(
     dequantize,
+    GRADD_OP(
+        "QuantizeLinear", "", 10, (2, 3), (1, 1),
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_DTB(I8) | GRADD_DTB(U8)},
+        .attrs = GRADD_ATTR_LIST({GRADD_DEQUANTIZE_AXIS, GRADD_ATTR_INT, false},
+                                 {GRADD_DEQUANTIZE_BLOCK, GRADD_ATTR_INT, false},
+                                 {"output_dtype", GRADD_ATTR_INT, false},
+                                 {"precision", GRADD_ATTR_INT, false},
+                                 {"saturate", GRADD_ATTR_INT, false}),
+        .infer = infer_quantize, .expand = expand_quantize,
+        .cases = GRADD_CASES({.text = "f32[3,5]:(-9,9) f32[]:(0.01,0.1)"},
+                             {.text = "f32[4,3]:(-9,9) f32[3]:(0.01,0.1) i8[3]:(-9,9)"},
+                             {.text = "f32[4,3]:(-9,9) f32[4]:(0.01,0.1) u8[4] | axis=0"},
+                             {.text = "f32[6]={-inf,inf,0.5,1.5,-0.5,-1.5} f32[]={1} i8[]={0}"},
+                             {.text = "f32[2,6] f32[2,3]:(0.01,0.1) i8[2,3] | block_size=2"},
+                             {.text = "f32[3] f32[]:(0.01,0.1) | output_dtype=3"},
+                             {.text = "f32[0,4] f32[4]:(0.01,0.1) u8[4]"})),
     GRADD_OP("DequantizeLinear", "", 10, (2, 3), (1, 1), .flags = GRADD_OP_CHEAP | GRADD_OP_UNPACKS,
              .types = {QUANTISED, GRADD_T_FLOAT, QUANTISED},
              .attrs = GRADD_ATTR_LIST({GRADD_DEQUANTIZE_AXIS, GRADD_ATTR_INT, false},

@@ -226,6 +226,25 @@ def test_clang_makes_the_same_bits() -> None:
     assert not undefined(BUILD / "train/android/libgradd_train.so") - listed()
 
 
+WINE = next(
+    (at for at in ("/usr/lib/wine/wine64", shutil.which("wine")) if at and Path(at).exists()), ""
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_windows_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By gcc and wine; and the DLL takes nothing from others but the system and its C library."""
+    if not shutil.which("x86_64-w64-mingw32-gcc") or not WINE:
+        pytest.skip("no compiler for Windows, or no wine")
+    monkeypatch.setenv("WINEPREFIX", str(tmp_path / "wine"))
+    theirs = run_program("windows", f"T_RUN_windows=env WINEDEBUG=-all {WINE}")
+    assert theirs == run_program("native")
+    dump = ["x86_64-w64-mingw32-objdump", "-p", BUILD / "train/windows/gradd_train.dll"]
+    libraries = re.findall(r"DLL Name: (\S+)", subprocess.check_output(dump, text=True))
+    assert set(libraries) == {"KERNEL32.dll", "msvcrt.dll"}
+
+
 @pytest.mark.nightly
 def test_webassembly_trains() -> None:
     """In node. Without fused multiply-add the last bits differ: the first loss is the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,59 @@ def copy_values(kind: Type, data: int | None) -> np.ndarray:
     if made.nbytes:
         ctypes.memmove(made.ctypes.data, data, made.nbytes)
     return made
+
+
+class Ready:
+    """The library's structures for a call, which serve for others with arrays like those.
+
+    Attributes:
+        inputs: The tensors.
+        outputs: Room for those of the results.
+
+    Args:
+        held: The inputs, of native byte order and contiguous; they must outlive the call.
+        whats: What they are called in messages.
+        n_outputs: How many results there are.
+
+    Raises:
+        TypeError: Tensors have no such type.
+        TrainError: An input has too many axes.
+    """
+
+    def __init__(self, held: list[np.ndarray], whats: list[str], n_outputs: int) -> None:
+        tensors = [to_tensor(array, what) for array, what in zip(held, whats)]
+        self.inputs = (Tensor * max(len(held), 1))(*tensors)
+        self.outputs = (Tensor * max(n_outputs, 1))()
+        self._kinds = [(array.dtype, array.shape) for array in held]
+        self._tensors = [self.inputs[i] for i in range(len(held))]  # the same memory
+        self._made = [self.outputs[i] for i in range(n_outputs)]
+        self._results: list[tuple[tuple[int, ...], np.dtype, int]] = []
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Makes the tensors those of other inputs; false, if they are not just like the first."""
+        if len(values) != len(self._kinds):
+            return False
+        for value, (dtype, shape) in zip(values, self._kinds):
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                return False
+            if not value.flags.c_contiguous:
+                return False
+        for value, tensor in zip(values, self._tensors):
+            tensor.data = value.ctypes.data
+        return True
+
+    def results(self) -> list[np.ndarray]:
+        """Copies of what the call has put into `outputs`."""
+        if not self._results:  # of types that follow from those of the inputs
+            made = [copy_values(t.type, t.data) for t in self._made]
+            self._results = [(array.shape, array.dtype, array.nbytes) for array in made]
+            return made
+        copies = []
+        for tensor, (shape, dtype, nbytes) in zip(self._made, self._results):
+            copies.append(np.empty(shape, dtype))
+            if nbytes:
+                ctypes.memmove(copies[-1].ctypes.data, tensor.data, nbytes)
+        return copies
 
 
 class Buffer:

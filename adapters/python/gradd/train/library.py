@@ -229,6 +229,12 @@ def library() -> ctypes.CDLL:
     return made
 
 
+@functools.cache
+def _function(name: str) -> tuple[Any, bool]:
+    """A function, and whether it returns a status."""
+    return getattr(library(), f"gradd_train_{name}"), _FUNCTIONS[name][0] is STATUS
+
+
 def call(name: str, *arguments: Any) -> Any:
     """Calls gradd_train_`name`.
 
@@ -238,11 +244,12 @@ def call(name: str, *arguments: Any) -> Any:
     Raises:
         TrainError: It failed.
     """
-    made = library()
-    result = getattr(made, f"gradd_train_{name}")(*arguments)
-    if _FUNCTIONS[name][0] is not STATUS:
+    function, gives_status = _function(name)
+    result = function(*arguments)
+    if not gives_status:
         return result
     if result != 0:
+        made = library()
         code = made.gradd_status_name(result).decode()
         raise TrainError(code, made.gradd_error_message().decode(errors="replace"))
     return None

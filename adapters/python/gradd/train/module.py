@@ -82,6 +82,7 @@ class Module:
             self.session = library.create("open", handle.pointer, byref(options))
             handle.has_module = True
         self._known: dict[tuple[str, int], list[str]] = {}
+        self._ready: dict[int, arrays.Ready] = {}  # of each phase, for the last call
         weakref.finalize(self, _close, self.session, handle)
 
     def __call__(self, *user_inputs: Any) -> Outputs:
@@ -109,6 +110,21 @@ class Module:
 
     def _step(self, user_inputs: Sequence[Any]) -> list[np.ndarray]:
         phase = _TRAINING if self.training else _EVAL
+        with self.state.handle.lock:  # the structures serve one call at a time
+            ready, held = self._ready.get(phase), user_inputs
+            if ready is None or not ready.takes(user_inputs):
+                held, whats = self._to_arrays(phase, user_inputs)
+                ready = arrays.Ready(held, whats, len(self._names("output", phase)))
+                self._ready[phase] = ready
+            self.state.handle.need_values(LOAD_PARAMETERS)
+            name = "step" if self.training else "eval_step"
+            call(name, self.session, ready.inputs, len(held), ready.outputs, None)
+            return ready.results()
+
+    def _to_arrays(
+        self, phase: int, user_inputs: Sequence[Any]
+    ) -> tuple[list[np.ndarray], list[str]]:
+        """The inputs as the library reads them, and what they are called in messages."""
         names = self._names("input", phase)
         whats = [f"input {name!r}" for name in names[: len(user_inputs)]]
         whats += ["an input too many"] * (len(user_inputs) - len(whats))
@@ -117,15 +133,7 @@ class Module:
             if array.dtype.kind in "US":
                 code = call("input_type", self.session, phase, i).dtype
                 held[i] = arrays.read_numbers(array, code, whats[i])
-        tensors = [arrays.to_tensor(array, what) for array, what in zip(held, whats)]
-        n_outputs = len(self._names("output", phase))
-        outputs = (library.Tensor * max(n_outputs, 1))()
-        inputs = (library.Tensor * max(len(tensors), 1))(*tensors)
-        with self.state.handle.lock:
-            self.state.handle.need_values(LOAD_PARAMETERS)
-            name = "step" if self.training else "eval_step"
-            call(name, self.session, inputs, len(tensors), outputs, None)
-            return [arrays.copy_values(t.type, t.data) for t in outputs[:n_outputs]]
+        return held, whats
 
     def train(self, mode: bool = True) -> Module:
         """Makes calls training steps, or not; returns self."""
