@@ -10,6 +10,7 @@
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/conv/conv.h"
 #include "kernels/describe/conv.h"
+#include "kernels/rules/rowwise.h"
 #include "kernels/rules/rules.h"
 
 enum { AXES = GRADD_CONV_AXES };
