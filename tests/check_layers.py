@@ -46,7 +46,8 @@ ROOMS = {
     "server/explain": "shm server/api server/graph",
     "server/verbs": "shm server/api server/device server/exec server/host server/wire"
     " server/session server/explain",
-    "server/daemon": "shm platform server/device server/host server/wire server/session server/verbs",
+    "server/daemon": "shm platform server/device server/host server/wire server/session"
+    " server/verbs",
     "server/owner": "shm server/host server/wire server/session",
     "server/users": "shm server/host server/wire",
     "server/web": "shm server/host server/wire",

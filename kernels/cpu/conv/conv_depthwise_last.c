@@ -116,14 +116,14 @@ void gradd_conv_depthwise_last_unprepare(gradd_prepared_t *prepared) {
 /* ---- launches -------------------------------------------------------------------------------- */
 
 /* An image, and indices along the first two axes. */
-typedef struct row_s {
+typedef struct conv_row_s {
     int64_t image, at[2];
-} row_t;
+} conv_row_t;
 
 /* Positions of a row of the result; of dW rows of dy, of all images. */
 typedef struct task_s {
     const void *from, *zeros; /* x, or dy for dx */
-    row_t row;
+    conv_row_t row;
     int64_t begin, end;
     const float *w;   /* [taps, channels] */
     const void *bias; /* NULL: none */
@@ -146,8 +146,8 @@ static steps_t steps_of(bool wide, int64_t channels) {
     };
 }
 
-static row_t row_of(const int64_t *sizes, int64_t i) {
-    return (row_t){
+static conv_row_t row_of(const int64_t *sizes, int64_t i) {
+    return (conv_row_t){
         i / (sizes[0] * sizes[1]), {i / sizes[1] % sizes[0], i % sizes[1]}
     };
 }

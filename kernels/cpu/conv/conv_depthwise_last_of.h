@@ -4,7 +4,7 @@
  * type, and by nothing else. */
 
 /* Where the row that is read by a tap of the first two axes begins; NULL: outside. */
-static inline const T *NAME(row_read)(const last_t *k, const task_t *t, row_t row, int64_t z,
+static inline const T *NAME(row_read)(const last_t *k, const task_t *t, conv_row_t row, int64_t z,
                                       int64_t y) {
     const int64_t *kernel = k->v.kernel;
     const int64_t from_z = k->reads[0][row.at[0] * kernel[0] + z];
@@ -65,7 +65,7 @@ static inline void NAME(put)(T *to, const float *sum, const T *bias, int64_t n) 
         vec_t sum[TAPS][each] = {0};                                                               \
         for (int64_t r = t->begin; r < t->end; r++) {                                              \
             const T *dy = (const T *)t->dy + r * k->to[2] * k->channels + c;                       \
-            const row_t to = row_of(k->to, r);                                                     \
+            const conv_row_t to = row_of(k->to, r);                                                \
             const T *row = NAME(row_read)(k, t, to, i / kernel[1], i % kernel[1]);                 \
             const int64_t *reads = k->reads[2] + first;                                            \
             for (int64_t o = 0; row && o < k->to[2]; o++, dy += k->channels, reads += kernel[2]) { \
