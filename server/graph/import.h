@@ -75,6 +75,8 @@ const import_def_t *import_find(const import_t *m, const char *name);
 /* import_tensor.c: checks the tensor and copies its elements to the model, aligned to
  * GRADD_TENSOR_ALIGN. Zero elements still give data != NULL. int4 and uint4 become i8 and u8. */
 gradd_status_t import_tensor(import_t *m, const Onnx__TensorProto *tensor, gradd_view_t *out_view);
+/* Whether it is of int4 or uint4. */
+bool import_is_packed(const Onnx__TensorProto *tensor);
 
 /* import_attr.c: op may be NULL; then attributes that gradd_attr_t cannot hold are left out. */
 gradd_status_t import_attrs(import_t *m, const Onnx__NodeProto *node, const gradd_op_t *op,

@@ -100,6 +100,7 @@ gradd_status_t import_initializers(import_t *m) {
         model_value_t *value = &m->model->values[m->defs[g->n_input + i].id];
         gradd_status_t status = import_tensor(m, g->initializer[i], &value->known);
         if (!status) status = check_default(value);
+        value->packed = import_is_packed(g->initializer[i]);
         if (status)
             return gradd_wrap(status, "initializer %zu '%.*s'", i,
                               IMPORT_TEXT(g->initializer[i]->name));
@@ -271,6 +272,32 @@ static gradd_status_t name_node(import_t *m, const Onnx__NodeProto *proto, model
     return node->op_type && node->domain && node->name ? GRADD_OK : GRADD_E_NOMEM;
 }
 
+static bool is_packed_constant(const Onnx__NodeProto *proto) {
+    return !strcmp(proto->op_type, "Constant") && proto->n_attribute && proto->attribute[0]->t &&
+           import_is_packed(proto->attribute[0]->t);
+}
+
+/* Follows constants of int4 and uint4, which are i8 and u8 in the model, to where that matters: the
+ * zero point of a QuantizeLinear says which integers it gives. */
+static gradd_status_t follow_packed(const import_t *m, const Onnx__NodeProto *proto,
+                                    const model_node_t *node) {
+    enum { ZERO_POINT = 2 };
+    model_value_t *values = m->model->values;
+    if (!strcmp(proto->op_type, "DequantizeLinear") || !strcmp(proto->op_type, "Cast"))
+        return GRADD_OK;
+    bool packed = is_packed_constant(proto);
+    for (int i = 0; i < node->n_in; i++) {
+        if (node->in[i] < 0 || !values[node->in[i]].packed) continue;
+        if (i == ZERO_POINT && !strcmp(proto->op_type, "QuantizeLinear"))
+            return GRADD_FAIL(UNSUPPORTED,
+                              "its zero point is of int4 or uint4: int8 and uint8 are supported");
+        packed = true;
+    }
+    for (int j = 0; j < node->n_out; j++)
+        if (node->out[j] >= 0) values[node->out[j]].packed = packed;
+    return GRADD_OK;
+}
+
 static gradd_status_t import_node(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
     GRADD_TRY(import_check_name(m, "node name", proto->name, false));
     GRADD_TRY(import_check_name(m, "operator", proto->op_type, true));
@@ -280,6 +307,7 @@ static gradd_status_t import_node(import_t *m, const Onnx__NodeProto *proto, mod
     GRADD_TRY(import_attrs(m, proto, node->op, &node->attrs));
     if (alias) GRADD_TRY(import_alias_attrs(m, alias, &node->attrs));
     GRADD_TRY(import_edges(m, proto, alias, node));
+    GRADD_TRY(follow_packed(m, proto, node));
     GRADD_TRY(name_node(m, proto, node));
     return import_is_region(proto) ? import_bodies(m, proto, node) : GRADD_OK;
 }

@@ -23,13 +23,13 @@ static gradd_status_t refuse_external(const Onnx__TensorProto *t) {
                       IMPORT_TEXT(location));
 }
 
-static bool is_packed(const Onnx__TensorProto *t) {
+bool import_is_packed(const Onnx__TensorProto *t) {
     return t->data_type == IMPORT_UINT4 || t->data_type == IMPORT_INT4;
 }
 
 static gradd_status_t tensor_type(const Onnx__TensorProto *t, gradd_type_t *out_type) {
     gradd_type_t type = {.dtype = t->data_type == IMPORT_INT4 ? GRADD_DT_I8 : GRADD_DT_U8};
-    if (!is_packed(t)) GRADD_TRY(gradd_dtype_check(t->data_type, &type.dtype));
+    if (!import_is_packed(t)) GRADD_TRY(gradd_dtype_check(t->data_type, &type.dtype));
     if (t->n_dims > GRADD_MAX_RANK)
         return GRADD_FAIL(LIMIT, "rank %zu is above the limit of %d", t->n_dims, GRADD_MAX_RANK);
     type.rank = (int)t->n_dims;
@@ -179,7 +179,7 @@ static gradd_status_t take_elements(import_t *m, const Onnx__TensorProto *t, gra
                               fields[f].name, fields[want].name,
                               gradd_dtype_name(view->type.dtype));
     }
-    if (is_packed(t)) return take_packed(m, t, view);
+    if (import_is_packed(t)) return take_packed(m, t, view);
     if (t->has_raw_data && !fields[want].n) return take_raw(m, t, view);
     return take_typed(m, &fields[want], view);
 }

@@ -28,6 +28,7 @@ extern const model_limits_t model_default_limits;
 typedef struct model_value_s {
     const char *name;             /* "" for an absent optional value */
     gradd_view_t known;           /* initializer: type and elements; else data == NULL */
+    bool packed;                  /* a constant of int4 or uint4, or made of one */
     gradd_dtype_t dtype;          /* declared for graph inputs, else GRADD_DT_NONE */
     int rank;                     /* declared rank of a graph input, -1 = not declared */
     int64_t dims[GRADD_MAX_RANK]; /* declared dims of a graph input, -1 = dynamic */

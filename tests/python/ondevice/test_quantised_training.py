@@ -12,6 +12,7 @@ from onnx import helper
 
 from gradd.train import TrainError
 from helpers import device_models as models
+from helpers.graphs import engine as E
 
 pytestmark = pytest.mark.quick
 
@@ -116,6 +117,23 @@ def test_only_a_dequantize_reads_the_integers(between: str, tmp_path: Path) -> N
     _, module = models.load(tmp_path)
     with pytest.raises(TrainError, match=f"{between}.*QuantizeLinear"):
         module(*batch())
+
+
+@pytest.mark.parametrize("dtype", [onnx.TensorProto.INT4, onnx.TensorProto.UINT4])
+@pytest.mark.parametrize("moved", [False, True])
+def test_zero_points_of_four_bits_are_refused(moved: bool, dtype: int) -> None:
+    """They say that the integers have four bits: with eight the results would be others."""
+    made = network("i8", False)
+    for tensor in made.graph.initializer:
+        if tensor.name == "z1":
+            tensor.CopyFrom(helper.make_tensor("z1", dtype, [1], [0]))
+            del tensor.dims[:]
+    if moved:
+        made.graph.node.insert(0, helper.make_node("Identity", ["z1"], ["same"]))
+        next(n for n in made.graph.node if n.op_type == "QuantizeLinear").input[2] = "same"
+    made.opset_import[0].version = 21
+    with pytest.raises(E.EngineError, match="QuantizeLinear.*int4 or uint4"):
+        E.Model(made.SerializeToString())
 
 
 def test_an_exported_model_quantises_as_onnxruntime(tmp_path: Path) -> None:
