@@ -5,7 +5,6 @@ Outside, the settings of the process apply: other uses of torch.compile keep the
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import threading
@@ -153,8 +152,10 @@ class _Said(logging.Filter):
 _ours = threading.local()
 
 
-# Asked for each call that is traced: a function of C.
-_is_applied = functools.partial(getattr, _ours, "applied", False)
+def _is_applied() -> bool:
+    return getattr(_ours, "applied", False)
+
+
 recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
