@@ -39,6 +39,9 @@ def test_two_gpus_have_the_gradient_of_one_process(daemon: Any, tmp_path: Path) 
     assert max(rank["killed"]["True"]["recoveries"] for rank in found) == 1
     stop = [str(conftest.BINARY), "stop", "--dir", str(daemon.root)]
     subprocess.run(stop, check=True, timeout=60, capture_output=True)
+    for folder in conftest.gpu_directories(daemon.root):  # of such a daemon, which was killed
+        for socket in folder.glob("*.sock"):
+            socket.unlink()
 
 
 @pytest.mark.nightly
