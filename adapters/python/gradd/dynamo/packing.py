@@ -126,7 +126,7 @@ def substitute(wanted: Callable[[], bool]) -> None:
 def _instead(
     tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Any], dict[str, Any]] | None:
-    own = _own(fn) if args and _is_packed(args[0]) else None
+    own = _own(fn) if args and _is_packed(tracer, args[0]) else None
     if own is None:
         return None
     if own is run:
@@ -148,11 +148,11 @@ def _call(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction:
     usual(tracer, instruction)
 
 
-def _is_packed(variable: Any) -> bool:
+def _is_packed(tracer: Any, variable: Any) -> bool:
     """Whether it stands for a packed sequence whose order is known."""
     if _type(variable) is not rnn.PackedSequence:
         return False
-    fields = list(variable.realize().items)
+    fields = variable.realize().unpack_var_sequence(tracer)
     return len(fields) == _FIELDS and not any(x.is_python_constant() for x in fields)
 
 
