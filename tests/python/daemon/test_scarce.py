@@ -1,10 +1,9 @@
-"""The n-th allocation or system call of a daemon fails, one after the other, until a pass is clean.
+"""The n-th allocation of the worker fails, one after the other, until a pass is clean.
 
 From `hello` to the end of a session each request is made on a session of its own, and while it runs
-one allocation or system call of the worker, or of the owner, fails (tests/scarce). Then the request
-succeeds all the same, or is refused with a word about memory and succeeds when it is made again, or
-the daemon hangs up, as it does where the worker dies in a library that cannot go on; the bits are
-the same in each case, and the owner lives.
+one allocation fails (tests/scarce). Then the request succeeds all the same, or is refused with a
+word about memory and succeeds when it is made again, or the daemon hangs up, as it does where the
+worker dies in a library that cannot go on; the bits are the same in each case, and the owner lives.
 """
 
 from __future__ import annotations
@@ -38,14 +37,12 @@ FLOW = (
     "hello", "attach", "segment", "graph.put", "graph.plan", "bind", "forward", "backward", "step",
     "unbind",
 )  # fmt: skip
-# What goes through the owner, or is answered there.
-OWNED = ("hello", "attach", "segment", "keep", "reattach", "peek")
 
 
 class Shared(ctypes.Structure):
     """scarce_t of tests/scarce/scarce.c."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("pid", "at", "count", "calls")]
+    _fields_ = [(name, ctypes.c_int64) for name in ("pid", "at", "count")]
 
 
 class HungUp(Exception):
@@ -101,15 +98,6 @@ class Session(Raw):
             fields = {"v": "segment", "id": 1, "bytes": SEGMENT}
             reply = self.control(fields, [self.segment.fd])
             self.fill()
-        elif what == "keep":
-            fields = {"v": "keep", "name": "scarce", "seconds": 60.0, "segments": [1]}
-            with contextlib.closing(Segment(9, 4096)) as manifest:
-                reply = self.control(fields, [manifest.fd])
-        elif what in ("reattach", "peek"):  # the manifest, then the segment
-            for at in (0, 1):
-                reply = self.control({"v": what, "name": "scarce", "at": at})
-                if not reply["ok"]:
-                    break
         elif what == "graph.put":
             reply = put(self, self.onnx)
             self.graph = reply.get("graph")
@@ -157,50 +145,46 @@ def _undisturbed(path: Path) -> tuple[bytes, int]:
     raise AssertionError("hung up on again and again")
 
 
-def _attempt(path: Path, flow: tuple[str, ...], what: str, shared: Shared, victim: int) -> Any:
-    """What became of a request of the flow during which number `shared.at` of the victim fails, ""
-    if it has fewer; and the results of the session, if it has any."""
-    first = flow.index(what)
-    shared.count = 0
-    shared.pid = victim if what == "hello" else 0  # it takes the connection, too
+def _attempt(path: Path, what: str, shared: Shared, at: int, worker: int) -> tuple[str, bytes]:
+    """What became of a request during which the allocation number `at` fails, "" if it has fewer;
+    and the results of the session, if it goes on."""
+    first = FLOW.index(what)
+    shared.at, shared.count = at, 0
+    shared.pid = worker if what == "hello" else 0  # the worker takes the connection, too
     with Session(path) as s:
-        s.make_all(flow[:first])
-        shared.pid = victim
+        s.make_all(FLOW[:first])
+        shared.pid = worker
         try:
             reply = s.make(what)
         except HungUp:
             return "hung up", b""
         finally:
-            shared.pid, failed = 0, shared.count >= shared.at
+            shared.pid, failed = 0, shared.count >= at
         if not failed:
             return "", b""
         if not reply["ok"]:
-            assert reply["code"] in REFUSALS and reply["what"], f"{what}, {shared.at}: {reply}"
-            assert reply.get("session", "alive") == "alive", f"{what}, {shared.at}: {reply}"
+            assert reply["code"] in REFUSALS and reply["what"], f"{what}, {at}: {reply}"
+            assert reply.get("session", "alive") == "alive", f"{what}, {at}: {reply}"
             if what in ONCE:
                 return "refused", b""
         if what == "backward" and not reply["ok"]:
             first -= 1  # it may be done: there was no memory for the reply alone
         try:  # a thread of libzmq may have died of it meanwhile
-            s.make_all(flow[first + bool(reply["ok"]) :])
+            s.make_all(FLOW[first + bool(reply["ok"]) :])
         except HungUp:
             return "hung up", b""
-        return "done" if reply["ok"] else "refused", s.results() if flow is FLOW else b""
+        return "done" if reply["ok"] else "refused", s.results()
 
 
-def _each_may_fail(
-    shared: Shared, daemon: Daemon, flow: tuple[str, ...], what: str, *, owner: bool, calls: bool
-) -> None:
-    """Of one process, during one request of the flow."""
+@pytest.mark.nightly
+@pytest.mark.parametrize("what", FLOW)
+def test_each_allocation_may_fail(shared: Shared, daemon: Daemon, what: str) -> None:
     path = daemon.directory
     expected, worker = _undisturbed(path)
     found: collections.Counter[str] = collections.Counter()
-    clean, shared.calls = 0, calls
+    clean = 0
     for at in range(1, MOST):
-        shared.at = at
-        outcome, results = _attempt(
-            path, flow, what, shared, daemon.process.pid if owner else worker
-        )
+        outcome, results = _attempt(path, what, shared, at, worker)
         assert daemon.process.poll() is None, f"{what}, {at}: the owner has died"
         clean = 0 if outcome else clean + 1
         if clean == CLEAN:
@@ -210,28 +194,4 @@ def _each_may_fail(
             results, worker = _undisturbed(path)
         assert results == expected, f"{what}, {at}: other bits"
     print(f"{what}: {dict(found)}")
-    assert clean == CLEAN, f"{what}: {dict(found)}"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("what", FLOW)
-def test_each_allocation_may_fail(shared: Shared, daemon: Daemon, what: str) -> None:
-    _each_may_fail(shared, daemon, FLOW, what, owner=False, calls=False)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("what", FLOW)
-def test_each_system_call_may_fail(shared: Shared, daemon: Daemon, what: str) -> None:
-    _each_may_fail(shared, daemon, FLOW, what, owner=False, calls=True)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("what", OWNED)
-def test_each_allocation_of_the_owner_may_fail(shared: Shared, daemon: Daemon, what: str) -> None:
-    _each_may_fail(shared, daemon, OWNED, what, owner=True, calls=False)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("what", OWNED)
-def test_each_system_call_of_the_owner_may_fail(shared: Shared, daemon: Daemon, what: str) -> None:
-    _each_may_fail(shared, daemon, OWNED, what, owner=True, calls=True)
+    assert found and clean == CLEAN, f"{what}: {dict(found)}"
