@@ -6,9 +6,12 @@ Each case is compared with plain PyTorch, and with an own count of the places wh
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import random
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -327,6 +330,124 @@ def test_a_warning_that_is_an_error_is_raised() -> None:
         warnings.simplefilter("error", FutureWarning)
         with pytest.raises(FutureWarning, match="layers of one kind"):
             model(X)
+
+
+WARNS = """
+import torch
+from gradd import ORTModule
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return torch.nn.functional.mse_loss(super().forward(x), torch.zeros(3, 1, 4))
+
+model = ORTModule(Net(4, 4))
+for _ in range(2):
+    model(torch.ones(3, 4)).backward()
+assert model.gradd_stats()["self_checks"] and not model.gradd_stats()["in_torch"]
+"""
+
+
+def test_a_warning_of_torch_is_given_once() -> None:
+    done = subprocess.run([sys.executable, "-c", WARNS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("UserWarning: Using a target size") == 1, done.stderr
+
+
+class Lines(logging.Handler):
+    """What a logger takes, as its level and text."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+        self.logger = logging.getLogger(f"{__name__}.lines")
+        self.logger.handlers, self.logger.propagate = [self], False
+        self.logger.setLevel(level)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append((record.levelname, record.getMessage()))
+
+
+def counted(net: Net, h: Tensor) -> Tensor:
+    net.calls = getattr(net, "calls", 0) + 1
+    net.lines.info("call %d", net.calls)
+    return net.second(h)
+
+
+def asked(net: Net, h: Tensor) -> Tensor:
+    if net.lines.isEnabledFor(logging.INFO):
+        net.lines.info(f"{len(h)} rows")
+    return net.second(h)
+
+
+def levels(net: Net, h: Tensor) -> Tensor:
+    net.lines.debug("never")
+    net.lines.warning("of %s", "a kind", extra={"more": 1})
+    net.lines.error("in %s", net.first.in_features)
+    return net.second(h)
+
+
+@pytest.mark.parametrize("between", [counted, asked, levels])
+def test_lines_of_loggers_come_in_every_call(between: Any) -> None:
+    model, twin = sides(between, strict=True)
+    with torch.no_grad():
+        for net in (model.module, twin):
+            net.lines = Lines(logging.INFO).logger
+        for _ in range(3):
+            lines = net.lines.handlers[0].found
+            theirs = twin(X), lines.copy()
+            lines.clear()
+            ours = model(X), lines.copy()
+            lines.clear()
+            torch.testing.assert_close(ours[0], theirs[0])
+            assert ours[1] == theirs[1] and ours[1]
+    assert model.gradd_stats()["breaks"] >= 3 and not model.gradd_stats()["in_torch"]
+
+
+@pytest.mark.parametrize("between", [counted, asked, levels])
+def test_lines_that_loggers_drop_break_no_graph(between: Any) -> None:
+    model, twin = sides(between, strict=True)
+    for net in (model.module, twin):
+        net.lines = Lines(logging.CRITICAL).logger
+    train(model, twin, 3)
+    assert model.gradd_stats()["breaks"] == 0
+    assert getattr(model.module, "calls", 3) == 3
+
+
+def test_lines_of_libraries_break_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = functools.lru_cache(lambda logger, text: logger.warning(text))
+    monkeypatch.setattr(logging.Logger, "warning_once", once, raising=False)
+    lines = Lines(logging.INFO)
+    code = """
+def function(net, h):
+    lines.warning("in each call of %d", net.first.in_features)
+    lines.warning_once("in one of them")
+    return net.second(h)
+"""
+    names = {"lines": lines.logger}
+    exec(compile(code, "/env/site-packages/library.py", "exec"), names)
+    model, _ = sides(names["function"], strict=True)
+    for _ in range(3):
+        model(X).backward()
+    assert model.gradd_stats()["breaks"] == 0 and not model.gradd_stats()["in_torch"]
+    assert lines.found.count(("WARNING", "in one of them")) == 1
+
+
+class Checked(nn.Linear):
+    """A branch in forward() itself: Dynamo goes on in either, with another reason for the break."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        if torch.isnan(h).any():
+            raise FloatingPointError
+        return torch.tanh(h).sum()
+
+
+def test_a_branch_is_said_to_depend_on_data(caplog: pytest.LogCaptureFixture) -> None:
+    model = ORTModule(Checked(8, 8), strict=True)
+    for _ in range(2):
+        model(X).backward()
+    (text,) = warnings_in(caplog)
+    assert "data-dependent branching" in text and "generic_jump" not in text
 
 
 def test_known_sequences_of_graphs_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -440,3 +440,16 @@ def test_sparse_arguments_run_in_pytorch(first: int) -> None:
     x = tensor(1)
     calls = [x, x.to_sparse(), x, x.to_sparse_csr()]
     run(lambda s, t: s.layer(t), *((t,) for t in calls[first:]))
+
+
+def without_gradient(net: Net, x: Tensor) -> Tensor:
+    h = net.layer(x)
+    scale = 2.0 if h.grad is None else 3.0
+    scale += 4.0 if (h * 2).grad is None else 5.0
+    return h * scale + (x.grad is None)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_values_of_a_forward_have_no_gradient() -> None:
+    calls: list[tuple[tuple, dict]] = [((tensor(k, needs=k > 1),), {}) for k in range(4)]
+    assert not both(without_gradient, calls).gradd_stats()["in_torch"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Collection
+import warnings
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import gradd
 from gradd import private
 from gradd.dynamo import packing
 from gradd.dynamo.guards import Supplement
-from gradd.dynamo.tracers import causal_hints, leaves, logged, membership, readings, warned
+from gradd.dynamo.tracers import causal_hints, leaves, logged, loggers, membership, readings, warned
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
 
@@ -58,24 +58,7 @@ if not of_function():  # torch 2.11
     _WANTED |= {"recompile_limit": RECOMPILES, "accumulated_recompile_limit": 16 * RECOMPILES}
 
 
-_LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once")  # transformers' too
-_IGNORED = "ignore_logging_functions"
 _OPEN_SIZES = "capture_dynamic_output_shape_ops"
-
-
-class _Loggers(list):
-    """Functions of loggers that break no graph: they log while one is made.
-
-    A list, and an empty one, for torch 2.11 writes its settings into a log, as JSON.
-    """
-
-    def __init__(self, more: Any) -> None:
-        super().__init__()
-        self._more = more
-
-    def __contains__(self, function: object) -> bool:
-        own = (getattr(logging.Logger, name, None) for name in _LOGGING)
-        return function in own or (isinstance(self._more, Collection) and function in self._more)
 
 
 def _variable(name: str) -> ContextVar[Any] | None:
@@ -85,7 +68,7 @@ def _variable(name: str) -> ContextVar[Any] | None:
 
 
 # The variables that hold settings: Dynamo's own access to all of ours takes 40 us of a call.
-_VARIABLES = {name: _variable(name) for name in (*_WANTED, _IGNORED, _OPEN_SIZES)}
+_VARIABLES = {name: _variable(name) for name in (*_WANTED, _OPEN_SIZES)}
 _FAST = all(_VARIABLES.values())
 # Each call sets and resets them: functions of C in a loop of C.
 _SET, _RESET = ContextVar.set, ContextVar.reset
@@ -165,6 +148,7 @@ readings.substitute(_is_applied)
 causal_hints.substitute(_is_applied)
 warned.substitute(_is_applied)
 logged.leave_out(_is_applied)
+loggers.substitute(_is_applied)
 rules.give_missing()
 # Code that Dynamo has compiled calls it, and it would compile, and count, it as well.
 watch.Watched.__get__ = torch.compiler.disable(watch.Watched.__get__)  # type: ignore
@@ -172,6 +156,8 @@ watch.Watched.__get__ = torch.compiler.disable(watch.Watched.__get__)  # type: i
 for _name in ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"):
     logging.getLogger(_name).addFilter(_Short())
 logging.getLogger("torch._dynamo.variables.tensor").addFilter(_Said())
+# What torch warns of while a graph is made, or checked, Dynamo's trace has warned of.
+warnings.filterwarnings("ignore", module=r"gradd\.(dynamo\.lower|check\.modes)$")
 
 
 class Applied:
@@ -196,12 +182,10 @@ class Applied:
             if self._fused:
                 mha.set_fastpath_enabled(False)
         if _FAST:
-            users = _VARIABLES[_IGNORED].get()  # type: ignore[union-attr]
-            loggers = _known[1] if users is _known[0] else _with_loggers(users)
-            values = (*_VALUES, loggers, True) if self._open_sizes else (*_VALUES, loggers)
+            values = (*_VALUES, True) if self._open_sizes else _VALUES
             self._before = list(map(_SET, _ALL, values))
             return
-        wanted = {**_WANTED, _IGNORED: _Loggers(getattr(config, _IGNORED))}
+        wanted = dict(_WANTED)
         if self._open_sizes:
             wanted[_OPEN_SIZES] = True
         self._before = [(name, getattr(config, name)) for name in wanted]
@@ -230,12 +214,3 @@ def attends(module: torch.nn.Module, state: Supplement) -> bool:
     return mha.get_fastpath_enabled.__name__ in state.names or any(
         issubclass(kind, _ATTENTION) for kind in kinds
     )
-
-
-_known: list[Any] = [None, _Loggers(None)]  # functions that users ignore, and the same with ours
-
-
-def _with_loggers(users: Any) -> _Loggers:
-    found = _Loggers(users)
-    _known[:] = [users, found]
-    return found

@@ -17,7 +17,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SENTENCE = re.compile(r"\.(?= [A-Z]|$)")  # its end, which that of "e.g." is not
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _FAILURES, _BREAKS = "unimplemented", "graph_break"  # tables of causes
-_STEP = "step_unsupported"  # all that Dynamo says of a break where it goes on behind the statement
+# All that Dynamo says of a break where it goes on behind the statement, or in either branch.
+_TERSE = ("step_unsupported", "generic_jump")
 _known: dict[str, Counter[str]] = {_FAILURES: Counter(), _BREAKS: Counter()}  # asked for
 
 
@@ -81,5 +82,5 @@ def end_of(module: torch.fx.GraphModule) -> End | None:
     if not end.graph_break:
         return None
     frames = [f for f in end.user_stack if is_users(f.filename)]
-    why = next(iter(_new()), end.reason) if end.reason == _STEP else end.reason
+    why = next(iter(_new()), end.reason) if end.reason.startswith(_TERSE) else end.reason
     return End(f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?", words(why))

@@ -4,6 +4,9 @@ The encoders of wav2vec2 and its relatives do so with the samples, and T5 with i
 that a checkpoint has an argument with a gradient. Dynamo breaks its graph there. Here the graph
 goes on, with a mark; where neither the value nor a view of it leaves the graph, nothing can ask for
 its gradient, and the mark goes too. Another one runs in PyTorch, between pieces in the daemon.
+
+And `x.grad` of a value that has a history: Dynamo takes it for a tensor, so that `x.grad is None`
+is false. It is None here.
 """
 
 from __future__ import annotations
@@ -22,13 +25,28 @@ from gradd.memory.watch import address
 
 MARK = "requires_grad_"  # the method that a mark calls
 _ASKING = ("register_hook", "retain_grad")  # for a gradient, in the graph
-_STORE = dis.opmap["STORE_ATTR"]
+_STORE, _LOAD = dis.opmap["STORE_ATTR"], dis.opmap["LOAD_ATTR"]
 
 
 def mark(wanted: Callable[[], bool]) -> None:
-    """Has Dynamo's tracers mark such values where that is wanted at the time."""
+    """Has Dynamo's tracers treat such values so where that is wanted at the time."""
     for table in membership.tables():
         table[_STORE] = functools.partial(_store, wanted, table[_STORE])
+        table[_LOAD] = functools.partial(_load, wanted, table[_LOAD])
+
+
+def _load(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
+    """Runs `variable.name`."""
+    if instruction.argval == "grad" and wanted():
+        variable = tracer.stack[-1].realize()
+        proxy = None if variable.source else getattr(variable, "proxy", None)
+        value = None if proxy is None else value_of(proxy.node)
+        given = tracer.output.side_effects.has_pending_mutation_of_attr(variable, "grad")
+        if isinstance(value, torch.Tensor) and not (value.is_leaf or given):
+            tracer.popn(1)
+            tracer.push(type(variable).build(tracer, None))
+            return
+    usual(tracer, instruction)
 
 
 def _store(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
