@@ -106,3 +106,49 @@ def test_no_gradient_passes_what_is_detached() -> None:
     for model in (ours, theirs):
         model(x).square().sum().backward()
     torch.testing.assert_close(ours.module.weight.grad, theirs.weight.grad)
+
+
+CELLS: dict[str, Callable[[], nn.Module]] = {
+    "GRU": lambda: nn.GRUCell(6, 4),
+    "GRU without bias": lambda: nn.GRUCell(6, 4, bias=False),
+    "LSTM": lambda: nn.LSTMCell(6, 4),
+    "tanh": lambda: nn.RNNCell(6, 4),
+    "relu": lambda: nn.RNNCell(6, 4, nonlinearity="relu", bias=False),
+}
+
+
+class Steps(nn.Module):
+    """A loop over time around a cell."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, found = None, []
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            found.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(found, 1).float()
+
+
+@pytest.mark.parametrize("how", ["float32", "float64", "bfloat16", "autocast"])
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_are_composed(name: str, how: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(translate, "_decomposed", None)  # it takes several times as long
+    torch.manual_seed(0)
+    dtype = torch.float32 if how == "autocast" else getattr(torch, how)
+    theirs = Steps(CELLS[name]()).to(dtype)
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    tolerance = 3e-2 if how in ("bfloat16", "autocast") else 1e-5
+    for rows in (3, 2, 1):
+        x = torch.randn(rows, 4, 6, dtype=dtype)
+        found = []
+        for model in (ours, theirs):
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+                y = model(x)
+            (y * torch.linspace(0.5, 1.5, y.numel()).view_as(y)).sum().backward()
+            found.append([y, *(p.grad for p in model.parameters())])
+        for a, b in zip(*found, strict=True):
+            assert float((a - b).detach().abs().max()) <= tolerance * float(b.detach().abs().max())

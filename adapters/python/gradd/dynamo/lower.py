@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from gradd import private
 from gradd.dynamo import arithmetic, modes, planned_numbers
-from gradd.graph import autocast
+from gradd.graph import autocast, rules
 from gradd.graph.locations import location_of
 from gradd.graph.nodes import (
     DATA,
@@ -652,7 +652,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         kwargs = kwargs or {}
         if torch.is_autocast_enabled(self.device) and self._hides_casts(func, args, kwargs):
             with self:
-                return func.decompose(*args, **kwargs)
+                return rules.CELLS.get(func, func.decompose)(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags:
             text = f"{func} takes a value out of the graph; keep it a tensor"
             raise self._refusal("data_dependent_control_flow", text)

@@ -38,6 +38,7 @@ COMPOUND = (  # to be traced as their parts where these cast
     *(_aten.pairwise_distance.default, _aten.special_softmax.default),
     *(_aten.special_log_softmax.default, _aten.special_logsumexp.default),
     *(_aten.special_log1p.default, _aten.special_expm1.default),
+    *(_aten.gru_cell.default, _aten.rnn_tanh_cell.default, _aten.rnn_relu_cell.default),
 )
 Active = frozenset[tuple[str, torch.dtype]]
 

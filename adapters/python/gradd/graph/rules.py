@@ -138,3 +138,40 @@ LOST: dict[Any, Any] = {
     _aten.softshrink.default: _softshrink,
     _aten.multi_margin_loss.default: _multi_margin,
 }
+
+
+def _gates(x: Any, h: Any, w_x: Any, w_h: Any, b_x: Any = None, b_h: Any = None) -> tuple:
+    linear = torch.nn.functional.linear
+    return linear(x, w_x, b_x), linear(h, w_h, b_h)
+
+
+def _gru_cell(x: torch.Tensor, h: torch.Tensor, *weights: Any) -> torch.Tensor:
+    of_x, of_h = (gates.chunk(3, 1) for gates in _gates(x, h, *weights))
+    reset, update = (torch.sigmoid(of_h[i] + of_x[i]) for i in (0, 1))
+    new = torch.tanh(of_x[2] + of_h[2] * reset)
+    return (h - new) * update + new
+
+
+def _lstm_cell(x: torch.Tensor, hx: Any, *weights: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    h, c = hx
+    of_x, of_h = _gates(x, h, *weights)
+    inward, forget, cell, outward = (of_h + of_x).chunk(4, 1)
+    c = torch.sigmoid(forget) * c + torch.sigmoid(inward) * torch.tanh(cell)
+    return torch.sigmoid(outward) * torch.tanh(c), c
+
+
+def _simple_cell(function: Any) -> Any:
+    def cell(x: torch.Tensor, h: torch.Tensor, *weights: Any) -> torch.Tensor:
+        of_x, of_h = _gates(x, h, *weights)
+        return function(of_h + of_x)
+
+    return cell
+
+
+# One step of a recurrent layer: torch's own parts write in place.
+CELLS: dict[Any, Any] = {
+    _aten.gru_cell.default: _gru_cell,
+    _aten.lstm_cell.default: _lstm_cell,
+    _aten.rnn_tanh_cell.default: _simple_cell(torch.tanh),
+    _aten.rnn_relu_cell.default: _simple_cell(torch.relu),
+}

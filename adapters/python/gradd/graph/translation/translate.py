@@ -170,7 +170,7 @@ def _untranslated(registry: Any) -> dict[Any, Any]:
     found |= torch.export.default_decompositions().items()
     return {
         target: rule
-        for target, rule in (found | rules.LOST).items()
+        for target, rule in (found | rules.LOST | rules.CELLS).items()
         if isinstance(target, Operator) and not registry.is_registered(target)
     }
 
