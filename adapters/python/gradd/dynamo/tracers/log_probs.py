@@ -96,8 +96,10 @@ def _instead(
     tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Any], dict[str, Any]] | None:
     """The same call of `log_probs`; None = this one stays."""
-    called = vars(fn)
-    if called.get("name") != "apply" or not _is_known(vars(called.get("obj")).get("fn_cls")):
+    called = getattr(fn, "__dict__", {})
+    if called.get("name") != "apply":
+        return None
+    if not _is_known(getattr(called.get("obj"), "__dict__", {}).get("fn_cls")):
         return None
     return type(fn).build(tracer, log_probs), args, kwargs
 
