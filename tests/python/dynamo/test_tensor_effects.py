@@ -406,7 +406,8 @@ def test_asking_for_hidden_states_breaks_no_graph() -> None:
         num_key_value_heads=2,
     )
     net = LlamaModel(config)
-    ours, twin = ORTModule(net, strict=True), copy.deepcopy(net)
+    whole = torch.__version__ >= "2.13"  # before, Dynamo reads no ContextVar, as the hooks do
+    ours, twin = ORTModule(net, strict=whole), copy.deepcopy(net)
     ids = torch.arange(6).view(2, 3)
     for asks in (True, True, False, True):
         results = [
@@ -419,5 +420,8 @@ def test_asking_for_hidden_states_breaks_no_graph() -> None:
     for a, b in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
     stats = ours.gradd_stats()
-    assert (stats["breaks"], stats["in_torch"]) == (0, {})
-    assert ours._gradd_compiled.owner.compiled == 2  # with and without
+    if whole:
+        assert (stats["breaks"], stats["in_torch"]) == (0, {})
+        assert ours._gradd_compiled.owner.compiled == 2  # with and without
+    else:
+        assert "graph_break" in stats["in_torch"]

@@ -34,7 +34,9 @@ def mark(wanted: Callable[[], bool]) -> None:
 def _store(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
     """Runs `variable.name = value`."""
     given, variable = tracer.stack[-2:]
-    if instruction.argval == "requires_grad" and wanted() and _is_true(given):
+    # torch 2.11 traces a hook as a function in front of the mark, where no gradient arrives.
+    hooked = "register_hook" in tracer.f_code.co_names
+    if instruction.argval == "requires_grad" and not hooked and wanted() and _is_true(given):
         proxy = getattr(variable.realize(), "proxy", None)
         value = None if proxy is None or variable.source else value_of(proxy.node)
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_leaf:
