@@ -259,6 +259,8 @@ def test_what_a_graph_holds(monkeypatch: pytest.MonkeyPatch, forward: Callable) 
 def test_answers_follow_frozen_parameters(
     monkeypatch: pytest.MonkeyPatch, forward: Callable
 ) -> None:
+    if forward is asks_a_result and torch.__version__ < "2.13":
+        pytest.skip("this torch does not guard the flags of parameters for that")
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     eager, base = of(forward), of(forward)
     model = ORTModule(base)
