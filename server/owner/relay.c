@@ -97,12 +97,13 @@ bool relay_is_ok(const wire_doc_t *answer) {
     return is_set(wire_get(answer, "ok"));
 }
 
-static bool is_accepted(size_t bytes) {
+/* Whether a worker's answer can be read, and whether it says ok. */
+static bool read_answer(size_t bytes, bool *out_ok) {
     wire_doc_t doc;
     if (wire_decode(buffer, bytes, &doc) != GRADD_OK) return false;
-    const bool accepted = relay_is_ok(&doc);
+    *out_ok = relay_is_ok(&doc);
     wire_doc_finish(&doc);
-    return accepted;
+    return true;
 }
 
 /* The packet in flight, and its descriptor, become the client's. */
@@ -161,10 +162,10 @@ static bool change(relay_client_t *client) {
 
 /* ---- the two ways ---- */
 
-/* A packet with too many descriptors, or too long. */
-static bool refuse(const relay_client_t *client) {
+/* A packet with too many descriptors, or too long, or without memory to read it. */
+static bool refuse(const relay_client_t *client, gradd_status_t st) {
     wire_out_t reply = {0};
-    wire_reply_fail(&reply, 0, GRADD_E_LIMIT, NULL, gradd_error_message(), "alive");
+    wire_reply_fail(&reply, 0, st, NULL, gradd_error_message(), "alive");
     const bool sent =
         !reply.failed && gradd_fd_send(client->outer, reply.data, reply.bytes, NULL, 0) == GRADD_OK;
     wire_out_finish(&reply);
@@ -199,7 +200,7 @@ relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *c
         .data = buffer, .capacity = sizeof buffer, .fds = client->fds, .max_fds = RELAY_MAX_FDS};
     gradd_fd_event_t event;
     const gradd_status_t st = gradd_fd_recv(client->outer, &packet, &event);
-    if (st == GRADD_E_LIMIT) return refuse(client) ? RELAY_OPEN : RELAY_OVER;
+    if (st == GRADD_E_LIMIT) return refuse(client, st) ? RELAY_OPEN : RELAY_OVER;
     if (st != GRADD_OK) return RELAY_OVER;
     if (event == GRADD_FD_AGAIN) return RELAY_OPEN;
     if (event == GRADD_FD_CLOSED) { /* memory that it has lent may be open in a device */
@@ -210,7 +211,12 @@ relay_state_t relay_from_client(relay_client_t *client, relay_own_t own, void *c
     client->n_fds = packet.n_fds;
     wire_doc_t doc;
     bool sent;
-    if (wire_decode(buffer, packet.bytes, &doc) == GRADD_OK) {
+    const gradd_status_t decoded = wire_decode(buffer, packet.bytes, &doc);
+    if (decoded == GRADD_E_NOMEM) { /* it may be for the owner itself */
+        relay_drop_packet(client);
+        return refuse(client, decoded) ? RELAY_OPEN : RELAY_OVER;
+    }
+    if (decoded == GRADD_OK) {
         const bool is_own = own(context, client, &doc, &sent);
         if (!is_own) note(client, &doc, packet.bytes);
         wire_doc_finish(&doc);
@@ -231,7 +237,8 @@ relay_state_t relay_from_worker(relay_client_t *client) {
     if (event == GRADD_FD_AGAIN) return RELAY_OPEN;
     if (link_is_last(buffer, packet.bytes)) return RELAY_OVER;
     if (client->leaves) return RELAY_OPEN;
-    bool kept = client->change == RELAY_NOTHING || !is_accepted(packet.bytes) || change(client);
+    bool ok = false, kept = client->change == RELAY_NOTHING;
+    if (!kept) kept = read_answer(packet.bytes, &ok) && (!ok || change(client));
     relay_drop_packet(client);
     client->waits = false;
     kept = kept && gradd_fd_send(client->outer, buffer, packet.bytes, NULL, 0) == GRADD_OK;

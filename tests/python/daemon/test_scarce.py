@@ -4,6 +4,7 @@ From `hello` to the end of a session each request is made on a session of its ow
 one allocation fails (tests/scarce). Then the request succeeds all the same, or is refused with a
 word about memory and succeeds when it is made again, or the daemon hangs up, as it does where the
 worker dies in a library that cannot go on; the bits are the same in each case, and the owner lives.
+The owner's allocations fail in the same way: what it has passed on, it knows.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ FLOW = (
     "hello", "attach", "segment", "graph.put", "graph.plan", "bind", "forward", "backward", "step",
     "unbind",
 )  # fmt: skip
+
+
+OWNED = ("hello", "segment", "keep", "peek")  # goes through the owner, or is answered there
 
 
 class Shared(ctypes.Structure):
@@ -98,6 +102,12 @@ class Session(Raw):
             fields = {"v": "segment", "id": 1, "bytes": SEGMENT}
             reply = self.control(fields, [self.segment.fd])
             self.fill()
+        elif what == "keep":
+            fields = {"v": "keep", "name": "scarce", "seconds": 60.0, "segments": [1]}
+            with contextlib.closing(Segment(9, 4096)) as manifest:
+                reply = self.control(fields, [manifest.fd])
+        elif what == "peek":
+            reply = self.control({"v": "peek", "name": "scarce", "at": 1})
         elif what == "graph.put":
             reply = put(self, self.onnx)
             self.graph = reply.get("graph")
@@ -195,3 +205,39 @@ def test_each_allocation_may_fail(shared: Shared, daemon: Daemon, what: str) -> 
         assert results == expected, f"{what}, {at}: other bits"
     print(f"{what}: {dict(found)}")
     assert found and clean == CLEAN, f"{what}: {dict(found)}"
+
+
+def _owner_attempt(path: Path, what: str, shared: Shared, at: int, owner: int) -> str:
+    """What became of a request while the owner's allocation `at` fails, "" if it has fewer."""
+    first = OWNED.index(what)
+    shared.at, shared.count = at, 0
+    shared.pid = owner if what == "hello" else 0
+    with Session(path) as s:
+        s.make_all(OWNED[:first])
+        shared.pid = owner
+        try:
+            reply = s.make(what)
+        except HungUp:
+            return "hung up"
+        finally:
+            shared.pid, failed = 0, shared.count >= at
+        if reply["ok"]:  # what comes after relies on it
+            s.make_all(OWNED[first + 1 :])
+            s.control({"v": "forget", "name": "scarce"})
+            return "done" if failed else ""
+        assert failed and reply["code"] in REFUSALS, f"{what}, {at}: {reply}"
+        assert "memory" in reply["what"], f"{what}, {at}: {reply}"
+        if what not in ONCE:
+            s.make_all(OWNED[first:])
+        return "refused"
+
+
+def test_each_allocation_of_the_owner_may_fail(shared: Shared, daemon: Daemon) -> None:
+    found: collections.Counter[str] = collections.Counter()
+    for what in OWNED:
+        at = 1
+        while outcome := _owner_attempt(daemon.directory, what, shared, at, daemon.process.pid):
+            assert daemon.process.poll() is None, f"{what}, {at}: the owner has died"
+            found[f"{what} {outcome}"] += 1
+            at += 1
+    assert {f"{what} refused" for what in OWNED} <= found.keys(), dict(found)

@@ -84,6 +84,11 @@ def _two_constants_of_numpy(net: Net, x: torch.Tensor) -> float:
     return 2.0
 
 
+def _compared_with_a_number_of_numpy(net: Net, x: torch.Tensor) -> float:
+    net.numbers -= 0.7
+    return 2.0 if np.float32(net.numbers[0]) > np.float32(1) else 1.0
+
+
 def _shuffled_array(net: Net, x: torch.Tensor) -> float:
     np.random.shuffle(net.numbers)
     return net.numbers[0]
@@ -99,7 +104,7 @@ DEEDS = {
     for f in (
         *(_data_of_a_parameter, _detached_parameter, _vector_to_parameters, _resized_view),
         *(_filled_array, _added_array, _added_array_alone, _two_constants_of_numpy),
-        *(_shuffled_array, _deleted_gradient),
+        *(_compared_with_a_number_of_numpy, _shuffled_array, _deleted_gradient),
     )
 }
 
@@ -135,6 +140,13 @@ def _approximately(value: Any) -> Any:
 @pytest.mark.parametrize("name", DEEDS)
 def test_what_a_forward_does_to_tensors(name: str) -> None:
     compare(Net(DEEDS[name]))
+
+
+def test_a_number_of_numpy_is_a_constant_of_its_type() -> None:
+    net = Net(lambda net, x: 2.0 if net.factor > np.float32(1) else 1.0)
+    net.factor = np.float32(2)
+    stats = compare(net, lambda net, i: setattr(net, "factor", np.float32(2 - 0.7 * i)))
+    assert stats["fallbacks"] == {} and stats["parts_in_torch"] == {}
 
 
 @pytest.mark.parametrize("check", ["0", "first"])

@@ -259,6 +259,8 @@ def test_what_a_graph_holds(monkeypatch: pytest.MonkeyPatch, forward: Callable) 
 def test_answers_follow_frozen_parameters(
     monkeypatch: pytest.MonkeyPatch, forward: Callable
 ) -> None:
+    if forward is asks_a_result and torch.__version__ < "2.13":
+        pytest.skip("this torch does not guard the flags of parameters for that")
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     eager, base = of(forward), of(forward)
     model = ORTModule(base)
@@ -406,7 +408,8 @@ def test_asking_for_hidden_states_breaks_no_graph() -> None:
         num_key_value_heads=2,
     )
     net = LlamaModel(config)
-    ours, twin = ORTModule(net, strict=True), copy.deepcopy(net)
+    whole = torch.__version__ >= "2.13"  # before, Dynamo reads no ContextVar, as the hooks do
+    ours, twin = ORTModule(net, strict=whole), copy.deepcopy(net)
     ids = torch.arange(6).view(2, 3)
     for asks in (True, True, False, True):
         results = [
@@ -419,5 +422,8 @@ def test_asking_for_hidden_states_breaks_no_graph() -> None:
     for a, b in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
     stats = ours.gradd_stats()
-    assert (stats["breaks"], stats["in_torch"]) == (0, {})
-    assert ours._gradd_compiled.owner.compiled == 2  # with and without
+    if whole:
+        assert (stats["breaks"], stats["in_torch"]) == (0, {})
+        assert ours._gradd_compiled.owner.compiled == 2  # with and without
+    else:
+        assert "graph_break" in stats["in_torch"]

@@ -16,10 +16,8 @@ pytestmark = pytest.mark.nightly
 ROUNDING = {"lightning_mixed": 2e-3, "fabric_mixed": 2e-3}  # of losses in bf16; others: 1e-4
 # What of a trainer runs in PyTorch, by reason; nothing of the others.
 IN_TORCH = {
-    "whole_sft": {"graph_break"},
-    "accelerated_sft": {"graph_break"},
     "grpo": {"decoding"},
-    "accelerated_grpo": {"decoding", "graph_break"},
+    "accelerated_grpo": {"decoding"},
     "dora": {"graph_break"},
     "loha": {"graph_break", "autograd_function"},
     "adalora": {"graph_break"},
@@ -45,4 +43,4 @@ def test_trainers_of_others(name: str, daemon: Daemon) -> None:
     assert said["ours"] == pytest.approx(said["theirs"], rel=ROUNDING.get(name, 1e-4))
     assert said["self_check_failures"] == 0 and said["captures"] >= 1
     assert set(said["in_torch"]) == IN_TORCH.get(name, set())
-    assert said["forwards"] >= len(said["ours"])
+    assert said["forwards"] >= (6 if name == "log_probs" else len(said["ours"]))

@@ -51,6 +51,11 @@ COMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "multi_dot": lambda x: torch.linalg.multi_dot([x[0], x[0].mT, x[0]]),
     "matrix_power": lambda x: torch.matrix_power(x[0] @ x[0].mT, 2),
     "trapezoid": lambda x: torch.trapezoid(x, dim=1),
+    "gradient": lambda x: torch.gradient(x, dim=2)[0],
+    "gradients": lambda x: torch.add(*torch.gradient(x, dim=(1, 2), spacing=0.5, edge_order=2)),
+    "gradient of places": lambda x: torch.gradient(
+        x, dim=1, spacing=(torch.tensor([0.0, 1.0, 3.0, 4.0]).to(x.dtype),)
+    )[0],
 }
 
 

@@ -19,17 +19,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.training_args import OptimizerNames
 
-from . import attach, refuse, sessions
+from . import attach, clipping, refuse, sessions
 from .callbacks import GraddCallback
 from .metrics import Metrics
 from .parts import Parts
 from .training_args import ORTOptimizerNames, gradd_is_disabled
-
-_BETWEEN = "on_pre_optimizer_step"  # of a callback
 
 
 def unwrapped(model: Any) -> Any:
@@ -50,6 +48,7 @@ class DaemonTraining(Trainer):
     _gradd_smoother: Any = None  # of labels, in the graph
     _gradd_parts: Parts | None = None
     _gradd_norm: torch.Tensor | None = None
+    _gradd_clips = False  # the optimizer, in the present step
     _gradd_metrics: Metrics | None = None  # while it trains
     _gradd_session: sessions.Session | None = None  # the same
     _gradd_enabled = False
@@ -133,6 +132,8 @@ class DaemonTraining(Trainer):
             super()._load_rng_state(checkpoint)
 
     def gradd_before_optimizer_step(self) -> None:
+        if not self._gradd_clips:  # Trainer has clipped, or a method of a class made from it
+            clipping.leave_out(self.gradd_own_optimizer())
         if self._gradd_session is not None:
             self._gradd_session.note()
 
@@ -324,8 +325,7 @@ class DaemonTraining(Trainer):
             "betas": (args.adam_beta1, args.adam_beta2),
             "eps": args.adam_epsilon,
             "adam_w_mode": AdamWMode.ADAMW_TORCH,
-            # 0 and less: no clipping
-            "max_grad_norm": args.max_grad_norm if (args.max_grad_norm or 0) > 0 else None,
+            "max_grad_norm": clipping.ArgumentsLimit(max(args.max_grad_norm or 0, 0)),
             **_optimizer_options(args.optim_args),
         }
 
@@ -333,27 +333,23 @@ class DaemonTraining(Trainer):
         """The optimizer without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
-    def _gradd_clipping_optimizer(self) -> Any:
-        """The optimizer, if it clips by itself; None where Trainer has to clip.
-
-        So it has to where a callback is called between: it gets clipped gradients, and may change
-        them.
-        """
+    def _gradd_decide_clipping(self, model: nn.Module) -> bool:
+        """Whether the optimizer's step clips this time, so that nothing else has to."""
+        own = getattr(super()._clip_grad_norm, "__func__", None) is not Trainer._clip_grad_norm
+        callbacks, wanted = self.callback_handler.callbacks, self.args.max_grad_norm
         optimizer = self.gradd_own_optimizer()
-        if not getattr(optimizer, "max_grad_norm", None):
-            return None
-        if any(map(_comes_between, self.callback_handler.callbacks)):
-            optimizer.max_grad_norm = None
-            return None
-        return optimizer
+        self._gradd_clips = not own and clipping.by_step(optimizer, model, wanted, callbacks)
+        return self._gradd_clips
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if self._gradd_clipping_optimizer() is None:
+        if not self._gradd_decide_clipping(model):
             return super()._clip_grad_norm(model)
         return None  # the step clips
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        if self._gradd_clipping_optimizer() is None:
+        if not (self.args.max_grad_norm or 0) > 0:  # else it has been decided
+            self._gradd_decide_clipping(model)
+        if grad_norm is not None or not self._gradd_clips:
             return super()._get_grad_norm(model, grad_norm=grad_norm)
         # The norm is a by-product of the step, which comes after this call and before the value is
         # logged: hand out the tensor that the step's callback fills.
@@ -362,20 +358,15 @@ class DaemonTraining(Trainer):
 
     def gradd_after_optimizer_step(self) -> None:
         """Called by GraddCallback: completes what only the step could know."""
-        optimizer = self._gradd_clipping_optimizer()
-        if optimizer is not None and self._gradd_norm is not None:
+        optimizer = self.gradd_own_optimizer()
+        if self._gradd_norm is not None:
             norm = optimizer.grad_norm
             self._gradd_norm.fill_(float("nan") if norm is None else norm)
+        self._gradd_norm, self._gradd_clips = None, False
         # accelerate takes a step that was called for one that was made; skipped, it must not move
         # the scheduler
-        if getattr(self.gradd_own_optimizer(), "skipped", False):
+        if getattr(optimizer, "skipped", False):
             self.optimizer._is_overflow = True
-
-
-def _comes_between(callback: TrainerCallback) -> bool:
-    """Whether it does something after gradients are clipped and before the optimizer's step."""
-    own = getattr(type(callback), _BETWEEN, None)
-    return own not in (getattr(TrainerCallback, _BETWEEN), getattr(GraddCallback, _BETWEEN))
 
 
 def _optimizer_options(text: str | None) -> dict[str, Any]:

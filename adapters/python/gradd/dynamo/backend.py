@@ -25,9 +25,10 @@ from torch._dynamo import config
 
 from gradd import interrupts, progress
 from gradd.dynamo import between_graphs, masked_rows, work
-from gradd.dynamo.compiled_graph import CompiledGraph, DrawnError, bare, refusal
+from gradd.dynamo.compiled_graph import CompiledGraph, bare, refusal
 from gradd.dynamo.own_forward import begins, does_more, stored
 from gradd.dynamo.owner import SOURCE, Owner, device_of
+from gradd.dynamo.refused import MistracedError
 from gradd.memory import unused
 from gradd.session import daemon
 from gradd.spec import CaptureError
@@ -224,7 +225,7 @@ def _refused(owner: Owner, graph: torch.fx.GraphModule, error: Exception) -> _Ru
         return _raising(error)
     if owner.is_new(str(error)):
         owner.fallback.warn(reason, error, 0.0, 0.0)
-    if isinstance(error, DrawnError) and config.suppress_errors:
+    if isinstance(error, MistracedError) and config.suppress_errors:
         raise error  # Dynamo runs the function as it is written
 
     def run(*args: Any) -> Any:

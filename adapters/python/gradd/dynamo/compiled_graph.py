@@ -55,14 +55,6 @@ _CHANGES = (leaves.drop, complex_pairs.replace, instance_norms.replace, layouts.
 _NORMS = ("batch_norm", "instance_norm")  # they write to buffers, which their schemas do not say
 
 
-class DrawnError(CaptureError):
-    """A graph is given numbers of Python's `random`.
-
-    Of a generator that the user made, Dynamo restores the state of the trace in each call, so each
-    call draws the same numbers.
-    """
-
-
 class Step:
     """A part at run time.
 
@@ -135,7 +127,7 @@ class CompiledGraph:
         if known_functions.inline(module):
             module.recompile()
         self.placeholders = list(module.graph.find_nodes(op="placeholder"))
-        self._check_random()
+        refused.check_trace(module.graph)
         refused.check_settings(module.graph)
         self.sizes = Sizes(self.placeholders, module.graph.nodes)
         self.results = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -226,15 +218,6 @@ class CompiledGraph:
         except Exception:  # a call of the piece meets it again, and says it
             return None
         return None
-
-    def _check_random(self) -> None:
-        """Numbers of Python's `random` arrive as tensors of another type than in Dynamo's graph."""
-        found = next((n for n in self.placeholders if n.name.startswith("random_value")), None)
-        if found is not None:
-            raise DrawnError(
-                "python_random",
-                "forward() draws from Python's random; draw with torch, or outside of forward()",
-            )
 
     def _transformed(self) -> dict[Node, Exception]:
         """The nodes between the calls that begin and end a vmap: tensors are wrapped there.

@@ -39,10 +39,10 @@ from gradd.dynamo import (
 from gradd.dynamo.backend import compiled
 from gradd.dynamo.between_graphs import Call as CallOfGraphs
 from gradd.dynamo.between_graphs import Gaps, Watch
-from gradd.dynamo.compiled_graph import DrawnError
 from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
+from gradd.dynamo.refused import MistracedError
 from gradd.dynamo.tracers import output_hooks
 from gradd.dynamo.traces import Frames, cause
 from gradd.html_tables import Stats
@@ -471,10 +471,10 @@ class Compiled:
         if why and (why != _FAILED or self._cause == _SKIPPED):
             self._cause = why
         refused = self.owner.refused
-        if isinstance(refused, DrawnError):
+        if isinstance(refused, MistracedError):
             self._cause = refused.message
         error = CaptureError(
-            refused.reason if isinstance(refused, DrawnError) else "no_graph",
+            refused.reason if isinstance(refused, MistracedError) else "no_graph",
             f"torch.compile has run this call without a graph ({self._located(self._cause)}; "
             "TORCH_LOGS=graph_breaks shows where)",
         )

@@ -75,14 +75,14 @@ def _indexes(node: torch.fx.Node) -> bool:
     return index and isinstance(node.args[1], (tuple, list))
 
 
-def _may_give(func: Any, value: Any) -> bool:
+def _may_give(func: Any, args: tuple, value: Any) -> bool:
     """Whether a value has the form of an operator's result."""
     returns = private.schema(func).returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
-        return isinstance(value, torch.Tensor)
-    if not isinstance(value, (list, tuple)):
-        return False
-    return len(returns) == 1 or len(returns) == len(value)
+        # NumPy's float32(1) converts a constant, as the second of its steps
+        like = args[0] if func is _aten.clone.default else value
+        return isinstance(value, torch.Tensor) and value.dtype is like.dtype
+    return isinstance(value, (list, tuple)) and len(returns) in (1, len(value))
 
 
 def _is_same(a: Any, b: torch.Tensor) -> bool:
@@ -667,7 +667,7 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
             self.steps += 1
             with torch.no_grad():
                 result = func(*args, **kwargs)
-        elif self.steps or not _may_give(func, self.expected):
+        elif self.steps or not _may_give(func, args, self.expected):
             raise _SeveralError
         else:
             self.steps += 1

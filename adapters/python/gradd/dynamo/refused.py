@@ -37,6 +37,29 @@ def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exce
     return found
 
 
+class MistracedError(CaptureError):
+    """A graph computes something else than its function, which runs as it is written then."""
+
+
+def check_trace(graph: torch.fx.Graph) -> None:
+    """Finds what Dynamo does not trace as Python runs it.
+
+    Raises:
+        MistracedError: The graph draws from Python's `random`: of a generator that the user made,
+            Dynamo restores the state of the trace in each call, so each call draws the same
+            numbers. Or (torch 2.11) it has lost a hook on a leaf that forward() makes.
+    """
+    if any(n.name.startswith("random_value") for n in graph.find_nodes(op="placeholder")):
+        raise MistracedError(
+            "python_random",
+            "forward() draws from Python's random; draw with torch, or outside of forward()",
+        )
+    lost = next(filter(leaves.has_lost_hook, graph.nodes), None)
+    if lost is not None:
+        text = f"{location_of(lost)}: a tensor that forward() has made a leaf of has a hook"
+        raise MistracedError("graph_break", text)
+
+
 def check_settings(graph: torch.fx.Graph) -> None:
     """Settings count for the nodes that come later, which parts of a graph do not keep to.
 

@@ -21,7 +21,16 @@ import gradd
 from gradd import private
 from gradd.dynamo import packing
 from gradd.dynamo.guards import Supplement
-from gradd.dynamo.tracers import causal_hints, leaves, logged, loggers, membership, readings, warned
+from gradd.dynamo.tracers import (
+    causal_hints,
+    leaves,
+    log_probs,
+    logged,
+    loggers,
+    membership,
+    readings,
+    warned,
+)
 from gradd.graph import recurrent, rules, scans
 from gradd.memory import watch
 
@@ -146,6 +155,7 @@ leaves.mark(_is_applied)
 packing.substitute(_is_applied)
 readings.substitute(_is_applied)
 causal_hints.substitute(_is_applied)
+log_probs.substitute(_is_applied)
 warned.substitute(_is_applied)
 logged.leave_out(_is_applied)
 loggers.substitute(_is_applied)

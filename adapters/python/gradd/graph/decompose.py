@@ -6,6 +6,7 @@ Otherwise the whole program is decomposed, which takes several times as long as 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -25,8 +26,9 @@ _COMPOSED = {
     *("einsum", "tensordot", "kron", "inner", "outer"),
     *("linalg_multi_dot", "chain_matmul", "matrix_power", "linalg_matrix_power"),
     *("hstack", "vstack", "dstack", "column_stack"),
-    *("trapezoid", "trapz", "cumulative_trapezoid"),
+    *("trapezoid", "trapz", "cumulative_trapezoid", "gradient"),
 }
+_READ_SIZES = (torch.ops.aten.size.default, operator.getitem)  # torch.gradient() leaves some unread
 Rules = Mapping[Any, Callable[..., Any]]
 Wanted = Callable[[Any], bool]
 
@@ -135,6 +137,7 @@ def _steps(node: torch.fx.Node, rule: Callable[..., Any] | None) -> torch.fx.Gra
             body = make_fx(run)(*values).graph
     except Exception:  # a step that depends on values: the whole program's way says what
         return None
+    body.eliminate_dead_code(lambda step: step.target not in _READ_SIZES)
     if any(is_mutable(step.target) for step in body.nodes if isinstance(step.target, Operator)):
         return None  # only that way makes writes functional
     return body if _is_same(body.output_node().args[0], node.meta.get("val")) else None

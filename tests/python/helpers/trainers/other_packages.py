@@ -428,6 +428,36 @@ def loop(wrap: bool, folder: Path) -> Result:
     return losses, net
 
 
+def log_probs(wrap: bool, folder: Path) -> Result:
+    """The function behind TRL's losses, with all its options and results."""
+    from trl.kernels import ChunkedLogProbFunction
+
+    class Head(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = torch.nn.Linear(6, 8), torch.nn.Linear(8, 11)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            names = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+            w, b = self.head.weight, self.head.bias
+            return ChunkedLogProbFunction.apply(self.body(x), w, b, y, 0.7, 4, 3.0, 0.5, names)
+
+    net = Head()
+    called = ORTModule(net) if wrap else net
+    losses = []
+    for step in range(6):
+        x, y = torch.randn(9, 6), torch.arange(step, step + 9) % 11
+        first, entropy, *others = called(x, y)
+        (entropy.square().sum() - first.sum()).backward()
+        with torch.no_grad():
+            norms = [float(p.grad.norm()) for p in net.parameters()]
+            [p.sub_(0.1 * p.grad) for p in net.parameters()]
+        net.zero_grad()
+        losses += [float(t.float().sum()) for t in (first, entropy, *others)] + norms
+        assert not any(t.requires_grad for t in others)
+    return losses, called
+
+
 def _lightning(wrap: bool, folder: Path, precision: str) -> Result:
     import lightning as pl
     from torch import nn
@@ -539,7 +569,7 @@ TRAINERS: dict[str, Callable[[bool, Path], Result]] = {
     for f in (
         *(sft, packed_sft, whole_sft, accelerated_sft, dpo, reward, kto, grpo, accelerated_grpo),
         *(sentences, whole_sentences, accelerated_sentences, setfit, lightning, lightning_mixed),
-        *(fabric, fabric_mixed, fabric_half, accelerator, skorch, loop),
+        *(fabric, fabric_mixed, fabric_half, accelerator, skorch, loop, log_probs),
         *(lora, dora, loha, adalora, neftune),
     )
 }

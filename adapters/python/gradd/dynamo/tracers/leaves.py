@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch.fx
 
 from gradd.dynamo.lower import name_of, value_of
 from gradd.dynamo.tracers import membership
+from gradd.graph.nodes import takes_graphs
 from gradd.memory.watch import address
 
 MARK = "requires_grad_"  # the method that a mark calls
@@ -84,6 +86,18 @@ def drop(graph: torch.fx.Graph) -> int:
         value_of(node).requires_grad_(False)
         graph.erase_node(node)
     return len(inner)
+
+
+def has_lost_hook(node: torch.fx.Node) -> bool:
+    """Whether it is a mark behind a hook, which torch 2.11 traces as a function of the value.
+
+    No gradient arrives there: the mark makes a leaf of what the function returns.
+    """
+    if node.op != "call_method" or node.target != MARK:
+        return False
+    source = node.args[0]
+    function = source.args[0] if source.target is operator.getitem else source
+    return takes_graphs(function.target, ("autograd_function_apply",))
 
 
 def _has_gradient(value: Any) -> bool:
