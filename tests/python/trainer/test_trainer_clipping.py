@@ -72,6 +72,18 @@ def test_what_a_callback_changes(deed: Any, tmp_path: Path) -> None:
     _assert_same(*train_pair(tmp_path, build, callbacks=[AtEnds(deed)], **OPTIONS))
 
 
+def test_a_callback_whose_method_is_its_own(tmp_path: Path) -> None:
+    """It gets clipped gradients, and changes them before the step, as one of a class does."""
+    callback = TrainerCallback()
+
+    def doubled(args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        for parameter in model.parameters():
+            parameter.grad.mul_(2)
+
+    callback.on_pre_optimizer_step = doubled
+    _assert_same(*train_pair(tmp_path, callbacks=[callback], **OPTIONS))
+
+
 def test_a_limit_that_changes_between_trainings(tmp_path: Path) -> None:
     pair = []
     for kind in ("torch", "gradd"):
