@@ -29,6 +29,7 @@ import torch
 from torch.nn import functional
 
 from gradd import module_tables, private
+from gradd.graph.locations import is_installed
 from gradd.memory import devices
 from gradd.module_tables import HOOKS_OF_ALL
 
@@ -445,4 +446,4 @@ def is_users(value: Any) -> bool:
 def _is_installed(value: Any) -> bool:
     """Whether a library's folder holds its source: code of libraries does not change by itself."""
     file = getattr(sys.modules.get(value.__module__), "__file__", None) or ""
-    return "site-packages" in file
+    return is_installed(file)

@@ -33,6 +33,11 @@ def is_users(filename: str) -> bool:
     return not os.path.realpath(filename).startswith(_INSIDE)
 
 
+def is_installed(filename: str) -> bool:
+    """True for files of installed libraries; Debian has a name of its own for their folder."""
+    return "site-packages" in filename or "dist-packages" in filename
+
+
 def source_of(node: Any) -> str | None:
     """ "module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
     fx_node = node.meta.get("node")

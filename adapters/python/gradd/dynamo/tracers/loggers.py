@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradd.dynamo.tracers import membership
+from gradd.graph.locations import is_installed
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -66,4 +67,4 @@ def _is_left_out(tracer: Any, logger: Any, name: str, args: list[Any]) -> bool:
         return True
     while tracer.parent and tracer.f_globals.get("__name__") == logging.__name__:
         tracer = tracer.parent
-    return "site-packages" in tracer.f_code.co_filename
+    return is_installed(tracer.f_code.co_filename)
