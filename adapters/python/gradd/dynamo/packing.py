@@ -131,7 +131,7 @@ def _instead(
         return None
     if own is run:
         for name in BEFORE_FORWARD:  # Dynamo's guards say when there is a hook
-            fn.realize().var_getattr(tracer, name)
+            membership.attribute(tracer, fn.realize(), name)
         args = [fn, *args]
     return type(fn.realize()).build(tracer, own), args, kwargs
 
@@ -144,7 +144,7 @@ def _call(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction:
         if membership.value_of(item) is rnn.pack_padded_sequence:
             make = type(item.realize()).build
             here = make(tracer, sys.modules[__name__], tracer.import_source(__name__))
-            tracer.stack[at] = here.realize().var_getattr(tracer, pack.__name__)
+            tracer.stack[at] = membership.attribute(tracer, here.realize(), pack.__name__)
     usual(tracer, instruction)
 
 

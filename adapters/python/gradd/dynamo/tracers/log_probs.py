@@ -96,10 +96,8 @@ def _instead(
     tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Any], dict[str, Any]] | None:
     """The same call of `log_probs`; None = this one stays."""
-    called = getattr(fn, "__dict__", {})
-    if called.get("name") != "apply":
-        return None
-    if not _is_known(getattr(called.get("obj"), "__dict__", {}).get("fn_cls")):
+    owner, name = membership.method(fn)
+    if name != "apply" or not _is_known(getattr(owner, "__dict__", {}).get("fn_cls")):
         return None
     return type(fn).build(tracer, log_probs), args, kwargs
 

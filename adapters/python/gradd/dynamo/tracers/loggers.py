@@ -42,11 +42,11 @@ def no() -> bool:
 def _instead(
     tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Any], dict[str, Any]] | None:
-    name = vars(fn).get("name")
+    owner, name = membership.method(fn)
     if name not in _LEVELS and name != _ASKS:
         return None
     try:
-        logger = membership.value_of(fn.obj)
+        logger = membership.value_of(owner)
         if not isinstance(logger, logging.Logger):
             return None
         if name == _ASKS:

@@ -61,6 +61,20 @@ def value_of(variable: Any) -> Any:
     return known.get("value", known.get("fn"))
 
 
+def attribute(tracer: Any, variable: Any, name: str) -> Any:
+    """Dynamo's variable for an attribute of what a variable stands for."""
+    build = type(variable).build
+    return build(tracer, getattr).call_function(tracer, [variable, build(tracer, name)], {})
+
+
+def method(variable: Any) -> tuple[Any, str | None]:
+    """The owner of a method, as a variable of Dynamo, and its name; (None, None) = it is none."""
+    known = getattr(
+        variable, "__dict__", {}
+    )  # torch 2.14 has a class of its own for a method that is called
+    return known.get("obj"), known.get("name", known.get("method_name"))
+
+
 def _family(cls: Any) -> Iterator[Any]:
     """A class of tracers and all that are made from it."""
     if hasattr(cls, "dispatch_table"):

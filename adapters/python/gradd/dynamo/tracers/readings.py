@@ -111,9 +111,9 @@ def _instead(
     Raises:
         UnknownError: The result follows from something else than the arguments.
     """
-    name = getattr(fn, "name", None)
-    if name in _READS and hasattr(fn, "obj") and not args and not kwargs:
-        return _numbers(_Reader(tracer), fn.obj, name == "tolist")
+    owner, name = membership.method(fn)
+    if name in _READS and not args and not kwargs:
+        return _numbers(_Reader(tracer), owner, name == "tolist")
     value = membership.value_of(fn)
     if any(value is f for f in _FUNCTIONS) and len(args) == 1 and _is_tensor(args[0]):
         _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
@@ -306,7 +306,7 @@ class _Reader:
     def variables(self, step: int, shape: tuple[int, ...] | None) -> list[Any]:
         value = self.derived.derivation.value(step, shape)
         names = self.derived.give(value)
-        return [self._own.var_getattr(self.tracer, name) for name in names]
+        return [membership.attribute(self.tracer, self._own, name) for name in names]
 
     def taken(self, step: int, value: Any) -> Any:
         """A tensor, or a whole number, that a function has returned."""
