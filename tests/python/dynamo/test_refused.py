@@ -436,6 +436,8 @@ def test_a_message_names_what_the_user_has_called(
     forward: Callable, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And no assertion that torch has put beside it, nor what Dynamo says of its own handlers."""
+    if forward is _raising_in_a_trace and torch.__version__[:4] != "2.13":
+        pytest.skip("this torch traces it, or has other words")
     compare(forward, X)
     assert re.search(said, caplog.text)
 

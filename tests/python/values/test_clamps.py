@@ -22,6 +22,7 @@ FORMS: dict[str, Callable[..., Any]] = {
     "in place": lambda x, a, b: (x * 1).clamp_(-1, 1),
     "tensors": lambda x, a, b: x.clamp(a, b),
     "one tensor": lambda x, a, b: x.clamp(min=a) + x.clamp_max(b) * 3,
+    "one of sizes": lambda x, a, b: x.clamp(1 - x.shape[0] // 63, x.shape[0] - 124),
     "made here": lambda x, a, b: x.clamp(torch.full((), -1.0), torch.ones(())),
 }
 

@@ -605,6 +605,7 @@ def function_of(
     calls = module if forward is None else forward
 
     def target(gradd_derived: derived.Derived, *args: Any, **kwargs: Any) -> Any:
+        gradd_derived  # noqa: B018  (torch 2.14 forgets arguments that nothing reads)
         return calls(*args, **kwargs)
 
     # Dynamo's cache goes with the code: it must not be that of all modules. Globals of other

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from gradd.graph.translation.build import is_float, op, scalar, with_slope
@@ -25,11 +26,13 @@ def _asked() -> bool:
 IS_OPEN = _asked()  # whether a value on a bound has no gradient in this torch
 
 
-def _is_constant(bound: Any) -> bool:
-    """A number that type promotion has made a tensor of."""
+def _is_number(bound: Any) -> bool:
+    """A number that type promotion has made a tensor of, a constant or one of sizes."""
     if len(bound.shape) != 0:
         return False
     node = bound.producer()
+    if node is not None and "scalar_tensor" in (node.name or ""):
+        return True
     while node is not None and node.op_type in ("Cast", "CastLike", "Identity"):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
     return node is not None and node.op_type == "Constant"
@@ -37,7 +40,7 @@ def _is_constant(bound: Any) -> bool:
 
 def clamp_tensor(x: Any, min: Any = None, max: Any = None) -> Any:
     low, high = min, max
-    if all(b is None or _is_constant(b) for b in (low, high)):
+    if all(b is None or _is_number(b) for b in (low, high)):
         return _to_numbers(x, low, high)
     y = x if low is None else op.Max(x, low)
     y = y if high is None else op.Min(y, high)
@@ -81,7 +84,14 @@ def _halved(y: Any, x: Any, low: Any, high: Any) -> Any:
 
 
 def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    return _to_numbers(x, *(None if b is None else scalar(b, x.dtype) for b in (min, max)))
+    def bound(given: Any) -> Any:
+        if given is None:
+            return None
+        # A number of sizes is a value of the graph.
+        computed = isinstance(given, ir.Value)
+        return op.Cast(given, to=x.dtype) if computed else scalar(given, x.dtype)
+
+    return _to_numbers(x, bound(min), bound(max))
 
 
 def _to_numbers(x: Any, low: Any, high: Any) -> Any:
