@@ -403,6 +403,7 @@ def test_lines_of_loggers_come_in_every_call(between: Any) -> None:
     assert model.gradd_stats()["breaks"] >= 3 and not model.gradd_stats()["in_torch"]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("between", [counted, asked, levels])
 def test_lines_that_loggers_drop_break_no_graph(between: Any) -> None:
     model, twin = sides(between, strict=True)
@@ -413,6 +414,7 @@ def test_lines_that_loggers_drop_break_no_graph(between: Any) -> None:
     assert getattr(model.module, "calls", 3) == 3
 
 
+@pytest.mark.quick
 def test_lines_of_libraries_break_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     once = functools.lru_cache(lambda logger, text: logger.warning(text))
     monkeypatch.setattr(logging.Logger, "warning_once", once, raising=False)

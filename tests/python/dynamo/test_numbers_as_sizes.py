@@ -333,6 +333,7 @@ def steps(module: nn.Module, calls: Sequence[tuple]) -> dict[str, Any]:
     return wrapped.gradd_stats()
 
 
+@pytest.mark.quick
 def test_lengths_of_parts_break_no_graph() -> None:
     grids = [[[2, 3 + i], [2, 2 + 2 * i]] for i in range(6)] + [[[2, 4], [2, 3], [2, 2]]]
     calls = [
@@ -431,6 +432,7 @@ class Written(nn.Module):
         return sum(y[: int(n)].sum() * (i + 1) for i, n in enumerate(read))
 
 
+@pytest.mark.quick
 def test_numbers_are_what_writes_have_made_of_them() -> None:
     given = ((1, 2, 3, 1), (2, 2, 1, 3), (4, 1, 2, 2))
     found = steps(Written(), [(torch.randn(40, 4), torch.tensor(sizes)) for sizes in given])

@@ -145,6 +145,7 @@ def test_other_uses(way: str) -> None:
     assert ours.gradd_stats()["in_torch"] == {}
 
 
+@pytest.mark.quick
 def test_autocast_and_a_hook_that_comes_later() -> None:
     torch.manual_seed(0)
     theirs = Packs(nn.LSTM(3, 4, **DEEP))
