@@ -230,6 +230,8 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_attributes_of_the_modules_own(name: str) -> None:
+    if name == "late" and torch.__version__ < "2.13":
+        pytest.skip("this torch does not guard that a tensor lacks an attribute")
     torch.manual_seed(0)
     eager = Net(OWN[name])
     model = ORTModule(copy.deepcopy(eager), strict=True)
@@ -367,7 +369,7 @@ def test_torch_compile_does_not_find_an_address_again_either(
         ours, compiled, plain = (call(x).detach() for call in calls)
         torch.testing.assert_close(ours, compiled)
         seen.append(torch.allclose(ours, plain))
-    assert seen == [True, False] and not caplog.text
+    assert seen == [True, torch.__version__ < "2.13"] and not caplog.text
     assert model.gradd_stats()["in_torch"] == {}
 
 
