@@ -66,6 +66,8 @@ def _inline_one(
 def _own_values(known: dict[Node, Node]) -> None:
     """Other fake tensors than a body has that was inlined before: one tensor is one value."""
     mode = fake_mode(map(value_of, known))
+    if mode is None:
+        return
     copies: dict[int, torch.Tensor] = {}
     first: dict[int, torch.Tensor] = {}  # by storage: the others are its views
     for inner, node in known.items():
@@ -85,10 +87,7 @@ def _own_values(known: dict[Node, Node]) -> None:
         copies[id(value)] = copy
         return copy.requires_grad_(value.requires_grad)
 
-    if mode is None:
-        return
     with mode, torch.no_grad():
         for inner, node in known.items():
             if inner.op not in ("placeholder", "get_attr"):
-                values = private.pytree.tree_map(copied, value_of(inner))
-                node.meta["example_value"] = values
+                node.meta["example_value"] = private.pytree.tree_map(copied, value_of(inner))

@@ -69,9 +69,8 @@ def attribute(tracer: Any, variable: Any, name: str) -> Any:
 
 def method(variable: Any) -> tuple[Any, str | None]:
     """The owner of a method, as a variable of Dynamo, and its name; (None, None) = it is none."""
-    known = getattr(
-        variable, "__dict__", {}
-    )  # torch 2.14 has a class of its own for a method that is called
+    known = getattr(variable, "__dict__", {})
+    # torch 2.14 has a class of its own for a method that is called.
     return known.get("obj"), known.get("name", known.get("method_name"))
 
 
