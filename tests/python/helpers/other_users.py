@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -115,8 +116,10 @@ def error_of(action: Callable[[], Any]) -> str:
 def connect(path: Path, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
     """A connection to that socket, which waits for at most a minute."""
     sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
-    sock.settimeout(SECONDS)
+    limit = struct.pack("@ll", int(SECONDS), 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)  # a full queue is waited for
     sock.connect(str(path))
+    sock.settimeout(SECONDS)
     return sock
 
 

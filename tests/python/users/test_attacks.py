@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import torch
 import zmq
 
+from gradd.session import shared_directory
 from helpers import other_users
 from helpers.other_users import A, B, Users, as_user, connect, error_of
 from helpers.processes import user_trainer
@@ -246,6 +248,23 @@ def test_a_flood_of_connections_keeps_none_out(victim: Victim) -> None:
         assert os.waitpid(child, 0)[1] == 0
     assert len(os.listdir(f"/proc/{victim.process.pid}/fd")) == before
     assert victim.daemon(B) == pid, "it has started no other one"
+
+
+def test_a_full_queue_is_waited_for(victim: Victim) -> None:
+    """B has taken all places in it, and the supervisor is busy for a while."""
+    os.kill(victim.process.pid, signal.SIGSTOP)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.kill, victim.process.pid, signal.SIGCONT)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+                sock = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+                sock.connect(str(victim.directory / "users.sock"))
+        later = threading.Timer(0.3, os.kill, (victim.process.pid, signal.SIGCONT))
+        later.start()
+        stack.callback(later.join)
+        folder = victim.folder(A)
+        assert as_user(A, lambda: shared_directory.ask(folder)) == victim.owner
 
 
 def test_sessions_of_one_user_are_not_counted_for_another(victim: Victim) -> None:

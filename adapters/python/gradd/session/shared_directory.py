@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 import time
 from pathlib import Path
 
@@ -64,9 +65,12 @@ def ask(path: Path) -> int:
     """
     place = path.parent / _SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
-        sock.settimeout(_SECONDS)
+        # With a timeout of Python's, connect() fails where the queue is full, and does not wait.
+        limit = struct.pack("@ll", int(_SECONDS), 0)  # struct timeval
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             sock.connect(str(place))
+            sock.settimeout(_SECONDS)
             answer = sock.recv(65536)
         except OSError as error:
             raise _AbsentError(
