@@ -46,6 +46,7 @@ _FAILURES = 4  # of different forms, and no success: no other is tried
 _KEPT = 64  # calls of a piece that are known
 _facts = operator.attrgetter("shape", "requires_grad")
 _requires_grad = operator.attrgetter("requires_grad")
+_is_contiguous = torch.Tensor.is_contiguous
 
 
 class _Known:
@@ -240,6 +241,8 @@ class Piece:
         if bases.mapped:
             bases.settle(client, bound)
         if list(map(data_ptr, bound)) != known.pointers:
+            return None
+        if not all(map(_is_contiguous, bound)):  # guards of torch 2.11 do not compare strides
             return None
         if list(map(_requires_grad, bound)) != known.requires:
             return None
