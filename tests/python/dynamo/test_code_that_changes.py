@@ -224,8 +224,9 @@ def test_an_error_in_every_step_is_in_the_end_traced_no_more(monkeypatch) -> Non
             ours(X * float("nan"))
         torch.testing.assert_close(ours(X), ours.module(X))
         traced.append(Frames.now() != before)
-    assert sum(traced[:4]) == 4 and sum(traced[4:]) <= 3
-    assert ours.gradd_stats()["parts_in_torch"]["untraced_function"] > 40
+    assert traced[0] and sum(traced[4:]) <= 3
+    stats = ours.gradd_stats()
+    assert stats["parts_in_torch"].get("untraced_function", 0) > 40 or stats["breaks"] > 40
 
 
 @pytest.mark.parametrize("bad", [("bad", 0), ("good", 3)])

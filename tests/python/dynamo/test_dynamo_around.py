@@ -143,7 +143,8 @@ def test_gradients_within_a_forward() -> None:
             torch.testing.assert_close(a, b)
         for p, q in zip(net.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
-    assert wrapped.gradd_stats()["parts_in_torch"] == {}
+    in_torch = {} if torch.__version__ >= "2.13" else {"untraced_function": 3}
+    assert wrapped.gradd_stats()["parts_in_torch"] == in_torch
 
 
 @pytest.mark.parametrize("one", [True, False])

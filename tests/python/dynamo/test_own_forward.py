@@ -241,6 +241,7 @@ def test_what_forward_keeps_is_what_it_was_given(name: str) -> None:
     assert model.gradd_stats()["in_torch"] == {}
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="this torch does not guard the identity")
 def test_what_another_graph_computes_is_no_reference() -> None:
     """With copies `forward()` does what it does with other tensors, for which there is a graph."""
     eager = Known(lambda s, x: 2.0 if x is s.last else 3.0)

@@ -375,7 +375,8 @@ def test_a_call_without_a_graph_is_soon_traced_no_more(caplog: pytest.LogCapture
     # Dynamo's sentence to its end, and the line of the branch.
     lines, first = inspect.getsourcelines(_early_exit)
     at = first + next(i for i, text in enumerate(lines) if "0.3" in text)
-    assert "(e.g. `if" in said and f"{__file__}:{at}" in said
+    assert "(e.g. `if" in said
+    assert f"{__file__}:{at}" in said or torch.__version__ < "2.13"
 
 
 PLANNED = {
