@@ -21,7 +21,6 @@ IN_TORCH = {
     "dora": {"graph_break"},
     "loha": {"graph_break", "autograd_function"},
     "adalora": {"graph_break"},
-    "neftune": {"data_dependent_control_flow", "untraced_function"},
 }
 
 

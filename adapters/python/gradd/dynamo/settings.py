@@ -28,6 +28,7 @@ from gradd.dynamo.tracers import (
     logged,
     loggers,
     membership,
+    neftune,
     readings,
     warned,
 )
@@ -156,6 +157,7 @@ packing.substitute(_is_applied)
 readings.substitute(_is_applied)
 causal_hints.substitute(_is_applied)
 log_probs.substitute(_is_applied)
+neftune.substitute(_is_applied)
 warned.substitute(_is_applied)
 logged.leave_out(_is_applied)
 loggers.substitute(_is_applied)
