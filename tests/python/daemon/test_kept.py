@@ -85,8 +85,11 @@ class Trainer:
         )
 
     def until(self, step: int) -> None:
-        while (line := self.process.stdout.readline()).strip() != str(step):
-            assert line, self.process.communicate()[1][-3000:]
+        """Waits for that step, a later one, or the end: a kill may have come some steps later."""
+        while line := self.process.stdout.readline():
+            if int(line) >= step:
+                return
+        assert self.process.wait(60) == 0, self.process.communicate()[1][-3000:]
 
     def kill(self) -> None:
         self.process.kill()
