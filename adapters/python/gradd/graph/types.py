@@ -42,6 +42,8 @@ _AS_RESULT = frozenset(
         *(_aten.slice_scatter.default, _aten.select_scatter.default),
         *(_aten.diagonal_scatter.default, _aten.binary_cross_entropy_with_logits.default),
         *(_aten.pow.Tensor_Tensor, _aten.special_xlog1py.default),
+        # At an integer and a float as bounds of integers torch's pass fails.
+        *(getattr(_aten, n).default for n in ("clamp", "clip", "clamp_min", "clamp_max")),
     }
 )
 # torch rounds numbers beside halves to their type here; elsewhere it computes with them in f32.
