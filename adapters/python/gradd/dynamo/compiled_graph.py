@@ -49,6 +49,7 @@ _KEPT = ("example_value", "val", modes.KEY, modes.LEFT)  # of what is known of a
 _NODE = re.compile(r"\bnode \w+, |; \d+ of them")  # differs between graphs of the same code
 _numbers = itertools.count()
 _TRANSFORMS = "functorch"  # in the names of the modules that have them, of Python and of C
+_TIME = "--compile-ms"  # in the message about a plan that takes too long
 _HALVED = 8  # parts of a graph at most in which an operator is searched for by halving
 _LAYOUT = frozenset({"as_strided", "as_strided_", "stride", "is_contiguous", "storage_offset"})
 _CHANGES = (leaves.drop, complex_pairs.replace, instance_norms.replace, layouts.keep)
@@ -215,6 +216,11 @@ class CompiledGraph:
             planning.plan_step(step, imagined, values=False)
         except (errors.UnsupportedError, errors.GraphError) as error:
             return refusal(error)
+        except errors.LimitError as error:  # of ranks and sizes; others are not about a node
+            named = any(is_named(n, str(error)) for n in step.part.nodes)
+            if not named or _TIME in str(error):
+                return None
+            return refusal(CaptureError("unsupported_operator", str(error)))
         except Exception:  # a call of the piece meets it again, and says it
             return None
         return None

@@ -16,6 +16,7 @@ from gradd.spec import CaptureError
 Node = torch.fx.Node
 _META = torch.device("meta")
 _SETTINGS = ("set_autocast", "set_default_")
+MAX_RANK = 8  # of a tensor in the daemon: GRADD_MAX_RANK
 
 
 def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exception]:
@@ -30,7 +31,7 @@ def nodes(graph: torch.fx.Graph, device: torch.device | None) -> dict[Node, Exce
         if node.meta.get(VIEWED):
             continue
         error = read(node) if sizes.is_read(node) else None
-        error = _elsewhere(node, device) or _complex(node) or _hooks(node) or error
+        error = _elsewhere(node, device) or _complex(node) or _rank(node) or _hooks(node) or error
         if error is not None:
             found[node] = error
             found |= dict.fromkeys(filter(_is_unknown, node.all_input_nodes), error)
@@ -141,6 +142,19 @@ def _complex(node: Node) -> CaptureError | None:
         "unsupported_operator",
         f"{location_of(node)}: {lower.readable_name(node)} computes with {found[0]}, which the "
         "daemon does not have",
+    )
+
+
+def _rank(node: Node) -> CaptureError | None:
+    """Why a node cannot run in the daemon: it returns or reads tensors of too many axes."""
+    values = [lower.value_of(n) for n in (node, *node.all_input_nodes)]
+    rank = max((x.dim() for x in values if isinstance(x, torch.Tensor)), default=0)
+    if rank <= MAX_RANK or node.op in ("placeholder", "output"):
+        return None
+    return CaptureError(
+        "unsupported_operator",
+        f"{location_of(node)}: {lower.readable_name(node)} has a tensor of rank {rank}, and those "
+        f"of the daemon have at most {MAX_RANK}",
     )
 
 

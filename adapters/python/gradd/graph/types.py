@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from gradd.graph import refused_types
 from gradd.graph.nodes import argument, replace
 
 _aten = torch.ops.aten
@@ -32,11 +33,17 @@ _WITH_DTYPE = frozenset(
         *(_aten.prod.default, _aten.prod.dim_int),
     }
 )
-_JOINED = frozenset(  # torch's exporter converts the operands of cat() alone
+# Their operands get the type of the result: torch's exporter converts those of cat() alone.
+_AS_RESULT = frozenset(
     {
         *(_aten.stack.default, _aten.concat.default, _aten.concatenate.default),
         *(_aten.hstack.default, _aten.vstack.default, _aten.dstack.default),
         *(_aten.column_stack.default, _aten.row_stack.default),
+        *(_aten.slice_scatter.default, _aten.select_scatter.default),
+        *(_aten.diagonal_scatter.default, _aten.binary_cross_entropy_with_logits.default),
+        *(_aten.pow.Tensor_Tensor, _aten.special_xlog1py.default),
+        # At an integer and a float as bounds of integers torch's pass fails.
+        *(getattr(_aten, n).default for n in ("clamp", "clip", "clamp_min", "clamp_max")),
     }
 )
 # torch rounds numbers beside halves to their type here; elsewhere it computes with them in f32.
@@ -68,7 +75,7 @@ _FORMULAS = frozenset(
 # Of these torch's pass leaves integers beside floats as they are, or fails at them.
 _LEFT_MIXED = frozenset(
     {
-        *(_aten.rsub.Scalar, _aten.rsub.Tensor, _aten.pow.Tensor_Tensor),
+        *(_aten.rsub.Scalar, _aten.rsub.Tensor),
         *(_aten.where.Scalar, _aten.where.ScalarSelf, _aten.where.ScalarOther),
     }
 )
@@ -96,10 +103,14 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
     Args:
         graph: Of an exported program.
         signature: The program's; names of outputs may change.
+
+    Raises:
+        CaptureError: PyTorch refuses the types of an operator's operands.
     """
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
+        refused_types.check(node)
         _round_numbers(node)
         if _is_of_small(node):
             _compute_wide(graph, node, signature, torch.int32)
@@ -108,7 +119,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
             _convert_whole_numbers(graph, node)
         if node.target in _WITH_DTYPE:
             _convert(graph, node, node.args[:1], argument(node, "dtype"))
-        elif node.target in _JOINED:
+        elif node.target in _AS_RESULT or _takes_probabilities(node):
             _convert(graph, node, node.all_input_nodes, _type(node))
         elif node.target in _NORMS:
             _compute_in_one_type(graph, node, signature)
@@ -139,6 +150,13 @@ def _convert(
         if wanted is not None and _type(source) not in (None, wanted):
             with graph.inserting_before(node):
                 node.replace_input_with(source, _cast(graph, source, wanted))
+
+
+def _takes_probabilities(node: torch.fx.Node) -> bool:
+    """Whether a cross-entropy has a distribution for each row, and no label."""
+    target = node.args[1] if node.target is _aten.cross_entropy_loss.default else None
+    kind = _type(target)
+    return kind is not None and kind.is_floating_point
 
 
 def _convert_whole_numbers(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -247,7 +265,7 @@ def _compute_in_one_type(
     own = next((t for t in map(_type, node.args) if t is not None), None)
     if own is None or all(_type(n) in (None, own) for n in node.all_input_nodes):
         return
-    _compute_wide(graph, node, signature, wide)
+    _compute_wide(graph, node, signature, own if own is torch.float64 else wide)
 
 
 def _compute_wide(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gradd import ORTModule
+from helpers.graphs.captures import Lambda
 
 _Expressions = dict[str, Callable]
 
@@ -57,6 +58,10 @@ _INTEGERS: _Expressions = {
     "rsub tensors": lambda x, m: torch.rsub(m, x, alpha=2),
     "x ** m": lambda x, m: x.abs() ** (m + 1),
     "clamp": lambda x, m: torch.clamp(m, 0.5, 1.5),
+    "clamp to two kinds": lambda x, m: torch.clamp(m, -3, 1.7),
+    "clip to two kinds": lambda x, m: torch.clip(m, 0.5, 2),
+    "clamp_min": lambda x, m: torch.clamp_min(m, 0.5),
+    "clamp from above": lambda x, m: m.clamp(max=1.5),
     "relu": lambda x, m: torch.relu(m - 1) * x,
     "fmod": lambda x, m: torch.fmod(m, 0.7),
     "div trunc": lambda x, m: torch.div(m, 0.3, rounding_mode="trunc"),
@@ -127,6 +132,38 @@ def test_numbers_beside_no_float_are_floats_of_the_default_type(shared_daemon):
 
     m = torch.tensor([0, 1, 2**24 + 1])
     for got, want in zip(ORTModule(Numbers(), strict=True)(m), Numbers()(m), strict=True):
+        assert got.dtype is want.dtype and torch.equal(got, want)
+
+
+# Of tensors that broadcast: the left operand grows, the right one, or both.
+_BITS: dict[str, Callable] = {
+    ">>": lambda a, b: a >> b,
+    "<<": lambda a, b: a << b,
+    "bitwise_right_shift": torch.bitwise_right_shift,
+    "bitwise_left_shift": torch.bitwise_left_shift,
+    "&": lambda a, b: a & b,
+    "|": lambda a, b: a | b,
+    "^": lambda a, b: a ^ b,
+}
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8])
+def test_bits_of_operands_that_broadcast(kind, shared_daemon):
+    """As packed weights of 4 bits are unpacked (GPTQ, AWQ)."""
+
+    def forward(self, a, b):
+        pairs = ((a[:, None], b[:, None]), (b[:, None], a[:, None]), (a[0, 0], b), (b, a[0, 0]))
+        found = tuple(f(x, y) for f in _BITS.values() for x, y in pairs)
+        return (
+            self.weight * 1,
+            *found,
+            *(f(3, b) for f in _BITS.values() if kind is not torch.uint8),
+        )
+
+    plain = Lambda(forward, weight=nn.Parameter(torch.ones(1)))
+    a = torch.randint(0, 100, (2, 8), dtype=kind)
+    b = torch.arange(0, 8, 2, dtype=kind)
+    for got, want in zip(ORTModule(plain, strict=True)(a, b), plain(a, b), strict=True):
         assert got.dtype is want.dtype and torch.equal(got, want)
 
 

@@ -23,7 +23,7 @@ from gradd.spec import CaptureError
 
 _OTHER_SIZES = {
     *("Attention", "CrossEntropy", "SumPool", "AdaptiveAveragePool", "AdaptiveMaxPool", "Resample"),
-    *("Atan2", "GroupedMatMul", "PairDistance", "SolveTriangular"),
+    *("Atan2", "GroupedMatMul", "PairDistance", "SolveTriangular", "ShiftLeft", "ShiftRight"),
 }  # of our domain: the trace's sizes count
 
 _TENSORS = (ir.TensorType, type(None))
