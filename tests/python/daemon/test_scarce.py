@@ -19,6 +19,8 @@ import mmap
 import os
 import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ import msgpack
 import onnx
 import pytest
 import torch
-from conftest import BUILD, Daemon
+from conftest import BUILD, PYTHONPATH, Daemon
 from torch import nn
 
 from gradd import ORTModule, errors, optim
@@ -336,6 +338,41 @@ def test_a_kept_session_is_not_lost(shared: Shared, daemon: Daemon, kind: str) -
             at += 1
     if kind == "allocation":
         assert {f"{what} refused" for what in TAKEN_OVER[1:]} <= found.keys(), dict(found)
+
+
+# A session whose requests, one after the other, it makes when it is told to.
+CLIENT = """
+import pathlib, sys
+from helpers.hostile.raw_client import Raw
+with Raw(pathlib.Path(sys.argv[1])).open() as session:
+    print(session.step().hex(), flush=True)
+    for line in sys.stdin:
+        print(session.step().hex(), flush=True)
+"""
+
+
+def test_what_a_client_could_not_send_comes(shared: Shared, daemon: Daemon) -> None:
+    command = [sys.executable, "-c", CLIENT, str(daemon.directory)]
+    paths = os.pathsep.join([PYTHONPATH, str(Path(raw_client.__file__).parents[2])])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, "PYTHONPATH": paths}
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        expected = process.stdout.readline()
+        assert expected
+        shared.kind, shared.pid = KINDS.index("system call"), process.pid
+        sent = 0
+        for at in itertools.count(1):
+            shared.at, shared.count, shared.name = at, 0, b""
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == expected, f"{at} {shared.name.decode()}"
+            sent += shared.name == b"send"
+            if shared.count < at:
+                break
+        process.stdin.close()
+    assert sent >= 2, sent  # of a forward and of a backward
 
 
 def _train(path: Path) -> list[torch.Tensor]:
