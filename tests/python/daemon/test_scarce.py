@@ -32,6 +32,7 @@ import torch
 from conftest import BUILD, PYTHONPATH, Daemon
 from torch import nn
 
+import gradd
 from gradd import ORTModule, errors, optim
 from gradd.memory.shm import Segment
 from gradd.session import client, control
@@ -375,54 +376,68 @@ def test_what_a_client_could_not_send_comes(shared: Shared, daemon: Daemon) -> N
     assert sent >= 2, sent  # of a forward and of a backward
 
 
-def _train(path: Path) -> list[torch.Tensor]:
-    """Losses, parameters and the optimizer's state of a short training, by a client of its own."""
+def _train() -> list[torch.Tensor]:
+    """Losses, parameters and the optimizer's state of a short training of two clients.
+
+    The first one keeps its session, the second one takes it over.
+    """
     try:
-        return _steps()
+        model, optimizer = _net()
+        gradd.keep("scarce", model, optimizer)
+        found = [_step(model, optimizer, step) for step in range(3)]
+        client.close_all()
+        model, optimizer = _net()
+        assert gradd.reattach("scarce", model, optimizer).steps == 3
+        found.append(_step(model, optimizer, 3))
+        found += [p.detach().clone() for p in model.parameters()]
+        for state in optimizer.state_dict()["state"].values():
+            found += [t.clone() for _, t in sorted(state.items()) if torch.is_tensor(t)]
+        return found
     finally:
-        client.get_client(path).close()
+        client.close_all()
+        with contextlib.suppress(errors.SessionError):  # it did not come to that
+            gradd.forget("scarce")
+        client.close_all()
 
 
-def _steps() -> list[torch.Tensor]:
+def _net() -> tuple[ORTModule, optim.FusedAdam]:
     torch.manual_seed(5)
     model = ORTModule(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)), strict=True)
-    optimizer = optim.FusedAdam(model.parameters(), lr=0.01)
-    found = []
-    for step in range(3):
-        loss = model(torch.randn(3 + step % 2, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.detach().clone())
-    found += [p.detach().clone() for p in model.parameters()]
-    for state in optimizer.state_dict()["state"].values():
-        found += [t.clone() for _, t in sorted(state.items()) if torch.is_tensor(t)]
-    return found
+    return model, optim.FusedAdam(model.parameters(), lr=0.01)
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> torch.Tensor:
+    x = torch.randn(3 + step % 2, 8, generator=torch.Generator().manual_seed(step))
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach().clone()
 
 
 @pytest.mark.parametrize(
     ("kind", "stride"),
     [
-        ("system call", 3),
+        ("system call", 7),
         pytest.param("system call", 1, marks=pytest.mark.nightly),
         pytest.param("wait", 1, marks=pytest.mark.nightly),
         pytest.param("allocation", 41, marks=pytest.mark.nightly),
     ],
 )
 def test_a_training_goes_on(shared: Shared, daemon: Daemon, kind: str, stride: int) -> None:
-    expected = _train(daemon.directory)
+    expected = _train()
     refused: collections.Counter[str] = collections.Counter()
     shared.kind = KINDS.index(kind)
     for at in range(1, MOST, stride):
         shared.at, shared.count = at, 0
         shared.pid = control.ask_daemon(daemon.directory, "ps")["worker"]
         try:
-            found = _train(daemon.directory)
+            found = _train()
         except errors.GraddError as error:
             shared.pid = 0
             assert error.code in REFUSALS, f"{at} {shared.name.decode()}: {error}"
             refused[error.code] += 1
-            found = _train(daemon.directory)
+            found = _train()
         shared.pid = 0
         where = f"{at} {shared.name.decode()}"
         assert len(found) == len(expected), where
@@ -431,3 +446,4 @@ def test_a_training_goes_on(shared: Shared, daemon: Daemon, kind: str, stride: i
         if shared.count < at:
             break
     assert stride < at < MOST - stride
+    assert refused.total() < at / stride / 2, dict(refused)
