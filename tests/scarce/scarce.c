@@ -216,6 +216,10 @@ long syscall(long number, ...) {
     return call(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+pid_t fork(void) {
+    return call_fails("fork", EAGAIN) ? -1 : REAL(fork)();
+}
+
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                    void *argument) {
     const int saved = errno;

@@ -18,6 +18,7 @@ import itertools
 import mmap
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -339,6 +340,33 @@ def test_a_kept_session_is_not_lost(shared: Shared, daemon: Daemon, kind: str) -
             at += 1
     if kind == "allocation":
         assert {f"{what} refused" for what in TAKEN_OVER[1:]} <= found.keys(), dict(found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_is_replaced_all_the_same(shared: Shared, daemon: Daemon, kind: str) -> None:
+    """While the owner starts it something fails; what is kept is there all the same."""
+    expected, worker = _undisturbed(daemon.directory)
+    with Session(daemon.directory) as s:
+        s.make_all(("hello", "segment", "keep"))
+        kept = s.results()
+    shared.kind = KINDS.index(kind)
+    started = "event=worker_start"
+    for at in range(1, MOST):
+        before = daemon.log().count(started)
+        shared.at, shared.count, shared.name, shared.pid = at, 0, b"", daemon.process.pid
+        os.kill(worker, signal.SIGKILL)
+        until(lambda before=before: daemon.log().count(started) > before, f"{at}: no worker")
+        shared.pid = 0
+        found, worker = _undisturbed(daemon.directory)
+        where = f"{at} {shared.name.decode()}"
+        assert found == expected, f"{where}: other bits"
+        assert daemon.process.poll() is None, f"{where}: the owner has died"
+        if shared.count < at:
+            break
+    assert 1 < at < MOST - 1
+    with Session(daemon.directory) as s:
+        s.make_all(TAKEN_OVER)
+        assert os.pread(s.fd, len(kept), 0) == kept
 
 
 # A session whose requests, one after the other, it makes when it is told to.
