@@ -14,6 +14,7 @@
 #define ZAP_FRAMES    16
 #define FRAME_SLACK   4096
 #define HANDSHAKE_MS  5000
+#define HEARTBEAT_MS  1000
 #define LINGER_MS     1000
 #define HIGH_WATER    64 /* times WIRE_MAX_REPLY is what a peer that does not read costs */
 #define RECEIVE_WATER 64
@@ -36,6 +37,11 @@ static gradd_status_t configure(router_t *router) {
     /* Learn of peers that are gone or do not read instead of dropping replies silently. */
     GRADD_TRY(set_int(s, ZMQ_ROUTER_MANDATORY, 1));
     GRADD_TRY(set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS));
+    /* When Linux has no memory to send something, libzmq sends it with the next message to or from
+     * that peer, and a peer that waits for a reply says nothing. A heartbeat is such a message; a
+     * peer that does not answer it, as one that is stopped, stays. */
+    GRADD_TRY(set_int(s, ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS));
+    GRADD_TRY(set_int(s, ZMQ_HEARTBEAT_TIMEOUT, 0));
     GRADD_TRY(set_int(s, ZMQ_SNDHWM, HIGH_WATER));
     GRADD_TRY(set_int(s, ZMQ_RCVHWM, RECEIVE_WATER));
     return set_int(s, ZMQ_LINGER, LINGER_MS);

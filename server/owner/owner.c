@@ -315,8 +315,14 @@ static gradd_status_t start_worker(owner_t *owner) {
     confine_text(&owner->confined, begin.confined);
     owner->ready = owner->listen_due = owner->lock_due = false;
     GRADD_TRY(process_start(owner->words.argv, owner->dir.lock, &owner->worker));
-    GRADD_TRY(watch(owner, owner->worker.pidfd, ON_WORKER, 0));
-    GRADD_TRY(watch(owner, owner->worker.link, ON_LINK, 0));
+    gradd_status_t st = watch(owner, owner->worker.pidfd, ON_WORKER, 0);
+    if (st == GRADD_OK) st = watch(owner, owner->worker.link, ON_LINK, 0);
+    if (st != GRADD_OK) {
+        kill(owner->worker.pid, SIGKILL);
+        unwatch(owner, owner->worker.pidfd);
+        process_reap(&owner->worker);
+        return st;
+    }
     if (link_send(owner->worker.link, &begin, &owner->commands, 1) == GRADD_OK) return GRADD_OK;
     log_event(LOG_WARN, "not_begun", "what=\"%s\"", gradd_error_message());
     kill(owner->worker.pid, SIGKILL); /* it would wait for ever; see ON_WORKER */
@@ -379,9 +385,15 @@ static void lose_worker(owner_t *owner) {
     if (owner->control >= 0) pause_accepting(owner);
 }
 
+/* What the owner holds would be lost with it, so one that cannot be started is tried again at the
+ * next tick. */
 static void start_next(owner_t *owner) {
-    if (++owner->n_starts <= MAX_STARTS && start_worker(owner) == GRADD_OK) return;
-    log_event(LOG_ERROR, "no_worker", "starts=%d", owner->n_starts);
+    if (owner->n_starts++ < MAX_STARTS) {
+        if (start_worker(owner) != GRADD_OK)
+            log_event(LOG_WARN, "not_started", "what=\"%s\"", gradd_error_message());
+        return;
+    }
+    log_event(LOG_ERROR, "no_worker", "starts=%d", MAX_STARTS);
     owner->code = 1;
     owner->ended = true;
 }
@@ -493,6 +505,12 @@ static void end_lost_clients(owner_t *owner, int64_t now) {
 static void tick(owner_t *owner) {
     const int64_t now = session_now_ms(), idle_exit = owner->options->idle_exit * 1000;
     owner->ticked_ms = now;
+    if (!owner->worker.pid) {
+        if (owner->stopping)
+            owner->ended = true;
+        else
+            start_next(owner);
+    }
     resume_accepting(owner);
     send_due(owner);
     end_lost_clients(owner, now);

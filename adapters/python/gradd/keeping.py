@@ -561,9 +561,10 @@ def reattach(
 
     Args:
         name: Of the session.
-        model: With the same parameters and buffers; they may be on the meta device, if the
-            optimizer is made after that: call reattach() without it, and make the optimizer then.
-        optimizer: Of the same kind, with the same parameters in the same order.
+        model: With the same parameters and buffers; they may be on the meta device, for a session
+            without an optimizer, or whose optimizer is to begin from nothing.
+        optimizer: Of the same kind, with the same parameters in the same order; without it its
+            state is let go, with a warning.
         keep_alive: As for keep(); None: as before.
 
     Returns:
@@ -584,6 +585,11 @@ def reattach(
     finally:
         with client.lock:
             taken.drop()
+    if optimizer is None and "optimizer" in taken.content:
+        logger.warning(
+            "session '%s': reattach() was given no optimizer, so the state of FusedAdam is let go",
+            name,
+        )
     made.start()
     logger.info("session '%s' is taken over: %d steps are done", name, made.steps)
     return made

@@ -163,6 +163,47 @@ def test_the_last_batch_may_have_one_row(sizes: tuple[int, ...], train: bool) ->
     assert model.gradd_stats()["captures"] == 2
 
 
+def _argument(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = net(x)
+    x.mul_(2)
+    return y
+
+
+def _hidden(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    h = net(x)
+    y = h.exp() @ h.T
+    with torch.no_grad():
+        h.mul_(2)
+    return y
+
+
+def _part(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = net(x) * x
+    x[:, 0].zero_()
+    return y
+
+
+@pytest.mark.parametrize("write", [_argument, _hidden, _part])
+def test_what_pytorch_refuses_to_differentiate(write: Any, caplog: Any) -> None:
+    """`forward()` writes to what it has read: that is no difference, but PyTorch's own error."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return write(self.net, x)
+
+    for model in (Writes(), ORTModule(Writes())):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                model(torch.randn(3, 4)).sum().backward()
+    assert "cannot be compared: in PyTorch it raises RuntimeError: one of the" in caplog.text
+    assert "differs from PyTorch" not in caplog.text
+
+
 def test_an_anomaly_is_found_in_the_users_backward(capfd) -> None:
     """Not in the backward of the check, whose values differ nowhere."""
 

@@ -291,3 +291,28 @@ def test_a_slow_turn_is_logged_with_its_cause(daemon: Daemon) -> None:
         r'level=warn event=slow_turn ms=\d{3,} cause="[a-z ]+" session=\d+ cause_ms=\d+ others=\d+',
         daemon.log(),
     ), daemon.log()
+
+
+# A session that goes on when its process does.
+STOPPED = """
+import pathlib, sys
+from helpers.hostile.raw_client import Raw
+with Raw(pathlib.Path(sys.argv[1])).open() as session:
+    print(session.step().hex(), flush=True)
+    sys.stdin.readline()
+    print(session.step().hex(), flush=True)
+"""
+
+
+def test_a_stopped_client_keeps_its_session(daemon: Daemon) -> None:
+    command = [sys.executable, "-c", STOPPED, str(daemon.directory)]
+    paths = os.pathsep.join([conftest.PYTHONPATH, str(Path(conftest.__file__).parent)])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, "PYTHONPATH": paths}
+    ) as process:
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)  # more than two of the daemon's heartbeats
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate("\n", timeout=60)[0] == first != ""

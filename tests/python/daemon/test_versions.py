@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import torch
 from conftest import BINARY, Daemon
 
 import gradd
 from gradd import ORTModule, errors
+from gradd.memory.shm import Segment
 from gradd.optim import FusedAdam
 from gradd.session import client, control, protocol
-from helpers.hostile.raw_client import DROP, Raw
+from helpers.hostile import raw_client
+from helpers.hostile.raw_client import (
+    DROP,
+    F32,
+    GO,
+    GW,
+    I64,
+    IDS,
+    JOURNAL,
+    JOURNAL_BYTES,
+    LOSS,
+    ROWS,
+    SEGMENT,
+    TABLE,
+    U8,
+    M,
+    Raw,
+    V,
+    W,
+    X,
+    Y,
+)
 from helpers.nets import Net, batch, loss_of
 from helpers.other_versions import OLD_WORDS, Peer, new_daemon, old_daemon
 
@@ -112,6 +137,103 @@ def test_hello_ps_and_stop_are_for_all_versions(daemon: Daemon) -> None:
         assert other.call({"v": "explain", "t": DROP, "proto": 2})["proto"] == 2
         assert other.call({"v": "stop", "t": DROP, "gently": 1})["ok"]
     assert daemon.process.wait(5) == 0
+
+
+# ---- a client of protocol 2, as it was before daemons had workers ----
+
+# What replies had then, and clients may rely on.
+REPLIES = {
+    "hello": {"proto", "nonce", "version", "build", "pid", "header", "device"},
+    "attach": {"t", "session", "threads", "bf16", "device", "missed", "version"},
+    "segment": {"id"},
+    "unsegment": {"id"},
+    "graph.put": {"graph", "in", "out", "unsupported", "random", "half"},
+    "graph.plan": {"out", "has", "peak", "saved", "constant", "ms", "launches", "cached"},
+    "forward": {"us", "arena", "gen", "sum"},
+    "backward": {"none", "rest", "us", "arena"},
+    "step": {"norm", "skipped", "us", "arena"},
+}
+
+
+def _asked(s: Raw, verb: str, **fields: Any) -> dict[str, Any]:
+    """A request that succeeds, by fields of then alone; its reply has all that it had."""
+    fds = fields.pop("fds", None)
+    frames = fields.pop("frames", ())
+    if verb in ("hello", "segment", "unsegment"):
+        reply = s.control({"v": verb, **fields}, fds or [])
+    else:
+        reply = s.call({"v": verb, **fields}, frames)
+    assert reply["ok"] == 1, reply
+    assert REPLIES.get(verb, set()) <= reply.keys(), f"{verb}: {reply.keys()}"
+    return reply
+
+
+def _trained(s: Raw) -> list[bytes]:
+    """Two steps with AdamW by a session that ends or is left; what lies in its memory after."""
+    s.nonce = _asked(s, "hello", proto=[2, 2])["nonce"]
+    s.segment = Segment(1, SEGMENT)
+    _asked(s, "segment", id=1, bytes=SEGMENT, fds=[s.segment.fd])
+    s.fill()
+    s.token = _asked(s, "attach", nonce=s.nonce, t=DROP)["t"]
+    put = _asked(s, "graph.put", frames=[raw_client.model()])
+    assert [one["name"] for one in put["in"]] == ["x", "ids", "w"], put
+    assert {"name", "dtype", "sizes", "reach"} <= put["out"][0].keys(), put
+    _asked(
+        s, "graph.plan", graph=put["graph"], plan=1, bound=["w"], grad=["w"], out=[0, 1], gmask=[1],
+        **{"in": {"dtypes": [F32, I64, F32], "dims": [[ROWS, 4], [ROWS], [TABLE, 4]]}},
+    )  # fmt: skip
+    table = {"segments": [1], "dtypes": [F32], "dims": [[TABLE, 4]]}
+    for bind, offset in ((1, W), (2, GW), (3, M), (4, V)):
+        _asked(s, "bind", bind=bind, tensors={**table, "offsets": [offset]})
+    pair = {"segments": [1, 1]}
+    for step in range(2):
+        _asked(
+            s, "forward", plan=1, run=step, seed=0, flags=0, b=1, look=2,
+            **{"in": {**pair, "offsets": [X, IDS], "dtypes": [F32, I64],
+                      "dims": [[ROWS, 4], [ROWS]]}},
+            out={**pair, "offsets": [Y, LOSS], "dtypes": [F32, F32], "dims": [[ROWS, 4], []]},
+        )  # fmt: skip
+        go = {"segments": [1], "offsets": [GO], "dtypes": [F32], "dims": [[]], "at": [1]}
+        _asked(s, "backward", run=step, go=go, b=2)
+        groups = {
+            "lr": [0.01], "beta1": [0.9], "beta2": [0.999], "eps": [1e-8], "weight_decay": [0.1],
+            "mode": [2], "bias_correction": [True], "t": [step + 1],
+        }  # fmt: skip
+        journal = {"segment": 1, "offset": JOURNAL, "dtype": U8, "dims": [JOURNAL_BYTES]}
+        _asked(
+            s, "step", step=step, journal=journal, groups=groups, group=[0], bp=1, bm=3, bv=4,
+            g={**table, "offsets": [GW]}, once=step,
+        )  # fmt: skip
+    return [s.at(at, (TABLE, 4)).tobytes() for at in (W, GW, M, V)]
+
+
+def test_a_client_that_knows_of_no_workers_trains(daemon: Daemon) -> None:
+    """It is hung up on when the worker dies, and gets the same bits from the next one."""
+    with Raw(daemon.directory, greet=False) as old:
+        found = _trained(old)
+        random = np.random.default_rng(0)  # as fill() has it
+        x = torch.tensor(random.standard_normal((ROWS, 4)), dtype=torch.float32)
+        w = torch.tensor(random.standard_normal((TABLE, 4)), dtype=torch.float32)
+        w.requires_grad_()
+        optimizer = torch.optim.AdamW([w], lr=0.01, weight_decay=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (x * w[torch.tensor([1, TABLE - 1])]).sum().backward()
+            optimizer.step()
+        trained = torch.from_numpy(old.at(W, (TABLE, 4)).copy())
+        torch.testing.assert_close(trained, w.detach())
+        os.kill(old.call({"v": "ps", "t": DROP})["worker"], signal.SIGKILL)
+        assert old.ctl.recv(65536) == b"", "not a packet that it does not know"
+    with Raw(daemon.directory, greet=False) as again:
+        assert _trained(again) == found
+        for verb, field in (("unbind", "bind"), ("plan.drop", "plan")):
+            _asked(again, verb, **{field: 1})
+        _asked(again, "release", runs=[0, 1])
+        for bind in (2, 3, 4):
+            _asked(again, "unbind", bind=bind)
+        _asked(again, "unsegment", id=1)
+        _asked(again, "detach")
+    assert daemon.process.poll() is None, "the owner"
 
 
 # ---- a client of this version ----

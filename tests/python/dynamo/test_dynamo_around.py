@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gradd import ORTModule
 
@@ -357,3 +358,57 @@ def test_attention_is_not_fused_wherever_it_is(place: str) -> None:
             torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
     assert torch.backends.mha.get_fastpath_enabled()
     assert ours.gradd_stats()["in_torch"] == {}
+
+
+def _checkpoint(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(net, x, use_reentrant=False)
+
+
+def _reentrant(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(net, x, use_reentrant=True)
+
+
+def _nested(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(_checkpoint, net, x, use_reentrant=False)
+
+
+def _saved_elsewhere(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return net(x)
+
+
+def _real_alone(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The hooks refuse fake tensors."""
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        assert type(saved) in (torch.Tensor, nn.Parameter)
+        return saved.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        return net(x)
+
+
+def _without_hooks(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.disable_saved_tensors_hooks("here is no place for them"):
+        return net(x)
+
+
+HOOKS = (_checkpoint, _reentrant, _nested, _saved_elsewhere, _real_alone, _without_hooks)
+
+
+@pytest.mark.parametrize("around", HOOKS)
+def test_hooks_of_saved_tensors_around_the_first_call(around: Any) -> None:
+    layers = (nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    twin = nn.Sequential(*layers, nn.Softmax(-1))
+    wrapped = ORTModule(copy.deepcopy(twin), strict=True)
+    for rows in (3, 3, 5):
+        results = []
+        for net in (wrapped, twin):
+            net.zero_grad()
+            x = torch.linspace(-1, 1, rows * 8).reshape(rows, 8).requires_grad_()
+            y = around(net, x)
+            y.square().sum().backward()
+            results.append([y, x.grad, *(p.grad for p in net.parameters())])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+    assert wrapped.gradd_stats()["in_torch"] == {}

@@ -190,12 +190,17 @@ BY_CLASS = {
     "table": lambda s, x: s.layer(x) * CLASSES[type(x)],
     "get": lambda s, x: s.layer(x) * CLASSES.get(type(x), 1.0),
     "own": lambda s, x: s.layer(x) * (2 if type(s.scale) is nn.Parameter else 1),
+    "module": lambda s, x: s.layer(x) * (2 if type(x).__module__.startswith("torch.nn") else 1),
+    "own module": lambda s, x: s.layer(x) * len(type(s.scale).__module__),
+    "module of a layer": lambda s, x: s.layer(x) * len(s.layer.__class__.__module__),
+    "module of a type": lambda s, x: s.layer(x) * len(x.dtype.__class__.__module__),
 }
 
 
 @pytest.mark.parametrize("name", BY_CLASS)
 def test_classes_of_tensors(name: str) -> None:
-    run(BY_CLASS[name], (tensor(1),), (tensor(2, like=nn.Parameter),), (tensor(1),))
+    model = run(BY_CLASS[name], (tensor(1),), (tensor(2, like=nn.Parameter),), (tensor(1),))
+    assert model.gradd_stats()["breaks"] == 0
 
 
 def test_isinstance_is_no_reason() -> None:

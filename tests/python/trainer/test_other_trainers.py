@@ -18,10 +18,8 @@ ROUNDING = {"lightning_mixed": 2e-3, "fabric_mixed": 2e-3}  # of losses in bf16;
 IN_TORCH = {
     "grpo": {"decoding"},
     "accelerated_grpo": {"decoding"},
-    "dora": {"graph_break"},
-    "loha": {"graph_break", "autograd_function"},
+    "loha": {"graph_break"},
     "adalora": {"graph_break"},
-    "neftune": {"data_dependent_control_flow", "untraced_function"},
 }
 
 

@@ -274,6 +274,20 @@ def test_strict_raises_and_lenient_falls_back(tmp_path: Path) -> None:
     assert sum({**stats["fallbacks"], **stats.get("parts_in_torch", {})}.values()) >= 2
 
 
+def test_options_that_change_between_two_trainings(tmp_path: Path) -> None:
+    trainer = make_trainer("gradd", tmp_path, max_steps=2)
+    trainer.train()
+    whole = trainer.gradd_explain().arena_bytes
+    trainer.args.memory_budget = str(int(0.9 * whole))
+    trainer.train()
+    assert 0 < trainer.gradd_explain().arena_bytes <= 0.9 * whole
+    trainer.args.memory_budget, trainer.args.strict = None, True
+    trainer.train()
+    assert trainer.gradd_explain().arena_bytes == whole
+    with torch.compiler.set_stance("force_eager"), pytest.raises(CaptureError, match="no_graph"):
+        trainer.train()
+
+
 def test_arguments_travel_with_the_checkpoint(tmp_path: Path) -> None:
     trainer = make_trainer("gradd", tmp_path, max_steps=1)
     trainer.train()

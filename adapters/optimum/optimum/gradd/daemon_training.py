@@ -29,6 +29,9 @@ from .metrics import Metrics
 from .parts import Parts
 from .training_args import ORTOptimizerNames, gradd_is_disabled
 
+# Options of what is compiled: if one of them changes between two train(), it is made again.
+_BUILT_WITH = ("strict", "memory_budget", "save_onnx", "onnx_prefix", "onnx_log_level")
+
 
 def unwrapped(model: Any) -> Any:
     """The module in an ORTModule: the trainer sends its calls to the daemon itself."""
@@ -44,6 +47,7 @@ class DaemonTraining(Trainer):
 
     _gradd_compiled: Any = None  # made at the first train() and kept for the next ones
     _gradd_compiled_module: nn.Module | None = None
+    _gradd_built_with: Mapping[str, Any] = MappingProxyType({})  # options
     _gradd_source: tuple[Any, ...] = ()  # what the forward that was compiled is made of
     _gradd_smoother: Any = None  # of labels, in the graph
     _gradd_parts: Parts | None = None
@@ -149,12 +153,15 @@ class DaemonTraining(Trainer):
         super().log(logs, *args, **kwargs)
 
     def _gradd_attach(self, model: nn.Module) -> None:
-        if self._gradd_parts is None or self._gradd_compiled_module is not model:
-            if self._gradd_parts is not None:  # model_init: the model of an earlier trial
+        options = {name: self._gradd_option(name) for name in _BUILT_WITH}
+        same = self._gradd_compiled_module is model and self._gradd_built_with == options
+        if self._gradd_parts is None or not same:
+            if self._gradd_parts is not None:  # the model of an earlier trial, or other options
                 attach.detach(self._gradd_compiled_module)
                 self._gradd_compiled.close()
                 self._gradd_parts.close()
             debug = self._gradd_debug_options()
+            self._gradd_built_with = options
             self._gradd_source = self._gradd_source_of(model)
             self._gradd_compiled = self._gradd_compile(
                 model, self._gradd_forward_to_capture(model), debug
@@ -189,9 +196,9 @@ class DaemonTraining(Trainer):
         return Compiled(
             module,
             forward=forward,
-            strict=bool(self._gradd_option("strict")),
+            strict=bool(self._gradd_built_with["strict"]),
             debug=debug,
-            memory_budget=self._gradd_option("memory_budget"),
+            memory_budget=self._gradd_built_with["memory_budget"],
             tally=tally,
         )
 

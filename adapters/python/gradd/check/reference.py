@@ -15,7 +15,7 @@ import torch
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
 from gradd.check.cut import Data
 from gradd.check.modes import Middles, Precise, WithoutDropout
-from gradd.memory import unused
+from gradd.memory import saved_tensors, unused
 
 Piece = Any  # of gradd.dynamo, as are its forward(): folders above this one
 Forward = Any
@@ -155,7 +155,7 @@ class Reference:
             WithoutDropout(),
             Middles(),
             # Without its history: a result that its own node saves would keep itself alive.
-            torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved),
+            saved_tensors.own_hooks(_saved, _unchanged),
         ):
             yield
 
@@ -201,6 +201,21 @@ def _leaf_of(stand: torch.Tensor) -> torch.Tensor:
     """Where the gradient of a stand-in arrives."""
     node: Any = stand.grad_fn
     return stand if node is None else node.next_functions[0][0].variable
+
+
+def _saved(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return tensor.detach(), _version(tensor)
+
+
+def _unchanged(saved: tuple[torch.Tensor, int]) -> torch.Tensor:
+    """What autograd has saved; PyTorch's error if it has been written to meanwhile."""
+    tensor, version = saved
+    if _version(tensor) != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an "
+            f"inplace operation: {tensor.dtype} {list(tensor.shape)}"
+        )
+    return tensor
 
 
 def _version(tensor: torch.Tensor) -> int:

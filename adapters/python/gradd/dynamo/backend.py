@@ -29,7 +29,7 @@ from gradd.dynamo.compiled_graph import CompiledGraph, bare, refusal
 from gradd.dynamo.own_forward import begins, does_more, stored
 from gradd.dynamo.owner import SOURCE, Owner, device_of
 from gradd.dynamo.refused import MistracedError
-from gradd.memory import unused
+from gradd.memory import saved_tensors, unused
 from gradd.session import daemon
 from gradd.spec import CaptureError
 
@@ -155,7 +155,8 @@ def _run_of(
         return _refused(owner, graph, owner.failed)
     start = time.perf_counter()
     said = progress.Compiling(owner.title, "for another form of call")
-    with said, interrupts.deferred_for(f"the capture of {owner.title}"), unused.unkept():
+    deferred = interrupts.deferred_for(f"the capture of {owner.title}")
+    with said, deferred, unused.unkept(), saved_tensors.own_hooks():
         try:
             alone = not does_more(code)
             made = CompiledGraph(

@@ -23,11 +23,13 @@ from gradd.dynamo import packing
 from gradd.dynamo.guards import Supplement
 from gradd.dynamo.tracers import (
     causal_hints,
+    class_modules,
     leaves,
     log_probs,
     logged,
     loggers,
     membership,
+    neftune,
     readings,
     warned,
 )
@@ -155,7 +157,9 @@ leaves.mark(_is_applied)
 packing.substitute(_is_applied)
 readings.substitute(_is_applied)
 causal_hints.substitute(_is_applied)
+class_modules.read(_is_applied)
 log_probs.substitute(_is_applied)
+neftune.substitute(_is_applied)
 warned.substitute(_is_applied)
 logged.leave_out(_is_applied)
 loggers.substitute(_is_applied)

@@ -66,7 +66,7 @@ CONTROL = [
              {"v": "hello", "proto": [2, 2], "version": "9" * 65}),
     stranger("a version that is a number", "TENSOR", "field 'version'|a text", {"v": "hello",
         "proto": [2, 2], "version": 2}),
-    stranger("a segment before hello", "SHM", "segment: 0 descriptors came along", {"v": "segment",
+    stranger("a segment before hello", "SESSION", "segment: say hello first", {"v": "segment",
         "id": 1, "bytes": 4096}),
     stranger("unsegment of nothing", "SHM", "unsegment: |unknown segment 5", {"v": "unsegment",
         "id": 5}, True),

