@@ -352,13 +352,18 @@ def only_of_it(net: Net, x: torch.Tensor) -> Any:
     return h.exp()
 
 
+def by_method(net: Net, x: torch.Tensor) -> Any:
+    h = (x * 2).requires_grad_()
+    return net.b(net.a(h).tanh())
+
+
 WHOLE = [a_view, written_before, asked, twice]
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
     "body",
-    [*WHOLE, frozen, returned, returned_view, hooked, hooked_inside, only_of_it],
+    [*WHOLE, by_method, frozen, returned, returned_view, hooked, hooked_inside, only_of_it],
     ids=lambda f: f.__name__,
 )
 def test_as_in_pytorch(body: Callable) -> None:
@@ -381,6 +386,50 @@ def test_as_in_pytorch(body: Callable) -> None:
     if body in WHOLE:
         stats = ours.gradd_stats()
         assert (stats["captures"], stats["breaks"], stats["in_torch"]) == (1, 0, {})
+
+
+def a_copy(h: torch.Tensor) -> Any:
+    return h, (h.detach().clone().requires_grad_() * 2).sum().detach()
+
+
+def an_alias(h: torch.Tensor) -> Any:
+    return h, (h.detach().requires_grad_() * 2).sum().detach()
+
+
+def beside_a_write(h: torch.Tensor) -> Any:
+    inner = (h.detach().clone().requires_grad_() * 2).sum()
+    h.view(-1)[1:3].mul_(2)
+    return h, inner.detach()
+
+
+def two_of_them(h: torch.Tensor) -> Any:
+    first, second = (h.detach().clone().requires_grad_() for _ in "ab")
+    return h, (first * second.requires_grad_()).detach()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("inside", [a_copy, an_alias, beside_a_write, two_of_them])
+def test_the_method_for_values_inside(inside: Callable, grad: bool) -> None:
+    def body(net: Net, x: torch.Tensor) -> Any:
+        return inside(net.a(x))
+
+    net = Net(body)
+    twin, ours = copy.deepcopy(net), ORTModule(net)
+    with torch.set_grad_enabled(grad):
+        results = [model(X) for model in (ours, twin)]
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+        assert a.requires_grad == b.requires_grad
+    if grad:
+        for first, _ in results:
+            first.square().sum().backward()
+        torch.testing.assert_close(net.a.weight.grad, twin.a.weight.grad)
+    if torch.__version__ >= "2.13":  # before, Dynamo breaks the graph there
+        stats = ours.gradd_stats()
+        assert (stats["graphs"], stats["breaks"]) == (1, 0)
+        cut = {"unsupported_operator"} if inside is an_alias else set()  # of what leaves the graph
+        assert stats["in_torch"].keys() == cut
 
 
 @pytest.mark.quick

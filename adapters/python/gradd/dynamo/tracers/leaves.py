@@ -27,6 +27,7 @@ from gradd.memory.watch import address
 
 MARK = "requires_grad_"  # the method that a mark calls
 _ASKING = ("register_hook", "retain_grad")  # for a gradient, in the graph
+_ALLOWED = "set_inplace_requires_grad_allowed"
 _STORE, _LOAD = dis.opmap["STORE_ATTR"], dis.opmap["LOAD_ATTR"]
 
 
@@ -72,20 +73,31 @@ def _is_true(variable: Any) -> bool:
 
 
 def drop(graph: torch.fx.Graph) -> int:
-    """Takes out of a graph of Dynamo the marks of what does not leave it; returns how many."""
+    """Takes out of a graph of Dynamo the marks of what does not leave it.
+
+    And what Dynamo puts around marks of its own, for transforms of functions.
+
+    Returns:
+        How many nodes it has taken out.
+    """
     marks = [node for node in graph.nodes if node.op == "call_method" and node.target == MARK]
+    around = [x for node in marks for x in (node.prev, node.next) if name_of(x) == _ALLOWED]
+    for node in around:
+        graph.erase_node(node)
+    for node in marks:  # of its own Dynamo records no value
+        node.meta.setdefault("example_value", value_of(node.args[0]))  # type: ignore[arg-type]
     if not marks or any(name_of(node) in _ASKING for node in graph.nodes):
-        return 0
+        return len(around)
     results = [value_of(node) for node in graph.output_node().all_input_nodes]
     outside = {address(x) for x in results if isinstance(x, torch.Tensor)}
     given = [value_of(node) for node in graph.find_nodes(op="placeholder")]
     if any(map(_has_gradient, results)) and not any(map(_has_gradient, given)):
-        return 0  # a result is to have a history, and has it from a mark
+        return len(around)  # a result is to have a history, and has it from a mark
     inner = [node for node in marks if address(value_of(node)) not in outside]
     for node in inner:
         value_of(node).requires_grad_(False)
         graph.erase_node(node)
-    return len(inner)
+    return len(inner) + len(around)
 
 
 def has_lost_hook(node: torch.fx.Node) -> bool:
