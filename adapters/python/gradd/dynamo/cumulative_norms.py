@@ -61,11 +61,11 @@ def _forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         kept = (mean, spread) if self.track_running_stats else (None, None)
         return functional.batch_norm(input, *kept, self.weight, self.bias, True, 0.0, self.eps)
     self.num_batches_tracked.add_(1)
-    before = [value.to(torch.float64, copy=True) for value in (mean, spread)]
-    # With a momentum of 1 the statistics become those of the batch.
-    y = functional.batch_norm(input, mean, spread, self.weight, self.bias, True, 1.0, self.eps)
+    # With a momentum of 1 the statistics become those of the batch. Copies: autograd saves them.
+    batch = mean.clone(), spread.clone()
+    y = functional.batch_norm(input, *batch, self.weight, self.bias, True, 1.0, self.eps)
     with torch.no_grad():
         new = 1.0 / self.num_batches_tracked.double()
-        for old, now in zip(before, (mean, spread), strict=True):
-            now.copy_((1.0 - new) * old + new * now)
+        for old, now in zip((mean, spread), batch, strict=True):
+            old.copy_((1.0 - new) * old.double() + new * now)
     return y
