@@ -205,11 +205,11 @@ class Kept:
 
     # ---- notes ----
 
-    def _content(self, steps_begun: bool) -> bytes:
+    def _content(self, steps_begun: bool, random: torch.Tensor | None) -> bytes:
         optimizer = self._of_optimizer()
         content: dict[str, Any] = {
             "user": self._packed,
-            "random": _bytes_of(torch.get_rng_state()),
+            "random": _bytes_of(torch.get_rng_state() if random is None else random),
             "small": [_bytes_of(t) for _, t in self._small()],
         }
         if optimizer is not None:
@@ -222,9 +222,9 @@ class Kept:
             ]
         return msgpack.packb(content, use_bin_type=True)
 
-    def _write(self, step: int, begun: bool = False) -> None:
-        """Notes that are true once `step` steps are done."""
-        data = self._content(begun)
+    def _write(self, step: int, begun: bool = False, random: torch.Tensor | None = None) -> None:
+        """Notes that are true once `step` steps are done; `random`: None = the present state."""
+        data = self._content(begun, random)
         if len(data) > self._slot:
             self._grow(len(data))
         self._write_slot(step, data)
@@ -263,7 +263,7 @@ class Kept:
 
     def start(self) -> None:
         """Writes the first notes, gives the name, and follows the optimizer."""
-        self._write(self.steps)
+        self._write(self.steps, random=self.random_state)  # until the first step that of before
         self.say()
         optimizer = self._of_optimizer()
         if optimizer is not None:

@@ -155,6 +155,20 @@ def test_killed_again_and_again(
     _goes_on(tmp_path, trainers, seed=seed, kills=4)
 
 
+def test_killed_before_the_first_step(
+    daemon: Daemon, tmp_path: Path, trainers: list[Trainer]
+) -> None:
+    """Twice, during the capture: the random state is that of the last step all the same."""
+    trainers.append(Trainer(tmp_path / "whole"))
+    expected = trainers[0].result()
+    for word, at in (("new", 5), ("again", 1), ("again", 1)):
+        trainers.append(Trainer(tmp_path / "killed", word))
+        trainers[-1].until(at)
+        trainers[-1].kill()
+    trainers.append(Trainer(tmp_path / "last", "again"))
+    _same(trainers[-1].result(), expected)
+
+
 # ---- within one process: its client closes, and another one opens ----
 
 
