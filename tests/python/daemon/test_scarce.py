@@ -122,7 +122,7 @@ class Session(Raw):
             reply = self.control(fields, [self.segment.fd])
             self.fill()
         elif what == "keep":
-            fields = {"v": "keep", "name": "scarce", "seconds": 60.0, "segments": [1]}
+            fields = {"v": "keep", "name": "scarce", "seconds": 600.0, "segments": [1]}
             with contextlib.closing(Segment(9, 4096)) as manifest:
                 reply = self.control(fields, [manifest.fd])
         elif what == "peek":
@@ -349,6 +349,7 @@ def test_a_worker_is_replaced_all_the_same(shared: Shared, daemon: Daemon, kind:
     with Session(daemon.directory) as s:
         s.make_all(("hello", "segment", "keep"))
         kept = s.results()
+    until(lambda: "event=kept name=scarce" in daemon.log(), "the session is not kept")
     shared.kind = KINDS.index(kind)
     started = "event=worker_start"
     for at in range(1, MOST):
