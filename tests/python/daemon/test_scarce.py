@@ -299,16 +299,25 @@ def test_each_of_the_owner_may_fail(shared: Shared, daemon: Daemon, kind: str) -
         assert {f"{what} refused" for what in OWNED} <= found.keys(), dict(found)
 
 
-def _kept_attempt(path: Path, what: str, shared: Shared, at: int, owner: int) -> str:
+def _kept(daemon: Daemon) -> bytes:
+    """What the next client takes over: the bytes of a session that has ended by now."""
+    said = "event=kept name=scarce"
+    before = daemon.log().count(said)
+    with Session(daemon.directory) as s:
+        s.make_all(("hello", "segment", "keep"))
+        found = s.results()
+    until(lambda: daemon.log().count(said) > before, "the session is not kept")
+    return found
+
+
+def _kept_attempt(daemon: Daemon, what: str, shared: Shared, at: int) -> str:
     """What became of a request of the client that takes a kept session over, and of its bytes."""
     first = TAKEN_OVER.index(what)
     shared.at, shared.count = at, 0
-    with Session(path) as s:
-        s.make_all(("hello", "segment", "keep"))
-        expected = s.results()
+    path, expected = daemon.directory, _kept(daemon)
     with Session(path) as s:
         s.make_all(TAKEN_OVER[:first])
-        shared.pid = owner
+        shared.pid = daemon.process.pid
         try:
             reply = s.make(what)
             outcome = "done" if reply["ok"] else "refused"
@@ -334,7 +343,7 @@ def test_a_kept_session_is_not_lost(shared: Shared, daemon: Daemon, kind: str) -
     shared.kind = KINDS.index(kind)
     for what in TAKEN_OVER[1:]:
         at = 1
-        while outcome := _kept_attempt(daemon.directory, what, shared, at, daemon.process.pid):
+        while outcome := _kept_attempt(daemon, what, shared, at):
             assert daemon.process.poll() is None, f"{what}, {at}: the owner has died"
             found[f"{what} {outcome}"] += 1
             at += 1
@@ -346,10 +355,7 @@ def test_a_kept_session_is_not_lost(shared: Shared, daemon: Daemon, kind: str) -
 def test_a_worker_is_replaced_all_the_same(shared: Shared, daemon: Daemon, kind: str) -> None:
     """While the owner starts it something fails; what is kept is there all the same."""
     expected, worker = _undisturbed(daemon.directory)
-    with Session(daemon.directory) as s:
-        s.make_all(("hello", "segment", "keep"))
-        kept = s.results()
-    until(lambda: "event=kept name=scarce" in daemon.log(), "the session is not kept")
+    kept = _kept(daemon)
     shared.kind = KINDS.index(kind)
     started = "event=worker_start"
     for at in range(1, MOST):
