@@ -2,10 +2,11 @@
 
 docs/families.md lists the classes; the rows of helpers/counts say how many operators of each kind a
 reader of their source finds, and which operators are left that belong to no pattern. Not counted
-yet are classes of images, scans, relative positions and block-sparse attention. The models are
-those of `make families`, with one batch of two rows of twelve tokens, but every rate of dropout
-that they know is 0.1. One of them is drawn for every run. test_family_patterns.py does the same for
-other settings of fewer families, mostly without dropout.
+yet are classes of images, scans, relative positions and block-sparse attention, and those whose
+graph breaks (ctrl, mra) or picks rows by a mask (xmod). The models are those of `make families`,
+with one batch of two rows of twelve tokens, but every rate of dropout that they know is 0.1. One of
+them is drawn for every run. test_family_patterns.py does the same for other settings of fewer
+families, mostly without dropout.
 """
 
 from __future__ import annotations

@@ -42,10 +42,6 @@ ROWS: dict[tuple[str, str], Row] = {
     ("cohere2", "Cohere2ForCausalLM"): Row(
         norm=3, rope=2, attention=2, gated=2, product=15, table=1
     ),
-    # pre-norm: 2 norms per layer, last one; Wq,Wk,Wv,dense + 2 ffn, all with bias = 6 linear per
-    # layer, head with bias (tied); ffn activation is ReLU; token lookup * sqrt(d) + sinusoidal
-    # buffer[position_ids]
-    ("ctrl", "CTRLLMHeadModel"): Row(norm=5, attention=2, linear=13, table=1, drop_add=4, drop=1),
     # exactly Llama; layer 1 has a sliding window mask; RoPE in both layers
     ("cwm", "CwmForCausalLM"): Row(norm=5, rope=4, attention=2, gated=2, product=15, table=1),
     # Llama + per layer: attention_interface called twice (same q,k, two halves of v) = 2
@@ -318,9 +314,10 @@ ROWS: dict[tuple[str, str], Row] = {
     ("olmo3", "Olmo3ForCausalLM"): Row(norm=9, rope=4, attention=2, gated=2, product=15, table=1),
     # post-norm: 2 LayerNorm per layer, NO last norm; 4 Conv1D with bias per layer; gelu_new (afn
     # gelu); tied head without bias; table = token + position; eager attention with w*b - 1e4*(1-b)
-    # and additive padding mask
+    # and additive padding mask: b is a buffer of numbers, an input of the graph, of which nothing
+    # says that it holds zeros and ones, so both products, softmax and dropout stay as they are
     ("openai-gpt", "OpenAIGPTLMHeadModel"): Row(
-        norm=4, attention=2, gelu=2, linear=8, product=1, table=1, drop_add=4, drop=1
+        norm=4, gelu=2, linear=8, product=5, table=1, drop_add=4, drop=3
     ),
     # per layer LayerNorms input, post_attention, q, k (qk_layernorm) = 4, last one; per layer
     # query_key_value, dense, two mlp, all with bias = 4 linear; head product; partial rope. picks:
@@ -442,6 +439,7 @@ LEFT: dict[tuple[str, str], dict[str, int]] = {
     ("jais2", "Jais2ForCausalLM"): {"Pow": 2},
     ("nanochat", "NanoChatForCausalLM"): {"Tanh": 1, "Pow": 2},
     ("nemotron", "NemotronForCausalLM"): {"Pow": 2},
+    ("openai-gpt", "OpenAIGPTLMHeadModel"): {"Softmax": 2},
     ("persimmon", "PersimmonForCausalLM"): {"Pow": 2},
     ("rwkv", "RwkvForCausalLM"): {"Pow": 2, "Exp": 46},
     ("vaultgemma", "VaultGemmaForCausalLM"): {"Tanh": 1},

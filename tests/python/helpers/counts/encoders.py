@@ -238,11 +238,6 @@ ROWS: dict[tuple[str, str], Row] = {
     ("mpnet", "MPNetForMaskedLM"): Row(
         norm=6, attention=2, gelu=3, linear=14, table=2, drop_add=4, drop=1
     ),
-    # BERT shape: 6 linears per layer + head dense + decoder. mra2_attention needs a CUDA kernel
-    # (kernels-community/mra); without it `if mra_cuda_kernel is None: return
-    # torch.zeros_like(query).requires_grad_()`: no softmax at all, attention 0. Without its CUDA
-    # kernel attention is zeros, and q, k, v do not run
-    ("mra", "MraForMaskedLM"): Row(norm=6, gelu=3, linear=8, table=1, drop_add=4, drop=1),
     # Weightless RMSNorms written with torch.pow(mean+eps, -0.5): embedding_norm 1, 4 per layer
     # (input, q, k, post_attention), final 1. RoPE full width in layer 0, first quarter (partial
     # 0.25) in layer 1. gated = attn_output * sigmoid(gate_proj(x)), equal shape, 1 per layer. 7
@@ -349,22 +344,6 @@ ROWS: dict[tuple[str, str], Row] = {
     # the sum (none behind the unit); embeddings (no norm)
     ("xlm-roberta-xl", "XLMRobertaXLForMaskedLM"): Row(
         norm=6, attention=2, gelu=3, linear=14, table=1, drop_add=2, drop=1
-    ),
-    # RoBERTa + language adapter. Norms per layer 3: attention.output.LayerNorm, output.LayerNorm
-    # inside lang_adapter (adapter_reuse_layer_norm) and the same output.LayerNorm again after it
-    # (pre_norm false); + embeddings + head. 8 linears per layer (6 + adapter dense1, dense2), 2
-    # gelus per layer (intermediate, adapter), head 1. picks: hidden_states[lang_mask] per layer
-    # (mask is constant: lang_ids made inside), followed by one index_put into zeros. Dropout:
-    # behind attention, behind the unit and behind the adapter (same XmodOutput.dropout called
-    # twice, adapter sum in place +=) of each layer into the sum; embeddings
-    ("xmod", "XmodForCausalLM"): Row(
-        norm=8, attention=2, gelu=5, linear=18, table=1, drop_add=6, drop=1
-    ),
-    # As XmodForCausalLM, bidirectional mask. Dropout: behind attention, behind the unit and behind
-    # the adapter (same XmodOutput.dropout called twice, adapter sum in place +=) of each layer into
-    # the sum; embeddings
-    ("xmod", "XmodForMaskedLM"): Row(
-        norm=8, attention=2, gelu=5, linear=18, table=1, drop_add=6, drop=1
     ),
 }
 

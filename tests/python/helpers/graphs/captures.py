@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from gradd import ORTModule
-from gradd.dynamo import checkpoints, lower, modes, partition, program, settings, sizes
+from gradd.dynamo import checkpoints, derived, lower, modes, partition, program, settings, sizes
 from gradd.dynamo.compiled_graph import CompiledGraph
 from gradd.dynamo.compiled_graph import refusal as refusal
 from gradd.dynamo.owner import source_name
@@ -90,13 +90,15 @@ def capture(module: nn.Module, args: tuple = (), kwargs: dict | None = None) -> 
             found.append(refusal(error))
         return graph.forward
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def target(gradd_derived: derived.Derived, *args: Any, **kwargs: Any) -> Any:
+        gradd_derived  # noqa: B018  (torch 2.14 forgets arguments that nothing reads)
         return module(*args, **kwargs)
 
     torch.compiler.reset()
+    call = derived.called(torch.compile(target, backend=backend), derived.Derivation())
     sizes.mark(pytree.tree_leaves((args, kwargs or {})))
     with settings.Applied():
-        torch.compile(call, backend=backend)(*args, **kwargs or {})
+        call(*args, **kwargs or {})
     if len(found) != 1:
         raise CaptureError("data_dependent_control_flow", f"the call has {len(found)} graphs")
     if isinstance(found[0], CaptureError):
