@@ -17,6 +17,9 @@ class Written(nn.Module):
         super().__init__()
         self.layer, self.function = nn.Linear(8, 8), function
         self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("average", torch.ones(8))
+        self.register_buffer("queue", torch.linspace(-1, 1, 64).view(8, 8))
+        self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
@@ -105,17 +108,50 @@ def other_shapes(s: Written, x: Tensor) -> Tensor:
     return h * h
 
 
-ALONE = {f.__name__: f for f in (
-    whole, part, earlier_views, turned, fresh_memory, other_types, without_history, of_another_view,
-    other_shapes
-)}  # fmt: skip
-
-
 def counts(s: Written, x: Tensor) -> Tensor:
     s.seen += x.shape[0]
     h = s.layer(x)
     h += s.seen
     return h
+
+
+def averages(s: Written, x: Tensor) -> Tensor:
+    s.average.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    first = s.average * 2
+    with torch.no_grad():
+        s.average[2:4] = s.layer(x)[0, :2]
+        s.seen.copy_(s.average.sum())
+    return s.layer(x) * s.average + first
+
+
+def queues(s: Written, x: Tensor) -> Tensor:
+    h = s.layer(x)
+    s.queue[: x.shape[0]] = h.detach()
+    similar = h @ s.queue.clone().t()
+    s.queue.copy_(s.queue.roll(x.shape[0], 0))
+    return similar
+
+
+def normalised(s: Written, x: Tensor) -> Tensor:
+    h = F.relu_(s.norm(s.layer(x)))
+    h = s.norm(h) * s.norm.running_mean.clone()
+    h.add_(s.norm.num_batches_tracked)
+    with torch.no_grad():
+        normed = s.norm(x)
+    return h + normed
+
+
+def normalised_otherwise(s: Written, x: Tensor) -> Tensor:
+    h = s.layer(x)
+    given = s.norm.running_mean, s.norm.running_var
+    h = F.batch_norm(h * x, *given, training=True, momentum=1.0)
+    return F.batch_norm(h, *given, s.norm.weight) + F.batch_norm(h * x, None, None, training=True)
+
+
+ALONE = {f.__name__: f for f in (
+    whole, part, earlier_views, turned, fresh_memory, other_types, without_history, of_another_view,
+    other_shapes, counts, averages, queues, normalised, normalised_otherwise
+)}  # fmt: skip
 
 
 def diagonal(s: Written, x: Tensor) -> Tensor:
@@ -132,7 +168,34 @@ def views_of_several(s: Written, x: Tensor) -> Tensor:
     return one + other
 
 
-WITH_TORCH = {f.__name__: f for f in (counts, diagonal, views_of_several)}
+def norms_and_draws(s: Written, x: Tensor) -> Tensor:
+    h = s.norm(s.layer(x))
+    s.seen += h.detach().mean()
+    return h + torch.empty_like(x).bernoulli_(1.0)
+
+
+def norms_of_instances(s: Written, x: Tensor) -> Tensor:
+    h = s.norm(s.layer(x))
+    inner = F.instance_norm(h[:, :, None] + x[:, None], s.average, s.queue[0])
+    return h + inner.sum(-1) * 0.1
+
+
+def norms_without_statistics(s: Written, x: Tensor) -> Tensor:
+    s.seen += 1
+    h = F.relu_(s.norm(s.layer(x)))
+    return h + F.instance_norm(h[:, :, None] + x[:, None]).sum(-1) * s.norm.running_mean
+
+
+def statistics_of_the_call(s: Written, x: Tensor) -> Tensor:
+    mean, spread = s.average * 1, s.average + 1
+    h = F.batch_norm(s.layer(x), mean, spread, training=True)
+    return h + mean + spread
+
+
+WITH_TORCH = {f.__name__: f for f in (
+    diagonal, views_of_several, norms_and_draws, norms_of_instances, norms_without_statistics,
+    statistics_of_the_call
+)}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*ALONE, *WITH_TORCH])

@@ -143,7 +143,7 @@ def _call_graph(signature: Any) -> list[Any]:
     kind = signatures.InputKind.USER_INPUT
     taken = [s.arg for s in signature.input_specs if s.kind is kind]
     # Without names: torch does not follow those of a result among several when it decomposes.
-    given = [signatures.TensorArgument("") for _ in signature.output_specs]
+    given = [signatures.TensorArgument("") for _ in signature.user_outputs]
     in_spec = private.pytree.tree_flatten((tuple(taken), {}))[1]
     out_spec = private.pytree.tree_flatten(tuple(given))[1]
     return [ModuleCallEntry("", ModuleCallSignature(taken, given, in_spec, out_spec))]

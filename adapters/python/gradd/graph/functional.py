@@ -3,19 +3,23 @@
 torch does this as well, but only while it decomposes the whole program, which takes several times
 as long as the translation. Here a write to x[1:] becomes the functional operator, and the memory's
 next value is the previous one with that part replaced; views are made again from the current value
-where they are read. torch handles memory that comes from outside, draws, writes of several tensors
-and parts that no operator puts back.
+where they are read. The last value of a buffer becomes an output. Batch norms write to running
+statistics, which their schema does not say: they become operators that return them. torch handles
+inputs that share memory, draws, writes of several tensors and parts that no operator puts back.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 import torch.fx
+from torch.export import graph_signature as signatures
 
 from gradd import private
-from gradd.graph.nodes import Operator, rename_outputs, storages, targets
+from gradd.graph import refused_types
+from gradd.graph.nodes import Operator, argument, rename_outputs, storages, targets
 
 _aten = torch.ops.aten
 Node = torch.fx.Node
@@ -36,6 +40,8 @@ _RESHAPED = frozenset({
     *(_aten.squeeze.default, _aten.squeeze.dim),
 })  # fmt: skip
 _VIEWS = {_aten.alias.default, *_SCATTER, *_BACK, *_RESHAPED, _aten.permute.default}
+# Norms that write to running statistics, where the flag is set.
+_NORMS = {_aten.batch_norm.default: "training", _aten.instance_norm.default: "use_input_stats"}
 
 
 def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
@@ -45,10 +51,25 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
         graph: It is changed.
         signature: Follows its outputs.
     """
-    if any(map(targets, graph.nodes)):
-        walk = _Walk(graph, signature)
-        if walk.can_run():
-            walk.run()
+    for node in graph.find_nodes(op="call_function", target=_aten.batch_norm.default):
+        refused_types.check(node)
+    walk = _Walk(graph, signature)
+    if (walk.writes or walk.norms) and walk.can_run():
+        walk.run()
+
+
+def moves_statistics(node: Node) -> bool:
+    """Whether a norm of batches writes to running statistics, which its schema does not say."""
+    return bool(_statistics(node))
+
+
+def _statistics(node: Node) -> list[Node]:
+    """The running statistics to which a norm writes."""
+    flag = _NORMS.get(node.target)  # type: ignore[arg-type]
+    if flag is None or not argument(node, flag):
+        return []
+    statistics = [argument(node, name) for name in ("running_mean", "running_var")]
+    return [] if statistics[0] is None else statistics
 
 
 def counterpart(target: Operator) -> Operator | None:
@@ -83,6 +104,8 @@ class _Walk:
 
     Attributes:
         writes: The nodes that write, in order.
+        norms: Batch norms, and the running statistics to which each writes.
+        buffers: Names of buffers, by their placeholders.
         memory: The part of the written memory that each node shows.
         sources: The operands whose memory nodes show.
         operands: Of nodes, before the walk.
@@ -95,7 +118,11 @@ class _Walk:
         self.graph = graph
         self.signature = signature
         self.writes = {n: None for n in graph.nodes if targets(n)}
+        norms = graph.find_nodes(op="call_function", target=_aten.batch_norm.default)
+        self.norms = {n: _statistics(n) for n in norms}
+        self.buffers = self._buffers()
         written = {s for n in self.writes for s in storages(n)}
+        written |= {s for n in graph.nodes for p in _statistics(n) for s in storages(p)}
         self.memory = {n: storages(n) & written for n in graph.nodes}
         self.version = dict.fromkeys(written, 0)
         self.present: dict[int, Node] = {}
@@ -103,6 +130,11 @@ class _Walk:
         # As the graph has them: operands are replaced on the way.
         self.sources = {n: self._source(n) for n in graph.nodes}
         self.operands = {n: (n.args, n.kwargs) for n in graph.nodes}
+
+    def _buffers(self) -> dict[Node, str]:
+        names = self.signature.inputs_to_buffers
+        given = self.graph.find_nodes(op="placeholder")
+        return {n: names[n.name] for n in given if n.name in names}
 
     def _source(self, node: Node) -> Node | None:
         """The operand whose written memory a node shows; None = it has memory of its own."""
@@ -113,8 +145,16 @@ class _Walk:
 
     def can_run(self) -> bool:
         """Whether all writes can be replaced, and no node shows memory of several tensors."""
-        alone = all(len(memory) <= 1 for memory in self.memory.values())
-        return alone and all(map(self._can_replace, self.writes))
+        if any(len(memory) > 1 for memory in self.memory.values()):
+            return False
+        given = [self.memory[n] for n in self.memory if n.op == "placeholder" and self.memory[n]]
+        if sum(map(len, given)) > len(set().union(*given)):
+            return False  # placeholders share memory
+        for node in self.memory:
+            statistics = _statistics(node)
+            if statistics and not (node in self.norms and self.buffers.keys() >= set(statistics)):
+                return False
+        return all(map(self._can_replace, self.writes))
 
     def _can_replace(self, node: Node) -> bool:
         """Whether a write has a functional operator, and its part can be put back."""
@@ -126,7 +166,9 @@ class _Walk:
             return False
         one: Node | None = node.args[0]  # type: ignore[assignment]
         while one is not None:
-            if one.op != "call_function" or not isinstance(one.meta.get("val"), torch.Tensor):
+            if one.op != "call_function" and one not in self.buffers:
+                return False
+            if not isinstance(one.meta.get("val"), torch.Tensor):
                 return False
             source = self.sources[one]
             if source is not None and one not in self.writes and one.target not in _VIEWS:
@@ -142,8 +184,19 @@ class _Walk:
                 self._write(node)
             elif node.op != "placeholder":
                 self._read(node)
+                if node in self.norms:
+                    self._normalise(node)
+            elif self.memory[node]:
+                self._show(node)
         for node in reversed(self.writes):
             self.graph.erase_node(node)
+        self._return_buffers()
+
+    def _show(self, node: Node) -> None:
+        """Notes a node whose memory is written somewhere."""
+        for storage in self.memory[node]:
+            self.present.setdefault(storage, node)
+            self.values[node] = node, self.version[storage]
 
     def _read(self, node: Node) -> None:
         with self.graph.inserting_before(node):
@@ -153,9 +206,8 @@ class _Walk:
                     node.replace_input_with(operand, value)
                     if node.op == "output":
                         rename_outputs(self.signature, operand.name, value.name)
-        for storage in self.memory[node] if node.op == "call_function" else ():
-            self.present.setdefault(storage, node)
-            self.values[node] = node, self.version[storage]
+        if node.op == "call_function":
+            self._show(node)
 
     def _now(self, node: Node) -> Node:
         """The node that stands for a node's value at this place."""
@@ -197,6 +249,47 @@ class _Walk:
         self.present[storage] = whole
         for alias in (target, node):
             self.values[alias] = value, self.version[storage]  # type: ignore[index]
+
+    def _normalise(self, node: Node) -> None:
+        """A batch norm becomes an operator that returns the new statistics, if there are any."""
+        names = ("input", "weight", "bias", "running_mean", "running_var")
+        operands: list[Any] = [argument(node, name) for name in names]
+        rest = [argument(node, "momentum"), argument(node, "eps")]
+        if not argument(node, "training"):
+            target = _aten._native_batch_norm_legit_no_training.default
+        elif self.norms[node]:
+            target = _aten._native_batch_norm_legit_functional.default
+            operands.append(True)
+        else:
+            target = _aten._native_batch_norm_legit.no_stats
+            operands[3:] = [True]
+        with self.graph.inserting_before(node):
+            made = self._call(target, [*operands, *rest], like=node)
+            made.meta["val"] = result_of(made)
+            for position, buffer in enumerate(self.norms[node], start=3):
+                value = self._call(operator.getitem, (made, position), like=node)
+                value.meta["val"] = buffer.meta["val"]
+                (storage,) = self.memory[buffer]
+                self.version[storage] += 1
+                self.present[storage] = value
+                self.values[buffer] = value, self.version[storage]
+        node.target, node.args, node.kwargs = operator.getitem, (made, 0), {}
+
+    def _return_buffers(self) -> None:
+        """What is written to buffers becomes the first outputs, as torch has them."""
+        changed = {
+            buffer: self.present[storage]
+            for buffer in self.buffers
+            for storage in self.memory[buffer]
+            if self.version[storage]
+        }
+        output = self.graph.output_node()
+        output.args = ((*changed.values(), *output.args[0]),)  # type: ignore[misc]
+        kind = signatures.OutputKind.BUFFER_MUTATION
+        self.signature.output_specs[:0] = [
+            signatures.OutputSpec(kind, signatures.TensorArgument(value.name), self.buffers[buffer])
+            for buffer, value in changed.items()
+        ]
 
     def _result(self, node: Node) -> Node:
         """The result of a write, in the type of its target."""

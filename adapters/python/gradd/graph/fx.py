@@ -19,7 +19,6 @@ from gradd.graph.nodes import (
     DETACH,
     OFF,
     Operator,
-    argument,
     drop_assertions,
     is_float,
     is_mutable,
@@ -80,14 +79,9 @@ def _copy_dropout(graph: torch.fx.Graph) -> None:
 def _is_impure(node: torch.fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    return node.op == "call_function" and (is_mutable(node.target) or _moves_statistics(node))
-
-
-def _moves_statistics(node: torch.fx.Node) -> bool:
-    """Whether a batch norm writes to running statistics, which its schema does not say."""
-    if node.target is not torch.ops.aten.batch_norm.default:
-        return False
-    return bool(argument(node, "training")) and argument(node, "running_mean") is not None
+    return node.op == "call_function" and (
+        is_mutable(node.target) or functional.moves_statistics(node)
+    )
 
 
 def _stop_detached(graph: torch.fx.Graph, signature: Any) -> None:
