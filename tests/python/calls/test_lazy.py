@@ -6,11 +6,13 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from gradd import ORTModule, errors, optim
 from gradd.calls.lazy import LazyTensor
@@ -254,6 +256,22 @@ def test_a_metric_after_the_step_of_a_loop(kind: type[torch.optim.Optimizer]) ->
             metrics.append(scores.float().detach())
         assert_close(*metrics)
     assert ours.gradd_stats()["repeated_forwards"] == 1
+
+
+@pytest.mark.parametrize("gather", [lambda s: s, lambda s: s.float(), lambda s: (s,)])
+def test_outputs_that_a_loop_keeps(gather: Callable[[torch.Tensor], Any]) -> None:
+    ours, eager = pair()
+    kept: list[list[Any]] = [[], []]
+    for model, found in zip((ours, eager), kept, strict=True):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for seed in range(5):
+            loss, scores = model(*batch(seed=seed))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(gather(scores))
+    assert_close(*(torch.cat(pytree.tree_leaves(one)) for one in kept))
+    assert ours.gradd_stats()["repeated_forwards"] == 2
 
 
 def test_only_the_first_step_computes_ahead() -> None:

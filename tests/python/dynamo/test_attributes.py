@@ -13,9 +13,10 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from gradd import ORTModule
+from gradd.dynamo import compiled_graph
 from gradd.spec import CaptureError
 from helpers.models import families
-from helpers.nets import assert_close
+from helpers.nets import assert_close, assert_same_grads
 from helpers.selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -387,6 +388,43 @@ def test_a_write_to_a_parameter_is_told_by_its_name(caplog: pytest.LogCaptureFix
     ORTModule(Target(4, 4).requires_grad_(False))(torch.ones(2, 4))
     assert "writes to the parameter 'weight'" in caplog.text
     assert "mul_'" not in caplog.text
+
+
+def test_writes_to_parameters_are_cut_out_without_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target network that follows, as in BYOL, DQN and MoCo."""
+
+    class Following(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.online = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+            self.target = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                pairs = zip(self.online.parameters(), self.target.parameters(), strict=True)
+                for new, old in pairs:
+                    old.mul_(0.9).add_(new, alpha=0.1)
+                wanted = self.target(x)
+            return (self.online(x) - wanted).square().sum()
+
+    made = []
+    inner = compiled_graph._translated
+    monkeypatch.setattr(
+        compiled_graph, "_translated", lambda *args: (made.append(args), inner(*args))[1]
+    )
+    eager = Following()
+    ours = ORTModule(copy.deepcopy(eager))
+    for _ in range(3):
+        x = torch.randn(7, 6)
+        for model in (eager, ours):
+            model.zero_grad()
+            model(x).backward()
+        assert_same_grads(ours, eager)
+        for a, b in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert_close(a, b)
+    assert ours.gradd_stats()["in_torch"].keys() == {"input_mutation"}
+    assert len(made) <= 2
 
 
 def test_a_size_by_a_ratio_that_changes() -> None:

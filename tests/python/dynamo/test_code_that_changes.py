@@ -190,13 +190,14 @@ def test_closures_are_watched_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
 class Refusing(nn.Module):
     """Raises for some arguments, or for some values."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: type[BaseException] = ValueError) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
+        self.error = error
 
     def forward(self, x: torch.Tensor, tag: str, n: int = 0) -> torch.Tensor:
         if tag == "bad" or n > 2:
-            raise ValueError("bad batch")
+            raise self.error("bad batch")
         return self.layer(x)
 
 
@@ -231,11 +232,14 @@ def test_an_error_in_every_step_is_in_the_end_traced_no_more(monkeypatch) -> Non
 
 @pytest.mark.parametrize("bad", [("bad", 0), ("good", 3)])
 @pytest.mark.parametrize("strict", [False, True])
-def test_calls_behind_errors_of_the_forward(strict: bool, bad: tuple[str, int]) -> None:
-    ours = ORTModule(Refusing(), strict=strict)
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_calls_behind_errors_of_the_forward(
+    error: type[BaseException], strict: bool, bad: tuple[str, int]
+) -> None:
+    ours = ORTModule(Refusing(error), strict=strict)
     for at in range(10):
         if at in (2, 3, 5, 8):
-            with pytest.raises(ValueError, match="bad batch"):
+            with pytest.raises(error, match="bad batch"):
                 ours(X, *bad)
         else:
             torch.testing.assert_close(ours(X, "good", 0), ours.module(X, "good"))

@@ -30,6 +30,7 @@ class Net(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.l, self.p = nn.Linear(6, 6), nn.Parameter(torch.randn(6))
+            self.r = nn.GRU(6, 6)
         self.register_buffer("count", torch.ones(6))
         self.const, self.array = torch.ones(6), numpy.ones(6, dtype=numpy.float32)
         self.returns = returns
@@ -82,11 +83,14 @@ RESULTS: dict[str, Callable[[Net, torch.Tensor, torch.Tensor], Any]] = {
     "not contiguous": lambda s, y, x: (lambda z: (z, z.detach(), z[:]))((y * 2).t()),
     "scalar": lambda s, y, x: (lambda t: {"all": t, "item": t.detach(), "loss": t})(y.sum()),
     "overlapping": lambda s, y, x: (y[:, :3], y[:, 2:]),
+    "state": lambda s, y, x: (lambda a: (a[1], a[1].detach(), a[1][0]))(s.r(y[None])),
+    "sequence": lambda s, y, x: (lambda a: (a[1][-1], a[0], a[0][0]))(s.r(y[None])),
     "whole numbers": lambda s, y, x: (y, *(lambda i: (i, i, i[:1]))(y.argmax(-1))),
 }
 # PyTorch forbids writes to some of these while gradients are recorded.
 NO_WRITES: dict[str, Callable[[Net, torch.Tensor, torch.Tensor], Any]] = {
     "no_grad": _no_grad_view,
+    "of several": lambda s, y, x: (lambda a: (a[0], a[0].detach(), a[1]))(torch.max(y, -1)),
     "parts": lambda s, y, x: (y, *y.chunk(2, -1), *y.split(1)[:1]),
 }
 # What share memory with an argument, a parameter, a buffer or a tensor attribute.

@@ -152,7 +152,8 @@ class Graph:
         self.kinds: dict[Hashable, Any] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
         self.asks_again = False  # these do not fit the budget: reading them runs a forward
-        self.stepped = False  # an optimizer has stepped while such an output was alive
+        self.steps = 0  # of an optimizer while such an output was alive
+        self.ahead: list[Any] = []  # references to those that it had computed ahead
 
     def differentiable(
         self, params: tuple[int, ...], input_grads: tuple[str, ...]

@@ -12,7 +12,8 @@ value is kept for the life of the run's outputs.
 
 A read after the parameters have changed raises a StaleError. Loops that compute a metric after
 `optimizer.step()` do so from their first step on, so the first step of an optimizer computes the
-outputs that are still alive just before it changes the parameters.
+outputs that are still alive just before it changes the parameters. Loops that keep them, for a
+metric of an epoch, hold those of the first step in the second one: from then on they count as read.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gradd import errors, private
 
 if TYPE_CHECKING:
+    from gradd.calls.graph import Graph
     from gradd.calls.run import Run
     from gradd.spec import OutputSpec
 
+_STEPS = 2  # of an optimizer that look at lazy outputs
 _WAITING = 64  # references are looked through when there are more
 
-_waiting: list[weakref.ref] = []  # lazy outputs of graphs that no optimizer has stepped for
+_waiting: list[weakref.ref] = []  # lazy outputs of graphs for which optimizers have not yet stepped
 _hooks: list[Any] = []
 _CONVERSIONS = {
     torch.Tensor.float: torch.float32,
@@ -79,7 +82,7 @@ class LazyTensor(torch.Tensor):
         dtype, shape = run.type_of_output(spec.name)
         device = run.client.memory.device
         self = LazyTensor._new(shape, dtype, device, run, spec.name, None)
-        if not run.graph.stepped:
+        if run.graph.steps < _STEPS:
             _await_step(self)
         return self
 
@@ -229,25 +232,34 @@ def _await_step(tensor: LazyTensor) -> None:
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
     if len(_waiting) > _WAITING:
-        _waiting[:] = [ref for ref in _waiting if ref() is not None]
+        _waiting[:] = _alive(_waiting)
     _waiting.append(weakref.ref(tensor))
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    held = [tensor for tensor in (ref() for ref in _waiting) if tensor is not None]
+    held = [ref() for ref in _alive(_waiting)]
     _waiting.clear()
-    stepped = []
+    of_graph: dict[Graph, list[LazyTensor]] = {}
     for tensor in held:
-        run = tensor._run
-        if run is None or run.graph.stepped:
+        run = tensor._run if tensor is not None else None
+        if run is None or run.graph.steps == _STEPS:
             continue
         if run.is_changed_by(optimizer):
-            tensor.gradd_compute_ahead()
-            stepped.append(run.graph)
+            of_graph.setdefault(run.graph, []).append(tensor)
         else:
             _waiting.append(weakref.ref(tensor))
-    for graph in stepped:
-        graph.stepped = True
+    for graph, tensors in of_graph.items():
+        kept = {tensor._output for ref in graph.ahead if (tensor := ref()) is not None}
+        graph.asked_for |= kept
+        ahead = [t for t in tensors if graph.steps == 0 or t._output in kept]
+        for tensor in ahead:
+            tensor.gradd_compute_ahead()
+        graph.steps += 1
+        graph.ahead = [weakref.ref(t) for t in ahead] if graph.steps < _STEPS else []
+
+
+def _alive(references: list[weakref.ref]) -> list[weakref.ref]:
+    return [ref for ref in references if ref() is not None]
 
 
 def _plain(tensor: LazyTensor) -> torch.Tensor:

@@ -138,7 +138,7 @@ def _open(owner: Owner, graph: torch.fx.GraphModule, error: CaptureError, first:
         reason = owner.fallback.decide(error)
     except CaptureError:
         return _raising(error)
-    owner.fallback.warn(reason, error, 0.0, 0.0)
+    owner.fallback.warn(reason, error, 0.0, 0.0, in_part=True)
 
     def run(*args: Any) -> Any:
         owner.ran_in_torch(reason)

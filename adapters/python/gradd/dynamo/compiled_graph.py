@@ -420,20 +420,30 @@ class CompiledGraph:
         return piece
 
     def _check_written(self, done: lower.Lowered) -> None:
-        """A write whose gradient would have to go on in PyTorch is PyTorch's."""
+        """A write whose gradient would have to go on in PyTorch is PyTorch's, as to a parameter."""
         placeholders = done.placeholders()
         memory = [storages(node) for node in placeholders]  # none of a number
+        examples = dict(zip(self.placeholders, self.examples, strict=True))
+        found: dict[Node, Exception] = {}
         for at in done.written:
             source = done.inputs[at]
             twice = sum(bool(memory[at] & other) for other in memory) > 1
-            constant = isinstance(source, torch.Tensor)
-            if constant or twice or lower.value_of(source).requires_grad:
-                writer = lower.writer_of(done, placeholders[at])
-                what = "an argument that has a gradient, or shares its memory with another one"
-                if constant:
-                    what = "a constant of its graph"
-                text = f"{location_of(writer)}: forward() writes in place to {what}"
-                raise CaptureError("input_mutation", text, writer)
+            if isinstance(source, torch.Tensor):
+                what = "in place to a constant of its graph"
+            elif twice or lower.value_of(source).requires_grad:
+                what = "in place to an argument that has a gradient, or shares its memory with "
+                what += "another one"
+            elif isinstance(real := examples.get(source), torch.nn.Parameter):
+                what = f"to the parameter {self._name_of(source, real)!r}"
+            else:
+                continue
+            for writer in lower.writers_of(done, placeholders[at]):
+                text = f"{location_of(writer)}: forward() writes {what}"
+                found.setdefault(writer, CaptureError("input_mutation", text, writer))
+        if found:
+            error = next(iter(found.values()))
+            error.nodes = found  # type: ignore[attr-defined]
+            raise error
 
     def _inputs(self, done: lower.Lowered, given: list[Node]) -> list[Input]:
         examples = dict(zip(self.placeholders, self.examples, strict=True))

@@ -127,7 +127,13 @@ class _Walk(Rewriter):
 
 
 def _polar(walk: _Walk, node: Node) -> Node:
+    """The gradient of a length is that of its absolute value, as PyTorch has it."""
     length, angle = node.args
+    if value_of(length).requires_grad:
+        size = walk.call(torch.abs, length)
+        twice = walk.call(torch.mul, walk.call("detach", size), 2)
+        negative = walk.call(torch.lt, length, 0)
+        length = walk.call(torch.where, negative, walk.call(torch.sub, size, twice), size)
     parts = (walk.call(f, angle) for f in (torch.cos, torch.sin))
     return walk.joined(*(walk.call(torch.mul, length, part) for part in parts))
 

@@ -318,7 +318,7 @@ class Compiled:
             raise
         except masked_rows.AgainError:
             again = True
-        except Exception:  # the user's
+        except BaseException:  # the user's, sys.exit() among them
             self._set_aside(leaves, frames, versions, raises=True)
             raise
         finally:

@@ -791,10 +791,8 @@ class _Recorder(ProxyTorchDispatchMode):  # the kind of mode that torch lets in 
         ]
 
 
-def writer_of(done: Lowered, placeholder: torch.fx.Node) -> torch.fx.Node:
-    """The node of Dynamo's graph that writes to an input."""
+def writers_of(done: Lowered, placeholder: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes of Dynamo's graph that write to an input."""
     own = storages(placeholder)
-    for node in done.graph.nodes:
-        if any(storages(target) & own for target in targets(node)):
-            return node.meta[ORIGIN]
-    raise KeyError(placeholder.name)
+    found = (n for n in done.graph.nodes if any(storages(t) & own for t in targets(n)))
+    return list(dict.fromkeys(n.meta[ORIGIN] for n in found))

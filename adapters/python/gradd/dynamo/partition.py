@@ -322,7 +322,7 @@ def _follow(
     at = node
     while True:
         source = _aliased(at, memory)
-        if source is None:
+        if source is None or _makes_several(source, own, memory):
             bases.setdefault(at)
             return
         if value_of(source) is value_of(at):
@@ -334,6 +334,12 @@ def _follow(
         if source not in own:
             return  # an argument
         at = source
+
+
+def _makes_several(node: Node, own: Collection[Node], memory: _Memory) -> bool:
+    """Whether a node of a part has results of their own memory, as a recurrent layer."""
+    several = not isinstance(value_of(node), torch.Tensor)
+    return several and node in own and _aliased(node, memory) is None
 
 
 def _aliased(node: Node, memory: _Memory) -> Node | None:

@@ -86,7 +86,7 @@ ROWS = [
     row("unique_consecutive", lambda x: torch.unique_consecutive(x), "n3,4"),
     row("unique dim", lambda x: torch.unique(x, dim=0), "n3,4"),
     row("view_as_real", lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), "3,4,2"),
-    row("polar", lambda x, y: torch.polar(x.abs(), y).real, *TWO),
+    row("polar", lambda x, y: torch.polar(x, y).real, *TWO),
     row("stft", lambda x: torch.stft(x, 4, return_complex=True).abs(), "2,16"),
     row("resolve", lambda x: x.conj().resolve_conj().resolve_neg() * x),
     row("mH", lambda x: x.mH @ x),
