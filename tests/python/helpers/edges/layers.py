@@ -157,6 +157,12 @@ ROWS = [
         "2,3,3,2,3",
         "2",
     ),
+    row("conv3d same", lambda x, w: F.conv3d(x, w, padding="same"), "1,3,3,4,3", "6,3,2,2,2"),
+    row(
+        "convolution",
+        lambda x, w: torch.convolution(x, w, None, [1, 2], [1, 0], [1, 1], False, [0, 0], 1),
+        *CONV2D,
+    ),
     row("conv3d groups", lambda x, w: F.conv3d(x, w, groups=3), "1,3,3,4,3", "6,1,2,2,2"),
     row("conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w), "2,3,8", "3,2,3"),
     row(

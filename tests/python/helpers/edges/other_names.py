@@ -63,6 +63,7 @@ ROWS = [
     row("symmetric windows", lambda x: x * torch.hann_window(4, False) + torch.bartlett_window(4)),
     row("hamming_window alpha", lambda x: x * torch.hamming_window(4, True, 0.6, 0.4)),
     row("kaiser_window", lambda x: x * torch.kaiser_window(4, True, 3.0)),
+    row("adaptive_avg_pool3d", lambda x: F.adaptive_avg_pool3d(x, (2, 1, 3)), VOLUME),
     row("avg_pool3d", lambda x: F.avg_pool3d(x, 2), VOLUME),
     row("max_pool3d", lambda x: F.max_pool3d(x, 2), VOLUME),
     row("max_pool1d indices", lambda x: F.max_pool1d(x, 2, return_indices=True), "1,2,6"),

@@ -165,6 +165,12 @@ ROWS = [
     row("addr", lambda b, x, y: torch.addr(b, x, y), "3,4", "3", "4"),
     row("addbmm", lambda b, x, y: torch.addbmm(b, x, y), "3,2", "2,3,4", "2,4,2"),
     row("baddbmm", lambda b, x, y: torch.baddbmm(b, x, y), "2,3,2", "2,3,4", "2,4,2"),
+    row(
+        "solve_triangular",
+        lambda x, y: torch.linalg.solve_triangular(x.tril(-1), y, upper=False, unitriangular=True),
+        "3,3",
+        "3,2",
+    ),
     row("einsum", lambda x, y: torch.einsum("ij,kj->ik", x, y), "3,4", "2,4"),
     row("einsum batch", lambda x, y: torch.einsum("bij,bjk->bk", x, y), "2,3,4", "2,4,2"),
     row("tensordot", lambda x, y: torch.tensordot(x, y, 1), "3,4", "4,2"),

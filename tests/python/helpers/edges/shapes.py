@@ -118,6 +118,7 @@ ROWS = [
     row("index_add alpha", lambda x, i, v: x.index_add(1, i, v, alpha=2), "3,4", "i4:5", "3,5"),
     row("index_copy", lambda x, v: x.index_copy(0, torch.tensor([2, 0]), v), "3,4", "2,4"),
     row("index_fill", lambda x: x.index_fill(1, torch.tensor([0, 2]), 3.0)),
+    row("index_fill tensor", lambda x: x.index_fill(1, torch.tensor([0, 2]), x[0, 1])),
     row("index_reduce mean", lambda x, i, v: x.index_reduce(0, i, v, "mean"), "3,4", "i3:5", "5,4"),
     row("index_reduce amax", lambda x, i, v: x.index_reduce(0, i, v, "amax"), "3,4", "i3:5", "5,4"),
     row(
@@ -140,6 +141,18 @@ ROWS = [
         "n3,4",
         "i4:3,5",
         "n3,5",
+    ),
+    row(
+        "scatter value multiply",
+        lambda x, i: x.scatter(1, i, 2.0, reduce="multiply"),
+        "n3,4",
+        "i4:3,5",
+    ),
+    row(
+        "scatter value add",
+        lambda x, i: x.scatter(1, i, 2.0, reduce="add"),
+        "n3,4",
+        "i4:3,5",
     ),
     row(
         "scatter reduce multiply",

@@ -302,6 +302,7 @@ def table() -> dict[Any, Callable]:
         _aten._native_batch_norm_legit_no_training.default: (
             lambda *operands: norms.batch_norm(*operands[:5], False, *operands[5:])[:3]
         ),
+        _aten.sym_numel.default: op.Size,
         _aten.to.dtype: to_dtype,
         # A graph has one device.
         _aten.to.device: lambda x, device, dtype, *unused, **unused_kw: to_dtype(x, dtype),
