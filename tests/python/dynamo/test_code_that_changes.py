@@ -15,6 +15,7 @@ from torch import nn
 from gradd import ORTModule
 from gradd.dynamo import frontend
 from gradd.dynamo.traces import Frames
+from helpers.nets import assert_same_grads
 from helpers.selection import quick_or_slow
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -213,6 +214,52 @@ class Guarded(nn.Module):
         if torch.isnan(y).any():
             raise FloatingPointError("not a number")
         return y.tanh()
+
+
+class Nested(nn.Module):
+    """Layers whose last one adds tensors that may not fit."""
+
+    def __init__(self, caught: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+        self.caught, self.calls = caught, 0
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        h = self.layers(x)
+        try:
+            return h + other
+        except RuntimeError:
+            if not self.caught:
+                raise
+            return h * 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_sizes_that_do_not_fit_cost_one_trace(strict: bool) -> None:
+    """And PyTorch's own error comes, whether the call was the first or not."""
+    ours = ORTModule(Nested(False), strict=strict)
+    for at in range(6):
+        before = Frames.now()
+        if at % 2 == 0:
+            with pytest.raises(RuntimeError, match="must match"):
+                ours(X, torch.ones(3, 5))
+            assert strict or Frames.now().total - before.total <= 1
+        else:
+            torch.testing.assert_close(ours(X, X), ours.module(X, X))
+    assert ours.gradd_stats()["in_torch"] == {}
+
+
+def test_an_operator_whose_error_forward_handles() -> None:
+    eager = Nested(True)
+    ours = ORTModule(copy.deepcopy(eager))
+    for other in (torch.ones(3, 5), X, torch.ones(3, 5), torch.ones(2, 5), X):
+        for model in (eager, ours):
+            model.zero_grad()
+            model(X, other).sum().backward()
+        assert_same_grads(ours, eager)
+    stats = ours.gradd_stats()
+    assert stats["in_torch"]["untraced_function"] >= 1 and stats["graphs"] >= 1
 
 
 def test_an_error_in_every_step_is_in_the_end_traced_no_more(monkeypatch) -> None:

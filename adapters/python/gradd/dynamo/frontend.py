@@ -43,7 +43,7 @@ from gradd.dynamo.guards import Supplement, is_users
 from gradd.dynamo.owner import Owner
 from gradd.dynamo.planning import plans
 from gradd.dynamo.refused import MistracedError
-from gradd.dynamo.tracers import output_hooks
+from gradd.dynamo.tracers import failures, output_hooks
 from gradd.dynamo.traces import Frames, cause
 from gradd.html_tables import Stats
 from gradd.memory import garbage, tensor_classes, watch
@@ -142,6 +142,7 @@ class Compiled:
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
         self._failed_again = 0  # of these calls
+        self._ends_traces = True  # an error that Dynamo meets ends a trace
         self._skipped = 0  # calls for which Dynamo skips a function where one of them has raised
         self._embeddings: marking_hooks.Embeddings | None = None
         self._keeps_places = self.owner.keeps_places
@@ -285,15 +286,11 @@ class Compiled:
             versions = self._odd_versions
             if self._skipped:
                 self._go_on()
-        owner.last.clear()
-        if owner.memory.budget:
-            owner.budget.begin()
-        notes = owner.notes_generator
-        if notes:
-            owner.generator.note(owner.client.memory.device)
+        notes = self._begin()
         here = forwarding.here
         outer, here.module = here.module, self.module
-        again = False
+        again = fails = False
+        failures.here.ends = self._ends_traces and not owner.fallback.strict
         norms = self._norms if self._norms.norms else None
         try:
             with self._held, settings.Applied(owner.keeps_places, self._attends is not False):
@@ -318,9 +315,11 @@ class Compiled:
             raise
         except masked_rows.AgainError:
             again = True
-        except BaseException:  # the user's, sys.exit() among them
+        except BaseException as error:  # the user's, sys.exit() among them
             self._set_aside(leaves, frames, versions, raises=True)
-            raise
+            fails = isinstance(error, failures.FailsError)
+            if not fails:
+                raise
         finally:
             here.module = outer
             if notes:
@@ -328,6 +327,8 @@ class Compiled:
             now.call = None
         if again:
             return self._call(args, kwargs, mode)
+        if fails:
+            return self._fails(args, kwargs)
         if owner.failed is not None:  # a self-check has found it
             return self._eager(*args, **kwargs)
         counts, after, why = private.counters["frames"], frames, ""
@@ -350,6 +351,16 @@ class Compiled:
         elif not seen and not hooked and (self._lost is not None or failed):
             self._say_lost(why)
         return result
+
+    def _begin(self) -> bool:
+        """Prepares the common state for a call; whether it notes a generator's state."""
+        owner = self.owner
+        owner.last.clear()
+        if owner.memory.budget:
+            owner.budget.begin()
+        if owner.notes_generator:
+            owner.generator.note(owner.client.memory.device)
+        return owner.notes_generator
 
     def _learn(self, versions: list[_Version]) -> bool:
         """After a call for which graphs were made; whether it has installed hooks.
@@ -448,6 +459,16 @@ class Compiled:
         result = self._eager(*args, **kwargs)
         if self.owner.fallback.count(reason, str(error)):
             self.owner.fallback.warn(reason, error, time.perf_counter() - start, 0.0)
+        return result
+
+    def _fails(self, args: tuple, kwargs: dict) -> Any:
+        """A call in which an operator raises, as far as Dynamo knows: PyTorch has the last word."""
+        result = self._eager(*args, **kwargs)
+        self._ends_traces = False  # later calls run up to that operator
+        reason = "untraced_function"
+        error = CaptureError(reason, "an operator raises in the trace of this call alone")
+        if self.owner.fallback.count(reason, str(error)):
+            self.owner.fallback.warn(reason, error, 0.0, 0.0)
         return result
 
     def _decode(self, args: tuple, kwargs: dict) -> Any:

@@ -24,6 +24,7 @@ from gradd.dynamo.guards import Supplement
 from gradd.dynamo.tracers import (
     causal_hints,
     class_modules,
+    failures,
     leaves,
     log_probs,
     logged,
@@ -154,6 +155,7 @@ recurrent.shorten(_is_applied)
 scans.substitute(_is_applied)
 membership.compare(_is_applied)
 leaves.mark(_is_applied)
+failures.end_traces(_is_applied)
 packing.substitute(_is_applied)
 readings.substitute(_is_applied)
 causal_hints.substitute(_is_applied)
