@@ -35,7 +35,22 @@ SOME = [*((seed, torch.float32) for seed in range(17)), *((seed, BF16) for seed 
 # a bias that a batch norm nearly takes out.
 FOUND_LAYERS = [*((seed, torch.float32) for seed in (4, 15, 29, 33, 572)), (571, BF16)]
 FIRST = [(seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(100, 148)]
-LAYERS = [(1000 + seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(2000)]
+# Seeds whose results in PyTorch 2.13 are no reference.
+ODD = {
+    1032: "a circular pad that is wider than what its negative widths leave: memory as it was",
+    1874: "antialias down to a width of 1 contradicts its own gradient",
+    1879: "a batch norm's gradient where a last axis is 1 and the tensor is transposed",
+    2108: "antialias down to a width of 1 contradicts its own gradient",
+    2285: "a batch norm's gradient where a last axis is 1 and the tensor is transposed",
+    2491: "a convolution of PyTorch ends the process",
+    2653: "a mean that is zero but for roundings",
+    2658: "a batch norm of equal values: nothing but roundings",
+}
+LAYERS = [
+    (seed, BF16 if seed % 4 == 3 else torch.float32)
+    for seed in range(1000, 3000)
+    if seed not in ODD
+]
 WHOLE = [(1000 + seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(1000)]
 
 
