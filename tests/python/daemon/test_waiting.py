@@ -299,10 +299,18 @@ def test_what_is_not_answered_is_named(
     worker = server.worker()
 
     def unheard(call: Callable[[], Any]) -> Any:
+        """Calls while the worker stands still until the message is there."""
+        end = time.monotonic() + 30
+
+        def wait() -> None:
+            while "has not answered" not in caplog.text and time.monotonic() < end:
+                time.sleep(0.05)
+            os.kill(worker, signal.SIGCONT)
+
         os.kill(worker, signal.SIGSTOP)
-        go_on = threading.Timer(1.0, os.kill, (worker, signal.SIGCONT))
-        go_on.start()
         caplog.clear()
+        go_on = threading.Thread(target=wait)
+        go_on.start()
         made = call()
         go_on.join()
         return made
