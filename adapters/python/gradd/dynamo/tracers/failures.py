@@ -16,7 +16,8 @@ from typing import Any
 from gradd import private
 from gradd.dynamo import derived
 
-_WORDS = "RuntimeError when making fake tensor call"  # of torch, since 2.13
+# Of torch up to 2.13; 2.14 traces such an error as an exception of the function.
+_WORDS = "RuntimeError when making fake tensor call"
 
 
 class FailsError(BaseException):
