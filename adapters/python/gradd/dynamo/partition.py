@@ -300,8 +300,10 @@ def _bases(part: Part, read: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     given = {s for n in part.inputs for s in memory.of(n)}
     count: dict[int, set[int]] = {}
     for node in read:
+        # In torch 2.14 the fake tensor of what does nothing is that of its operand.
+        own = [node] if _does_nothing(node) else _tensors(node)
         for storage in memory.of(node):
-            count.setdefault(storage, set()).update(map(id, _tensors(node)))
+            count.setdefault(storage, set()).update(map(id, own))
     bases: dict[Node, None] = {}
     after: set[Node] = set()
     for node in read:
