@@ -232,16 +232,16 @@ def _await_step(tensor: LazyTensor) -> None:
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
     if len(_waiting) > _WAITING:
-        _waiting[:] = _alive(_waiting)
+        _waiting[:] = [ref for ref in _waiting if ref() is not None]
     _waiting.append(weakref.ref(tensor))
 
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    held = [ref() for ref in _alive(_waiting)]
+    held = [tensor for tensor in (ref() for ref in _waiting) if tensor is not None]
     _waiting.clear()
     of_graph: dict[Graph, list[LazyTensor]] = {}
     for tensor in held:
-        run = tensor._run if tensor is not None else None
+        run = tensor._run
         if run is None or run.graph.steps == _STEPS:
             continue
         if run.is_changed_by(optimizer):
@@ -256,10 +256,6 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
             tensor.gradd_compute_ahead()
         graph.steps += 1
         graph.ahead = [weakref.ref(t) for t in ahead] if graph.steps < _STEPS else []
-
-
-def _alive(references: list[weakref.ref]) -> list[weakref.ref]:
-    return [ref for ref in references if ref() is not None]
 
 
 def _plain(tensor: LazyTensor) -> torch.Tensor:
