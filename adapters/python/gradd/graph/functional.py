@@ -51,11 +51,13 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
         graph: It is changed.
         signature: Follows its outputs.
     """
-    for node in graph.find_nodes(op="call_function", target=_aten.batch_norm.default):
+    norms = graph.find_nodes(op="call_function", target=_aten.batch_norm.default)
+    for node in norms:
         refused_types.check(node)
-    walk = _Walk(graph, signature)
-    if (walk.writes or walk.norms) and walk.can_run():
-        walk.run()
+    if norms or any(map(targets, graph.nodes)):
+        walk = _Walk(graph, signature)
+        if walk.can_run():
+            walk.run()
 
 
 def moves_statistics(node: Node) -> bool:
@@ -104,7 +106,7 @@ class _Walk:
 
     Attributes:
         writes: The nodes that write, in order.
-        norms: Batch norms, and the running statistics to which each writes.
+        moved: The running statistics to which norms write.
         buffers: Names of buffers, by their placeholders.
         memory: The part of the written memory that each node shows.
         sources: The operands whose memory nodes show.
@@ -118,11 +120,10 @@ class _Walk:
         self.graph = graph
         self.signature = signature
         self.writes = {n: None for n in graph.nodes if targets(n)}
-        norms = graph.find_nodes(op="call_function", target=_aten.batch_norm.default)
-        self.norms = {n: _statistics(n) for n in norms}
+        self.moved = {n: found for n in graph.nodes if (found := _statistics(n))}
         self.buffers = self._buffers()
         written = {s for n in self.writes for s in storages(n)}
-        written |= {s for n in graph.nodes for p in _statistics(n) for s in storages(p)}
+        written |= {s for found in self.moved.values() for p in found for s in storages(p)}
         self.memory = {n: storages(n) & written for n in graph.nodes}
         self.version = dict.fromkeys(written, 0)
         self.present: dict[int, Node] = {}
@@ -150,9 +151,10 @@ class _Walk:
         given = [self.memory[n] for n in self.memory if n.op == "placeholder" and self.memory[n]]
         if sum(map(len, given)) > len(set().union(*given)):
             return False  # placeholders share memory
-        for node in self.memory:
-            statistics = _statistics(node)
-            if statistics and not (node in self.norms and self.buffers.keys() >= set(statistics)):
+        for node, statistics in self.moved.items():
+            if node.target is not _aten.batch_norm.default:
+                return False
+            if not self.buffers.keys() >= set(statistics):
                 return False
         return all(map(self._can_replace, self.writes))
 
@@ -184,7 +186,7 @@ class _Walk:
                 self._write(node)
             elif node.op != "placeholder":
                 self._read(node)
-                if node in self.norms:
+                if node.target is _aten.batch_norm.default:
                     self._normalise(node)
             elif self.memory[node]:
                 self._show(node)
@@ -257,7 +259,7 @@ class _Walk:
         rest = [argument(node, "momentum"), argument(node, "eps")]
         if not argument(node, "training"):
             target = _aten._native_batch_norm_legit_no_training.default
-        elif self.norms[node]:
+        elif node in self.moved:
             target = _aten._native_batch_norm_legit_functional.default
             operands.append(True)
         else:
@@ -266,7 +268,7 @@ class _Walk:
         with self.graph.inserting_before(node):
             made = self._call(target, [*operands, *rest], like=node)
             made.meta["val"] = result_of(made)
-            for position, buffer in enumerate(self.norms[node], start=3):
+            for position, buffer in enumerate(self.moved.get(node, ()), start=3):
                 value = self._call(operator.getitem, (made, position), like=node)
                 value.meta["val"] = buffer.meta["val"]
                 (storage,) = self.memory[buffer]
