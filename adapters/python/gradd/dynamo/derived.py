@@ -70,9 +70,14 @@ class _Value(NamedTuple):
 
 
 class Derivation:
-    """How the values of one traced function are computed."""
+    """How the values of one traced function are computed.
 
-    def __init__(self) -> None:
+    Attributes:
+        ends: Whether an error of an operator ends its trace, see tracers/failures.py.
+    """
+
+    def __init__(self, ends: Callable[[], bool] = lambda: False) -> None:
+        self.ends = ends
         self.steps: list[Path | Own | Call] = []
         self._places: dict[Hashable, int] = {}
         self.values: dict[tuple[int, tuple[int, ...] | None], _Value] = {}

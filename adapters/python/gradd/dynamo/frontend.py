@@ -11,6 +11,7 @@ reports what ran in PyTorch, or raises an error if nothing may.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -142,7 +143,6 @@ class Compiled:
         self._odd_versions: list[_Version] = []
         self._odd_forms: set[Any] = set()  # of calls that take those
         self._failed_again = 0  # of these calls
-        self._ends_traces = True  # an error that Dynamo meets ends a trace
         self._skipped = 0  # calls for which Dynamo skips a function where one of them has raised
         self._embeddings: marking_hooks.Embeddings | None = None
         self._keeps_places = self.owner.keeps_places
@@ -280,17 +280,20 @@ class Compiled:
             del self._versions[:], self._odd_versions[:]
             self._odd_forms.clear()
         now, frames, graphs = owner.now, Frames.now(), owner.compiled
-        before = now.graphs
-        versions = self._versions
+        before, versions = now.graphs, self._versions
         if self._odd_forms and _form(leaves) in self._odd_forms:
             versions = self._odd_versions
             if self._skipped:
                 self._go_on()
-        notes = self._begin()
+        owner.last.clear()
+        if owner.memory.budget:
+            owner.budget.begin()
+        notes = owner.notes_generator
+        if notes:
+            owner.generator.note(owner.client.memory.device)
         here = forwarding.here
         outer, here.module = here.module, self.module
-        again = fails = False
-        failures.here.ends = self._ends_traces and not owner.fallback.strict
+        again: Callable[[], Any] | None = None
         norms = self._norms if self._norms.norms else None
         try:
             with self._held, settings.Applied(owner.keeps_places, self._attends is not False):
@@ -314,21 +317,19 @@ class Compiled:
         except (CaptureError, errors.GraddError):
             raise
         except masked_rows.AgainError:
-            again = True
+            again = functools.partial(self._call, args, kwargs, mode)
         except BaseException as error:  # the user's, sys.exit() among them
             self._set_aside(leaves, frames, versions, raises=True)
-            fails = isinstance(error, failures.FailsError)
-            if not fails:
+            if not isinstance(error, failures.FailsError):
                 raise
+            again = functools.partial(self._fails, args, kwargs)
         finally:
             here.module = outer
             if notes:
                 owner.generator.forget()
             now.call = None
-        if again:
-            return self._call(args, kwargs, mode)
-        if fails:
-            return self._fails(args, kwargs)
+        if again is not None:
+            return again()
         if owner.failed is not None:  # a self-check has found it
             return self._eager(*args, **kwargs)
         counts, after, why = private.counters["frames"], frames, ""
@@ -351,16 +352,6 @@ class Compiled:
         elif not seen and not hooked and (self._lost is not None or failed):
             self._say_lost(why)
         return result
-
-    def _begin(self) -> bool:
-        """Prepares the common state for a call; whether it notes a generator's state."""
-        owner = self.owner
-        owner.last.clear()
-        if owner.memory.budget:
-            owner.budget.begin()
-        if owner.notes_generator:
-            owner.generator.note(owner.client.memory.device)
-        return owner.notes_generator
 
     def _learn(self, versions: list[_Version]) -> bool:
         """After a call for which graphs were made; whether it has installed hooks.
@@ -464,7 +455,7 @@ class Compiled:
     def _fails(self, args: tuple, kwargs: dict) -> Any:
         """A call in which an operator raises, as far as Dynamo knows: PyTorch has the last word."""
         result = self._eager(*args, **kwargs)
-        self._ends_traces = False  # later calls run up to that operator
+        self.owner.ends_traces = False  # later calls run up to that operator
         reason = "untraced_function"
         error = CaptureError(reason, "an operator raises in the trace of this call alone")
         if self.owner.fallback.count(reason, str(error)):
@@ -642,8 +633,12 @@ def function_of(
         found = this()
         return graph.forward if found is None else compiled(found, graph, examples, code)
 
+    def ends() -> bool:
+        found = this()
+        return found is not None and found.ends_traces and not found.fallback.strict
+
     made = torch.compile(target, backend=backend, **settings.of_function())
-    return derived.called(made, derived.Derivation())
+    return derived.called(made, derived.Derivation(ends))
 
 
 def _is_own(function: Any) -> bool:

@@ -51,6 +51,7 @@ class Owner:
         parts: How often parts of graphs have run in PyTorch, by reason.
         live_rows: Rows that calls have left out; see LiveRows.seen.
         generator: The state of the generator of random numbers in a call.
+        ends_traces: An error of an operator that Dynamo meets ends its trace.
         notes_generator: Calls note it when they begin, as one of their graphs may need it.
         planning: The call that is planned and not run.
         now: The call that is computed.
@@ -111,6 +112,7 @@ class Owner:
         self.parts: Counter[str] = Counter()
         self.live_rows: Counter[str] = Counter()
         self.generator = GeneratorState()
+        self.ends_traces = True
         self.notes_generator = True
         self.planning = Planning()
         # Dynamo records sizes that depend on data, as of x[mask]; see masked_rows.py.

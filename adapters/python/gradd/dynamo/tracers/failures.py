@@ -9,7 +9,6 @@ same error.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +23,6 @@ class FailsError(BaseException):
     """Ends a trace; Dynamo handles exceptions of other kinds."""
 
 
-class _Here(threading.local):
-    ends = False  # an error ends the trace of a call
-
-
-here = _Here()
-
-
 def end_traces(wanted: Callable[[], bool]) -> None:
     """Ends the traces of calls at such errors, where that is wanted at the time."""
     base = getattr(private.tracer, "__base__", None)
@@ -43,15 +35,15 @@ def end_traces(wanted: Callable[[], bool]) -> None:
         try:
             usual(tracer, *args)
         except Exception as error:
-            if here.ends and wanted() and _begins(tracer) and str(error).startswith(_WORDS):
+            if wanted() and str(error).startswith(_WORDS) and _may_end(tracer):
                 raise FailsError from error
             raise
 
     base.call_function = call_function
 
 
-def _begins(tracer: Any) -> bool:
-    """Whether a tracer is that of a whole call, of which nothing has run."""
-    code = getattr(tracer, "f_code", None)
-    names = getattr(code, "co_varnames", ())
-    return names[:1] == (derived.ARGUMENT,) and code.co_name.startswith("call_")
+def _may_end(tracer: Any) -> bool:
+    """Whether a tracer is that of a whole call, of which nothing has run, and its module allows."""
+    known = getattr(getattr(tracer, "f_locals", {}).get(derived.ARGUMENT), "derivation", None)
+    begins = known is not None and tracer.f_code.co_name.startswith("call_")
+    return begins and known.ends()
