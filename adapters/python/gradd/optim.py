@@ -25,6 +25,7 @@ from gradd.memory.holders import others
 from gradd.memory.parameter_changes import Snapshot
 from gradd.memory.shm import DTYPE_CODES, nbytes, round_up
 from gradd.memory.watch import data_ptr
+from gradd.optimizer_places import GradientPlaces, StatePlaces
 from gradd.session import bases, protocol
 from gradd.session import client as clients
 from gradd.session.client import Client
@@ -43,6 +44,7 @@ _SKIPPED = (1 << _CHUNK_BITS) - 1  # in place of a chunk, in the word behind: no
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_FIELDS = {"bm": "exp_avg", "bv": "exp_avg_sq", "bw": "master"}  # of a request: in the state
 _SETTINGS = {"lr": "learning rate", "eps": "epsilon value", "weight_decay": "weight_decay value"}
 _MASTER = "master"  # name of the float32 master weights in the state of a bf16 parameter
 
@@ -297,6 +299,8 @@ class FusedAdam(torch.optim.Optimizer):
         self._journal_step = 0
         self._doubtful: _Sent | None = None  # the last step, if its request ended in an exception
         self._bound: dict[str, _Bound] = {}
+        self._placed: StatePlaces | None = None  # of the last step, if nothing was copied
+        self._gradients: GradientPlaces | None = None
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
         self._warned_of_tables = False
 
@@ -390,7 +394,8 @@ class FusedAdam(torch.optim.Optimizer):
             self._norm = None
             self.skipped = True
         elif entries:
-            self._check(entries)
+            if not self._are_placed(entries):
+                self._check(entries)
             client = self._session([p for _, p in entries])
             with client.lock, interrupts.deferred:
                 if self._doubtful is not None:
@@ -410,6 +415,19 @@ class FusedAdam(torch.optim.Optimizer):
         return self._norm
 
     # ---- memory ----
+
+    def _are_placed(self, entries: list[tuple[int, torch.Tensor]]) -> bool:
+        """Whether everything lies where it lay at the last step; forgets where it does not."""
+        client, placed, gradients = self._client, self._placed, self._gradients
+        if client is None or client.closed:
+            self._placed = self._gradients = None
+            return False
+        params = [p for _, p in entries if p.numel()]
+        if placed is not None and not placed.hold(params, self.state, self.master_weights):
+            self._placed = None
+        if gradients is not None and not gradients.hold(client, [p.grad for p in params]):
+            self._gradients = None
+        return self._placed is not None and self._gradients is not None
 
     @staticmethod
     def _check(entries: list[tuple[int, torch.Tensor]]) -> None:
@@ -443,6 +461,7 @@ class FusedAdam(torch.optim.Optimizer):
             found = next((f for f in map(clients.find, params) if f is not None), None)
             self._client = found[0] if found else clients.get_client(device=params[0].device)
             self._bound.clear()
+            self._placed = self._gradients = None
             self._journal = None
         return self._client
 
@@ -474,9 +493,6 @@ class FusedAdam(torch.optim.Optimizer):
         )
         away = [p for p in params if client.locate(p) is None and p not in self._copies]
         client.parameters.reserve([nbytes(p.dtype, p.shape) for p in away])
-        grads = [p.grad for p in params if p.grad is not None]
-        copied = [grad for grad in grads if not self._is_shared(client, grad)]
-        client.gradients.reserve([nbytes(g.dtype, g.shape) for g in copied])
 
     def _stepped(self, client: Client, p: torch.Tensor) -> torch.Tensor:
         """What the daemon updates: the parameter, in shared memory from now on.
@@ -517,10 +533,32 @@ class FusedAdam(torch.optim.Optimizer):
         state = client.state.tensor(torch.float32, p.shape)
         return state.copy_(p.detach()) if name == _MASTER else state.zero_()
 
-    def _gradient(self, client: Client, grad: torch.Tensor) -> torch.Tensor:
-        shared = self._shared(client, grad, client.gradients)
-        self.copied_grads += shared is not grad
-        return shared
+    def _place(self, client: Client, params: list[torch.Tensor]) -> StatePlaces:
+        """Puts into shared memory what does not lie there."""
+        self._check_ties(client, params)
+        self._reserve(client, params)
+        stepped = [self._stepped(client, p) for p in params]
+        states = [self._settle(client, p) for p in params]
+        bound = {"bp": self._bind(client, "bp", stepped)}
+        for field, name in _FIELDS.items():
+            tensors = [s[name] for s in states if name in s]
+            if tensors:
+                bound[field] = self._bind(client, field, tensors)
+        placed = StatePlaces(params, stepped, self.state, self.master_weights, bound)
+        self._placed = None if placed.held else placed
+        return placed
+
+    def _place_gradients(
+        self, client: Client, grads: list[torch.Tensor]
+    ) -> tuple[GradientPlaces, list[torch.Tensor]]:
+        """The same for gradients, and what the daemon reads: copies of those from elsewhere."""
+        copied = [grad for grad in grads if not self._is_shared(client, grad)]
+        client.gradients.reserve([nbytes(g.dtype, g.shape) for g in copied])
+        self.copied_grads += len(copied)
+        shared = [self._shared(client, grad, client.gradients) for grad in grads]
+        placed = GradientPlaces(client, shared, [_wire(client, g) for g in shared])
+        self._gradients = None if copied else placed
+        return placed, shared
 
     def _bind(self, client: Client, name: str, tensors: list[torch.Tensor]) -> int:
         bound = self._bound.get(name)
@@ -585,6 +623,7 @@ class FusedAdam(torch.optim.Optimizer):
         """Takes over state that lies in shared memory, for kept_parameters() in order."""
         self._client, self._journal = client, journal
         self._bound.clear()
+        self._placed = self._gradients = None
         self._copies.clear()
         self._journal_words = journal.tensor(torch.int64, (journal.size // 8,))
         self._journal_step = int(self._journal_words[1]) >> _CHUNK_BITS
@@ -609,6 +648,8 @@ class FusedAdam(torch.optim.Optimizer):
     def _widths(self, entries: list[tuple[int, torch.Tensor]]) -> list[int]:
         """Elements of a row of each parameter that is stepped by rows; 0 of the others."""
         asked = [self.param_groups[k].get("sparse_rows") for k, _ in entries]
+        if not self.sparse_rows and not any(asked):
+            return []
         found: set[int] = set()
         if self.sparse_rows and None in asked:
             found = tables.among(p for _, p in entries)
@@ -634,30 +675,29 @@ class FusedAdam(torch.optim.Optimizer):
         self, client: Client, entries: list[tuple[int, torch.Tensor]], scale: float | None
     ) -> None:
         entries = [(k, p) for k, p in entries if p.numel()]
-        self._check_ties(client, [p for _, p in entries])
-        try:
-            self._reserve(client, [p for _, p in entries])
-            params = [self._stepped(client, p) for _, p in entries]
-            states = [self._settle(client, p) for _, p in entries]
-            grads = [self._gradient(client, p.grad) for _, p in entries]
-        finally:
-            for pool in (client.state, client.parameters, client.gradients):
-                pool.drop_empty()
+        params = [p for _, p in entries]
+        grads = [p.grad for p in params]
+        placed, gradients = self._placed, self._gradients
+        if placed is None or gradients is None:
+            try:
+                placed = placed or self._place(client, params)
+                gradients, grads = self._place_gradients(client, grads)
+            finally:
+                for pool in (client.state, client.parameters, client.gradients):
+                    pool.drop_empty()
+        states = placed.states
         of_each = [(k, s["step"] + 1) for (k, _), s in zip(entries, states, strict=True)]
         kinds = sorted(set(of_each))
         index = {kind: i for i, kind in enumerate(kinds)}
         journal = self._journal_wire(client)  # a new one starts at step 0
-        grad_places = [_wire(client, g) for g in grads]
         fields = {
             "step": self._journal_step,
             "journal": journal,
             "max_norm": self._clip(),
             "groups": self._groups(kinds),
             "group": [index[kind] for kind in of_each],
-            "bp": self._bind(client, "p", params),
-            "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
-            "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
-            "g": protocol.tensors(grad_places),
+            **placed.bound,
+            "g": gradients.field,
             "once": client.next_id(),
         }
         if scale is not None:
@@ -665,23 +705,20 @@ class FusedAdam(torch.optim.Optimizer):
         widths = self._widths(entries)
         if any(widths):
             fields["width"] = widths
-        masters = [s[_MASTER] for s in states if _MASTER in s]
-        if masters:
-            fields["bw"] = self._bind(client, "w", masters)
         sent = _Sent(
             client,
             fields,
             self._journal_words,  # type: ignore[arg-type]
-            params,
-            [(p, copy) for (_, p), copy in zip(entries, params, strict=True) if copy is not p],
+            placed.stepped,
+            placed.held,
             states,
             bound=list(self._bound.values()),
         )
         # Before the request: a daemon that is lost in the middle leaves changed parameters, from
         # which no forward of before may be run again.
-        torch.autograd.graph.increment_version([p for _, p in entries])
+        torch.autograd.graph.increment_version(params)
         if client.timeline is not None and not client.timeline.waits_itself and scale is None:
-            self._send_later(client, sent, grad_places)
+            self._send_later(client, sent, gradients.places)
             return
         try:
             reply = client.request("step", fields)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 import re
 import subprocess
+import weakref
 
 import pytest
 import torch
@@ -356,3 +358,159 @@ def test_every_length_of_chunks_leaves_the_same_bits(daemon):
     (_, want), *others = (_steps(n * CHUNK) for n in (1, 2, 3))
     for _, got in others:
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+# ---- what moves between two steps ----
+
+
+def _replaced_moment(params, optimizer):
+    state = optimizer.state[params[0]]
+    state["exp_avg"] = state["exp_avg"].clone().mul_(2)
+
+
+def _moment_with_other_memory(params, optimizer):
+    moment = optimizer.state[params[0]]["exp_avg_sq"]
+    moment.data = moment.clone().mul_(2)
+
+
+def _forgotten_state(params, optimizer):
+    optimizer.state.clear()
+
+
+def _forgotten_state_of_one(params, optimizer):
+    optimizer.state.pop(params[0])
+
+
+def _exchanged_states(params, optimizer):
+    first, second = (optimizer.state[p] for p in params[:2])
+    optimizer.state[params[0]], optimizer.state[params[1]] = second, first
+
+
+def _exchanged_moments(params, optimizer):
+    first, second = (optimizer.state[p] for p in params[:2])
+    first["exp_avg"], second["exp_avg"] = second["exp_avg"], first["exp_avg"]
+
+
+def _other_count(params, optimizer):
+    state = optimizer.state[params[0]]
+    state["step"] = 40 if isinstance(state["step"], int) else torch.tensor(40.0)
+
+
+def _count_in_a_tensor(params, optimizer):
+    optimizer.state[params[0]]["step"] = torch.tensor(40.0)
+
+
+def _moved_parameter(params, optimizer):
+    params[0].data = params[0].data.mul(0.5)
+
+
+def _transposed_parameter(params, optimizer):
+    params[0].data = params[0].data.t()
+
+
+def _exchanged_parameters(params, optimizer):
+    params[0].data, params[1].data = params[1].data, params[0].data
+
+
+def _gradient_from_elsewhere(params, optimizer):
+    params[0].grad = params[0].grad.clone().mul_(2)
+
+
+def _transposed_gradient(params, optimizer):
+    params[0].grad = params[0].grad.t()
+
+
+def _exchanged_gradients(params, optimizer):
+    params[0].grad, params[1].grad = params[1].grad, params[0].grad
+
+
+def _no_gradient(params, optimizer):
+    params[0].grad = None
+
+
+def _other_group(params, optimizer):
+    first, second = optimizer.param_groups
+    second["params"].append(first["params"].pop())
+
+
+def _other_order(params, optimizer):
+    optimizer.param_groups[0]["params"].reverse()
+
+
+def _added_parameter(params, optimizer):
+    new = torch.nn.Parameter(torch.ones(3))
+    new.grad = torch.ones(3)
+    params.append(new)
+    optimizer.add_param_group({"params": [new]})
+
+
+def _loaded_state(params, optimizer):
+    saved = copy.deepcopy(optimizer.state_dict())
+    for state in saved["state"].values():
+        state["exp_avg"].mul_(3)
+    optimizer.load_state_dict(saved)
+
+
+MOVED = [
+    *(_replaced_moment, _moment_with_other_memory, _forgotten_state, _forgotten_state_of_one),
+    *(_exchanged_states, _exchanged_moments, _other_count, _count_in_a_tensor, _moved_parameter),
+    *(_transposed_parameter, _exchanged_parameters, _gradient_from_elsewhere),
+    *(_transposed_gradient, _exchanged_gradients, _no_gradient),
+    *(_other_group, _other_order, _added_parameter, _loaded_state),
+]
+
+
+def _trained(kind, settings, change):
+    """Parameters after steps between which one thing changes, and the optimizer."""
+    torch.manual_seed(7)
+    net = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=i < 2) for i in range(3)))
+    model = ORTModule(net) if kind is FusedAdam else net
+    params = list(net.parameters())
+    weights, biases = ([p for p in params if (p.dim() == 2) is is_2d] for is_2d in (True, False))
+    groups = [{"params": weights}, {"params": biases, "lr": 3e-2}]
+    optimizer = kind(groups, lr=1e-2, weight_decay=0.0, **settings)
+    order = [*weights, *biases]
+    for step in range(7):
+        optimizer.zero_grad()
+        model(
+            torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
+        ).square().sum().backward()
+        if step == 3:
+            if kind is FusedAdam:
+                assert optimizer._placed is not None and optimizer._gradients is not None
+            change(order, optimizer)
+        optimizer.step()
+    return order, optimizer
+
+
+@pytest.mark.parametrize("change", MOVED)
+def test_what_moves_between_two_steps_is_found_where_it_is(daemon, change):
+    got, optimizer = _trained(FusedAdam, TORCH, change)
+    want, _ = _trained(torch.optim.AdamW, {}, change)
+    for p, q in zip(got, want, strict=True):
+        assert torch.allclose(p, q, atol=2e-6), change.__name__
+    assert len(got) > 5 or optimizer._placed is not None or change is _transposed_parameter
+
+
+def test_master_weights_may_be_asked_for_between_two_steps(daemon):
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = FusedAdam([p], lr=1e-5, **TORCH)
+    for step in range(300):
+        p.grad = torch.ones_like(p)
+        optimizer.master_weights = step >= 100
+        optimizer.step()
+    assert optimizer.state[p]["master"].dtype is torch.float32
+    assert bool((p < 1).all()), "200 steps of 1e-5 add up in the copy only"
+
+
+def test_places_keep_no_gradients_alive(daemon):
+    layer = torch.nn.Linear(8, 1, bias=False)
+    model, p = ORTModule(layer), layer.weight
+    optimizer = FusedAdam([p], lr=1e-2, **TORCH)
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+        gradient = weakref.ref(p.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        gc.collect()
+        assert gradient() is None

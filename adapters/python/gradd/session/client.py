@@ -621,9 +621,9 @@ class Client:
         memory = found.view[offset : offset + size]
         return found.make(memory, dtype=dtype, count=size // dtype.itemsize).view(tuple(shape))
 
-    def segment_count(self) -> int:
-        """How many shared segments this client has; the daemon accepts 512."""
-        return len(self._segments)
+    def segment_ids(self) -> list[int]:
+        """Of the shared segments that this client has; the daemon accepts 512."""
+        return list(self._segments)
 
     def segment_bytes(self) -> int:
         return sum(s.size for s in self._segments.values())

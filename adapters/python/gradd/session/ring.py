@@ -352,7 +352,7 @@ class Pool:
         """A session has a limited number of segments: after the first few they get larger."""
         size = max(size, self.grow)
         ahead = min(self.bytes() // 2, _AHEAD)
-        if ahead > size and self.client.segment_count() >= _EXACT_SEGMENTS:
+        if ahead > size and len(self.client.segment_ids()) >= _EXACT_SEGMENTS:
             try:
                 return self.client.create_segment(ahead, self.purpose)
             except errors.NoSpaceError:
