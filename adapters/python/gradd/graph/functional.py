@@ -5,8 +5,8 @@ as long as the translation. Here a write to x[1:] becomes the functional operato
 next value is the previous one with that part replaced; views are made again from the current value
 where they are read. The last value of a buffer becomes an output. Batch norms write to running
 statistics, which their schema does not say: they become operators that return them. Instance norms,
-which torch composes of batch norms, become norms of groups of one channel. torch handles
-inputs that share memory, draws, writes of several tensors and parts that no operator puts back.
+which torch composes of batch norms, become norms of groups of one channel. torch handles inputs
+that share memory, writes of several tensors and parts that no operator puts back.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def counterpart(target: Operator) -> Operator | None:
         return None
     # __iand__ writes the result of __and__.
     name = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")
-    packet = getattr(_aten, name, None)
+    # normal() itself has its mean or deviation in a tensor.
+    packet = getattr(_aten, "normal_functional" if name == "normal" else name, None)
     if packet is None:
         return None
     kinds = _kinds(target)
@@ -178,7 +179,7 @@ class _Walk:
         """Whether a write has a functional operator, and its part can be put back."""
         target = node.target
         assert isinstance(target, Operator)
-        if counterpart(target) is None or torch.Tag.nondeterministic_seeded in target.tags:
+        if counterpart(target) is None:
             return False
         if targets(node) != [node.args[0]] or not isinstance(node.meta.get("val"), torch.Tensor):
             return False
