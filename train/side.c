@@ -67,7 +67,7 @@ static gradd_status_t find_shape(const model_value_t *declared, train_parameter_
                           "parameter '%s' has no values, and the model does not say its "
                           "shape",
                           p->name);
-    GRADD_TRY(gradd_wrap(gradd_type_check(&type), "parameter '%s'", p->name));
+    GRADD_TRY(state_check_type(&type, p->name));
     p->type = type;
     p->bytes = gradd_type_bytes(&type);
     return GRADD_OK;

@@ -116,6 +116,13 @@ void gradd_train_state_destroy(gradd_train_state_t *state) {
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
+gradd_status_t state_check_type(const gradd_type_t *type, const char *name) {
+    GRADD_TRY(gradd_wrap(gradd_type_check(type), "parameter '%s'", name));
+    if (gradd_type_count(type) <= INT64_MAX / (int64_t)sizeof(float)) return GRADD_OK;
+    return GRADD_FAIL(LIMIT, "parameter '%s' has %lld elements, whose moments no memory can have",
+                      name, (long long)gradd_type_count(type));
+}
+
 static gradd_status_t check_new(const gradd_train_state_t *state, const char *name,
                                 const gradd_type_t *type, bool trainable) {
     char text[GRADD_TYPE_TEXT];
@@ -126,7 +133,7 @@ static gradd_status_t check_new(const gradd_train_state_t *state, const char *na
     if (gradd_train_state_find(state, name) >= 0)
         return GRADD_FAIL(TENSOR, "there are two parameters '%s'", name);
     GRADD_TRY(gradd_wrap(gradd_dtype_check(type->dtype, &dtype), "parameter '%s'", name));
-    if (type->rank != -1) GRADD_TRY(gradd_wrap(gradd_type_check(type), "parameter '%s'", name));
+    if (type->rank != -1) GRADD_TRY(state_check_type(type, name));
     if (trainable && !gradd_dtype_is_float(type->dtype))
         return GRADD_FAIL(TENSOR, "parameter '%s' is to be trained, but %s is not a float", name,
                           gradd_type_format(type, text));

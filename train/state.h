@@ -67,6 +67,9 @@ void state_drop_moments(train_parameter_t *p); /* and the count of steps */
 /* Sets the learning rate by the schedule, which there is. */
 void state_schedule_rate(gradd_train_state_t *state);
 
+/* Whether a parameter can have this type, whose shape is known; its name is for the message. */
+gradd_status_t state_check_type(const gradd_type_t *type, const char *name);
+
 /* Memory for so many bytes; `what` is for the message. */
 gradd_status_t state_take(int64_t bytes, const char *what, void **out);
 void state_give_back(void *memory, int64_t bytes);

@@ -142,9 +142,15 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
         if (value && value[0] && !environment)
             environment = set_value(&rows[i], rows[i].env, value, &options);
     }
+    bool only_words = false; /* behind "--" */
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
-        if (word[0] != '-' || strcmp(word, "--list-ops") == 0 || strcmp(word, "--version") == 0) {
+        if (!only_words && strcmp(word, "--") == 0) {
+            only_words = true;
+            continue;
+        }
+        if (only_words || word[0] != '-' || strcmp(word, "--list-ops") == 0 ||
+            strcmp(word, "--version") == 0) {
             GRADD_TRY(take_word(word, &options));
             continue;
         }
