@@ -669,3 +669,26 @@ def test_weights_of_a_loss_are_not_trained(op: str, trained: list[str], tmp_path
     x, labels = np.ones((2, 3), np.float32), np.array([0, 2])
     with pytest.raises(RuntimeError, match="needs a gradient, which"):
         step_of(tmp_path, x, labels)
+
+
+def test_batch_norms_before_opset_14_train(tmp_path: Path) -> None:
+    """As torch writes them: five results and no mode. Statistics and gradients are those of 17."""
+    losses = []
+    for opset, names in ((13, ["y", "m2", "v2", "m3", "v3"]), (17, ["y", "m2", "v2"])):
+        mode = {"training_mode": 1} if opset == 17 else {}
+        norm = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], names, **mode)
+        made = models.model([norm], {"x": ["n", 2]}, {"y": ["n", 2]}, NORM_VALUES)
+        made.opset_import[0].version = opset
+        with pytest.raises(RuntimeError, match="'m', 'v': running statistics"):
+            models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss)
+        frozen = {"requires_grad": ["s", "b"], "frozen_params": ["m", "v"]}
+        models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss, **frozen)
+        state, module = models.load(tmp_path)
+        x, target = np.array([[1, 4], [3, -2], [8, 0]], np.float32), np.ones((3, 2), np.float32)
+        found = [module(x, target), state.parameters["s"].grad]
+        found += [state.parameters[name].data for name in ("m", "v")]
+        losses.append([*found, module.eval()(x, target)])
+        module.export_model_for_inferencing(tmp_path / "out.onnx", ["y"])
+        onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), True)
+    for old, new in zip(*losses):
+        np.testing.assert_array_equal(old, new)

@@ -152,13 +152,18 @@ class TrainingBlock(Block):
 
 def _statistics(model: onnx.ModelProto) -> set[str]:
     """Names of running statistics that training steps write."""
-    return {
-        name
-        for node in model.graph.node
-        if node.op_type == "BatchNormalization"
-        and any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute)
-        for name in node.input[3:5]
-    }
+    domains = {opset.domain: opset.version for opset in model.opset_import}
+    has_mode = domains.get("", domains.get("ai.onnx", 0)) >= 14  # which the number of outputs was
+
+    def trains(node: onnx.NodeProto) -> bool:
+        if not has_mode:
+            return len(node.output) > 1
+        return any(
+            attribute.name == "training_mode" and attribute.i for attribute in node.attribute
+        )
+
+    norms = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
+    return {name for node in norms if trains(node) for name in node.input[3:5]}
 
 
 def _stop_training(model: onnx.ModelProto) -> None:
