@@ -615,8 +615,8 @@ GRADD_OPS(
                                       {"training_mode", GRADD_ATTR_INT, false}),
              .infer = infer_onnx, .expand = expand_onnx,
              .cases = GRADD_CASES(
-                 {.text = "f32[4,3,5] f32[3] f32[3] f32[3] f32[3]:(0.5,2)"},
-                 {.text = "f32[4,3,5] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | momentum=0.7 -> 5",
+                 {.text = "f32[5,3,2] f32[3] f32[3] f32[3] f32[3]:(0.5,2)"},
+                 {.text = "f32[5,3,2] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | momentum=0.7 -> 5",
                   .grad_tol = -1})),
     GRADD_OP("BatchNormalization", "", 14, (GRADD_BATCH_INPUTS, GRADD_BATCH_INPUTS),
              (1, GRADD_BATCH_OUT_INV), .types = {GRADD_T_FLOAT},
