@@ -32,7 +32,7 @@ static gradd_status_t lock(int fd, const char *path, bool fresh) {
     if (fstat(fd, &st)) return failed("open", path);
     if (!S_ISREG(st.st_mode)) return GRADD_FAIL(IO, "'%s' is not a file", path);
     if (flock(fd, LOCK_EX | LOCK_NB) || !is_named(fd, path))
-        return GRADD_FAIL(STALE, "'%s' is in use by another program", path);
+        return GRADD_FAIL(STALE, "'%s' is in use: this program or another has it open", path);
     if (fresh && ftruncate(fd, 0)) return failed("write", path);
     return GRADD_OK;
 }
@@ -73,6 +73,14 @@ void disk_close(gradd_file_t *file, bool remove) {
     if (file->fd >= 0) close(file->fd);
     free(file->path);
     free(file);
+}
+
+bool disk_is_named(const gradd_file_t *file, const char *path) {
+    struct stat st;
+    if (path) return is_named(file->fd, path);
+    if (is_named(file->fd, file->path)) return true;
+    /* from another folder a relative path names nothing */
+    return file->path[0] != '/' && !fstat(file->fd, &st) && st.st_nlink > 0;
 }
 
 gradd_status_t disk_bytes(gradd_file_t *file, uint64_t *out_bytes) {

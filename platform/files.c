@@ -66,11 +66,22 @@ static gradd_status_t write_all(int fd, const char *path, const gradd_file_part_
     return GRADD_OK;
 }
 
+/* What is in the file's place: nothing (mode 0), or a file, whose mode the new one gets. */
+static gradd_status_t find_mode(const char *path, mode_t *out_mode) {
+    struct stat st;
+    *out_mode = 0;
+    if (stat(path, &st)) return errno == ENOENT ? GRADD_OK : failed("write", path);
+    if (!S_ISREG(st.st_mode)) return GRADD_FAIL(IO, "'%s' is there and not a file", path);
+    *out_mode = st.st_mode & 0777;
+    return GRADD_OK;
+}
+
 static gradd_status_t write_beside(const char *path, const char *beside,
-                                   const gradd_file_part_t *parts, int n) {
-    const int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+                                   const gradd_file_part_t *parts, int n, mode_t mode) {
+    const int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0666);
     if (fd < 0) return failed("write", path);
     gradd_status_t status = GRADD_OK;
+    if (mode && fchmod(fd, mode)) status = failed("write", path);
     for (int i = 0; i < n && !status; i++)
         status = write_all(fd, path, &parts[i]);
     if (!status && fsync(fd)) status = failed("write", path);
@@ -87,17 +98,27 @@ void files_keep_folder(char *path) {
     close(fd);
 }
 
-gradd_status_t files_write(const char *path, const gradd_file_part_t *parts, int n) {
+static gradd_status_t replace(const char *path, const gradd_file_part_t *parts, int n) {
+    mode_t mode;
+    GRADD_TRY(find_mode(path, &mode));
     const size_t bytes = strlen(path) + sizeof BESIDE;
     char *beside = malloc(bytes);
     if (!beside) return GRADD_FAIL(NOMEM, "no memory to write '%s'", path);
     snprintf(beside, bytes, "%s" BESIDE, path);
-    gradd_status_t status = write_beside(path, beside, parts, n);
+    gradd_status_t status = write_beside(path, beside, parts, n, mode);
     if (!status && rename(beside, path)) status = failed("write", path);
     if (status)
         unlink(beside);
     else
         files_keep_folder(beside);
     free(beside);
+    return status;
+}
+
+/* What a link names is replaced, not the link. */
+gradd_status_t files_write(const char *path, const gradd_file_part_t *parts, int n) {
+    char *target = realpath(path, NULL);
+    const gradd_status_t status = replace(target ? target : path, parts, n);
+    free(target);
     return status;
 }

@@ -13,6 +13,7 @@ void files_keep_folder(char *path);
 /* disk.c: files that are written in place. */
 gradd_status_t disk_open(const char *path, bool fresh, gradd_file_t **out_file);
 void disk_close(gradd_file_t *file, bool remove);
+bool disk_is_named(const gradd_file_t *file, const char *path);
 gradd_status_t disk_bytes(gradd_file_t *file, uint64_t *out_bytes);
 gradd_status_t disk_read(gradd_file_t *file, uint64_t at, void *to, size_t n);
 gradd_status_t disk_write(gradd_file_t *file, uint64_t at, const void *from, size_t n);

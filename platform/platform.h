@@ -50,6 +50,9 @@ typedef struct gradd_platform_s {
     gradd_status_t (*open_file)(const char *path, bool fresh, gradd_file_t **out_file);
     /* Accepts NULL. `remove`: nothing is to be left of it. */
     void (*close_file)(gradd_file_t *file, bool remove);
+    /* Whether the path names this file; NULL: that of its opening, at which it may have been
+     * deleted, renamed or replaced. NULL where the machine cannot tell. */
+    bool (*is_named)(const gradd_file_t *file, const char *path);
     gradd_status_t (*file_bytes)(gradd_file_t *file, uint64_t *out_bytes);
     gradd_status_t (*read_at)(gradd_file_t *file, uint64_t at, void *to, size_t n);
     /* Beyond the end as well, where the bytes between are zeros then. */

@@ -83,6 +83,7 @@ const gradd_platform_t gradd_platform = {
     .write_file = files_write,
     .open_file = disk_open,
     .close_file = disk_close,
+    .is_named = disk_is_named,
     .file_bytes = disk_bytes,
     .read_at = disk_read,
     .write_at = disk_write,

@@ -200,7 +200,8 @@ static gradd_status_t open_named(gradd_file_t *file, const WCHAR *wide, bool fre
         const bool missing = code == ERROR_FILE_NOT_FOUND || code == ERROR_PATH_NOT_FOUND;
         if (missing && !fresh) return GRADD_OK;
         if (code == ERROR_SHARING_VIOLATION)
-            return GRADD_FAIL(STALE, "'%s' is in use by another program", file->path);
+            return GRADD_FAIL(STALE, "'%s' is in use: this program or another has it open",
+                              file->path);
         return failed("open", file->path);
     }
     GRADD_TRY(size_of(file->handle, file->path, &bytes));
@@ -222,6 +223,26 @@ static gradd_status_t open_file(const char *path, bool fresh, gradd_file_t **out
     }
     free(wide);
     return status;
+}
+
+static bool same_file(HANDLE file, HANDLE other) {
+    BY_HANDLE_FILE_INFORMATION a, b;
+    return GetFileInformationByHandle(file, &a) && GetFileInformationByHandle(other, &b) &&
+           a.dwVolumeSerialNumber == b.dwVolumeSerialNumber &&
+           a.nFileIndexHigh == b.nFileIndexHigh && a.nFileIndexLow == b.nFileIndexLow;
+}
+
+static bool is_named(const gradd_file_t *file, const char *path) {
+    WCHAR *wide;
+    if (wide_path(path ? path : file->path, 0, &wide)) return false;
+    const HANDLE named =
+        CreateFileW(wide, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL,
+                    OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
+    free(wide);
+    if (named == INVALID_HANDLE_VALUE) return false;
+    const bool same = same_file(file->handle, named);
+    CloseHandle(named);
+    return same;
 }
 
 static gradd_status_t file_bytes(gradd_file_t *file, uint64_t *out_bytes) {
@@ -298,6 +319,7 @@ const gradd_platform_t gradd_platform = {
     .write_file = write_file,
     .open_file = open_file,
     .close_file = close_file,
+    .is_named = is_named,
     .file_bytes = file_bytes,
     .read_at = read_at,
     .write_at = write_at,

@@ -142,16 +142,17 @@ typedef struct gradd_train_lasting_s {
  * holds one of the commits, the latest one that was finished or a later one. Values of frozen
  * parameters stay in the file, which is mapped. `options` may be NULL.
  * Errors: IO (names the path), MODEL (not such a file, or damaged: says where), VERSION, LIMIT,
- * UNSUPPORTED, STALE (another program has it open), NOMEM; those of gradd_train_state_load. */
+ * UNSUPPORTED, STALE (it is open already), NOMEM; those of gradd_train_state_load. */
 gradd_status_t gradd_train_open_state(const char *path, const gradd_train_lasting_t *options,
                                       gradd_train_state_t **out_state);
 /* Writes the state to a file, in place of what is there, and commits it there from now on.
- * Errors: IO, STALE (another program has the file open; the state has a file already), NOMEM. */
+ * Errors: IO, STALE (the file is open already; the state has a file already), NOMEM. */
 gradd_status_t gradd_train_keep_state(gradd_train_state_t *state, const char *path,
                                       const gradd_train_lasting_t *options);
 /* Commits what there is: at the end of a training, or before a device may be switched off. After a
  * failure the file has the commit before, and the next one tries again. Errors: UNSUPPORTED (the
- * state has no file), STALE (gradients wait for the optimizer, which would be lost), IO, NOMEM. */
+ * state has no file), STALE (gradients wait for the optimizer, which would be lost; the path names
+ * the state's file no longer, since it was deleted, renamed or replaced), IO, NOMEM. */
 gradd_status_t gradd_train_commit(gradd_train_state_t *state);
 
 typedef struct gradd_train_commits_s {
@@ -186,7 +187,7 @@ typedef struct gradd_train_optimizer_s {
     gradd_train_optimizer_kind_t kind;
     gradd_adam_mode_t mode;   /* AdamW */
     bool bias_correction;     /* AdamW */
-    double beta1, beta2, eps; /* AdamW */
+    double beta1, beta2, eps; /* AdamW; betas are below 1, all constants at least 0 */
     double momentum;          /* SGD; 0 = none */
     double weight_decay;      /* both */
     double max_norm;          /* clips the norm of all gradients together; 0 = not clipped */
@@ -220,17 +221,19 @@ typedef struct gradd_train_tensor_s {
 
 /* Makes a session; the state stays valid until it is closed, and has one session at a time.
  * Errors: MODEL, GRAPH, LIMIT, EXTDATA, IO (a path), TENSOR (a parameter is not of the type that
- * the model declares; no trainable parameter; the loss is no float), UNSUPPORTED, STALE (the state
- * has a session already), NOMEM. */
+ * the model declares; no trainable parameter; the loss is no float; a constant of the optimizer is
+ * out of its range), UNSUPPORTED, STALE (the state has a session already), NOMEM. */
 gradd_status_t gradd_train_open(gradd_train_state_t *state, const gradd_train_options_t *options,
                                 gradd_train_session_t **out_session);
 /* Accepts NULL. Gradients go with it. */
 void gradd_train_close(gradd_train_session_t *session);
 gradd_train_state_t *gradd_train_session_state(const gradd_train_session_t *session);
-/* The optimizer of the steps that follow, in place of that of the options. Moments stay: those of
- * another kind of optimizer do not fit. */
-void gradd_train_set_optimizer(gradd_train_session_t *session,
-                               const gradd_train_optimizer_t *optimizer);
+/* The optimizer of the steps that follow, in place of that of the options. A parameter whose
+ * moments are those of another kind (AdamW has two, SGD with momentum one, SGD none) loses them,
+ * and its count of steps, in its next step. Errors: TENSOR (names a constant that is out of its
+ * range). */
+gradd_status_t gradd_train_set_optimizer(gradd_train_session_t *session,
+                                         const gradd_train_optimizer_t *optimizer);
 
 typedef enum gradd_train_phase_e {
     GRADD_TRAIN_TRAINING,
@@ -339,7 +342,8 @@ gradd_train_memory_t gradd_train_memory(const gradd_train_session_t *session);
 gradd_status_t gradd_train_state_load(const char *path, gradd_train_state_t **out_state);
 gradd_status_t gradd_train_state_load_bytes(const void *bytes, size_t n,
                                             gradd_train_state_t **out_state);
-/* Writes beside the path, then renames. Errors: IO, NOMEM. */
+/* Writes beside the path, then renames. Errors: IO, STALE (the path names the file that the state
+ * is committed to), NOMEM. */
 gradd_status_t gradd_train_state_save(const gradd_train_state_t *state, const char *path,
                                       bool with_optimizer);
 /* Kind and constants of an optimizer model, as ONNX Runtime writes them. Errors: those of

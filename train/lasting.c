@@ -223,9 +223,22 @@ static gradd_status_t commit_beside(gradd_train_state_t *state, lasting_t *l) {
     return GRADD_OK;
 }
 
+bool lasting_is_at(const lasting_t *l, const char *path) {
+    return l && l->file && l->on->is_named && l->on->is_named(l->file, path);
+}
+
+/* A commit to a file without a name is lost, and so is what another has put in its place. */
+static gradd_status_t check_name(const lasting_t *l) {
+    if (!l->file || !l->on->is_named || l->on->is_named(l->file, NULL)) return GRADD_OK;
+    return GRADD_FAIL(STALE,
+                      "the path names the state's file no longer: it was deleted, renamed or "
+                      "replaced; a checkpoint saves what there is");
+}
+
 gradd_status_t lasting_commit(gradd_train_state_t *state, lasting_t *l) {
     const double began = l->on->seconds();
     GRADD_TRY(check_state(state));
+    GRADD_TRY(check_name(l));
     GRADD_TRY(l->file && !l->doubtful ? commit_in_place(state) : commit_beside(state, l));
     l->ended = l->on->seconds();
     l->seconds = l->ended - began;

@@ -88,6 +88,8 @@ void lasting_close(lasting_t *lasting);
 gradd_status_t lasting_commit(gradd_train_state_t *state, lasting_t *lasting);
 /* Nothing is committed where there is no file, or where it is not time. */
 gradd_status_t lasting_commit_due(gradd_train_state_t *state);
+/* Whether the path names the state's file. Accepts NULL. */
+bool lasting_is_at(const lasting_t *lasting, const char *path);
 /* Memory that commits use again: for a table, and for the spans of all pieces and the table.
  * Errors: NOMEM. */
 gradd_status_t lasting_need_table(lasting_t *lasting, size_t bytes);

@@ -126,6 +126,7 @@ void lasting_close(lasting_t *l) {
 
 static gradd_status_t create(const gradd_platform_t *on, const char *path,
                              const gradd_train_lasting_t *o, lasting_t **out) {
+    if (!path) return GRADD_FAIL(IO, "a state in a file: the path is missing");
     if (o->commit_every < 0 || o->commit_ms < 0)
         return GRADD_FAIL(LIMIT, "a commit every %lld steps, every %lld ms",
                           (long long)o->commit_every, (long long)o->commit_ms);

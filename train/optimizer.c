@@ -97,13 +97,52 @@ static void sgd(const gradd_train_session_t *s, train_parameter_t *p, float scal
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
+/* torch's limits: what lies beyond them makes NaNs, or nothing that was meant. */
+gradd_status_t optimizer_check(const gradd_train_optimizer_t *o) {
+    const bool is_adam = o->kind == GRADD_TRAIN_ADAMW;
+    if ((unsigned)o->kind > GRADD_TRAIN_SGD)
+        return GRADD_FAIL(TENSOR, "an optimizer of kind %d", (int)o->kind);
+    if (is_adam && (unsigned)o->mode > GRADD_ADAMW_TORCH)
+        return GRADD_FAIL(TENSOR, "AdamW of mode %d", (int)o->mode);
+    const struct {
+        const char *name;
+        double value, end; /* from 0 on, below this */
+    } numbers[] = {
+        {"beta1",        is_adam ? o->beta1 : 0,                           1       },
+        {"beta2",        is_adam ? o->beta2 : 0,                           1       },
+        {"eps",          is_adam ? o->eps : 0,                             INFINITY},
+        {"momentum",     o->kind == GRADD_TRAIN_SGD ? o->momentum : 0,     INFINITY},
+        {"weight_decay", o->kind ? o->weight_decay : 0,                    INFINITY},
+        {"max_norm",     o->kind && !isinf(o->max_norm) ? o->max_norm : 0, INFINITY},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (!(numbers[i].value >= 0 && numbers[i].value < numbers[i].end))
+            return GRADD_FAIL(TENSOR, "the optimizer's %s is %g, expected a number from 0 on%s",
+                              numbers[i].name, numbers[i].value,
+                              numbers[i].end < 2 ? ", below 1" : "");
+    return GRADD_OK;
+}
+
 static int n_moments(const gradd_train_optimizer_t *o) {
     return o->kind == GRADD_TRAIN_ADAMW ? 2 : o->momentum != 0;
 }
 
+/* Moments of another kind of optimizer: AdamW has two, SGD the momentum or none. */
+static bool has_others(const train_parameter_t *p, int n) {
+    int there = 0;
+    while (there < GRADD_TRAIN_MOMENTS && p->moments[there])
+        there++;
+    return there ? there != n : n == GRADD_TRAIN_MOMENTS && p->steps;
+}
+
+/* An optimizer that follows one of another kind starts without any, as a new one of torch does. */
 static gradd_status_t make_moments(gradd_train_session_t *s) {
     for (int k = 0; k < s->n_trained; k++) {
         train_parameter_t *p = &s->state->parameters[s->trained[k]];
+        if (p->has_gradient && has_others(p, n_moments(&s->options.optimizer))) {
+            state_drop_moments(p);
+            p->changed = true;
+        }
         for (int j = 0; p->has_gradient && j < n_moments(&s->options.optimizer); j++)
             GRADD_TRY(state_make_moment(p, j));
     }
@@ -159,8 +198,11 @@ gradd_status_t gradd_train_optimizer_step(gradd_train_session_t *s, double *out_
     return GRADD_OK;
 }
 
-void gradd_train_set_optimizer(gradd_train_session_t *s, const gradd_train_optimizer_t *optimizer) {
+gradd_status_t gradd_train_set_optimizer(gradd_train_session_t *s,
+                                         const gradd_train_optimizer_t *optimizer) {
+    GRADD_TRY(optimizer_check(optimizer));
     s->options.optimizer = *optimizer;
+    return GRADD_OK;
 }
 
 /* ---- learning rates -------------------------------------------------------------------------- */

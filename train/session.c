@@ -70,7 +70,7 @@ static gradd_status_t check_options(const gradd_train_options_t *o) {
         return GRADD_FAIL(LIMIT, "%d plans, at most %d", o->max_plans, GRADD_TRAIN_MOST_PLANS);
     if (o->memory_budget < 0)
         return GRADD_FAIL(LIMIT, "a memory budget of %lld bytes", (long long)o->memory_budget);
-    return GRADD_OK;
+    return optimizer_check(&o->optimizer);
 }
 
 static gradd_status_t open_device(gradd_train_session_t *s) {
@@ -150,30 +150,36 @@ gradd_train_state_t *gradd_train_session_state(const gradd_train_session_t *s) {
 
 /* ---- models ---------------------------------------------------------------------------------- */
 
+/* A phase that is none has neither inputs nor outputs. */
+static const train_side_t *side_of(const gradd_train_session_t *s, gradd_train_phase_t phase) {
+    static const train_side_t none = {0};
+    return (unsigned)phase > GRADD_TRAIN_EVAL ? &none : &s->sides[phase];
+}
+
 int gradd_train_input_count(const gradd_train_session_t *s, gradd_train_phase_t phase) {
-    return s->sides[phase].n_user;
+    return side_of(s, phase)->n_user;
 }
 
 int gradd_train_output_count(const gradd_train_session_t *s, gradd_train_phase_t phase) {
-    return s->sides[phase].n_shown;
+    return side_of(s, phase)->n_shown;
 }
 
 const char *gradd_train_input_name(const gradd_train_session_t *s, gradd_train_phase_t phase,
                                    int i) {
-    const train_side_t *side = &s->sides[phase];
+    const train_side_t *side = side_of(s, phase);
     return i < 0 || i >= side->n_user ? NULL : gradd_model_input_name(side->model, side->user[i]);
 }
 
 const char *gradd_train_output_name(const gradd_train_session_t *s, gradd_train_phase_t phase,
                                     int i) {
-    const train_side_t *side = &s->sides[phase];
+    const train_side_t *side = side_of(s, phase);
     return i < 0 || i >= side->n_shown ? NULL
                                        : gradd_model_output_name(side->model, side->outputs[i]);
 }
 
 gradd_type_t gradd_train_input_type(const gradd_train_session_t *s, gradd_train_phase_t phase,
                                     int i) {
-    const train_side_t *side = &s->sides[phase];
+    const train_side_t *side = side_of(s, phase);
     if (i < 0 || i >= side->n_user) return (gradd_type_t){.rank = -1};
     return gradd_model_input_type(side->model, side->user[i]);
 }

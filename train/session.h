@@ -86,6 +86,9 @@ void shapes_drop(train_side_t *side);
 gradd_status_t shape_place_input(train_shape_t *shape, int n_user, int i,
                                  const gradd_train_tensor_t *input, const void **out);
 
+/* optimizer.c. Errors: TENSOR (names the constant). */
+gradd_status_t optimizer_check(const gradd_train_optimizer_t *optimizer);
+
 /* select.c: fills `trained` from the state. Errors: TENSOR, UNSUPPORTED, NOMEM. */
 gradd_status_t session_list_trained(gradd_train_session_t *session);
 

@@ -109,11 +109,16 @@ static int input_of(const model_t *m, int32_t value) {
     return -1;
 }
 
-static bool has_statistics(const model_node_t *n) {
+static bool has_mode(const model_node_t *n) {
     const gradd_attr_t *training = gradd_attr_find(n->attrs, "training_mode");
-    const bool is_norm =
-        !strcmp(n->op_type, "BatchNormalization") || !strcmp(n->op_type, "BatchNormInternal");
-    return is_norm && training && training->i && n->n_in >= 5;
+    return training && training->i;
+}
+
+static bool has_statistics(const model_node_t *n) {
+    const bool is_norm = !strcmp(n->op_type, "BatchNormalization");
+    const bool is_old = is_norm && n->opset < 14 && n->n_out > 1; /* it had no attribute */
+    return (is_norm || !strcmp(n->op_type, "BatchNormInternal")) && (has_mode(n) || is_old) &&
+           n->n_in >= 5;
 }
 
 /* The parameter that result j of a batch norm is the new value of; -1 = none. */
@@ -165,8 +170,7 @@ static gradd_status_t find_statistics(train_side_t *side) {
 void side_trim_norms(model_t *m) {
     for (int k = 0; k < m->n_nodes; k++) {
         model_node_t *n = &m->nodes[k];
-        if (!strcmp(n->op_type, "BatchNormalization") && !has_statistics(n) && n->n_out > 1)
-            n->n_out = 1;
+        if (!strcmp(n->op_type, "BatchNormalization") && !has_mode(n) && n->n_out > 1) n->n_out = 1;
     }
 }
 

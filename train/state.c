@@ -188,6 +188,8 @@ gradd_status_t gradd_train_state_write(gradd_train_state_t *state, int i, const 
                                        const void *data) {
     char expected[GRADD_TYPE_TEXT], got[GRADD_TYPE_TEXT];
     train_parameter_t *p = &state->parameters[i];
+    if (!data && p->bytes)
+        return GRADD_FAIL(TENSOR, "parameter '%s': the values are missing", p->name);
     if (!gradd_type_equal(type, &p->type))
         return GRADD_FAIL(TENSOR, "parameter '%s' is %s, not %s", p->name,
                           gradd_type_format(&p->type, expected), gradd_type_format(type, got));
@@ -260,6 +262,8 @@ gradd_train_property_t gradd_train_state_property(const gradd_train_state_t *sta
 gradd_status_t gradd_train_state_set_property(gradd_train_state_t *state,
                                               const gradd_train_property_t *property) {
     gradd_train_property_t made = {.kind = property->kind};
+    if ((unsigned)made.kind > GRADD_TRAIN_TEXT)
+        return GRADD_FAIL(TENSOR, "a property of kind %d", (int)made.kind);
     if (!property->name || !property->name[0]) return GRADD_FAIL(TENSOR, "a property has no name");
     GRADD_TRY(grow((void **)&state->properties, state->n_properties, &state->property_room,
                    sizeof state->properties[0]));

@@ -13,7 +13,13 @@ static const char *name_of(const train_side_t *side, int i) {
 
 static gradd_status_t check_types(const train_side_t *side, const gradd_train_tensor_t *inputs,
                                   int n) {
+    if (n >= 0 && n < side->n_user)
+        return GRADD_FAIL(TENSOR,
+                          "expected %d inputs, got %d: '%s' is neither given nor a parameter "
+                          "of the state",
+                          side->n_user, n, name_of(side, side->user[n]));
     if (n != side->n_user) return GRADD_FAIL(TENSOR, "expected %d inputs, got %d", side->n_user, n);
+    if (n && !inputs) return GRADD_FAIL(TENSOR, "%d inputs, but their list is missing", n);
     for (int i = 0; i < n; i++)
         GRADD_TRY(gradd_wrap(gradd_type_check(&inputs[i].type), "input '%s'",
                              name_of(side, side->user[i])));
@@ -191,6 +197,7 @@ void gradd_train_set_seed(gradd_train_session_t *s, uint64_t seed) {
 
 gradd_status_t gradd_train_prepare(gradd_train_session_t *session, gradd_train_phase_t phase,
                                    const gradd_train_tensor_t *inputs, int n_inputs) {
+    if ((unsigned)phase > GRADD_TRAIN_EVAL) return GRADD_FAIL(TENSOR, "phase %d", (int)phase);
     train_side_t *side = &session->sides[phase];
     train_shape_t *shape;
     if (!side->model) return GRADD_FAIL(UNSUPPORTED, "the session has no such model");

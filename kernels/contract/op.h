@@ -248,7 +248,8 @@ struct gradd_op_s {
     int since, until;   /* opset range, inclusive; until 0 = open */
     int min_in, max_in, min_out, max_out;
     uint32_t flags;
-    uint32_t no_diff; /* bit k: input k carries no gradient although it is a float */
+    uint32_t no_diff; /* bit k: input k carries no gradient although it is a float: it is zero */
+    uint32_t no_rule; /* bit k: it has one that the rule does not give; differentiating fails */
     uint32_t counts;  /* bit j: output j holds integers or booleans, whatever the inputs are */
     /* Output j is the gradient of input formed[j] - 1 for a gradient of 1 of output 0, which only
      * ScaleGrad reads; 0 = it is none. */

@@ -112,6 +112,9 @@ static gradd_status_t call_rule(sweep_t *s, int32_t id, const graph_node_t *n,
         need[i] = carries_gradient(s, n, i);
         any |= need[i];
         din[i] = GRADD_NONE;
+        if (need[i] && i < 32 && n->op->no_rule >> i & 1)
+            return GRADD_FAIL(UNSUPPORTED, "input %d needs a gradient, which %s does not give it",
+                              i, n->op->name);
     }
     if (!any) return GRADD_OK;
     g->origin = n->origin;

@@ -164,6 +164,28 @@ static gradd_status_t need_node(exported_t *exported, proto_span_t node, bool *o
 }
 
 /* Takes out the nodes that are not needed: their id becomes 0. */
+/* An output is the result of a node, and is named once. */
+static gradd_status_t check_outputs(const exported_t *exported, const char *const *outputs,
+                                    int n_outputs) {
+    if (n_outputs <= 0) return GRADD_FAIL(TENSOR, "%d outputs, expected one at least", n_outputs);
+    if (!outputs) return GRADD_FAIL(TENSOR, "the names of the outputs are missing");
+    for (int i = 0; i < n_outputs; i++) {
+        if (!outputs[i]) return GRADD_FAIL(TENSOR, "output %d has no name", i);
+        for (int k = 0; k < i; k++)
+            if (!strcmp(outputs[i], outputs[k]))
+                return GRADD_FAIL(TENSOR, "output '%s' is named twice", outputs[i]);
+        for (int k = 0; k < exported->n_fields; k++) {
+            const proto_field_t *field = &exported->fields[k];
+            proto_span_t name;
+            if (field->id != PROTO_GRAPH_INPUT) continue;
+            GRADD_TRY(proto_find(field->bytes, PROTO_VALUE_NAME, &name));
+            if (proto_is(name, outputs[i]))
+                return GRADD_FAIL(TENSOR, "'%s' is an input of the model, no output", outputs[i]);
+        }
+    }
+    return GRADD_OK;
+}
+
 static gradd_status_t need_outputs(exported_t *exported, const char *const *outputs,
                                    int n_outputs) {
     for (int i = 0; i < n_outputs; i++) {
@@ -332,6 +354,7 @@ static gradd_status_t write_graph(pieces_t *out, exported_t *exported,
     GRADD_TRY(list_fields(exported));
     GRADD_TRY(list_names(exported));
     GRADD_TRY(list_types(exported));
+    GRADD_TRY(check_outputs(exported, outputs, n_outputs));
     GRADD_TRY(need_outputs(exported, outputs, n_outputs));
     for (int i = 0; i < exported->n_fields; i++)
         GRADD_TRY(write_field(out, exported, state, &exported->fields[i]));
@@ -377,6 +400,7 @@ gradd_status_t export_model(const export_source_t *source, const char *const *ou
 
 gradd_status_t gradd_train_export(const gradd_train_session_t *session, const char *path,
                                   const char *const *outputs, int n_outputs) {
+    if (!path) return GRADD_FAIL(IO, "export: the path is missing");
     if (!session->eval_bytes)
         return GRADD_FAIL(UNSUPPORTED, "the session has no eval model to export from");
     const export_source_t source = {session->eval_bytes, session->eval_n, session->state,

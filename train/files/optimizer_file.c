@@ -164,6 +164,8 @@ gradd_status_t gradd_train_optimizer_load(const gradd_train_model_t *model,
     gradd_train_optimizer_t optimizer = {0};
     proto_span_t bytes = {model->bytes, model->n};
     void *read = NULL;
+    if (!model->bytes && !model->path)
+        return GRADD_FAIL(IO, "optimizer model: neither bytes nor a path are given");
     if (!model->bytes) {
         GRADD_TRY(gradd_platform.read_file(model->path, MAX_MODEL, &read, &bytes.n));
         bytes.at = read;

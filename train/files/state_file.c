@@ -15,7 +15,7 @@
 
 #include "platform/platform.h"
 #include "train/files/checkpoint.h"
-#include "train/state.h"
+#include "train/lasting.h"
 
 #define MAIN_GROUP "group0"
 
@@ -128,6 +128,7 @@ gradd_status_t gradd_train_state_load_bytes(const void *bytes, size_t n,
                                             gradd_train_state_t **out_state) {
     checkpoint_t checkpoint;
     gradd_train_state_t *state = NULL;
+    if (!bytes) return GRADD_FAIL(MODEL, "a checkpoint: the bytes are missing");
     GRADD_TRY(checkpoint_read(bytes, n, &checkpoint));
     gradd_status_t status = gradd_train_state_create(&state);
     if (status == GRADD_OK) status = add_parameters(state, &checkpoint);
@@ -145,6 +146,7 @@ gradd_status_t gradd_train_state_load_bytes(const void *bytes, size_t n,
 gradd_status_t gradd_train_state_load(const char *path, gradd_train_state_t **out_state) {
     void *bytes;
     size_t n;
+    if (!path) return GRADD_FAIL(IO, "a checkpoint: the path is missing");
     GRADD_TRY(gradd_platform.read_file(path, INT32_MAX, &bytes, &n));
     const gradd_status_t status = gradd_train_state_load_bytes(bytes, n, out_state);
     free(bytes);
@@ -287,6 +289,12 @@ static gradd_status_t write_made(const checkpoint_t *checkpoint, const char *pat
 gradd_status_t gradd_train_state_save(const gradd_train_state_t *state, const char *path,
                                       bool with_optimizer) {
     made_t made = {0};
+    if (!path) return GRADD_FAIL(IO, "a checkpoint: the path is missing");
+    if (lasting_is_at(state->lasting, path))
+        return GRADD_FAIL(STALE,
+                          "'%s' is the file that the state is committed to: a checkpoint needs "
+                          "another path",
+                          path);
     gradd_status_t status = make_lists(state, &made);
     if (status == GRADD_OK) status = list_parameters(state, &made.checkpoint);
     if (status == GRADD_OK) {

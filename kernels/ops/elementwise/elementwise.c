@@ -5,8 +5,8 @@
  * divisor. Saved for backward: Exp, Sqrt, Reciprocal, Div, Pow, Max, Min their result, the others
  * inputs only. At edges the slope is that of torch: where operands tie, Max and Min share the
  * gradient evenly among them (two operands both get all of it where one is NaN); Clip passes it
- * inside the closed interval and not to NaN; Abs has 0 at 0 and NaN; a power passes nothing to an
- * exponent >= 0 of 0. Sign, Floor, Ceil and Round have gradient zero. */
+ * inside the closed interval and not to NaN, and beyond it to the bound; Abs has 0 at 0 and NaN; a
+ * power passes nothing to an exponent >= 0 of 0. Sign, Floor, Ceil and Round have gradient zero. */
 #include "kernels/contract/fault.h"
 #include "kernels/contract/kernel.h"
 #include "kernels/cpu/half.h"
@@ -495,8 +495,26 @@ static gradd_status_t grad_erf(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* A bound in the place of the elements that it replaces, as torch.clamp: the upper one where the
+ * two cross, and neither where an element is equal to one. */
+static void grad_bound(gradd_grad_t *g, int k) {
+    const gradd_val_t own = g->in[k], other = k < 2 && g->n_in < 3 ? GRADD_NONE : g->in[3 - k];
+    const char *beyond = k == 1 ? "Less" : "Greater";
+    gradd_val_t bound = gradd_reshape_to(g->b, own, (const int64_t[1]){0}, 0);
+    gradd_val_t takes = GRADD_EMIT(g->b, beyond, g->in[0], bound);
+    if (other != GRADD_NONE) {
+        gradd_val_t against = gradd_reshape_to(g->b, other, (const int64_t[1]){0}, 0);
+        gradd_val_t order = GRADD_EMIT(g->b, "Less", bound, against);
+        takes = GRADD_EMIT(g->b, k == 1 ? "And" : "Or", takes, order);
+    }
+    gradd_val_t d = GRADD_EMIT(g->b, "Where", takes, g->dout[0], scalar_like(g, 0));
+    g->din[k] = gradd_reduce_to(g->b, d, own);
+}
+
 static gradd_status_t grad_clip(gradd_grad_t *g) {
-    if (!g->need[0]) return GRADD_OK;
+    for (int k = 1; k < g->n_in; k++)
+        if (g->need[k]) grad_bound(g, k);
+    if (!g->need[0]) return g->b->status;
     gradd_val_t d = g->dout[0], zero = scalar_like(g, 0);
     for (int k = 1; k < g->n_in; k++) {
         if (g->in[k] == GRADD_NONE) continue;
@@ -648,9 +666,9 @@ GRADD_OPS(
                                   {.text = "f32[3,4]:(-9,9)"}),
              .flags = FLAT),
     GRADD_OP(
-        "Clip", "", 11, (1, 3), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 6,
-        .types = {GRADD_T_NUM}, .infer = infer_clip, .rowwise = gradd_rowwise_map,
-        .grad = grad_clip, .ref = GRADD_REF(compute_clip),
+        "Clip", "", 11, (1, 3), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+        .infer = infer_clip, .rowwise = gradd_rowwise_map, .grad = grad_clip,
+        .ref = GRADD_REF(compute_clip),
         .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"}, {.text = "f32[3,4]"},
                              {.text = "f32[3,4] - f32[]={0.7}"}, {.text = "f32[3,4] f32[1]={-0.5}"},
                              {.text = "i64[5] i64[]={1} i64[]={3}"}, {.text = "i32[5] - i32[]={3}"},

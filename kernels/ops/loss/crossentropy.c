@@ -366,7 +366,7 @@ GRADD_OPS(
     crossentropy,
     GRADD_OP(
         "CrossEntropy", "com.gradd", 1, (GRADD_CE_ITEMS, GRADD_CE_INPUTS), (1, GRADD_CE_OUTPUTS),
-        .no_diff = 1 << GRADD_CE_ITEMS | 1 << GRADD_CE_WEIGHTS,
+        .no_rule = 1 << GRADD_CE_ITEMS | 1 << GRADD_CE_WEIGHTS,
         .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM, GRADD_T_FLOAT}, .attrs = LOSS_ATTRS,
         .infer = infer_loss, .grad = grad_loss, .expand = expand_loss, .ref = GRADD_REF(ref_loss),
         .cases = GRADD_CASES(

@@ -466,7 +466,7 @@ static gradd_status_t expand_likelihood_grad(gradd_expand_t *e) {
 
 GRADD_OPS(
     loss,
-    GRADD_OP("SoftmaxCrossEntropyLoss", "", 12, (2, 3), (1, 2), .no_diff = 4,
+    GRADD_OP("SoftmaxCrossEntropyLoss", "", 12, (2, 3), (1, 2), .no_rule = 4,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_loss, .grad = grad_cross_entropy,
              .ref = GRADD_REF(ref_cross_entropy),
@@ -494,7 +494,7 @@ GRADD_OPS(
                           "reduction=\"none\""},
                  {.text = "f32[] f32[2,2]={1000,0,0,-1000} i64[2]={0,1}"},
                  {.text = "f32[] f32[2,3] i64[2]={-1,-1} | ignore_index=-1"})),
-    GRADD_OP("NegativeLogLikelihoodLoss", "", 12, (2, 3), (1, 1), .no_diff = 4,
+    GRADD_OP("NegativeLogLikelihoodLoss", "", 12, (2, 3), (1, 1), .no_rule = 4,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_loss, .grad = grad_likelihood,
              .ref = GRADD_REF(compute_likelihood), .cases = GRADD_CASES(CASES_LOSS(""))),

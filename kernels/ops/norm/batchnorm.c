@@ -506,11 +506,16 @@ static gradd_status_t expand_batch_norm(gradd_expand_t *x) {
 
 /* ---- ONNX's operator ------------------------------------------------------------------------- */
 
+/* Before opset 14 there was no attribute: a node that asks for statistics trains. */
+static bool is_training(const gradd_op_t *op, gradd_attrs_t attrs, int n_out) {
+    return gradd_attr_int(attrs, "training_mode", 0) || (op->until && n_out > 1);
+}
+
 static gradd_status_t infer_onnx(gradd_infer_t *c) {
     static const char *const names[] = {"X", "scale", "B", "input_mean", "input_var"};
     const gradd_type_t *x = &c->in[GRADD_BATCH_X].type;
     if (x->rank < 2) return GRADD_FAIL(GRAPH, "X has rank %d, at least 2", x->rank);
-    if (c->n_out > 1 && !gradd_attr_int(c->attrs, "training_mode", 0))
+    if (c->n_out > 1 && !is_training(c->op, c->attrs, c->n_out))
         return GRADD_FAIL(UNSUPPORTED, "statistics as results without training_mode=1");
     for (int i = 1; i < c->n_in; i++)
         if (c->in[i].type.rank != 1 || c->in[i].type.dims[0] != x->dims[1])
@@ -532,9 +537,11 @@ static gradd_val_t running(gradd_builder_t *b, gradd_val_t before, gradd_val_t n
     return GRADD_EMIT(b, "StopGradient", gradd_cast(b, v, dtype));
 }
 
-/* Results of BatchNormInternal behind those of BatchNormalization: of the batch the mean and
- * 1 / sqrt(variance + epsilon), in the type of the statistics. */
+/* Results behind those of today's BatchNormalization: of the batch the mean and, of
+ * BatchNormInternal, 1 / sqrt(variance + epsilon), before opset 14 the variance, in the type of the
+ * statistics. */
 static const int saved_by[] = {GRADD_BATCH_OUT_MEAN, GRADD_BATCH_OUT_INV};
+static const int saved_before[] = {GRADD_BATCH_OUT_MEAN, GRADD_BATCH_OUT_VAR};
 
 static gradd_val_t saved(gradd_builder_t *b, gradd_val_t like, gradd_val_t v) {
     return GRADD_EMIT(b, "StopGradient", gradd_cast(b, v, gradd_val_type(b, like)->dtype));
@@ -543,7 +550,8 @@ static gradd_val_t saved(gradd_builder_t *b, gradd_val_t like, gradd_val_t v) {
 static gradd_status_t expand_onnx(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     const gradd_dtype_t dtype = wide_dtype(gradd_val_type(b, x->in[GRADD_BATCH_X])->dtype);
-    const bool training = gradd_attr_int(x->attrs, "training_mode", 0);
+    const bool training = is_training(x->op, x->attrs, x->n_out);
+    const int *by = x->op->until ? saved_before : saved_by;
     const double momentum = gradd_attr_float(x->attrs, "momentum", 0.9);
     const gradd_attr_t attr =
         gradd_make_float(GRADD_BATCH_EPSILON, gradd_attr_float(x->attrs, "epsilon", 1e-5));
@@ -558,7 +566,7 @@ static gradd_status_t expand_onnx(gradd_expand_t *x) {
     for (int j = 1; j < x->n_out; j++)
         x->out[j] = j < GRADD_BATCH_OUT_INV
                         ? running(b, x->in[GRADD_BATCH_MEAN + j - 1], out[j], momentum)
-                        : saved(b, x->in[GRADD_BATCH_MEAN], out[saved_by[j - GRADD_BATCH_OUT_INV]]);
+                        : saved(b, x->in[GRADD_BATCH_MEAN], out[by[j - GRADD_BATCH_OUT_INV]]);
     return b->status;
 }
 
@@ -600,7 +608,17 @@ GRADD_OPS(
                  {.text = "f32[600,90] f32[600,90] f32[90] f32[90] f32[90]:(0.5,2) -> 2"},
                  {.text = "f32[0,3,4] f32[0,3,4] f32[3] f32[3] f32[3] -> 3"},
                  {.text = "f32[2,3,0] f32[2,3,0] f32[3] f32[3] f32[3] -> 3"})),
-    GRADD_OP("BatchNormalization", "", 9, (GRADD_BATCH_INPUTS, GRADD_BATCH_INPUTS),
+    GRADD_OP("BatchNormalization", "", 9, (GRADD_BATCH_INPUTS, GRADD_BATCH_INPUTS), (1, 5),
+             .until = 13, .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
+                                      {"momentum", GRADD_ATTR_FLOAT, false},
+                                      {"training_mode", GRADD_ATTR_INT, false}),
+             .infer = infer_onnx, .expand = expand_onnx,
+             .cases = GRADD_CASES(
+                 {.text = "f32[5,3,2] f32[3] f32[3] f32[3] f32[3]:(0.5,2)"},
+                 {.text = "f32[5,3,2] f32[3] f32[3] f32[3] f32[3]:(0.5,2) | momentum=0.7 -> 5",
+                  .grad_tol = -1})),
+    GRADD_OP("BatchNormalization", "", 14, (GRADD_BATCH_INPUTS, GRADD_BATCH_INPUTS),
              (1, GRADD_BATCH_OUT_INV), .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
                                       {"momentum", GRADD_ATTR_FLOAT, false},

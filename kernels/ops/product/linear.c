@@ -491,7 +491,7 @@ GRADD_OPS(
     GRADD_OP(
         "LinearCrossEntropy", "com.gradd", 1, (3, 8), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY | GRADD_OP_CHUNKED,
-        .no_diff = 1 << GRADD_HEAD_ITEMS | 1 << GRADD_HEAD_CLASSES | 1 << GRADD_HEAD_WEIGHTS |
+        .no_rule = 1 << GRADD_HEAD_ITEMS | 1 << GRADD_HEAD_CLASSES | 1 << GRADD_HEAD_WEIGHTS |
                    1 << GRADD_HEAD_SQUARES,
         .formed = {[GRADD_HEAD_DX] = GRADD_HEAD_X + 1,
                    [GRADD_HEAD_DW] = GRADD_HEAD_W + 1,

@@ -374,7 +374,7 @@ static const gradd_attr_spec_t dropout_attrs[] = {
 
 GRADD_OPS(
     dropout,
-    GRADD_OP("Dropout", "", 12, (1, 4), (1, 2), .flags = GRADD_OP_RANDOM, .no_diff = 6, .counts = 2,
+    GRADD_OP("Dropout", "", 12, (1, 4), (1, 2), .flags = GRADD_OP_RANDOM, .no_rule = 2, .counts = 2,
              .types = DROPOUT_TYPES, .attrs = dropout_attrs, .infer = infer_dropout,
              .rowwise = rowwise_dropout, .grad = grad_dropout, .ref = GRADD_REF(ref_dropout),
              .cases = GRADD_CASES({.text = "f32[3,45] f32[]={0.3} bool[]={1}"},

@@ -254,6 +254,51 @@ static gradd_status_t differentiate(ops_job_t *job, ops_diff_t *d, uint64_t mask
     return GRADD_OK;
 }
 
+/* Which inputs of an operator were compared with differences: bit k is input k. Those of operators
+ * that take many are alike from the third on. */
+enum { MOST_OPS = 512, MANY = 10, ALIKE = 3 };
+static struct {
+    const gradd_op_t *op;
+    uint32_t inputs;
+} compared[MOST_OPS];
+
+static uint32_t *compared_of(const gradd_op_t *op) {
+    for (int i = 0; i < MOST_OPS; i++) {
+        if (compared[i].op && compared[i].op != op) continue;
+        compared[i].op = op;
+        return &compared[i].inputs;
+    }
+    test_fail(__FILE__, __LINE__, "more than %d operators", MOST_OPS);
+    return NULL;
+}
+
+/* What differences do not show: a gradient that is not that of the value, by definition; one that
+ * the rule refuses. */
+static const char *const not_shown[] = {"StraightThrough", "Trigamma"};
+
+static bool is_shown(const gradd_op_t *op) {
+    for (size_t i = 0; i < sizeof not_shown / sizeof not_shown[0]; i++)
+        if (!strcmp(op->name, not_shown[i])) return false;
+    return !(op->flags & (GRADD_OP_NO_GRAD | GRADD_OP_VIEW)) && !gradd_op_is_composite(op);
+}
+
+/* So a rule that forgets an operand is found: one that is left out is in the row's no_diff or
+ * no_rule. */
+static void check_compared(void) {
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t k = 0; k < gradd_op_families[f]->n; k++) {
+            const gradd_op_t *op = &gradd_op_families[f]->v[k];
+            const int n = op->max_in > MANY ? ALIKE : op->max_in;
+            for (int i = 0; i < n && is_shown(op); i++)
+                if (gradd_op_carries(op, i) && !(op->no_rule >> i & 1) &&
+                    !(*compared_of(op) >> i & 1)) {
+                    printf("%s: no case compares the gradient of input %d with differences\n",
+                           op->name, i);
+                    failures++;
+                }
+        }
+}
+
 static gradd_status_t check_gradient(ops_job_t *job) {
     static ops_diff_t d;
     bool any = false;
@@ -262,8 +307,10 @@ static gradd_status_t check_gradient(ops_job_t *job) {
     GRADD_TRY(eager_call(&job->e, &job->call, d.out));
     for (int i = 0; i < job->call.n_in; i++) {
         gradd_view_t *x = &job->data.in[i];
-        d.need[i] = x->type.dtype == GRADD_DT_F64 && !(i < 32 && job->op->no_diff >> i & 1);
+        d.need[i] = x->type.dtype == GRADD_DT_F64 &&
+                    !(i < 32 && (job->op->no_diff | job->op->no_rule) >> i & 1);
         any |= d.need[i];
+        if (d.need[i]) *compared_of(job->op) |= 1u << (i & 31);
         d.in[i] = x->type.dtype ? eager_add(&job->e, *x, job->data.known[i]) : GRADD_NONE;
     }
     int floats = 0;
@@ -317,6 +364,7 @@ TEST_LIMIT(gradient_agrees_with_differences, 120) {
     omp_set_num_threads(tested_threads(1)); /* threads are the forward test's matter */
     every_case(check_gradient, GRADD_DT_F64);
     printf("%d cases\n", checked);
+    if (!tested_op()) check_compared();
     CHECK_EQ_INT(failures, 0);
     tested_cases(checked);
 }

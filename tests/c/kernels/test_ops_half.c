@@ -230,7 +230,7 @@ static gradd_status_t check_gradient(half_job_t *job) {
     for (int i = 0; i < job->call.n_in; i++) {
         const gradd_view_t *x = &job->data.in[i];
         d.need[i] = job->exact[i].type.dtype == GRADD_DT_F64 && x->type.dtype != GRADD_DT_F64 &&
-                    !(i < 32 && job->op->no_diff >> i & 1);
+                    !(i < 32 && (job->op->no_diff | job->op->no_rule) >> i & 1);
         any |= d.need[i];
         d.in[i] = x->type.dtype ? eager_add(&job->e, *x, job->data.known[i]) : GRADD_NONE;
         d.in64[i] =

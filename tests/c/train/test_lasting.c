@@ -265,7 +265,7 @@ TEST(a_file_is_open_once) {
     gradd_train_state_t *state = kept_state(path, &never), *other = lasting_training_state();
     gradd_train_state_t *again;
     CHECK_STATUS(GRADD_E_STALE, gradd_train_open_state(path, NULL, &again));
-    CHECK_ERROR_HAS("in use by another program");
+    CHECK_ERROR_HAS("in use: this program or another has it open");
     CHECK_STATUS(GRADD_E_STALE, gradd_train_keep_state(other, path, NULL));
     CHECK_STATUS(GRADD_E_STALE, gradd_train_keep_state(state, path_of("other"), NULL));
     CHECK_ERROR_HAS("the state has a file already");
@@ -273,6 +273,75 @@ TEST(a_file_is_open_once) {
     path = path_of("state");
     CHECK_OK(gradd_train_keep_state(other, path, NULL)); /* in place of the first */
     gradd_train_state_destroy(other);
+    unlink(path);
+}
+
+/* Commits to a file without a name would be lost, and so would what is in its place. */
+TEST(a_file_that_is_gone_is_found_out) {
+    const char *path = path_of("state");
+    char moved[80];
+    snprintf(moved, sizeof moved, "%s.moved", path);
+    for (int how = 0; how < 3; how++) {
+        gradd_train_state_t *state = kept_state(path, &every_step);
+        gradd_train_session_t *session = lasting_training_open(state);
+        CHECK_OK(lasting_training_step(session));
+        CHECK_STATUS(GRADD_E_STALE, gradd_train_state_save(state, path, true));
+        CHECK_ERROR_HAS("a checkpoint needs another path");
+        CHECK_OK(gradd_train_commit(state));
+        CHECK_OK(lasting_training_step(session));
+        CHECK(how ? !rename(path, moved) : !unlink(path));
+        if (how == 2) { /* something else is there */
+            FILE *other = fopen(path, "w");
+            CHECK(other && fputs("kept", other) > 0 && !fclose(other));
+        }
+        CHECK_STATUS(GRADD_E_STALE, gradd_train_commit(state));
+        CHECK_ERROR_HAS("deleted, renamed or replaced");
+        CHECK_STATUS(GRADD_E_STALE, lasting_training_step(session));
+        CHECK_EQ_INT(access(path, F_OK), how == 2 ? 0 : -1);
+        if (how) CHECK(!rename(moved, path));
+        if (how) CHECK_OK(gradd_train_commit(state)); /* it is back */
+        gradd_train_close(session);
+        gradd_train_state_destroy(state);
+        if (how) {
+            state = open_state(path, &never);
+            lasting_training_check(state, 2);
+            gradd_train_state_destroy(state);
+        }
+        unlink(path);
+    }
+}
+
+/* A relative path names nothing from another folder; the file is still there. */
+TEST(the_folder_may_change) {
+    char name[64];
+    CHECK(!chdir("/tmp"));
+    snprintf(name, sizeof name, "gradd-%ld-relative", (long)getpid());
+    gradd_train_state_t *state = kept_state(name, &never);
+    CHECK(!chdir("/"));
+    CHECK_OK(lasting_training_run(state, 1));
+    CHECK_OK(gradd_train_commit(state));
+    CHECK(!chdir("/tmp"));
+    gradd_train_state_destroy(state);
+    unlink(name);
+}
+
+TEST(a_replaced_file_keeps_its_mode_and_a_link_its_place) {
+    const char *path = path_of("checkpoint");
+    char link[80];
+    struct stat st;
+    gradd_train_state_t *state = lasting_training_state();
+    snprintf(link, sizeof link, "%s.link", path);
+    CHECK_OK(gradd_train_state_save(state, path, true));
+    CHECK(!chmod(path, 0640) && !symlink(path, link));
+    CHECK_OK(gradd_train_state_save(state, link, true));
+    CHECK(!stat(path, &st) && (st.st_mode & 0777) == 0640);
+    CHECK(!lstat(link, &st) && S_ISLNK(st.st_mode));
+    CHECK(!unlink(link) && !mkfifo(link, 0600));
+    CHECK_STATUS(GRADD_E_IO, gradd_train_state_save(state, link, true));
+    CHECK_ERROR_HAS("is there and not a file");
+    CHECK(!lstat(link, &st) && S_ISFIFO(st.st_mode));
+    gradd_train_state_destroy(state);
+    unlink(link);
     unlink(path);
 }
 
@@ -292,6 +361,34 @@ TEST(what_is_not_there_is_named) {
     CHECK_STATUS(GRADD_E_TENSOR, gradd_train_commit(state));
     gradd_train_state_destroy(state);
     unlink(path_of("state"));
+}
+
+TEST(what_is_missing_is_named) {
+    gradd_train_state_t *state = lasting_training_state(), *made;
+    gradd_train_session_t *session = lasting_training_open(state);
+    gradd_train_optimizer_t optimizer;
+    const int n = gradd_train_input_count(session, GRADD_TRAIN_TRAINING);
+    const char *outputs[] = {NULL};
+    const gradd_train_model_t none = {0};
+    const gradd_train_parameter_t p = gradd_train_state_parameter(state, 0);
+    const gradd_train_property_t odd = {.name = "n", .kind = (gradd_train_property_kind_t)9};
+    const gradd_train_phase_t third = (gradd_train_phase_t)2;
+    CHECK_STATUS(GRADD_E_IO, gradd_train_state_load(NULL, &made));
+    CHECK_STATUS(GRADD_E_MODEL, gradd_train_state_load_bytes(NULL, 0, &made));
+    CHECK_STATUS(GRADD_E_IO, gradd_train_state_save(state, NULL, true));
+    CHECK_STATUS(GRADD_E_IO, gradd_train_open_state(NULL, NULL, &made));
+    CHECK_STATUS(GRADD_E_IO, gradd_train_optimizer_load(&none, &optimizer));
+    CHECK_STATUS(GRADD_E_IO, gradd_train_export(session, NULL, outputs, 1));
+    CHECK_STATUS(GRADD_E_TENSOR, gradd_train_step(session, NULL, n, NULL, NULL));
+    CHECK_STATUS(GRADD_E_TENSOR, gradd_train_step(session, NULL, 0, NULL, NULL));
+    CHECK_ERROR_HAS("is neither given nor a parameter of the state");
+    CHECK_STATUS(GRADD_E_TENSOR, gradd_train_state_write(state, 0, &p.type, NULL));
+    CHECK_STATUS(GRADD_E_TENSOR, gradd_train_state_set_property(state, &odd));
+    CHECK_STATUS(GRADD_E_TENSOR, gradd_train_prepare(session, third, NULL, 0));
+    CHECK_EQ_INT(gradd_train_input_count(session, third), 0);
+    CHECK(!gradd_train_output_name(session, third, 0));
+    gradd_train_close(session);
+    gradd_train_state_destroy(state);
 }
 
 /* The step before which the commit fails fails; nothing is lost, and later it works again. */

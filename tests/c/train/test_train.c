@@ -359,6 +359,98 @@ TEST(sgd_has_momentum_and_decay) {
     close_all(session, state);
 }
 
+static void step_once(gradd_train_session_t *session, uint32_t seed) {
+    batch_of_t b;
+    make_batch(&b, ROWS, seed);
+    step(session, &b);
+    CHECK_OK(gradd_train_optimizer_step(session, NULL));
+    gradd_train_lazy_reset_grad(session);
+}
+
+/* The first step of a second kind of optimizer has the bits of its first step without the other. */
+static void check_change(const gradd_train_optimizer_t *first,
+                         const gradd_train_optimizer_t *second) {
+    gradd_train_state_t *state = classifier_state(), *other = classifier_state();
+    gradd_train_session_t *session = open_classifier(state, *first);
+    gradd_train_session_t *fresh = open_classifier(other, *second);
+    for (uint32_t i = 0; i < 3; i++)
+        step_once(session, i);
+    const int at = gradd_train_state_find(state, "head.w");
+    const gradd_train_parameter_t p = look(state, "head.w");
+    for (int i = 0; i < gradd_train_state_count(state); i++) {
+        const gradd_train_parameter_t from = gradd_train_state_parameter(state, i);
+        CHECK_OK(gradd_train_state_write(other, i, &from.type, from.data));
+    }
+    CHECK_OK(gradd_train_set_optimizer(session, second));
+    for (uint32_t i = 3; i < 6; i++) {
+        step_once(session, i);
+        step_once(fresh, i);
+        CHECK(!memcmp(p.data, look(other, "head.w").data, sizeof(float) * HIDDEN * CLASSES));
+    }
+    CHECK_EQ_INT(gradd_train_state_parameter(state, at).steps, look(other, "head.w").steps);
+    CHECK_EQ_INT(gradd_train_state_progress(state).step, 6);
+    close_all(session, state);
+    close_all(fresh, other);
+}
+
+TEST(moments_of_another_kind_of_optimizer_are_not_used) {
+    gradd_train_optimizer_t momentum = gradd_train_sgd();
+    const gradd_train_optimizer_t adamw = gradd_train_adamw();
+    momentum.momentum = 0.9;
+    check_change(&momentum, &adamw);
+    check_change(&adamw, &momentum);
+}
+
+/* SGD without momentum counts steps all the same, and drops moments. */
+TEST(an_optimizer_without_moments_comes_between) {
+    const gradd_train_optimizer_t adamw = gradd_train_adamw(), plain = gradd_train_sgd();
+    check_change(&plain, &adamw);
+    gradd_train_state_t *state = classifier_state();
+    gradd_train_session_t *session = open_classifier(state, adamw);
+    step_once(session, 1);
+    CHECK(look(state, "head.w").moments[1] != NULL);
+    CHECK_OK(gradd_train_set_optimizer(session, &plain));
+    step_once(session, 2);
+    CHECK(look(state, "head.w").moments[0] == NULL);
+    close_all(session, state);
+}
+
+TEST(constants_of_optimizers_are_checked) {
+    const gradd_train_optimizer_t adamw = gradd_train_adamw(), sgd = gradd_train_sgd();
+    gradd_train_optimizer_t wrong[11];
+    const char *const words[] = {"beta1",        "beta1 is nan", "beta2",   "eps",
+                                 "weight_decay", "max_norm",     "mode",    "kind",
+                                 "momentum",     "weight_decay", "max_norm"};
+    for (int i = 0; i < 11; i++)
+        wrong[i] = i < 8 ? adamw : sgd;
+    wrong[0].beta1 = 1;
+    wrong[1].beta1 = NAN;
+    wrong[2].beta2 = -0.1;
+    wrong[3].eps = -1e-8;
+    wrong[4].weight_decay = INFINITY;
+    wrong[5].max_norm = -1;
+    wrong[6].mode = (gradd_adam_mode_t)7;
+    wrong[7].kind = (gradd_train_optimizer_kind_t)-1;
+    wrong[8].momentum = NAN;
+    wrong[9].weight_decay = -1;
+    wrong[10].max_norm = NAN;
+    gradd_train_state_t *state = classifier_state(), *other = classifier_state();
+    gradd_train_session_t *session = open_classifier(state, sgd), *second;
+    for (int i = 0; i < 11; i++) {
+        const gradd_train_options_t options = {
+            .training = packed(classifier(true)), .optimizer = wrong[i], .threads = 1};
+        CHECK_STATUS(GRADD_E_TENSOR, gradd_train_set_optimizer(session, &wrong[i]));
+        CHECK_ERROR_HAS(words[i]);
+        CHECK_STATUS(GRADD_E_TENSOR, gradd_train_open(other, &options, &second));
+        CHECK_ERROR_HAS(words[i]);
+    }
+    gradd_train_optimizer_t measured = sgd;
+    measured.max_norm = INFINITY;
+    CHECK_OK(gradd_train_set_optimizer(session, &measured));
+    close_all(session, state);
+    gradd_train_state_destroy(other);
+}
+
 TEST(the_norm_of_all_gradients_is_clipped) {
     gradd_train_state_t *state = classifier_state();
     gradd_train_optimizer_t o = gradd_train_sgd();

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from gradd.train import (
@@ -17,6 +18,7 @@ from gradd.train import (
     Optimizer,
     TrainError,
     artifacts,
+    onnxblock,
 )
 from helpers import device_models as models
 
@@ -186,6 +188,15 @@ def test_export_is_what_the_module_computes(folder: Path, tmp_path: Path) -> Non
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="the model has no output 'nothing'"):
         module.export_model_for_inferencing(tmp_path / "model.onnx", ["nothing"])
+    for names, error, words in (
+        ([], RuntimeError, "0 outputs, expected one at least"),
+        (["scores", "scores"], RuntimeError, "output 'scores' is named twice"),
+        (["x"], RuntimeError, "'x' is an input of the model"),
+        ("scores", TypeError, "expected a list of names"),
+        ([None], TypeError, "expected a list of names"),
+    ):
+        with pytest.raises(error, match=words):
+            module.export_model_for_inferencing(tmp_path / "model.onnx", names)
     with pytest.raises(RuntimeError, match="no eval model"):
         Module(
             folder / "training_model.onnx",
@@ -230,6 +241,10 @@ def test_properties_and_parameters_that_are_not_there(folder: Path) -> None:
         state.properties["p"] = [1]
     with pytest.raises(OverflowError, match="64 bits"):
         state.properties["p"] = 2**63
+    with pytest.raises(OverflowError, match="'p': 1e\\+300 does not fit into f32"):
+        state.properties["p"] = 1e300
+    state.properties["q"] = float("inf")
+    assert state.properties["q"] == float("inf") and "p" not in state.properties
     with pytest.raises(KeyError, match="Parameter p not found"):
         state.parameters["p"]
     with pytest.raises(TypeError, match="load_checkpoint"):
@@ -393,7 +408,9 @@ def test_a_state_in_a_file_says_what_is_wrong(folder: Path, tmp_path: Path) -> N
     state = CheckpointState.open(path, folder / "checkpoint")
     state.properties["note"] = "kept"
     state.commit()
-    with pytest.raises(TrainError, match="in use by another program"):
+    with pytest.raises(TrainError, match="the file that the state is committed to"):
+        CheckpointState.save_checkpoint(state, path)
+    with pytest.raises(TrainError, match="in use: this program or another has it open"):
         CheckpointState.open(path)
     del state
     assert CheckpointState.open(path).properties["note"] == "kept"
@@ -402,6 +419,53 @@ def test_a_state_in_a_file_says_what_is_wrong(folder: Path, tmp_path: Path) -> N
         CheckpointState.open(path)
     with pytest.raises(TrainError, match="the state has no file"):
         models.load(folder)[0].commit()
+
+
+@pytest.mark.parametrize("kinds", [("sgd", "adamw"), ("adamw", "sgd")], ids="-".join)
+def test_another_kind_of_optimizer_starts_without_moments(
+    kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    """A checkpoint of one kind is resumed by the other as if it had no optimizer state."""
+    blocks = {"sgd": onnxblock.optim.SGD(momentum=0.9), "adamw": onnxblock.optim.AdamW()}
+    for kind, block in blocks.items():
+        (tmp_path / kind).mkdir()
+        models.generate(tmp_path / kind, optimizer=block)
+    first, second = (tmp_path / kind for kind in kinds)
+    state, module = models.load(first)
+    trained(first, module, optimizer_of(first, module), range(3))
+    losses = []
+    for with_optimizer in (True, False):
+        kept = tmp_path / f"kept_{with_optimizer}"
+        CheckpointState.save_checkpoint(state, kept, with_optimizer)
+        other = CheckpointState.load_checkpoint(kept)
+        module = Module(second / "training_model.onnx", other)
+        losses.append(trained(second, module, optimizer_of(second, module), range(3, 7)))
+    assert losses[0] == losses[1]
+
+
+def test_tensors_of_torch_are_inputs(folder: Path) -> None:
+    inputs, labels = models.batch()
+    _, module = models.load(folder)
+    expected = module(inputs, labels)
+    found = module(torch.tensor(inputs, requires_grad=True), torch.tensor(labels))
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(TypeError, match="input 'x' is no array on the CPU"):
+        module(torch.empty(2, 4, device="meta"), labels)
+
+
+def test_a_batch_that_the_graph_fixes_is_exported(tmp_path: Path) -> None:
+    """A step with another size, which would say what depends on it, cannot be planned."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Add", ["h", "p"], ["y"]),
+    ]
+    values = {"w": np.ones((6, 3), np.float32), "p": np.ones((4, 3), np.float32)}
+    made = models.model(nodes, {"x": ["batch", 6]}, {"y": ["batch", 3]}, values)
+    models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss, requires_grad=["w"])
+    _, module = models.load(tmp_path)
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["y"])
+    (output,) = onnx.load(tmp_path / "trained.onnx").graph.output
+    assert [d.dim_value or d.dim_param for d in output.type.tensor_type.shape.dim] == [4, 3]
 
 
 def test_a_model_that_declares_a_fixed_size_dynamic_is_exported(tmp_path: Path) -> None:
@@ -424,6 +488,9 @@ def test_an_output_whose_type_cannot_be_found_is_named(tmp_path: Path) -> None:
     ]
     shapes = {"x": ["n", "a", "b"]}, {"scores": ["n", 5, 3]}
     models.generate(tmp_path, models.model(nodes, *shapes, values))
+    evaluation = onnx.load(tmp_path / "eval_model.onnx")
+    del evaluation.graph.value_info[:]  # which has what the model declared
+    onnx.save(evaluation, tmp_path / "eval_model.onnx")
     _, module = models.load(tmp_path)
     with pytest.raises(TrainError, match=r"'scores' is not known: .*\[2,2,2\] and f32\[4,3\]"):
         module.export_model_for_inferencing(tmp_path / "no.onnx", ["scores"])

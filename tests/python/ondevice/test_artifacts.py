@@ -295,6 +295,12 @@ def test_eval_models_of_onnx_runtime_ask_norms_for_three_results(tmp_path: Path)
         ({"custom_op_library": "x.so"}, RuntimeError, "no custom operators"),
         ({"additional_output_names": "scores"}, RuntimeError, "is a str, expected a list"),
         ({"additional_output_names": ["k"]}, LookupError, "'k' cannot be an output"),
+        (
+            {"additional_output_names": ["x"]},
+            LookupError,
+            "'x' cannot be an output: it is an input",
+        ),
+        ({"additional_output_names": ["fc1.bias"]}, LookupError, "an input or a parameter"),
         ({"requires_grad": []}, RuntimeError, "nothing to optimize"),
     ],
 )
@@ -552,3 +558,137 @@ def test_functions_of_a_model_are_put_in_place(tmp_path: Path) -> None:
     x = np.ones((1, 3), np.float32)
     loss, *_ = step_of(tmp_path, x, np.zeros((1, 3), np.float32))
     np.testing.assert_allclose(loss, (values["w"] ** 2).mean(), rtol=1e-6)
+
+
+def test_a_function_has_defaults(tmp_path: Path) -> None:
+    """A call that leaves an attribute out, one that gives it, and one within another function."""
+    act = helper.make_node("LeakyRelu", ["t"], ["o"])
+    act.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    slope = [helper.make_attribute("slope", 0.5)]
+    leaky = helper.make_function(
+        "own", "Leaky", ["t"], ["o"], [act], opsets, attribute_protos=slope
+    )
+    outer = [helper.make_node("Leaky", ["a"], ["b"], domain="own")]
+    whole = helper.make_function("own", "Whole", ["a"], ["b"], outer, opsets)
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["h"]),
+        helper.make_node("Leaky", ["h"], ["i"], domain="own"),
+        helper.make_node("Whole", ["i"], ["j"], domain="own"),
+        helper.make_node("Leaky", ["j"], ["y"], domain="own", slope=0.25),
+    ]
+    values = {"w": np.array([1], np.float32)}
+    made = models.model(nodes, {"x": ["batch", 1]}, {"y": ["batch", 1]}, values)
+    made.functions.extend([leaky, whole])
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    models.generate(tmp_path, made, loss=artifacts.LossType.L1Loss)
+    loss, *_ = step_of(tmp_path, np.array([[-16]], np.float32), np.zeros((1, 1), np.float32))
+    assert loss == 16 * 0.5 * 0.5 * 0.25
+
+
+@pytest.mark.parametrize("kind", ["CrossEntropyLoss", "MSELoss"])
+@pytest.mark.parametrize("what", ["a result of a node", "an initializer"])
+def test_a_label_is_not_a_value_of_the_model(kind: str, what: str, tmp_path: Path) -> None:
+    label = "target" if kind == "MSELoss" else "labels"
+    weight, hidden = (label, "h") if what == "an initializer" else ("w", label)
+    nodes = [
+        helper.make_node("Mul", ["x", weight], [hidden]),
+        helper.make_node("Sigmoid", [hidden], ["y"]),
+    ]
+    values = {weight: np.ones(3, np.float32)}
+    made = models.model(nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]}, values)
+    with pytest.raises(RuntimeError, match=f"the input '{label}', but '{label}' is {what}"):
+        models.generate(tmp_path, made, loss=artifacts.LossType[kind])
+
+
+def test_running_statistics_are_not_trained(tmp_path: Path) -> None:
+    inputs, outputs = ["x", "s", "b", "m", "v"], ["y", "m2", "v2"]
+    norm = helper.make_node("BatchNormalization", inputs, outputs, training_mode=1)
+    made = models.model([norm], {"x": ["n", 2]}, {"y": ["n", 2]}, NORM_VALUES)
+    with pytest.raises(RuntimeError, match="'m', 'v': running statistics of a BatchNormalization"):
+        models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss)
+    onnx.save(made, tmp_path / "norm.onnx")
+    done = run_command(tmp_path / "norm.onnx", "--train", "*", "--loss", "mse", "--out", tmp_path)
+    assert "2 running statistics of batch norms match" in done.stdout, done.stderr
+    state, _ = models.load(tmp_path)
+    assert [n for n, p in state.parameters if not p.requires_grad] == ["m", "v"]
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_initializers_may_be_inputs(ir_version: int, tmp_path: Path) -> None:
+    """As all are before version 4; those that are no parameters are constants."""
+    nodes = [helper.make_node("Mul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])]
+    values = {"w": np.full(3, 2, np.float32), "b": np.ones(3, np.float32)}
+    made = models.model(nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]}, values)
+    made.ir_version = ir_version
+    made.graph.input.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in values
+    )
+    models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss, requires_grad=["w"])
+    x = np.ones((2, 3), np.float32)
+    loss, _, grad = step_of(tmp_path, x, np.zeros((2, 3), np.float32))
+    assert loss == 9
+    np.testing.assert_allclose(grad, [2, 2, 2])
+
+
+def test_bounds_of_a_clip_are_trained(tmp_path: Path) -> None:
+    """Quantisation with a learnt range (PACT): torch gives the bound a gradient."""
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["h"]),
+        helper.make_node("Clip", ["h", "lo", "hi"], ["y"]),
+    ]
+    values = {
+        k: np.array(v, np.float32) for k, v in {"w": [1, 2, -1], "lo": -0.5, "hi": 0.7}.items()
+    }
+    made = models.model(nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]}, values)
+    models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss, requires_grad=[*values])
+    x = np.array([[0.7, 2, 3], [-0.5, -9, 0.1], [5, 0.2, -4]], np.float32)  # equal to a bound, too
+    step_of(tmp_path, x, np.zeros_like(x))
+    state, module = models.load(tmp_path)
+    module(x, np.zeros_like(x))
+    theirs = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
+    y = torch.clamp(torch.tensor(x) * theirs["w"], theirs["lo"], theirs["hi"])
+    y.pow(2).mean().backward()
+    for name, tensor in theirs.items():
+        np.testing.assert_allclose(state.parameters[name].grad, tensor.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+@pytest.mark.parametrize("trained", [["w", "weights"], ["weights"]], ids="-".join)
+def test_weights_of_a_loss_are_not_trained(op: str, trained: list[str], tmp_path: Path) -> None:
+    """torch has no derivative of them either."""
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["h"]),
+        helper.make_node("LogSoftmax", ["h"], ["p"], axis=1),
+        helper.make_node(op, ["p", "labels", "weights"], ["loss"]),
+    ]
+    values = {"w": np.ones(3, np.float32), "weights": np.array([0.3, 0.5, 1], np.float32)}
+    made = models.model(nodes, {"x": ["batch", 3]}, {"loss": []}, values)
+    made.graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, ["batch"]))
+    models.generate(tmp_path, made, loss=None, requires_grad=trained)
+    x, labels = np.ones((2, 3), np.float32), np.array([0, 2])
+    with pytest.raises(RuntimeError, match="needs a gradient, which"):
+        step_of(tmp_path, x, labels)
+
+
+def test_batch_norms_before_opset_14_train(tmp_path: Path) -> None:
+    """As torch writes them: five results and no mode. Statistics and gradients are those of 17."""
+    losses = []
+    for opset, names in ((13, ["y", "m2", "v2", "m3", "v3"]), (17, ["y", "m2", "v2"])):
+        mode = {"training_mode": 1} if opset == 17 else {}
+        norm = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], names, **mode)
+        made = models.model([norm], {"x": ["n", 2]}, {"y": ["n", 2]}, NORM_VALUES)
+        made.opset_import[0].version = opset
+        with pytest.raises(RuntimeError, match="'m', 'v': running statistics"):
+            models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss)
+        frozen = {"requires_grad": ["s", "b"], "frozen_params": ["m", "v"]}
+        models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss, **frozen)
+        state, module = models.load(tmp_path)
+        x, target = np.array([[1, 4], [3, -2], [8, 0]], np.float32), np.ones((3, 2), np.float32)
+        found = [module(x, target), state.parameters["s"].grad]
+        found += [state.parameters[name].data for name in ("m", "v")]
+        losses.append([*found, module.eval()(x, target)])
+        module.export_model_for_inferencing(tmp_path / "out.onnx", ["y"])
+        onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), True)
+    for old, new in zip(*losses):
+        np.testing.assert_array_equal(old, new)

@@ -122,7 +122,7 @@ def test_the_header_for_cpp_learns_a_line(tmp_path: Path) -> None:
     assert bits.startswith("bits ")
     assert rest == [
         "y 3 line",
-        "TENSOR: expected 2 inputs, got 1",
+        "TENSOR: expected 2 inputs, got 1: 'y' is neither given nor a parameter of the state",
         "TENSOR: no parameter of the model matches 'v*'",
         "200 200",  # steps, and the position in the data
     ]

@@ -132,16 +132,22 @@ def test_class_weights(how, kind):
     feed = feed_of(shapes) | {"n": np.array(7, np.int64)}
     feed["c"] = np.abs(feed["c"])
     scores, labels = shifted(w, "x", "y", how)
+    weights = w("StopGradient", "c", domain="com.gradd")  # they have none, as in torch
     if kind == "likelihood":
         logs = w("LogSoftmax", scores, axis=-1)
-        loss = w("NegativeLogLikelihoodLoss", logs, labels, "c", ignore_index=-100)
+        loss = w("NegativeLogLikelihoodLoss", logs, labels, weights, ignore_index=-100)
     elif kind == "smoothed":
         args = {"ignore_index": -100, "reduction": "mean", "smoothing": 0.2}
-        loss = w("CrossEntropy", scores, labels, "", "c", domain="com.gradd", **args)
+        loss = w("CrossEntropy", scores, labels, "", weights, domain="com.gradd", **args)
     else:
         reduction = "sum" if kind == "items" else "mean"
         loss = w(
-            "SoftmaxCrossEntropyLoss", scores, labels, "c", ignore_index=-100, reduction=reduction
+            "SoftmaxCrossEntropyLoss",
+            scores,
+            labels,
+            weights,
+            ignore_index=-100,
+            reduction=reduction,
         )
     if kind == "items":
         shapes["n"] = ()
@@ -150,6 +156,14 @@ def test_class_weights(how, kind):
         del feed["n"]
     fast, _ = check(w, shapes, [loss], feed=feed)
     assert fast.backward == 1
+
+
+def test_class_weights_that_need_a_gradient_are_refused():
+    w = Writer()
+    shapes = {"x": (4, V), "y": (4,), "c": (V,)}
+    loss = w("SoftmaxCrossEntropyLoss", "x", "y", "c")
+    with pytest.raises(E.EngineError, match="needs a gradient"):
+        check(w, shapes, [loss])
 
 
 @pytest.mark.parametrize("change", ["start", "fill", "step", "axis"])

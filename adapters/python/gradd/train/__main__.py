@@ -58,14 +58,21 @@ def artifacts(options: argparse.Namespace) -> str:
         sys.exit("gradd artifacts: making artifacts needs the package onnx: pip install onnx")
     from gradd.train import artifacts as made
 
-    tensors = onnx.load(options.model, load_external_data=False).graph.initializer
-    sizes = {t.name: math.prod(t.dims) for t in tensors if t.data_type in FLOATS}
+    graph = onnx.load(options.model, load_external_data=False).graph
+    sizes = {t.name: math.prod(t.dims) for t in graph.initializer if t.data_type in FLOATS}
     for pattern in options.train:
         if not any(fnmatchcase(name, pattern) for name in sizes):
             sys.exit(f"gradd artifacts: no initializer of floats matches {pattern!r}")
-    trained = [n for n in sizes if any(fnmatchcase(n, p) for p in options.train)]
+    statistics = {
+        name
+        for node in graph.node
+        if node.op_type == "BatchNormalization"
+        for name in node.input[3:5]
+    }
+    named = [n for n in sizes if any(fnmatchcase(n, p) for p in options.train)]
+    trained = [n for n in named if n not in statistics]
     # Single numbers are constants of operators; larger ones can be thawed on the device.
-    frozen = [n for n, size in sizes.items() if n not in trained and size > 1]
+    frozen = [n for n, k in sizes.items() if n not in trained and (k > 1 or n in statistics)]
     options.out.mkdir(parents=True, exist_ok=True)
     loss, optimizer = LOSSES[options.loss], OPTIMIZERS[options.optimizer]
     made.generate_artifacts(
@@ -81,6 +88,8 @@ def artifacts(options: argparse.Namespace) -> str:
         loss_input_names=options.loss_inputs or None,
     )
     said = f"{len(trained)} parameters to train, {len(frozen)} frozen; files in {options.out}"
+    if left := len(named) - len(trained):
+        said += f"\n{left} running statistics of batch norms match as well: these are not trained"
     return f"{said}\n{estimate(options)}" if options.estimate else said
 
 

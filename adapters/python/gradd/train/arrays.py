@@ -91,14 +91,20 @@ def is_ortvalue(value: Any) -> bool:
 
 
 def to_array(value: Any, what: str) -> np.ndarray:
-    """A contiguous array in native byte order of an array, a number or an OrtValue.
+    """A contiguous array in native byte order of an array, a tensor of torch on the CPU, a number
+    or an OrtValue.
 
     Raises:
         TypeError: It is something else; names `what`.
     """
     array = value.numpy() if is_ortvalue(value) else value
-    if isinstance(array, (bool, int, float, np.generic, list)):
-        array = np.asarray(array)
+    if hasattr(array, "detach"):
+        array = array.detach()  # numpy does not read a tensor with a gradient
+    if isinstance(array, (bool, int, float, np.generic, list)) or hasattr(array, "__array__"):
+        try:
+            array = np.asarray(array)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{what} is no array on the CPU: {error}") from None
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{what} is a {type(value).__name__}, expected an array or an OrtValue")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)

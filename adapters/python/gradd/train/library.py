@@ -172,7 +172,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "state_property": (Property, (_P, c_int)),
     "open": (STATUS, (_P, POINTER(Options), POINTER(_P))),
     "close": (None, (_P,)),
-    "set_optimizer": (None, (_P, POINTER(OptimizerConstants))),
+    "set_optimizer": (STATUS, (_P, POINTER(OptimizerConstants))),
     "optimizer_load": (STATUS, (POINTER(Model), POINTER(OptimizerConstants))),
     "input_count": (c_int, (_P, c_int)),
     "output_count": (c_int, (_P, c_int)),

@@ -206,7 +206,14 @@ class Module:
 
         Raises:
             RuntimeError: There is no eval model, or no such output; the file cannot be written.
+            TypeError: The names are no list of them.
         """
+        if isinstance(graph_output_names, str) or not all(
+            isinstance(name, str) for name in graph_output_names
+        ):
+            raise TypeError(
+                f"graph_output_names is {graph_output_names!r}, expected a list of names"
+            )
         names = (c_char_p * max(len(graph_output_names), 1))(
             *(name.encode() for name in graph_output_names)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -196,7 +197,11 @@ class Properties:
                 raise OverflowError(f"property {name!r}: {value} does not fit into 64 bits")
             made.kind, made.integer = _INT, int(value)
         elif isinstance(value, (float, np.floating)):
-            made.kind, made.real = _FLOAT, float(value)
+            with np.errstate(over="ignore"):
+                rounded = float(np.float32(value))
+            if math.isinf(rounded) and not math.isinf(value):
+                raise OverflowError(f"property {name!r}: {value} does not fit into f32")
+            made.kind, made.real = _FLOAT, rounded
         elif isinstance(value, str):
             if "\0" in value:
                 raise ValueError(
@@ -280,7 +285,7 @@ class CheckpointState:
                 take at most 3 % of it; 0 = a second.
 
         Raises:
-            RuntimeError: It cannot be read, is no state, or another program has it open.
+            RuntimeError: It cannot be read, is no state, or is open already.
         """
         start = None if checkpoint is None else os.fsencode(checkpoint)
         options = library.Lasting(start, commit_every, commit_ms)
@@ -290,8 +295,8 @@ class CheckpointState:
         """Commits what there is to the file: the end of a training does not do it by itself.
 
         Raises:
-            RuntimeError: The state has no file, it cannot be written, or gradients wait for the
-                optimizer.
+            RuntimeError: The state has no file, it cannot be written, its path names another file
+                or none by now, or gradients wait for the optimizer.
         """
         with self.handle.lock:
             call("commit", self.handle.pointer)
@@ -326,7 +331,7 @@ class CheckpointState:
             include_optimizer_state: Whether to write moments and steps as well.
 
         Raises:
-            RuntimeError: It cannot be written.
+            RuntimeError: It cannot be written, or is the file that the state is committed to.
         """
         with state.handle.lock:
             path = os.fsencode(checkpoint_uri)

@@ -99,7 +99,9 @@ def base(
     """
     if model is None:
         raise RuntimeError("the base model is None: onnxblock.empty_base() starts without one")
-    return _opened(ModelAccessor(copy.deepcopy(model), model_path))
+    model = copy.deepcopy(model)
+    model.ir_version = max(model.ir_version, 4)  # before it, constants are inputs too
+    return _opened(ModelAccessor(model, model_path))
 
 
 def empty_base(
@@ -148,6 +150,22 @@ def has_value(model: onnx.ModelProto, name: str) -> bool:
     return any(name in node.input or name in node.output for node in model.graph.node)
 
 
+def check_label(model: onnx.ModelProto, name: str) -> bool:
+    """Whether the label of that name is an input of the model already; else it is to be added.
+
+    Raises:
+        RuntimeError: The name is that of a parameter, a constant or a result of the model.
+    """
+    made = {output for node in model.graph.node for output in node.output}
+    if name in made or any(tensor.name == name for tensor in model.graph.initializer):
+        kind = "a result of a node" if name in made else "an initializer"
+        raise RuntimeError(
+            f"the label of the loss is the input {name!r}, but {name!r} is {kind} of the model: "
+            "rename that, or call the loss's block with another name for the label"
+        )
+    return any(value.name == name for value in model.graph.input)
+
+
 def value_like(
     model: onnx.ModelProto, name: str, kinds: tuple[str, ...] = ("input", "output")
 ) -> onnx.ValueInfoProto:
@@ -171,10 +189,19 @@ def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> None:
     """
     known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
     outputs = []
+    fixed = {value.name for value in (*model.graph.input, *model.graph.initializer)}
     for name in [names] if isinstance(names, str) else names:
+        if name in fixed:
+            raise LookupError(
+                f"{name!r} cannot be an output: it is an input or a parameter of the model"
+            )
         if name not in known:
             raise LookupError(f"{name!r} cannot be an output: no value of that name has a type")
         outputs.append(copy.deepcopy(known[name]))
+    listed = {*fixed, *(value.name for value in (*model.graph.value_info, *outputs))}
+    model.graph.value_info.extend(  # what it declares is kept for an export of them
+        value for value in model.graph.output if value.name not in listed
+    )
     del model.graph.output[:]
     model.graph.output.extend(outputs)
 
@@ -198,9 +225,35 @@ def read_numbers(model: onnx.ModelProto) -> None:
             del node.attribute[:]
 
 
+def _name_defaults(
+    nodes: Sequence[onnx.NodeProto], defaults: dict[tuple[str, ...], Sequence[onnx.AttributeProto]]
+) -> None:
+    """Gives calls of functions the attributes that they leave to the function's default."""
+    for node in nodes:
+        given = {attribute.name for attribute in node.attribute}
+        own = defaults.get((node.domain, node.op_type, getattr(node, "overload", "")), ())
+        node.attribute.extend(attribute for attribute in own if attribute.name not in given)
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                _name_defaults(graph.node, defaults)
+
+
 def write_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its own functions in place of their calls."""
-    return onnx.inliner.inline_local_functions(model) if model.functions else model
+    """The model, which may change, with its own functions in place of their calls."""
+    if not model.functions:
+        return model
+    # onnx's inliner drops what a function has a default for
+    defaults = {
+        (
+            function.domain,
+            function.name,
+            getattr(function, "overload", ""),
+        ): function.attribute_proto
+        for function in model.functions
+    }
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        _name_defaults(nodes, defaults)
+    return onnx.inliner.inline_local_functions(model)
 
 
 # ---- models of 2 GiB and more ----------------------------------------------------------------

@@ -31,10 +31,8 @@ class _Loss(blocks.Block):
         return _REDUCTIONS[self._reduction](keepdims=False)(name)
 
     def _target(self, like: str, name: str) -> str:
-        """The input to compare with, which is added if no node knows the name."""
-        if graphs.has_value(self.base, name) or any(i.name == name for i in self.base.graph.input):
-            return name
-        return blocks.InputLike(like)(name)
+        """The input to compare with, which is added if the model has none of that name."""
+        return name if graphs.check_label(self.base, name) else blocks.InputLike(like)(name)
 
 
 class MSELoss(_Loss):
@@ -99,8 +97,7 @@ class CrossEntropyLoss(blocks.Block):
         return loss
 
     def _add_labels(self, scores: str, labels: str) -> None:
-        known = any(value.name == labels for value in self.base.graph.input)
-        if known or graphs.has_value(self.base, labels):
+        if graphs.check_label(self.base, labels):
             return
         made = graphs.value_like(self.base, scores, ("output",))
         made.name = labels

@@ -124,6 +124,11 @@ class TrainingBlock(Block):
         there = {tensor.name for tensor in model.graph.initializer}
         if missing := sorted(named - there):
             raise RuntimeError(f"the model has no initializer {', '.join(map(repr, missing))}")
+        if written := sorted(self._trained & _statistics(model)):
+            raise RuntimeError(
+                f"{', '.join(map(repr, written))}: running statistics of a BatchNormalization are "
+                "written by each step and not trained; name them as frozen"
+            )
         trained, frozen, others = [], [], []
         inputs = {value.name for value in model.graph.input}
         for tensor in model.graph.initializer:
@@ -137,9 +142,28 @@ class TrainingBlock(Block):
                 )
                 model.graph.input.append(value)
         others = [copy.deepcopy(tensor) for tensor in others]
-        del model.graph.initializer[:]
+        constants = {tensor.name for tensor in others}  # which a caller might have replaced
+        inputs = [copy.deepcopy(i) for i in model.graph.input if i.name not in constants]
+        del model.graph.initializer[:], model.graph.input[:]
+        model.graph.input.extend(inputs)
         model.graph.initializer.extend(others)
         return trained, frozen
+
+
+def _statistics(model: onnx.ModelProto) -> set[str]:
+    """Names of running statistics that training steps write."""
+    domains = {opset.domain: opset.version for opset in model.opset_import}
+    has_mode = domains.get("", domains.get("ai.onnx", 0)) >= 14  # which the number of outputs was
+
+    def trains(node: onnx.NodeProto) -> bool:
+        if not has_mode:
+            return len(node.output) > 1
+        return any(
+            attribute.name == "training_mode" and attribute.i for attribute in node.attribute
+        )
+
+    norms = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
+    return {name for node in norms if trains(node) for name in node.input[3:5]}
 
 
 def _stop_training(model: onnx.ModelProto) -> None:
