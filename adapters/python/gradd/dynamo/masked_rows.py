@@ -7,10 +7,14 @@ records such sizes, this pass lets `h[m]` be all rows of `h`, of which those tha
 repeat a chosen one: what a row-wise function makes of them is as finite as what it makes of that.
 Where rows meet (in a sum, a mean, a loss) the mask takes the others out, in a loss over classes as
 ignored labels; an assignment puts them back. Gradients go to chosen rows alone.
+
+Where another operand says how many rows are chosen, as v does in `h[m] + v` and in `h[m] = v`, they
+are gathered, and put back by their numbers; another number of them is an index out of range.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,6 +30,7 @@ from gradd.graph.locations import location_of
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
+_NOWHERE = 1 << 40  # behind the last row of any tensor
 _COMPARING = ("ge", "le", "gt", "lt", "eq", "ne", "_assert_scalar")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "truediv")},
@@ -38,9 +43,9 @@ class AgainError(Exception):
     """A call has to be traced again, before anything of it has run."""
 
 
-def has_open_sizes(graph: torch.fx.Graph) -> bool:
-    """Whether a graph of Dynamo has tensors whose sizes depend on data."""
-    return any(map(_is_open, graph.nodes))
+def has_choices(graph: torch.fx.Graph) -> bool:
+    """Whether a graph of Dynamo has tensors whose sizes depend on data, or rows that it chooses."""
+    return any(_is_open(node) or _mask_of(node) is not None for node in graph.nodes)
 
 
 def keep_places(graph: torch.fx.Graph) -> CaptureError | None:
@@ -69,6 +74,18 @@ def _refusal(node: Node) -> CaptureError:
 def _is_open(node: Node) -> bool:
     value = value_of(node)
     return isinstance(value, torch.Tensor) and bool(free_unbacked_symbols(value.shape))
+
+
+def _mask_of(node: Node) -> Node | None:
+    """The mask in x[mask], x[mask, :] and assignments to these."""
+    if node.target not in (operator.getitem, operator.setitem):
+        return None
+    mask = node.args[1]
+    if isinstance(mask, (tuple, list)) and mask:
+        mask = mask[0] if all(part == slice(None, None, None) for part in mask[1:]) else None
+    value = value_of(mask) if isinstance(mask, Node) else None
+    found = isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.dim() > 0
+    return mask if found else None  # type: ignore[return-value]
 
 
 class _Mask(NamedTuple):
@@ -112,6 +129,11 @@ class _Walk(Rewriter):
                 self.at = node
                 self.rows[node] = self._chosen(node)
                 self.gone.append(node)
+            elif (mask := _mask_of(node)) is not None:
+                self.at = node
+                with contextlib.suppress(RewriteError):  # then it stays as it is
+                    self._counted(node, mask)
+                    self.gone.append(node)
         for node in reversed(self.gone):
             if not node.users:
                 self.graph.erase_node(node)
@@ -140,15 +162,58 @@ class _Walk(Rewriter):
         row = self._call("detach", row)
         return self._call(torch.where, self._over(mask.flat, rank), flat, row), mask
 
+    def _counted(self, node: Node, given: Node) -> None:
+        """x[mask], x[mask] = rows, where it is known how many rows there are."""
+        x = node.args[0]
+        rows = value_of(node if node.target is operator.getitem else node.args[-1])
+        chosen, value = value_of(given), value_of(x)
+        rank = value.dim() - chosen.dim() + 1
+        many = isinstance(rows, torch.Tensor) and rows.dim() == rank
+        if not many or not isinstance(x, Node) or 0 in value.shape or value.is_complex():
+            raise RewriteError(node)
+        if isinstance(rows.shape[0], int) and rows.shape[0] < 2:  # of one, all may be copies
+            raise RewriteError(node)
+        mask = self._mask(given)
+        count = self._number(rows.shape[0])
+        before = self._call("sub", self._call("cumsum", self._call("long", mask.flat), 0), 1)
+        other = self._call("mul", self._call("ne", mask.count, count), _NOWHERE)
+        if node.target is operator.setitem:
+            at = self._call("add", self._call("clamp_min", before, 0), other)
+            self._put(x, given, self._call(torch.index_select, node.args[2], 0, at))
+            return
+        flat = x if chosen.dim() == 1 else self._call("flatten", x, 0, chosen.dim() - 1)
+        # One place more takes those that are not chosen.
+        slots = self._call(torch.where, mask.flat, before, count)
+        slots = self._call("add", slots, other)
+        own = {"dtype": torch.int64, "device": chosen.device}
+        numbers = self._call(torch.arange, self._sizes(mask.flat)[0], **own)
+        places = self._call(torch.zeros, self._call(operator.add, count, 1), **own)
+        places = self._call(torch.scatter, places, 0, slots, numbers)
+        places = self._call(torch.narrow, places, 0, 0, count)
+        self._stand_in(node, self._call(torch.index_select, flat, 0, places))
+
+    def _number(self, size: Any) -> Any:
+        """A node that tells a size in front of the present one, or the number itself."""
+        if isinstance(size, int):
+            return size
+        for node in self.graph.nodes:
+            if node is self.at:
+                break
+            value = value_of(node)
+            if isinstance(value, torch.SymInt) and str(value) == str(size):
+                return node
+            if isinstance(value, torch.Tensor) and node not in self.rows:
+                for axis, known in enumerate(value.shape):
+                    if str(known) == str(size):
+                        return self._call(torch.ops.aten.sym_size.int, node, axis)
+        raise RewriteError(self.at)  # type: ignore[arg-type]
+
     def _source(self, node: Node) -> tuple[Node, Node]:
         name = name_of(node)
         x = node.args[0] if node.args else None
-        mask = node.args[1] if len(node.args) > 1 else None
-        if node.target is operator.getitem and isinstance(mask, (tuple, list)):
-            rest = mask[1:]
-            mask = mask[0] if all(part == slice(None, None, None) for part in rest) else None
-        if node.target is not operator.getitem and name != "masked_select":
-            raise RewriteError(node)
+        mask = _mask_of(node)
+        if name == "masked_select" and len(node.args) > 1:
+            mask = node.args[1]  # type: ignore[assignment]
         if not isinstance(x, Node) or not isinstance(mask, Node):
             raise RewriteError(node)
         value, chosen = value_of(x), value_of(mask)
@@ -360,21 +425,24 @@ class _Walk(Rewriter):
 
     def _assign(self, node: Node, mask: _Mask) -> None:
         """x[mask] = rows chosen by the same mask."""
-        x, index, source = node.args
-        if isinstance(index, (tuple, list)) and len(index) == 1:
-            (index,) = index
-        here = isinstance(index, Node) and value_of(index).dtype is torch.bool
-        if not here or x in self.rows or source not in self.rows:
+        x, _, source = node.args
+        index = _mask_of(node)
+        if index is None or x in self.rows or source not in self.rows:
             raise RewriteError(node)
         if self._key(index) != mask.key:
             raise RewriteError(node)
-        rows, value = self.rows[source][0], value_of(x)  # type: ignore[index]
+        self._put(x, index, self.rows[source][0])  # type: ignore[arg-type,index]
+
+    def _put(self, x: Node, index: Node, rows: Node) -> None:
+        """x[index] = what stands in its places, of all rows."""
+        node, value = self.at, value_of(x)
+        assert node is not None
         rank = value.dim()
         if value_of(rows).dim() != rank - value_of(index).dim() + 1:
             raise RewriteError(node)
         if value_of(rows).dtype is not value.dtype:
             rows = self._call("to", rows, value.dtype)
-        rows = self._call("reshape", rows, *self._sizes(x))  # type: ignore[arg-type]
+        rows = self._call("reshape", rows, *self._sizes(x))
         over = index
         if value_of(index).dim() < rank:
             over = self._call(
