@@ -4,11 +4,12 @@ Dynamo breaks its graph there. Where such a number follows from the arguments of
 becomes an argument itself: see `derived.py`. So do results of functions that compute indices with
 such numbers: those of `transformers.vision_utils`, which transformers asks to compute in front of a
 trace, and the positions of its models for images with text. So do arguments of which a mask chooses
-pictures (`pixels[used]`).
+pictures (`pixels[used]`), and tensors in place of numbers: in slices, and as sizes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import math
@@ -30,7 +31,9 @@ from gradd.memory.watch import address
 _READS = ("tolist", "item")
 _FUNCTIONS = (int, bool)
 _MOST = 64  # numbers that one reading has
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _SUBSCRIPTS = [dis.opmap[name] for name in ("BINARY_SUBSCR",) if name in dis.opmap]
+_SLICES = [dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE") if name in dis.opmap]
 _PICTURE = 2  # axes that a row has at least; with fewer, rows keep their places (masked_rows.py)
 # Of libraries, by module: functions whose results follow from their arguments.
 _INDICES = {
@@ -51,6 +54,12 @@ _PLAIN = frozenset(
     ("view", "reshape", "flatten", "contiguous", "getitem", "to", "type", "float", "squeeze")
     + ("unsqueeze", "transpose", "permute", "unbind", "expand", "detach")
 )
+# Methods whose numbers are sizes, and functions with as many operands in front of them.
+_SIZED_METHODS = ("split", "view", "reshape", "expand", "repeat", "unflatten")
+_SIZED = (
+    *((torch.split, 1), (torch.reshape, 1), (torch.nn.functional.interpolate, 1)),
+    *((torch.arange, 0), (torch.zeros, 0), (torch.ones, 0)),
+)
 _DRAWING = ("rand", "bernoulli", "multinomial", "normal", "dropout")
 
 
@@ -60,6 +69,8 @@ def substitute(wanted: Callable[[], bool]) -> None:
     for table in membership.tables():
         for code in _SUBSCRIPTS:
             table[code] = functools.partial(_subscript, wanted, table[code])
+        for code in _SLICES:
+            table[code] = functools.partial(_bounds, wanted, table[code])
 
 
 def _subscript(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
@@ -96,6 +107,38 @@ def _chosen(tracer: Any, x: Any, key: Any) -> Any:
         return reader.taken(step, reader.derived.result(step))
 
 
+def _bounds(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
+    """Makes a slice, of numbers for tensors."""
+    count = instruction.argval if instruction.opname == "BUILD_SLICE" else 2
+    if wanted():
+        with contextlib.suppress(Exception):  # other names in another version of torch
+            if (made := _as_numbers(tracer, tracer.stack[-count:])) is not None:
+                tracer.popn(count)
+                for value in made:
+                    tracer.push(value)
+    usual(tracer, instruction)
+
+
+def _as_numbers(tracer: Any, values: list[Any]) -> list[Any] | None:
+    """Arguments with numbers for tensors of one whole number, in lists too; None = has none.
+
+    Raises:
+        UnknownError: One follows from something else than the arguments of the call.
+    """
+    made = []
+    for value in values:
+        known = value.realize()
+        items = vars(known).get("items")
+        if isinstance(items, (list, tuple)) and (inner := _as_numbers(tracer, list(items))):
+            value = known.clone(items=inner)
+        elif _is_tensor(known):
+            fake = value_of(known.as_proxy().node)
+            if fake.dim() == 0 and fake.dtype in _WHOLE:
+                (value,) = _numbers(_Reader(tracer), known, False)[1]
+        made.append(value)
+    return None if all(x is y for x, y in zip(made, values, strict=True)) else made
+
+
 def _safely(*call: Any) -> tuple[Any, list[Any], dict[str, Any]] | None:
     try:
         return _instead(*call)
@@ -114,7 +157,13 @@ def _instead(
     owner, name = membership.method(fn)
     if name in _READS and not args and not kwargs:
         return _numbers(_Reader(tracer), owner, name == "tolist")
+    if name in _SIZED_METHODS and owner is not None and _is_tensor(owner):
+        made = _as_numbers(tracer, args)
+        return None if made is None else (fn, made, kwargs)
     value = membership.value_of(fn)
+    for function, count in _SIZED:
+        if value is function:
+            return _sized(tracer, fn, args, kwargs, count)
     if any(value is f for f in _FUNCTIONS) and len(args) == 1 and _is_tensor(args[0]):
         _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
         return fn, numbers, {}
@@ -130,6 +179,17 @@ def _instead(
     if _gives_indices(value):
         return _results(_Reader(tracer), fn, args, kwargs)
     return None
+
+
+def _sized(
+    tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any], count: int
+) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    given = [*args[count:], *kwargs.values()]
+    made = _as_numbers(tracer, given)
+    if made is None:
+        return None
+    rest = len(args) - count
+    return fn, [*args[:count], *made[:rest]], dict(zip(kwargs, made[rest:], strict=True))
 
 
 def _is_tensor(variable: Any) -> bool:
