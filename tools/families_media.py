@@ -284,7 +284,8 @@ def _gridded(typed: bool = False, square: bool = False) -> Form:
     def form(model: Any, rows: int, chance: torch.Generator) -> Batch:
         patch, merge = setting(model, "patch_size"), setting(model, "spatial_merge_size", 1)
         side = 4 * merge
-        width = setting(model, "in_channels", 3) * setting(model, "temporal_patch_size", 1)
+        frames = setting(model, "temporal_patch_size") or setting(model, "patch_temporal", 1)
+        width = setting(model, "in_channels", 3) * frames
         shape = (width, patch, patch) if square else (width * patch * patch,)
         patches = torch.randn(rows * side * side, *shape, generator=chance)
         grid = torch.tensor([[1, side, side]] * rows)
@@ -297,6 +298,22 @@ def _gridded(typed: bool = False, square: bool = False) -> Form:
         return {**shown, **found}
 
     return form
+
+
+def _pooled(model: Any, rows: int, chance: torch.Generator) -> Batch:
+    """Patches of which four make a token, by their numbers, as Molmo 2 has it."""
+    patch, side = setting(model, "patch_size"), SIDE // setting(model, "patch_size")
+    numbers = (
+        torch.arange(side * side).view(side // 2, 2, side // 2, 2).transpose(1, 2).reshape(-1, 4)
+    )
+    count = len(numbers)
+    shown = {
+        "pixel_values": torch.randn(rows, side * side, 3 * patch * patch, generator=chance),
+        "image_token_pooling": torch.cat([numbers + i * side * side for i in range(rows)]),
+        "image_grids": torch.tensor([[side // 2, side // 2, 0, 0]] * rows),
+    }
+    found = _with_images(rows, count, chance)
+    return {**shown, **found, "mm_token_type_ids": (found["input_ids"] == IMAGE_TOKEN).long()}
 
 
 def _asked(video: bool = False) -> Form:
@@ -349,6 +366,6 @@ _FORMS: dict[str, tuple[Form, ...]] = {
     "image_text": (
         *(_captioned(deep=deep, sized=sized) for sized in (False, True) for deep in (False, True)),
         *(_gridded(typed=True), _gridded(), _gridded(typed=True, square=True), _tiled),
-        *(_asked(), _asked(video=True), _caption_only, _boxed, _decoded),
+        *(_pooled, _asked(), _asked(video=True), _caption_only, _boxed, _decoded),
     ),
 }

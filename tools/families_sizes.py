@@ -78,6 +78,7 @@ OWN: dict[str, dict[str, Any]] = {
         **{"video_token_index": families_media.IMAGE_TOKEN, "num_query_tokens": 8},
     },
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16, "visual_embed": False},
+    "kimi_k25": {"projection_hidden_size": 64, "vision_config": {"projection_hidden_size": 64}},
     "lfm2": {"layer_types": ["conv", "full_attention"]},  # its default has attention only
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lilt": {"hidden_size": 96},  # a multiple of six
@@ -88,7 +89,12 @@ OWN: dict[str, dict[str, Any]] = {
         }
     },
     "mamba2": {"num_heads": 8, "head_dim": 16},  # twice the hidden size
+    "molmo2": {
+        "image_patch_id": families_media.IMAGE_TOKEN,
+        "adapter_config": {"vision_feature_layer": [1, 0]},
+    },
     "mistral4": {"head_dim": 24},  # of which a third is turned: qk_rope_head_dim
+    "muse_glimmer": {"out_hidden_size": 256},
     "pp_formulanet": {
         "vision_config": {
             **{"output_channels": 64, "post_conv_in_channels": 64, "post_conv_mid_channels": 64},
@@ -106,6 +112,12 @@ OWN: dict[str, dict[str, Any]] = {
         "head_config": {"upsample_out_channels": [32, 32], "conv_out_channels": [32]},
     },
     "step3p7": {"text_config": {"sliding_window": 8}},
+    "tipsv2_dpt": {
+        "backbone_config": {
+            **{"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "apply_layernorm": True},
+            "reshape_hidden_states": False,
+        }
+    },
     "vipllava": {"vision_feature_layers": [-2, -1]},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},

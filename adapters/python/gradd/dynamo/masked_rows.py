@@ -76,6 +76,13 @@ def _is_open(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and bool(free_unbacked_symbols(value.shape))
 
 
+def _is_only_counted(node: Node) -> bool:
+    """Whether nothing but the number of its rows is asked for."""
+    one = isinstance(value_of(node), torch.Tensor) and value_of(node).dim() == 1
+    names = ("sym_size.int", "size", *(["numel"] if one else []))
+    return node.target is operator.getitem and all(name_of(user) in names for user in node.users)
+
+
 def _mask_of(node: Node) -> Node | None:
     """The mask in x[mask], x[mask, :] and assignments to these."""
     if node.target not in (operator.getitem, operator.setitem):
@@ -114,6 +121,7 @@ class _Walk(Rewriter):
         self.masks: dict[Any, _Mask] = {}
         self.over: dict[tuple[Node, int], Node] = {}
         self.writes: dict[Node, int] = {}  # in front of each node
+        self.asserted: set[tuple] = set()
         self.gone: list[Node] = []
 
     def run(self) -> None:
@@ -129,7 +137,12 @@ class _Walk(Rewriter):
                 self.at = node
                 self.rows[node] = self._chosen(node)
                 self.gone.append(node)
-            elif (mask := _mask_of(node)) is not None:
+            elif (mask := _mask_of(node)) is not None and _is_only_counted(node):
+                self.at = node
+                with contextlib.suppress(RewriteError):
+                    self.numbers[node] = self._mask(mask).count
+                    self.gone.append(node)
+            elif mask is not None:
                 self.at = node
                 with contextlib.suppress(RewriteError):  # then it stays as it is
                     self._counted(node, mask)
@@ -295,17 +308,22 @@ class _Walk(Rewriter):
 
     def _take_number(self, node: Node, name: str, rows: list[Node]) -> None:
         """Sizes, what is computed of them, and Dynamo's assertions about them, which hold."""
-        if rows:
+        first = node.args[0] if node.args else None
+        if rows or (first in self.numbers and isinstance(value_of(first), torch.Tensor)):
             axis = node.args[1] if len(node.args) > 1 else None
-            if name not in ("sym_size.int", "size") or rows != [node.args[0]] or axis != 0:
+            if axis != 0 and (name != "numel" or value_of(first).dim() > 1):  # type: ignore[arg-type]
                 raise RewriteError(node)
-            self.numbers[node] = self.rows[rows[0]][1].count
+            if name not in ("sym_size.int", "size", "numel") or node.all_input_nodes != [first]:
+                raise RewriteError(node)
+            self.numbers[node] = self.rows[first][1].count if rows else self.numbers[first]  # type: ignore[index]
         elif name.partition(".")[0] in _COMPARING:
             both = {self.numbers[n] for n in node.all_input_nodes if n in self.numbers}
             readers = {name_of(user).partition(".")[0] for user in node.users}
             if len(both) > 1 or readers - {"_assert_scalar"}:
                 raise RewriteError(node)
             self.numbers[node] = next(iter(both))
+            if name == "eq":
+                self._assert(node)
         elif name in _ARITHMETIC and isinstance(value_of(node), SYMBOLIC):
             args = torch.fx.map_arg(node.args, lambda n: self.numbers.get(n, n))
             if name == "sym_max" and not isinstance(args[0], Node):
@@ -313,6 +331,16 @@ class _Walk(Rewriter):
             self.numbers[node] = self._call(_ARITHMETIC[name], *args)
         else:
             raise RewriteError(node)
+
+    def _assert(self, node: Node) -> None:
+        """That a number of rows equals one that does not depend on data."""
+        known = [self.numbers.get(n, n) if isinstance(n, Node) else n for n in node.args]
+        others = [n for n in node.args if n not in self.numbers]
+        if not others or (key := (known[0], known[1])) in self.asserted:
+            return
+        self.asserted.add(key)
+        equal = self._call("eq", *known[:: 1 if node.args[0] in self.numbers else -1])
+        self._call(torch.ops.aten._assert_async, equal, "as many rows under a mask as elsewhere")
 
     def _repeated(self, node: Node) -> Node:
         """The same call, of all rows and of numbers that are tensors."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd.dynamo import derived, partition
 from gradd.dynamo.derived import UnknownError
@@ -175,7 +176,8 @@ def _instead(
     if value is None or not hasattr(value, "__code__"):
         return None
     if value is getattr(sys.modules.get(_CHECK[0]), _CHECK[1], None):
-        return type(fn.realize()).build(tracer, check), args, kwargs
+        instead = check_count if args and _counts(args[0]) else check
+        return type(fn.realize()).build(tracer, instead), args, kwargs
     if _gives_indices(value):
         return _results(_Reader(tracer), fn, args, kwargs)
     return None
@@ -195,6 +197,13 @@ def _sized(
 def _is_tensor(variable: Any) -> bool:
     proxy = vars(variable.realize()).get("proxy")
     return proxy is not None and isinstance(value_of(proxy.node), torch.Tensor)
+
+
+def _counts(variable: Any) -> bool:
+    """Whether it is a comparison of a number that depends on data."""
+    proxy = vars(variable.realize()).get("proxy")
+    value = None if proxy is None else value_of(proxy.node)
+    return isinstance(value, SYMBOLIC) and bool(free_unbacked_symbols(value))
 
 
 def _are_numbers(variable: Any) -> bool:
@@ -223,6 +232,11 @@ def check(cond: Any, msg: Any, error_type: Any = ValueError) -> None:
         assert cond.all(), "torch_compilable_check: inputs of the call do not fit together"
     elif not cond:
         raise error_type(msg() if callable(msg) else msg)
+
+
+def check_count(cond: Any, msg: Any, error_type: Any = ValueError) -> None:
+    """The same of how many rows a mask chooses; masked_rows.py makes an assertion of it."""
+    torch._check(cond)
 
 
 def number(x: Any) -> Any:
