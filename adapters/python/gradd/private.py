@@ -152,7 +152,6 @@ FSDP_TENSOR = "_fsdp_flattened"
 
 # Names with an underscore that torch's documentation shows, by the page or the text.
 DOCUMENTED: dict[str, str] = {
-    "torch._check": "torch.export Programming Model",
     "torch._dynamo.config": "torch.compile Troubleshooting",
     "torch._dynamo.maybe_mark_dynamic": "Dynamic Shapes",
     "torch._guards.detect_fake_mode": "Fake tensor",
