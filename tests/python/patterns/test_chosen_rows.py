@@ -183,6 +183,18 @@ def _put(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.T
     return x.square().sum()
 
 
+def _put_among_others(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Numbers, one row for all, and a mask that an empty tensor has."""
+    x = h.clone()
+    x[m] = v
+    x[~m] = 0.5
+    x[x > 1] = net.head.bias.sum()
+    x[torch.ones(len(x)).bool()] = net.head.bias + x.detach().mean(0)
+    empty = h[:0].clone()
+    empty[m[:0]] = 1.0
+    return x.square().sum() + empty.sum() + h.square().mean()
+
+
 def _put_in_pairs(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
     """A mask of two axes."""
     x = torch.stack([h, h], 1)
@@ -195,6 +207,7 @@ COUNTED: dict[str, Callable] = {
     "scattered": _scattered,
     "put": _put,
     "in pairs": _put_in_pairs,
+    "among others": _put_among_others,
     "sorted": lambda net, h, v, m: (h[m] * v).sort(0)[0].cumsum(0).square().mean(),
     "twice as long": lambda net, h, v, m: (
         (v.repeat(2, 1) * torch.cat([h, h])[torch.cat([m, m])]).view(2, -1, 4).mean(1).square()

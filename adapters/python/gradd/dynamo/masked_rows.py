@@ -177,12 +177,14 @@ class _Walk(Rewriter):
 
     def _counted(self, node: Node, given: Node) -> None:
         """x[mask], x[mask] = rows, where it is known how many rows there are."""
-        x = node.args[0]
-        rows = value_of(node if node.target is operator.getitem else node.args[-1])
-        chosen, value = value_of(given), value_of(x)
+        x, told = node.args[0], node if node.target is operator.getitem else node.args[2]
+        if not isinstance(x, Node) or not isinstance(told, Node):
+            raise RewriteError(node)
+        rows, chosen, value = map(value_of, (told, given, x))
+        if not isinstance(rows, torch.Tensor) or not isinstance(value, torch.Tensor):
+            raise RewriteError(node)
         rank = value.dim() - chosen.dim() + 1
-        many = isinstance(rows, torch.Tensor) and rows.dim() == rank
-        if not many or not isinstance(x, Node) or 0 in value.shape or value.is_complex():
+        if rows.dim() != rank or 0 in value.shape or value.is_complex():
             raise RewriteError(node)
         if isinstance(rows.shape[0], int) and rows.shape[0] < 2:  # of one, all may be copies
             raise RewriteError(node)
