@@ -108,7 +108,7 @@ OWN: dict[str, dict[str, Any]] = {
     ),
     "reformer": {"axial_pos_embds": False},  # else one length only
     "sapiens2": {
-        "image_size": families_media.SIDE,
+        **{"image_size": families_media.SIDE, "pos_embed_rescale": None},  # which draws
         "head_config": {"upsample_out_channels": [32, 32], "conv_out_channels": [32]},
     },
     "step3p7": {"text_config": {"sliding_window": 8}},

@@ -511,6 +511,33 @@ def test_a_grid_that_fractions_choose_breaks_no_graph(monkeypatch: pytest.Monkey
     assert not found["in_torch"]
 
 
+class Rescaled(nn.Module):
+    """A factor that Sapiens 2 draws in training, here from a range of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        most = np.log(2.0)
+        drawn = torch.empty(1).uniform_(most, most).exp()
+        return (self.layer(x) / np.sqrt(3) * drawn).square().mean()
+
+
+def test_functions_of_numpy_of_constants_break_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readings, "_LIBRARY", __name__)  # as above
+    module = Rescaled()
+    theirs = copy.deepcopy(module)
+    ours = ORTModule(module, strict=True)
+    for _ in range(3):
+        x, found = torch.randn(3, 4), []
+        for each in (ours, theirs):
+            found.append(each(x))
+            found[-1].backward()
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(module.layer.weight.grad, theirs.layer.weight.grad)
+
+
 PRODUCTS = {
     "item": lambda shape: np.prod(shape).item(),
     "type": lambda shape: float(np.prod(shape).astype(np.float32)),

@@ -168,11 +168,8 @@ def _instead(
     if any(value is f for f in _FUNCTIONS) and len(args) == 1 and _is_tensor(args[0]):
         _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
         return fn, numbers, {}
-    if value is np.prod and len(args) == 1 and not kwargs and _are_numbers(args[0]):
-        # Dynamo makes a tensor of it. Other libraries may take it for a number of NumPy.
-        if tracer.f_globals.get("__name__", "").startswith(_LIBRARY):
-            return type(fn.realize()).build(tracer, product), args, {}
-        return None
+    if isinstance(value, np.ufunc) or value is np.prod:
+        return _of_numbers(tracer, fn, value, args) if len(args) == 1 and not kwargs else None
     if value is None or not hasattr(value, "__code__"):
         return None
     if value is getattr(sys.modules.get(_CHECK[0]), _CHECK[1], None):
@@ -181,6 +178,25 @@ def _instead(
     if _gives_indices(value):
         return _results(_Reader(tracer), fn, args, kwargs)
     return None
+
+
+def _of_numbers(tracer: Any, fn: Any, function: Any, args: list[Any]) -> Any:
+    """For np.log(2.0) and np.prod(shape), of which Dynamo makes a tensor.
+
+    Other libraries may take the result for a number of NumPy.
+    """
+    (x,) = args
+    if not tracer.f_globals.get("__name__", "").startswith(_LIBRARY):
+        return None
+    build = type(fn.realize()).build
+    if function is np.prod:
+        return (build(tracer, product), args, {}) if _are_numbers(x) else None
+    if not x.is_python_constant() or type(x.as_python_constant()) not in (int, float):
+        return None
+    found = function(x.as_python_constant())
+    if not isinstance(found, np.float64):
+        return None
+    return build(tracer, number), [build(tracer, float(found))], {}
 
 
 def _sized(
