@@ -148,9 +148,36 @@ def normalised_otherwise(s: Written, x: Tensor) -> Tensor:
     return F.batch_norm(h, *given, s.norm.weight) + F.batch_norm(h * x, None, None, training=True)
 
 
+def norms_of_instances(s: Written, x: Tensor) -> Tensor:
+    h = s.norm(s.layer(x))
+    inner = F.instance_norm(h[:, :, None] + x[:, None], s.average, s.queue[0])
+    return h + inner.sum(-1) * 0.1
+
+
+def norms_without_statistics(s: Written, x: Tensor) -> Tensor:
+    s.seen += 1
+    h = F.relu_(s.norm(s.layer(x)))
+    return h + F.instance_norm(h[:, :, None] + x[:, None]).sum(-1) * s.norm.running_mean
+
+
+def norms_and_draws(s: Written, x: Tensor) -> Tensor:
+    h = s.norm(s.layer(x))
+    s.seen += h.detach().mean()
+    return h + torch.empty_like(x).bernoulli_(1.0)
+
+
+def draws(s: Written, x: Tensor) -> Tensor:
+    h = s.layer(x)
+    kept = x.new_empty(len(x), 1).bernoulli_(1.0)
+    h[1:].normal_(2.0, 0.0)
+    s.seen.uniform_(3.0, 3.0)
+    return h * kept * torch.empty_like(x).bernoulli_(torch.ones_like(x)) + s.seen
+
+
 ALONE = {f.__name__: f for f in (
     whole, part, earlier_views, turned, fresh_memory, other_types, without_history, of_another_view,
-    other_shapes, counts, averages, queues, normalised, normalised_otherwise
+    other_shapes, counts, averages, queues, normalised, normalised_otherwise,
+    norms_of_instances, norms_without_statistics, norms_and_draws, draws
 )}  # fmt: skip
 
 
@@ -168,24 +195,6 @@ def views_of_several(s: Written, x: Tensor) -> Tensor:
     return one + other
 
 
-def norms_and_draws(s: Written, x: Tensor) -> Tensor:
-    h = s.norm(s.layer(x))
-    s.seen += h.detach().mean()
-    return h + torch.empty_like(x).bernoulli_(1.0)
-
-
-def norms_of_instances(s: Written, x: Tensor) -> Tensor:
-    h = s.norm(s.layer(x))
-    inner = F.instance_norm(h[:, :, None] + x[:, None], s.average, s.queue[0])
-    return h + inner.sum(-1) * 0.1
-
-
-def norms_without_statistics(s: Written, x: Tensor) -> Tensor:
-    s.seen += 1
-    h = F.relu_(s.norm(s.layer(x)))
-    return h + F.instance_norm(h[:, :, None] + x[:, None]).sum(-1) * s.norm.running_mean
-
-
 def statistics_of_the_call(s: Written, x: Tensor) -> Tensor:
     mean, spread = s.average * 1, s.average + 1
     h = F.batch_norm(s.layer(x), mean, spread, training=True)
@@ -193,8 +202,7 @@ def statistics_of_the_call(s: Written, x: Tensor) -> Tensor:
 
 
 WITH_TORCH = {f.__name__: f for f in (
-    diagonal, views_of_several, norms_and_draws, norms_of_instances, norms_without_statistics,
-    statistics_of_the_call
+    diagonal, views_of_several, statistics_of_the_call
 )}  # fmt: skip
 
 

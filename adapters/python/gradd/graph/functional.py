@@ -4,8 +4,9 @@ torch does this as well, but only while it decomposes the whole program, which t
 as long as the translation. Here a write to x[1:] becomes the functional operator, and the memory's
 next value is the previous one with that part replaced; views are made again from the current value
 where they are read. The last value of a buffer becomes an output. Batch norms write to running
-statistics, which their schema does not say: they become operators that return them. torch handles
-inputs that share memory, draws, writes of several tensors and parts that no operator puts back.
+statistics, which their schema does not say: they become operators that return them. Instance norms,
+which torch composes of batch norms, become norms of groups of one channel. torch handles inputs
+that share memory, writes of several tensors and parts that no operator puts back.
 """
 
 from __future__ import annotations
@@ -51,13 +52,28 @@ def make_functional(graph: torch.fx.Graph, signature: Any) -> None:
         graph: It is changed.
         signature: Follows its outputs.
     """
-    norms = graph.find_nodes(op="call_function", target=_aten.batch_norm.default)
-    for node in norms:
+    norms, of_instances = (graph.find_nodes(op="call_function", target=t) for t in _NORMS)
+    for node in (*norms, *of_instances):
         refused_types.check(node)
+    for node in of_instances:
+        _normalise_instances(node)
     if norms or any(map(targets, graph.nodes)):
         walk = _Walk(graph, signature)
         if walk.can_run():
             walk.run()
+
+
+def _normalise_instances(node: Node) -> None:
+    """An instance norm without statistics to remember becomes a norm of groups of one channel."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "eps")
+    x, weight, bias, mean, variance, eps = (argument(node, name) for name in names)
+    if not argument(node, "use_input_stats"):
+        node.target = _aten.batch_norm.default
+        rest = (False, argument(node, "momentum"), eps, argument(node, "cudnn_enabled"))
+        node.args, node.kwargs = (x, weight, bias, mean, variance, *rest), {}
+    elif mean is None:
+        node.target = _aten.group_norm.default
+        node.args, node.kwargs = (x, x.meta["val"].shape[1], weight, bias, eps), {}
 
 
 def moves_statistics(node: Node) -> bool:
@@ -81,7 +97,8 @@ def counterpart(target: Operator) -> Operator | None:
         return None
     # __iand__ writes the result of __and__.
     name = name.replace("__i", "__", 1) if name.startswith("__i") else name.removesuffix("_")
-    packet = getattr(_aten, name, None)
+    # normal() itself has its mean or deviation in a tensor.
+    packet = getattr(_aten, "normal_functional" if name == "normal" else name, None)
     if packet is None:
         return None
     kinds = _kinds(target)
@@ -162,7 +179,7 @@ class _Walk:
         """Whether a write has a functional operator, and its part can be put back."""
         target = node.target
         assert isinstance(target, Operator)
-        if counterpart(target) is None or torch.Tag.nondeterministic_seeded in target.tags:
+        if counterpart(target) is None:
             return False
         if targets(node) != [node.args[0]] or not isinstance(node.meta.get("val"), torch.Tensor):
             return False

@@ -165,31 +165,9 @@ def _remembered(x: Any, mean: Any, spread: Any, before: tuple) -> tuple[Any, Any
     return results[0], results[1]
 
 
-def instance_norm(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    *unused: Any,
-    **unused_kw: Any,
-) -> Any:
-    """instance_norm(); one that remembers is refused, as a buffer that the graph does not write."""
-    rank = len(x.shape)
-    if use_input_stats:
-        mean, spread = _moments(x, list(range(2, rank)))
-    else:
-        mean, spread = _per_channel(running_mean, rank), _per_channel(running_var, rank)
-    return _scaled(_normalised(x, mean, spread, eps), weight, bias, rank)
-
-
 def of_doubles() -> dict[Any, Callable]:
     """aten overload -> translation for doubles."""
     return {
         _aten.layer_norm.default: layer_norm,
         _aten.group_norm.default: group_norm,
-        _aten.instance_norm.default: instance_norm,
     }
