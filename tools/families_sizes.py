@@ -57,6 +57,7 @@ _NEVER_NONE = {
     *("moe_intermediate_size", "n_routed_experts", "num_experts"),
 }
 _DROPOUT = "drop"
+_DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 _NEVER_DROPPED = ("layerdrop", "drop_path", "jitter")  # whole layers, in Python; noise
 _PART = "_config"  # ends the names of a configuration's parts
 # What one family wants beyond the sizes above; a part of its configuration is a dictionary.
@@ -215,6 +216,9 @@ def candidates(family: Family, dropout: float = 0.0) -> Iterator[torch.nn.Module
             check_size(model_class, config)
             torch.manual_seed(0)
             model = model_class(config).train()
+            for module in model.modules() if not dropout else ():
+                if isinstance(module, _DROPOUTS):  # DPT names no rate in its configuration
+                    module.p = 0.0
         except Exception as error:  # of any kind: the code is the family's
             problem = problem or error
             continue
