@@ -210,7 +210,7 @@ COUNTED: dict[str, Callable] = {
     "among others": _put_among_others,
     "sorted": lambda net, h, v, m: (h[m] * v).sort(0)[0].cumsum(0).square().mean(),
     "twice as long": lambda net, h, v, m: (
-        (v.repeat(2, 1) * torch.cat([h, h])[torch.cat([m, m])]).view(2, -1, 4).mean(1).square()
+        (torch.cat([h, h])[torch.cat([m, m])] * v.repeat(2, 1)).view(2, -1, 4).mean(1).square()
     ).sum(),
 }
 

@@ -15,10 +15,12 @@ are gathered, and put back by their numbers; another number of them is an index 
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -209,19 +211,28 @@ class _Walk(Rewriter):
 
     def _number(self, size: Any) -> Any:
         """A node that tells a size in front of the present one, or the number itself."""
-        if isinstance(size, int):
-            return size
+        return size if isinstance(size, int) else self._computed(size.node.expr)
+
+    def _computed(self, size: sympy.Expr) -> Any:
+        """The same for sums and products of sizes."""
+        if size.is_Integer:
+            return int(size)
         for node in self.graph.nodes:
             if node is self.at:
                 break
             value = value_of(node)
-            if isinstance(value, torch.SymInt) and str(value) == str(size):
+            if isinstance(value, torch.SymInt) and value.node.expr == size:
                 return node
             if isinstance(value, torch.Tensor) and node not in self.rows:
                 for axis, known in enumerate(value.shape):
-                    if str(known) == str(size):
+                    if not isinstance(known, int) and known.node.expr == size:
                         return self._call(torch.ops.aten.sym_size.int, node, axis)
-        raise RewriteError(self.at)  # type: ignore[arg-type]
+        function = operator.add if size.is_Add else operator.mul
+        if not (size.is_Add or size.is_Mul):
+            raise RewriteError(self.at)  # type: ignore[arg-type]
+        return functools.reduce(
+            functools.partial(self._call, function), map(self._computed, size.args)
+        )
 
     def _source(self, node: Node) -> tuple[Node, Node]:
         name = name_of(node)
