@@ -225,10 +225,10 @@ gradd_status_t session_check_bytes(session_t *session, const char *what, int64_t
     const int64_t own = session_own_bytes(session);
     if (bytes <= most - own) return GRADD_OK;
     return GRADD_FAIL(NOMEM,
-                      "%s needs %lld MiB; session %u, %s, has %lld of the %lld MiB of its quota "
+                      "%s needs %.2f MiB; session %u, %s, has %.2f of the %lld MiB of its quota "
                       "(gradd quota)",
-                      what, (long long)(bytes >> 20), session->number, session->client,
-                      (long long)(own >> 20), (long long)(most >> 20));
+                      what, (double)bytes / (1 << 20), session->number, session->client,
+                      (double)own / (1 << 20), (long long)(most >> 20));
 }
 
 void session_holder_text(const session_t *session, char text[SESSION_HOLDER_BYTES]) {

@@ -13,6 +13,7 @@ how many steps are done, and thereby which notes are true. So a process may die 
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import weakref
 from collections.abc import Callable
@@ -20,9 +21,12 @@ from typing import Any
 
 import msgpack
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradd import errors, interrupts, module_tables
+from gradd.calls.parameters import identity, overlapping
 from gradd.html_tables import table
+from gradd.kept_checks import check_name, check_same, stepped
 from gradd.memory.holders import others
 from gradd.memory.shm import DTYPE_CODES, DTYPES, nbytes
 from gradd.memory.waiting import seconds_of
@@ -40,7 +44,8 @@ _NOTES_BYTES = 1 << 20  # of the user's values
 _SLOT_BYTES = 16 << 10  # of one of two notes, at first
 _HEAD = 64  # bytes in front of the slots, and of each slot
 _MAGIC = int.from_bytes(b"GRADNOTE", "little")
-_WRITING, _DONE = 1, 2  # words of the head: an optimizer of torch writes; the steps it has done
+# Words of the head: an optimizer of torch writes; the steps it has done; another one has stepped.
+_WRITING, _DONE, _OTHERS = 1, 2, 3
 _CHUNK_BITS = 24  # of a journal's progress: step << 24 | chunks done of it
 _CHUNKS = (1 << _CHUNK_BITS) - 1  # as chunks, behind the last one: the step was skipped
 _PLAIN = (bool, int, float, str, type(None))
@@ -56,6 +61,7 @@ class Kept:
             to note().
         random_state: After reattach(): the state of torch's random generator at the end of the
             last step, for torch.set_rng_state(); else None.
+        client: That has the memory.
     """
 
     def __init__(
@@ -70,14 +76,16 @@ class Kept:
         self.notes: dict[str, Any] = {}
         self.random_state: torch.Tensor | None = None
         self._seconds = seconds
-        self._client = client
+        self.client = client
         self._model = weakref.ref(model)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._packed = b"\x80"  # the user's values
         self._slot = 0  # bytes of one
         self._block: Block | None = None
         self._words: torch.Tensor | None = None
-        self._key: tuple[int, ...] = ()
+        self._key: tuple = ()
+        self._told: dict[str, Any] = {}  # the content of the manifest
+        self._last: torch.Tensor | None = None  # the words of the journal that it names
         self._handles: list[Any] = []
         self._held: list[Any] = []  # what the name says stays, even if the script lets go of it
 
@@ -137,14 +145,14 @@ class Kept:
         model = self._model()
         if model is None:
             return []
-        buffers = [(n, b) for n, b in model.named_buffers() if self._client.locate(b) is not None]
+        buffers = [(n, b) for n, b in model.named_buffers() if self.client.locate(b) is not None]
         return [*((n, p) for n, p in model.named_parameters() if p.numel()), *buffers]
 
     def _small(self) -> list[tuple[str, torch.Tensor]]:
         """Buffers that are noted with each step."""
         model = self._model()
         named = () if model is None else model.named_buffers()
-        return [(n, b) for n, b in named if b.numel() and self._client.locate(b) is None]
+        return [(n, b) for n, b in named if b.numel() and self.client.locate(b) is None]
 
     def _states(self) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         optimizer = self._of_optimizer()
@@ -156,7 +164,7 @@ class Kept:
         ]
 
     def _place(self, tensor: torch.Tensor, what: str) -> list[Any]:
-        found = self._client.locate(tensor) if tensor.is_contiguous() else None
+        found = self.client.locate(tensor) if tensor.is_contiguous() else None
         if found is None:
             raise errors.TensorError(
                 f"keep: {what} does not lie in shared memory: it is not contiguous, or its memory "
@@ -164,11 +172,14 @@ class Kept:
             )
         return sessions.place((*found, DTYPE_CODES[tensor.dtype], tuple(tensor.shape)))
 
-    def _places(self) -> tuple[int, ...]:
-        """Equal as long as everything lies where it did."""
-        tensors = [t for _, t in self._shared()]
-        tensors += [t for _, state in self._states() for t in state.values()]
-        return tuple(map(data_ptr, tensors))
+    def _places(self) -> tuple:
+        """Equal as long as everything lies where it did, and is stepped as it was."""
+        tensors, states = [t for _, t in self._shared()], self._states()
+        tensors += [t for _, state in states for t in state.values()]
+        optimizer = self._of_optimizer()
+        groups = [] if optimizer is None else [g["params"] for g in optimizer.param_groups]
+        stepped = [[id(p) for p in group] for group in (*groups, [p for p, _ in states])]
+        return [*map(data_ptr, tensors)], stepped
 
     def _manifest(self) -> Manifest:
         names = {id(t): name for name, t in self._shared()}
@@ -181,7 +192,9 @@ class Kept:
             ],
             "notes": {"slot": self._slot, "at": self._of_block(block)},  # type: ignore[arg-type]
         }
-        journal = self._journal()
+        optimizer, journal = self._of_optimizer(), self._journal()
+        if optimizer is not None:
+            content["stepped"] = stepped(self.name, self._model(), optimizer)  # type: ignore[arg-type]
         if journal is not None:
             content["optimizer"] = {
                 "journal": {"at": self._place(journal, "the journal")},
@@ -241,9 +254,9 @@ class Kept:
         """A larger place for notes; the name says so before a step relies on it."""
         last = None if self._words is None else _read_slot(self._words, self._slot, self.steps)
         head = None if self._words is None else self._words[: _HEAD // 8].clone()
-        with self._client.lock, interrupts.deferred:
+        with self.client.lock, interrupts.deferred:
             self._slot = max(_SLOT_BYTES, (2 * size + 63) // 64 * 64)
-            self._block = self._client.state.allocate(_HEAD + 2 * (_HEAD + self._slot))
+            self._block = self.client.state.allocate(_HEAD + 2 * (_HEAD + self._slot))
             self._words = self._block.tensor(torch.int64, (self._block.size // 8,)).zero_()
             self._block.drop()  # the tensor alone keeps it
         self._words[0] = _MAGIC
@@ -257,7 +270,9 @@ class Kept:
 
     def say(self) -> None:
         """Tells the daemon where all lies; again after anything has moved."""
-        self._client.names.say(self._client, self.name, self._seconds, self._manifest())
+        manifest = self._manifest()
+        self.client.names.say(self.client, self.name, self._seconds, manifest)
+        self._told, self._last = manifest.content, self._journal()
         self._held = [self._of_optimizer(), *(tensor for _, tensor in self._shared())]
         self._key = self._places()
 
@@ -270,7 +285,9 @@ class Kept:
             self._handles = [
                 optimizer.register_step_pre_hook(_weakly(self, Kept._before)),
                 optimizer.register_step_post_hook(_weakly(self, Kept._after)),
+                optimizer.register_load_state_dict_post_hook(_weakly(self, Kept._loaded)),
             ]
+            _look_at_other_optimizers()
         _kept[self.name] = self
 
     def end(self) -> None:
@@ -282,29 +299,71 @@ class Kept:
         _kept.pop(self.name, None)
 
     def _before(self) -> None:
-        if self._client.closed:
+        if self.client.closed:
             return
-        optimizer = self._of_optimizer()
-        if self._places() != self._key:
-            if isinstance(optimizer, FusedAdam):
-                optimizer.share_state()
-            self._move()
-            self.say()
+        self._find()
         self._write(self.steps + 1, begun=True)
-        if not isinstance(optimizer, FusedAdam):
+        if not isinstance(self._of_optimizer(), FusedAdam):
             self._words[_WRITING] = 1  # type: ignore[index]
 
     def _after(self) -> None:
-        if self._client.closed or isinstance(self._of_optimizer(), FusedAdam):
+        if self.client.closed or isinstance(self._of_optimizer(), FusedAdam):
             return
         self._words[_DONE] += 1  # type: ignore[index]
         self._words[_WRITING] = 0  # type: ignore[index]
 
-    def _move(self) -> None:
-        """Parameters that do not lie in shared memory go there."""
-        model, client = self._model(), self._client
+    def _loaded(self) -> None:
+        """The optimizer has another state: what is kept is this one, from now on."""
+        if not self.client.closed:
+            self._find()
+            self._write(self.steps)
+
+    def _find(self) -> None:
+        """Says where all lies if it lies elsewhere."""
+        if self._places() == self._key:
+            return
+        optimizer = self._of_optimizer()
+        self._move(insist=True)
+        if isinstance(optimizer, FusedAdam):
+            optimizer.share_state()
+            if optimizer.journal is not self._last and self._last is not None:
+                optimizer.count_from(int(self._last[1]) >> _CHUNK_BITS)
+        self.say()
+
+    def stepped_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step; warns, once, of another one than the session's."""
+        own, words = self._of_optimizer(), self._words
+        if own is None or own is optimizer or self.client.closed or words is None:
+            return
+        if int(words[_OTHERS]):
+            return
+        mine = set(map(id, self._held))
+        if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+            words[_OTHERS] = 1
+            logger.warning(
+                "session '%s': a %s has stepped parameters, which is not the optimizer that keep() "
+                "was given: neither its state nor the number of its steps is kept; call "
+                "gradd.keep('%s', model, optimizer) with the one that trains",
+                *(self.name, type(optimizer).__name__, self.name),
+            )
+
+    def _move(self, insist: bool = False) -> None:
+        """Parameters that do not lie in shared memory go there.
+
+        `insist`: also those whose memory has other holders, which keep the values of now.
+        """
+        model, client = self._model(), self.client
         away = [p for p in model.parameters() if p.numel() and client.locate(p) is None]  # type: ignore[union-attr]
-        away = [p for p in away if p.is_contiguous() and not others(p)]
+        held = [p for p in away if not p.is_contiguous() or others(p)]
+        if insist and held:
+            apart = overlapping(p for p in model.parameters() if p.layout is torch.strided)  # type: ignore[union-attr]
+            held = [p for p in held if identity(p) in apart]
+            logger.warning(
+                "session '%s': parameters were given other memory (load_state_dict(assign=True), "
+                "say); they move into shared memory, and other holders keep the values of now",
+                self.name,
+            )
+        away = [p for p in away if not any(p is other for other in held)]
         with torch.no_grad(), client.lock, interrupts.deferred:
             client.parameters.reserve([nbytes(p.dtype, p.shape) for p in away])
             for p in away:
@@ -312,6 +371,26 @@ class Kept:
             client.parameters.drop_empty()
 
     # ---- taking over ----
+
+    def taken(self) -> Taken:
+        """All of this process's own session, for another model in it."""
+        if self._model() is not None:
+            self._find()
+        tensors = [t for t in (*self._held, self._words, self._journal()) if torch.is_tensor(t)]
+        tensors += [t for _, state in self._states() for t in state.values()]
+        found = {self.client.locate(t): t.detach() for t in tensors}
+        blocks = {self.client.locate(self._words): self._block}  # type: ignore[arg-type]
+        optimizer = self._of_optimizer()
+        if isinstance(optimizer, FusedAdam):
+            blocks[self.client.locate(optimizer.journal)] = optimizer.journal_block  # type: ignore[arg-type]
+        with self.client.lock:
+            for block in blocks.values():
+                block.pins += 1  # type: ignore[union-attr]
+        return Taken(self._told, self._seconds, blocks, found)  # type: ignore[arg-type]
+
+    def said(self) -> tuple[int, dict[str, Any]]:
+        """How many steps are done, and the notes that are true then."""
+        return _said(self.name, self._words, self._slot, self._journal())  # type: ignore[arg-type]
 
     def restore(self, taken: Taken) -> None:
         """Puts model and optimizer onto the memory of a session that was taken over.
@@ -327,12 +406,21 @@ class Kept:
         self._words = self._block.tensor(torch.int64, (self._block.size // 8,))
         place = content.get("optimizer")
         journal = None if place is None else taken.tensor(place["journal"]["at"])
-        _, said = _said(self.name, self._words, self._slot, journal)
+        done, said = _said(self.name, self._words, self._slot, journal)
+        if int(self._words[_OTHERS]):
+            logger.warning(
+                "session '%s': another optimizer than the kept one has stepped its parameters: "
+                "notes, moments and the number of steps (%d) are older than they are",
+                *(self.name, done),
+            )
         with torch.no_grad():
             self._restore_tensors(model, taken)  # type: ignore[arg-type]
             self._restore_small(model, content["small"], said["small"])  # type: ignore[arg-type]
             if optimizer is not None:
                 self._restore_optimizer(optimizer, taken, said)
+        self._words[_OTHERS] = 0
+        if not isinstance(optimizer, FusedAdam):
+            self._words[_DONE] = done
         self._packed = said["user"]
         self.notes = msgpack.unpackb(said["user"], raw=False)
         self.random_state = torch.frombuffer(bytearray(said["random"]), dtype=torch.uint8)
@@ -362,7 +450,7 @@ class Kept:
     def _restore_optimizer(
         self, optimizer: torch.optim.Optimizer, taken: Taken, said: dict[str, Any]
     ) -> None:
-        for group, settings in zip(optimizer.param_groups, said["groups"], strict=True):
+        for group, settings in zip(optimizer.param_groups, said.get("groups", ()), strict=False):
             group.update({n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()})
         place = taken.content.get("optimizer")
         if place is None or not isinstance(optimizer, FusedAdam):
@@ -371,7 +459,7 @@ class Kept:
             {**{t["name"]: taken.tensor(t["at"]) for t in row["tensors"]}, "step": count}
             for row, count in zip(place["states"], said["counts"], strict=True)
         ]
-        optimizer.adopt(self._client, states, taken.blocks[tuple(place["journal"]["at"][:2])])
+        optimizer.adopt(self.client, states, taken.blocks[tuple(place["journal"]["at"][:2])])
 
 
 def _read_slot(words: torch.Tensor, slot: int, step: int) -> bytes | None:
@@ -415,12 +503,22 @@ def _said(
     return done, said
 
 
+def _own(name: str, client: Client) -> Kept | None:
+    """The session of this process that has a name."""
+    found = _kept.get(name)
+    return found if found is not None and found.client is client else None
+
+
 def look(name: str) -> tuple[int, dict[str, Any]]:
     """Steps and notes of a kept session, for a process that is going to take it over.
 
     Raises:
         SessionError, StaleError: As for reattach().
     """
+
+    if (former := _own(name, clients.get_client())) is not None:
+        steps, said = former.said()
+        return steps, msgpack.unpackb(said["user"], raw=False)
 
     def want(content: dict[str, Any], read: Callable[[Any], bytes]) -> tuple[int, dict[str, Any]]:
         notes, place = content["notes"], content.get("optimizer")
@@ -445,6 +543,15 @@ def _weakly(kept: Kept, call: Callable[[Kept], None]) -> Callable[..., None]:
             call(found)
 
     return hook
+
+
+@functools.cache
+def _look_at_other_optimizers() -> None:
+    def stepped(optimizer: torch.optim.Optimizer, *unused: Any) -> None:
+        for kept in list(_kept.values()):
+            kept.stepped_by(optimizer)
+
+    register_optimizer_step_post_hook(stepped)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
@@ -535,14 +642,20 @@ def keep(
         UnsupportedError: The model is on a GPU.
         ValueError: `keep_alive` is no duration.
     """
+    check_name(name)
     seconds = seconds_of(keep_alive)
     client = _client_of(_plain_module(model))
     made = Kept(name, model, optimizer, seconds, client)
     if isinstance(optimizer, FusedAdam):
         optimizer.share_state()
     made._move()
-    former = _kept.get(name)
+    former = _own(name, client)
     if former is not None:
+        if former._model() not in (None, model):
+            logger.warning(
+                "session '%s' was that of another model of this process, which is kept no longer",
+                name,
+            )
         former.end()
     made.start()
     return made
@@ -558,13 +671,14 @@ def reattach(
     """Takes over a session that keep() named in a process that has ended.
 
     Parameters, buffers, and the state of FusedAdam are mapped in place. The session keeps its name.
+    A session of this process is taken from the model that has it, as when a cell runs again.
 
     Args:
         name: Of the session.
-        model: With the same parameters and buffers; they may be on the meta device, for a session
-            without an optimizer, or whose optimizer is to begin from nothing.
-        optimizer: Of the same kind, with the same parameters in the same order; without it its
-            state is let go, with a warning.
+        model: With the same parameters and buffers; they may be on the meta device where no
+            optimizer is given: it is made of the model's parameters, which this replaces.
+        optimizer: Of the same kind, with the same parameters in the same groups and order; without
+            it its state is let go, with a warning.
         keep_alive: As for keep(); None: as before.
 
     Returns:
@@ -575,11 +689,13 @@ def reattach(
         StaleError: Its process has died in the middle of a step that could not be finished.
         TensorError: The model or the optimizer is another one; the message has the difference.
     """
+    check_name(name)
     seconds = None if keep_alive is None else seconds_of(keep_alive)
     client = _client_of(_plain_module(model))
-    taken = sessions.take(client, name)
+    former = _own(name, client)
+    taken = sessions.take(client, name) if former is None else former.taken()
     try:
-        _check_same(name, model, optimizer, taken.content)
+        check_same(name, model, optimizer, taken.content)
         made = Kept(name, model, optimizer, taken.seconds if seconds is None else seconds, client)
         made.restore(taken)
     finally:
@@ -590,47 +706,11 @@ def reattach(
             "session '%s': reattach() was given no optimizer, so the state of FusedAdam is let go",
             name,
         )
+    if former is not None:
+        former.end()
     made.start()
     logger.info("session '%s' is taken over: %d steps are done", name, made.steps)
     return made
-
-
-def _check_same(
-    name: str,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    content: dict[str, Any],
-) -> None:
-    """Model and optimizer have what the manifest has; else nothing is changed."""
-    mine = {n: (t.dtype, list(t.shape)) for n, t in model.named_parameters() if t.numel()}
-    mine |= {n: (t.dtype, list(t.shape)) for n, t in model.named_buffers() if t.numel()}
-    kept = {row["name"]: (DTYPES[row["at"][2]], row["at"][3]) for row in content["tensors"]}
-    kept |= {row["name"]: (DTYPES[row["dtype"]], row["dims"]) for row in content["small"]}
-    for one in sorted(mine.keys() | kept.keys()):
-        if mine.get(one) != kept.get(one):
-            expected, got = (_described(d.get(one)) for d in (kept, mine))
-            raise errors.TensorError(
-                f"session '{name}': {one}: expected {expected}, got {got} in this model"
-            )
-    states = (content.get("optimizer") or {}).get("states")
-    if optimizer is None:
-        return
-    if (states is not None) != isinstance(optimizer, FusedAdam):
-        kind = "FusedAdam" if states is not None else "another optimizer than FusedAdam"
-        raise errors.TensorError(
-            f"session '{name}': expected {kind}, got {type(optimizer).__name__}"
-        )
-    if isinstance(optimizer, FusedAdam):
-        names = {id(p): n for n, p in model.named_parameters()}
-        order = [names.get(id(p), "") for p in optimizer.kept_parameters()]
-        if order != [row["of"] for row in states]:
-            raise errors.TensorError(
-                f"session '{name}': the optimizer has other parameters, or another order"
-            )
-
-
-def _described(found: tuple[torch.dtype, list[int]] | None) -> str:
-    return "none" if found is None else f"{found[0]}{found[1]}"
 
 
 def forget(name: str) -> None:

@@ -23,9 +23,9 @@ from gradd.calls.parameters import identity, overlapping
 from gradd.memory import devices
 from gradd.memory.holders import others
 from gradd.memory.parameter_changes import Snapshot
-from gradd.memory.shm import DTYPE_CODES, nbytes, round_up
+from gradd.memory.shm import nbytes, round_up
 from gradd.memory.watch import data_ptr
-from gradd.optimizer_places import GradientPlaces, StatePlaces
+from gradd.optimizer_places import Bound, GradientPlaces, StatePlaces, wire
 from gradd.session import bases, protocol
 from gradd.session import client as clients
 from gradd.session.client import Client
@@ -68,20 +68,6 @@ def _chunk_elements(device: str, largest: int) -> int:
     return max(_CHUNK, min(round_up(largest, _CHUNK), _LONG_CHUNK))
 
 
-class _Bound:
-    """Tensors that the daemon knows as one binding; keeps their memory alive while it does."""
-
-    def __init__(self, client: Client, tensors: list[torch.Tensor]) -> None:
-        self.key = tuple(data_ptr(t) for t in tensors)
-        self._client = client
-        self._tensors = [t.detach() for t in tensors]
-        self.id = client.next_id()
-        client.bind(self.id, [_wire(client, t) for t in tensors])
-
-    def __del__(self) -> None:
-        self._client.later("unbind", {"bind": self.id})
-
-
 class _Sent:
     """A step as requested. If the request ends in an exception, only the step's journal tells
     whether the step is done, half done or not begun.
@@ -100,7 +86,7 @@ class _Sent:
         held: list[tuple[torch.Tensor, torch.Tensor]],
         states: list[dict[str, Any]],
         *,
-        bound: list[_Bound],
+        bound: list[Bound],
     ) -> None:
         self.client = client
         self.fields = fields
@@ -178,13 +164,6 @@ class _Sent:
     def _was_written(self) -> bool:
         moved = self._places != [data_ptr(p) for p in self.params]
         return moved or self._left is None or self._left.has_changed()
-
-
-def _wire(client: Client, tensor: torch.Tensor) -> protocol.Tensor:
-    place = client.locate(tensor)
-    if place is None:
-        raise errors.TensorError("a tensor of the optimizer has left shared memory during the step")
-    return (*place, DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
 
 
 def _check_settings(group: dict[str, Any]) -> None:
@@ -298,7 +277,7 @@ class FusedAdam(torch.optim.Optimizer):
         self._journal_words: torch.Tensor | None = None
         self._journal_step = 0
         self._doubtful: _Sent | None = None  # the last step, if its request ended in an exception
-        self._bound: dict[str, _Bound] = {}
+        self._bound: dict[str, Bound] = {}
         self._placed: StatePlaces | None = None  # of the last step, if nothing was copied
         self._gradients: GradientPlaces | None = None
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
@@ -333,12 +312,21 @@ class FusedAdam(torch.optim.Optimizer):
         def note(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
             final.append(given)
 
-        handle = self.register_load_state_dict_pre_hook(note)
+        def widen(_: torch.optim.Optimizer) -> None:
+            self._take_wide(final[0])
+
+        handles = (
+            self.register_load_state_dict_pre_hook(note),
+            self.register_load_state_dict_post_hook(widen, prepend=True),
+        )
         try:
             super().load_state_dict(state_dict)
         finally:
-            handle.remove()
-        saved = final[0]
+            for handle in handles:
+                handle.remove()
+
+    def _take_wide(self, saved: dict[str, Any]) -> None:
+        """Takes what is float32 from a state dict without rounding."""
         ids = [i for group in saved["param_groups"] for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for i, p in zip(ids, params, strict=True):
@@ -556,14 +544,14 @@ class FusedAdam(torch.optim.Optimizer):
         client.gradients.reserve([nbytes(g.dtype, g.shape) for g in copied])
         self.copied_grads += len(copied)
         shared = [self._shared(client, grad, client.gradients) for grad in grads]
-        placed = GradientPlaces(client, shared, [_wire(client, g) for g in shared])
+        placed = GradientPlaces(client, shared, [wire(client, g) for g in shared])
         self._gradients = None if copied else placed
         return placed, shared
 
     def _bind(self, client: Client, name: str, tensors: list[torch.Tensor]) -> int:
         bound = self._bound.get(name)
         if bound is None or bound.key != tuple(data_ptr(t) for t in tensors):
-            bound = self._bound[name] = _Bound(client, tensors)
+            bound = self._bound[name] = Bound(client, tensors)
         return bound.id
 
     def _journal_wire(self, client: Client) -> dict[str, Any]:
@@ -618,6 +606,16 @@ class FusedAdam(torch.optim.Optimizer):
     def journal(self) -> torch.Tensor | None:
         """The words of the journal, i64; docs/protocol.md has their meaning."""
         return self._journal_words
+
+    @property
+    def journal_block(self) -> Block | None:
+        """The block that the journal lies in."""
+        return self._journal
+
+    def count_from(self, steps: int) -> None:
+        """Goes on with the number of an earlier journal's steps; the present one has none yet."""
+        self._journal_step = steps
+        self._journal_words[1] = steps << _CHUNK_BITS  # type: ignore[index]
 
     def adopt(self, client: Client, states: list[dict[str, Any]], journal: Block) -> None:
         """Takes over state that lies in shared memory, for kept_parameters() in order."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradd import errors
+from gradd.memory.shm import DTYPE_CODES
 from gradd.memory.watch import data_ptr
 from gradd.session import protocol
 
@@ -29,6 +31,27 @@ def _seen(tensors: Sequence[torch.Tensor]) -> tuple[list, list, list] | None:
     if not all(map(_is_contiguous, tensors)):
         return None
     return [*map(data_ptr, tensors)], [*map(_dtype, tensors)], [*map(_numel, tensors)]
+
+
+class Bound:
+    """Tensors that the daemon knows as one binding; keeps their memory alive while it does."""
+
+    def __init__(self, client: Client, tensors: list[torch.Tensor]) -> None:
+        self.key = tuple(data_ptr(t) for t in tensors)
+        self._client = client
+        self._tensors = [t.detach() for t in tensors]
+        self.id = client.next_id()
+        client.bind(self.id, [wire(client, t) for t in tensors])
+
+    def __del__(self) -> None:
+        self._client.later("unbind", {"bind": self.id})
+
+
+def wire(client: Client, tensor: torch.Tensor) -> protocol.Tensor:
+    place = client.locate(tensor)
+    if place is None:
+        raise errors.TensorError("a tensor of the optimizer has left shared memory during the step")
+    return (*place, DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
 
 
 class StatePlaces:

@@ -4,12 +4,14 @@
     gradd.load("base", model)              in others: the same class, also on the meta device
 
 The weights are in memory once. Nothing is copied, and no process can change them for another.
+Buffers come along as values: each process has its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import logging
 import os
 from typing import Any
 
@@ -17,12 +19,15 @@ import torch
 
 from gradd import errors
 from gradd.keeping import exchange
+from gradd.kept_checks import check_name
 from gradd.memory.shm import BASE_SEALS, DTYPE_CODES, PAGE, nbytes, round_up
 from gradd.memory.waiting import seconds_of
 from gradd.memory.watch import data_ptr
 from gradd.session import client as clients
 from gradd.session import kept as sessions
 from gradd.session.kept import Manifest
+
+logger = logging.getLogger("gradd")
 
 _F_ADD_SEALS = 1033
 _WRITE_BYTES = 1 << 30  # at once: Linux takes 2 GiB at most
@@ -42,6 +47,20 @@ def _frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
                 f"share: {name} is a {p.dtype} tensor on {p.device}; a base has plain tensors of "
                 "the CPU only"
             )
+    return found
+
+
+def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers, under all their names, of the kinds that a base can have."""
+    found = {n: b for n, b in model.named_buffers(remove_duplicate=False) if b.numel()}
+    for name, b in list(found.items()):
+        if b.device.type != "cpu" or b.layout is not torch.strided or b.dtype not in DTYPE_CODES:
+            logger.warning(
+                "share: the buffer %s, a %s tensor on %s, is not in the base: each process has its "
+                "own values",
+                *(name, b.dtype, b.device),
+            )
+            del found[name]
     return found
 
 
@@ -80,6 +99,8 @@ def _write(fd: int, tensor: torch.Tensor, offset: int) -> None:
 def share(model: torch.nn.Module, name: str, *, keep_alive: str | float = "10m") -> None:
     """Gives the frozen parameters of a model a name, under which other processes map them.
 
+    The values of its buffers come along; a process that loads the base has a copy of them.
+
     They move into memory that is sealed against writing; the model goes on with it. The daemon
     holds it as long as a process uses it, and `keep_alive` longer; `gradd ps` lists it, and
     `gradd.forget(name)` ends the name, though not the memory of those that have it. On the CPU.
@@ -94,12 +115,16 @@ def share(model: torch.nn.Module, name: str, *, keep_alive: str | float = "10m")
         SessionError: There is a base, or a kept session, of that name.
         UnsupportedError: A parameter is not on the CPU.
     """
+    check_name(name)
     seconds = seconds_of(keep_alive)
     client = clients.get_client()
-    fd, rows = _written(_frozen(model))
+    frozen, saved = _frozen(model), model.state_dict(keep_vars=True)
+    fd, rows = _written(frozen | _buffers(model))
+    tensors = [row for row in rows if row["name"] in frozen]
+    buffers = [{**row, "saved": row["name"] in saved} for row in rows if row not in tensors]
     fields = {"name": name, "seconds": seconds}
     try:
-        manifest = Manifest({"tensors": rows}).file()
+        manifest = Manifest({"tensors": tensors, "buffers": buffers}).file()
         try:
             client.connected(
                 "share a base", lambda connection: connection.share(fields, (fd, manifest))
@@ -119,8 +144,9 @@ def load(name: str, model: torch.nn.Module | None = None) -> Any:
 
     Args:
         name: Of the base.
-        model: Gets them as its parameters, which are frozen then; they may be on the meta device.
-            Parameters that the base has not, such as adapters, stay as they are.
+        model: Gets them as its parameters, which are frozen then, and the values of the base's
+            buffers; they may be on the meta device. Parameters and buffers that the base has not,
+            such as adapters, stay as they are.
 
     Returns:
         The model; without one, a dict from name to tensor, as `load_state_dict(..., assign=True)`
@@ -128,8 +154,9 @@ def load(name: str, model: torch.nn.Module | None = None) -> Any:
 
     Raises:
         SessionError: There is no such base.
-        TensorError: The model has no such parameter, or one of another type or shape.
+        TensorError: The model has no such parameter or buffer, or one of another type or shape.
     """
+    check_name(name)
     client = clients.get_client()
     taken = sessions.take(client, name, "peek")
     try:
@@ -141,19 +168,28 @@ def load(name: str, model: torch.nn.Module | None = None) -> Any:
             if at not in made:
                 made[at] = taken.tensor(row["at"])
             tensors[row["name"]] = made[at]
+        rows = taken.content.get("buffers", ())
+        buffers = {row["name"]: taken.tensor(row["at"]) for row in rows}
         if model is None:
-            return tensors
-        _put(name, model, tensors)
+            return tensors | {row["name"]: buffers[row["name"]].clone() for row in rows
+                              if row["saved"]}  # fmt: skip
+        _put(name, model, tensors, buffers)
         return model
     finally:
         with client.lock:
             taken.drop()
 
 
-def _put(base: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Checks all, and then exchanges."""
+def _put(
+    base: str,
+    model: torch.nn.Module,
+    tensors: dict[str, torch.Tensor],
+    buffers: dict[str, torch.Tensor],
+) -> None:
+    """Checks all, and then exchanges; buffers are copied."""
     own = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in tensors.items():
+    own |= dict(model.named_buffers(remove_duplicate=False))
+    for name, tensor in (tensors | buffers).items():
         mine = own.get(name)
         got = "none" if mine is None else f"{mine.dtype}{list(mine.shape)}"
         if mine is None or (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
@@ -168,3 +204,11 @@ def _put(base: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) ->
         else:
             mine.requires_grad_(False)
             mine.data = tensor
+    made: dict[int, torch.Tensor] = {}  # one for all names
+    with torch.no_grad():
+        for name, value in buffers.items():
+            mine = own[name]
+            if mine.is_meta:
+                exchange(model, name, made.setdefault(data_ptr(value), value.clone()))
+            else:
+                mine.copy_(value)

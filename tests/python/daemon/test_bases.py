@@ -280,3 +280,55 @@ def test_a_base_outlives_workers_and_ends_in_time(daemon: Daemon) -> None:
     del model
     client.get_client().flush()
     until(lambda: not daemon.ps()["kept"], "it stays without a user")
+
+
+class Normed(nn.Module):
+    """A frozen net with buffers that are saved, that are not, and that have two names."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6, device=device)
+        self.norm = nn.BatchNorm1d(6, device=device)
+        self.register_buffer("places", torch.arange(6.0, device=device), persistent=False)
+        self.register_buffer("twice", self.places)
+        self.register_buffer("mask", torch.ones(6, dtype=torch.bool, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x)) * self.mask + self.twice
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_base_has_the_values_of_buffers(daemon: Daemon, device: str) -> None:
+    torch.manual_seed(0)
+    base = Normed()
+    base(torch.randn(20, 6) * 3 + 1)
+    base.places.mul_(2)
+    gradd.share(base.requires_grad_(False), "base")
+    net = gradd.load("base", Normed(device))
+    assert net.places is net.twice or device == "cpu"
+    for (name, mine), theirs in zip(net.named_buffers(), base.buffers(), strict=True):
+        assert mine is not theirs and torch.equal(mine, theirs), name
+    x = torch.randn(4, 6)
+    for one in (base, net):
+        one.eval()
+    assert torch.equal(net(x), base(x))
+    model = ORTModule(net, strict=True)
+    torch.testing.assert_close(model(x), base(x))
+    net.train()(x)
+    assert not torch.equal(net.norm.running_mean, base.norm.running_mean), "each has its own"
+    other = Normed()
+    other.load_state_dict(gradd.load("base"), assign=True)
+    assert torch.equal(other.norm.running_var, base.norm.running_var)
+    with pytest.raises(errors.TensorError, match=r"base 'base': places: .*got none in"):
+        gradd.load("base", nn.ModuleDict({"layer": nn.Linear(6, 6), "norm": nn.LayerNorm(6)}))
+    gradd.forget("base")
+
+
+def test_a_base_leaves_out_what_it_cannot_have(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = nn.Linear(3, 3).requires_grad_(False)
+    net.register_buffer("turns", torch.zeros(3, dtype=torch.complex64))
+    gradd.share(net, "base")
+    assert "the buffer turns, a torch.complex64 tensor on cpu, is not in the base" in caplog.text
+    gradd.forget("base")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import itertools
 import os
 import random
 import signal
@@ -262,12 +264,15 @@ def test_what_does_not_fit_is_named_and_changes_nothing(daemon: Daemon) -> None:
 
 def test_values_that_are_none(daemon: Daemon) -> None:
     net, optimizer = _net()
-    for wrong in ("soon", "10 weeks", -2, True, "-5m"):
+    for wrong in ("soon", "10 weeks", -2, True, "-5m", float("inf")):
         with pytest.raises(ValueError, match="keep_alive="):
             gradd.keep("net", net, optimizer, keep_alive=wrong)
-    for wrong in ("", "a b", "x" * 65, 'a"b'):
-        with pytest.raises(errors.GraddError, match="name"):
-            gradd.keep(wrong, net, optimizer)
+    for wrong in ("", "a b", "x" * 65, 'a"b', "\xfc"):
+        for call in (gradd.keep, gradd.reattach):
+            with pytest.raises(ValueError, match="name .* 1 to 64 printable"):
+                call(wrong, net, optimizer)
+    with pytest.raises(TypeError, match="a name is a str, got int"):
+        gradd.keep(5, net, optimizer)
     kept = gradd.keep("net", net, optimizer)
     with pytest.raises(TypeError, match="numbers, texts"):
         kept.note(what=object())
@@ -278,6 +283,273 @@ def test_values_that_are_none(daemon: Daemon) -> None:
     _leave()
     fresh, other = _net()
     assert len(gradd.reattach("net", fresh, other).notes["what"]) == 1 << 19
+    gradd.forget("net")
+
+
+def _groups(net: nn.Module, *sizes: int) -> optim.FusedAdam:
+    """With so many parameters in each group."""
+    params = iter(list(net.parameters()))
+    groups = [{"params": list(itertools.islice(params, n)), "lr": 0.1 * (k + 1)}
+              for k, n in enumerate(sizes)]  # fmt: skip
+    return optim.FusedAdam(groups)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (2, 2, 2), (2, 4)])
+def test_other_groups_are_refused_and_change_nothing(daemon: Daemon, sizes: tuple) -> None:
+    net, _ = _net()
+    optimizer = _groups(net, 3, 3)
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    _step(model, optimizer, 0)
+    expected = [p.clone() for p in net.parameters()]
+    _leave()
+    other, _ = _net()
+    before = [p.clone() for p in other.parameters()]
+    with pytest.raises(errors.TensorError, match=r"groups .* expected 3 \+ 3, got"):
+        gradd.reattach("net", ORTModule(other), _groups(other, *sizes))
+    assert all(map(torch.equal, other.parameters(), before))
+    right, _ = _net()
+    kept = gradd.reattach("net", right, _groups(right, 3, 3))
+    assert kept.steps == 1 and all(map(torch.equal, right.parameters(), expected))
+    gradd.forget("net")
+
+
+def test_two_models_of_a_process_are_taken_over_by_one(daemon: Daemon) -> None:
+    """They share segments, in which one's tensors are between the other's."""
+    nets = [_net() for _ in range(3)]
+    models = [ORTModule(net, strict=True) for net, _ in nets]
+    for k, (_, optimizer) in enumerate(nets):
+        _step(models[k], optimizer, 8 + k)  # so all of them have gradients' places of their own
+        gradd.keep(f"net{k}", models[k], optimizer)
+    alone = copy.deepcopy([net for net, _ in nets])
+    states = [copy.deepcopy(optimizer.state_dict()) for _, optimizer in nets]
+    _leave()
+    again = [_net() for _ in range(2)]
+    for k in (1, 0):
+        net, optimizer = again[k]
+        assert gradd.reattach(f"net{k}", net, optimizer).steps == 1
+    for k, (net, optimizer) in enumerate(again):
+        other = optim.FusedAdam(alone[k].parameters(), lr=0.1)
+        other.load_state_dict(states[k])
+        model, reference = ORTModule(net, strict=True), ORTModule(alone[k], strict=True)
+        for seed in range(3):
+            _step(model, optimizer, seed)
+            _step(reference, other, seed)
+        assert all(map(torch.equal, net.state_dict().values(), alone[k].state_dict().values()))
+    net, optimizer = _net()
+    assert gradd.reattach("net2", net, optimizer).steps == 1
+    assert all(map(torch.equal, net.state_dict().values(), alone[2].state_dict().values()))
+    for k in range(3):
+        gradd.forget(f"net{k}")
+
+
+def test_an_optimizer_of_meta_tensors_is_refused(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    gradd.keep("net", net, optimizer)
+    _leave()
+    with torch.device("meta"):
+        fresh, other = _net()
+    with pytest.raises(errors.TensorError, match=r"0\.weight is on the meta .*to_empty"):
+        gradd.reattach("net", fresh, other)
+    fresh = fresh.to_empty(device="cpu")
+    other = optim.FusedAdam(fresh.parameters(), lr=0.1)
+    gradd.reattach("net", fresh, other)
+    assert all(map(torch.equal, fresh.parameters(), net.parameters()))
+    gradd.forget("net")
+
+
+def test_another_optimizer_is_named(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    _step(model, optimizer, 0)
+    other = optim.FusedAdam(net.parameters(), lr=0.1)  # its cell is run again
+    for seed in (1, 2):
+        _step(model, other, seed)
+    assert caplog.text.count("'net': a FusedAdam has stepped parameters") == 1
+    expected = [p.clone() for p in net.parameters()]
+    _leave()
+    fresh, again = _net()
+    kept = gradd.reattach("net", fresh, again)
+    assert "number of steps (1) are older" in caplog.text
+    assert all(map(torch.equal, fresh.parameters(), expected)) and kept.steps == 1
+    gradd.keep("net", fresh, torch.optim.SGD(fresh.parameters(), lr=0.5))
+    _leave()
+    with pytest.raises(errors.TensorError, match="expected SGD, got AdamW"):
+        gradd.reattach("net", fresh, torch.optim.AdamW(fresh.parameters()))
+    gradd.forget("net")
+
+
+def test_a_state_that_is_loaded_is_kept_at_once(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    kept = gradd.keep("net", model, optimizer)
+    _step(model, optimizer, 0)
+    best = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    _step(model, optimizer, 1)
+    net.load_state_dict(best[0])
+    optimizer.load_state_dict(best[1])
+    assert kept.steps == 2
+    _leave()
+    fresh, other = _net()
+    again = gradd.reattach("net", fresh, other)
+    assert again.steps == 2
+    for p, (number, state) in zip(fresh.parameters(), best[1]["state"].items(), strict=True):
+        assert other.state[p]["step"] == state["step"] == 1, number
+        assert torch.equal(other.state[p]["exp_avg"], state["exp_avg"])
+    assert all(map(torch.equal, fresh.state_dict().values(), best[0].values()))
+    _step(ORTModule(fresh, strict=True), other, 2)
+    assert again.steps == 3
+    gradd.forget("net")
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_layers_that_are_thawed_are_kept(daemon: Daemon, added: bool) -> None:
+    net, _ = _net()
+    net[0].requires_grad_(False)
+    rest = [p for p in net.parameters() if p.requires_grad]
+    optimizer = optim.FusedAdam(rest if added else net.parameters(), lr=0.1)
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    _step(model, optimizer, 0)
+    net[0].requires_grad_(True)
+    if added:
+        optimizer.add_param_group({"params": [*net[0].parameters()], "lr": 0.01})
+    _step(model, optimizer, 1)
+    expected = [optimizer.state[p]["exp_avg"].clone() for p in net.parameters()]
+    _leave()
+    fresh, other = _net()
+    if added:
+        first = [*fresh[0].parameters()]
+        other = optim.FusedAdam([p for p in fresh.parameters() if all(p is not q for q in first)])
+        other.add_param_group({"params": first})
+    gradd.reattach("net", fresh, other)
+    assert [other.state[p]["step"] for p in fresh.parameters()] == [1, 1, 2, 2, 2, 2]
+    found = [other.state[p]["exp_avg"] for p in fresh.parameters()]
+    assert all(map(torch.equal, found, expected))
+    gradd.forget("net")
+
+
+def test_parameters_with_other_holders_move(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    held = net[0].weight.detach().clone()
+    net[0].weight.data = held
+    _step(model, optimizer, 0)
+    assert "they move into shared memory" in caplog.text
+    expected = [p.clone() for p in net.parameters()]
+    _leave()
+    fresh, other = _net()
+    assert gradd.reattach("net", fresh, other).steps == 1
+    assert all(map(torch.equal, fresh.parameters(), expected))
+    gradd.forget("net")
+
+
+def test_an_optimizer_of_former_parameters_is_named(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer = _net()
+    gradd.keep("net", net, optimizer)
+    assert not caplog.text
+    net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
+    _step(ORTModule(net, strict=True), optimizer, 0)  # of parameters without a gradient
+    assert "not the model's 0.weight" in caplog.text
+    gradd.forget("net")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_cell_that_reattaches_runs_again(daemon: Daemon, gone: bool) -> None:
+    whole, reference = _net()
+    alone = ORTModule(whole, strict=True)
+    for seed in range(6):
+        _step(alone, reference, seed)
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer).note(what=1)
+    for seed in range(2):
+        _step(model, optimizer, seed)
+    for first in (2, 4):
+        if gone:
+            del net, optimizer, model
+            gc.collect()
+        net, optimizer = _net()
+        model = ORTModule(net, strict=True)
+        kept = gradd.reattach("net", model, optimizer)
+        assert kept.steps == first and kept.notes == {"what": 1}
+        assert keeping.look("net") == (first, {"what": 1})
+        for seed in range(first, first + 2):
+            _step(model, optimizer, seed)
+    assert all(map(torch.equal, net.state_dict().values(), whole.state_dict().values()))
+    _leave()
+    fresh, other = _net()
+    assert gradd.reattach("net", fresh, other).steps == 6
+    assert all(map(torch.equal, fresh.state_dict().values(), whole.state_dict().values()))
+    gradd.forget("net")
+
+
+@pytest.mark.parametrize("kind", ["StepLR", "LambdaLR", "CosineAnnealingLR", "OneCycleLR"])
+def test_a_scheduler_goes_on_behind_reattach(daemon: Daemon, kind: str) -> None:
+    settings = {
+        "StepLR": {"step_size": 2, "gamma": 0.5},
+        "LambdaLR": {"lr_lambda": lambda step: 1 / (1 + step)},
+        "CosineAnnealingLR": {"T_max": 7},
+        "OneCycleLR": {"max_lr": 0.3, "total_steps": 9},
+    }[kind]
+    make = getattr(torch.optim.lr_scheduler, kind)
+
+    def train(steps: range, name: str) -> list[float]:
+        net, optimizer = _net()
+        model = ORTModule(net, strict=True)
+        scheduler = make(optimizer, **settings)
+        if steps.start:
+            kept = gradd.reattach(name, model, optimizer)
+            scheduler.load_state_dict(kept.notes["scheduler"])
+            scheduler.step()
+        else:
+            kept = gradd.keep(name, model, optimizer)
+        rates = []
+        for seed in steps:
+            rates.append(optimizer.param_groups[0]["lr"])
+            kept.note(scheduler=scheduler.state_dict())
+            _step(model, optimizer, seed)
+            scheduler.step()
+        return rates
+
+    whole = train(range(6), "whole")
+    first = train(range(3), "net")
+    _leave()
+    assert first + train(range(3, 6), "net") == pytest.approx(whole)
+    for name in ("net", "whole"):
+        gradd.forget(name)
+
+
+def test_a_name_that_is_given_again_is_named(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer = _net()
+    for _ in range(2):
+        gradd.keep("net", net, optimizer)
+    assert "another model" not in caplog.text
+    gradd.keep("net", *_net())
+    assert "'net' was that of another model" in caplog.text
+    gradd.forget("net")
+
+
+def test_steps_are_those_of_the_session_without_its_optimizer(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    model = ORTModule(net, strict=True)
+    gradd.keep("net", model, optimizer)
+    for seed in range(3):
+        _step(model, optimizer, seed)
+    _leave()
+    fresh, _ = _net()
+    assert gradd.reattach("net", fresh).steps == 3
+    _leave()
+    fresh, _ = _net()
+    assert gradd.reattach("net", fresh).steps == 3
     gradd.forget("net")
 
 

@@ -68,7 +68,7 @@ def test_memory_beyond_a_quota_is_refused_by_name(daemon: Any) -> None:
             packet = {"v": "segment", "id": 2, "bytes": segment.size}
             reply = s.control(packet, [segment.fd])
             assert reply["code"] == "NOMEM", reply
-            assert "needs 3 MiB; session" in reply["what"] and "large.py" in reply["what"]
+            assert "needs 3.00 MiB; session" in reply["what"] and "large.py" in reply["what"]
             assert "of the 4 MiB of its quota (gradd quota)" in reply["what"]
             assert s.step() == before  # what it has is enough for this
             _rules(daemon, "large.py", "--quota-mib", "1")  # less than it has

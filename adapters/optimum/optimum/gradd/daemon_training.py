@@ -109,7 +109,8 @@ class DaemonTraining(Trainer):
         name = resume[len(sessions.PREFIX) :] if named else getattr(self.args, "keep_session", None)
         if not self._gradd_enabled or not name:
             if named:
-                raise ValueError(f"resume_from_checkpoint={resume!r}: gradd is disabled")
+                why = "gradd is disabled" if name else "expected session:NAME"
+                raise ValueError(f"resume_from_checkpoint={resume!r}: {why}")
             return resume
         alive = getattr(self.args, "keep_alive", None) or "10m"
         self._gradd_session = sessions.Session(self, name, alive)

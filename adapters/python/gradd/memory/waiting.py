@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 
@@ -24,7 +25,7 @@ def seconds_of(duration: str | float, name: str = "keep_alive") -> float:
         ValueError: It is none.
     """
     if isinstance(duration, (int, float)) and not isinstance(duration, bool):
-        if duration >= 0 or duration == -1:
+        if 0 <= duration < math.inf or duration == -1:
             return float(duration)
     elif isinstance(duration, str):
         if duration.strip() == "-1":

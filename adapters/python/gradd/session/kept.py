@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -136,10 +136,14 @@ class Taken:
     content: dict[str, Any]  # of the manifest
     seconds: float  # how long it is kept without a process
     blocks: dict[tuple[int, int], Block]  # by place: segment's former id, and offset
+    tensors: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # that there are
 
     def tensor(self, at: Sequence[Any]) -> torch.Tensor:
         """The tensor at a place, on the memory itself."""
         segment, offset, code, shape = at
+        known = self.tensors.get((segment, offset))
+        if known is not None:
+            return known
         return self.blocks[segment, offset].tensor(DTYPES[code], tuple(shape))
 
     def drop(self) -> None:
@@ -213,8 +217,12 @@ def _adopt(client: Client, name: str, fd: int, sizes: dict[int, int]) -> list[Bl
         client.pass_segment(base)
         bases.note(base)
         return client.parameters.adopt(base, sizes)
-    segment = Segment.adopted(fd, client.next_id(), client.owner)
     pools = {pool.purpose: pool for pool in (client.parameters, client.state)}
+    for pool in pools.values():
+        if (known := pool.segment_of(fd)) is not None:  # of another name, or taken before
+            os.close(fd)
+            return pool.adopt_more(known, sizes)
+    segment = Segment.adopted(fd, client.next_id(), client.owner)
     pool = pools.get(segment.header.purpose)
     if pool is None:
         segment.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from ctypes import memmove
@@ -315,12 +316,59 @@ class Pool:
         self._add(segment)
         self._free[segment.id] = (segment, starts, free)
         self._ending.add(segment.id)
-        blocks = [Block(self, segment, at, round_up(max(n, 1))) for at, n in sorted(sizes.items())]
-        for block in blocks:
-            self.busy[segment.id, block.offset] = block
-            self.busy_bytes += block.size
+        return [self._put(segment, at, round_up(max(n, 1))) for at, n in sorted(sizes.items())]
+
+    def _put(self, segment: Segment, offset: int, size: int) -> Block:
+        block = self.busy[segment.id, offset] = Block(self, segment, offset, size)
+        self.busy_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.busy_bytes)
+        return block
+
+    def segment_of(self, fd: int) -> Segment | None:
+        """The segment of this pool that a descriptor is of."""
+        one = os.fstat(fd)
+        segments = (segment for segment, _, _ in self._free.values())
+        return next((s for s in segments if os.path.samestat(os.fstat(s.fd), one)), None)
+
+    def adopt_more(self, segment: Segment, sizes: dict[int, int]) -> list[Block]:
+        """Takes more blocks of a segment that was adopted; those that there are are held again.
+
+        Raises:
+            SharedMemoryError: They overlap others, or lie outside.
+        """
+        self.merge()
+        _, starts, free = self._free[segment.id]
+        wanted = {at: round_up(max(size, 1)) for at, size in sorted(sizes.items())}
+        for offset, size in wanted.items():
+            known = self.busy.get((segment.id, offset))
+            i = bisect.bisect_right(starts, offset) - 1
+            room = starts[i] + free[starts[i]] - offset if i >= 0 else 0
+            is_free = room >= size and offset % ALIGN == 0
+            if known.size != size if known is not None else not is_free:
+                raise errors.SharedMemoryError(
+                    f"{size} bytes at {offset} of a kept segment of {segment.size} overlap others"
+                )
+        blocks = []
+        for offset, size in wanted.items():
+            known = self.busy.get((segment.id, offset))
+            if known is not None:
+                known.pins += 1
+            else:
+                self._carve(segment, offset, size)
+                known = self._put(segment, offset, size)
+            blocks.append(known)
         return blocks
+
+    def _carve(self, segment: Segment, offset: int, size: int) -> None:
+        """Takes a part out of a free range."""
+        _, starts, free = self._free[segment.id]
+        i = bisect.bisect_right(starts, offset) - 1
+        start = starts.pop(i)
+        end = start + free.pop(start)
+        for first, last in ((offset + size, end), (start, offset)):
+            if first < last:
+                starts.insert(i, first)
+                free[first] = last - first
 
     @contextlib.contextmanager
     def filling(self, size: int) -> Iterator[None]:
