@@ -37,8 +37,10 @@ SIZES: dict[str, Any] = {
     "num_conv_pos_embedding_groups": 4,
     "num_frames": 4,
     "out_hidden_size": 64,
+    "text_hidden_size": 64,
     "projector_hidden_size": 64,
 }
+_FEATURES = ("get_image_features", "get_video_features")
 _PATCH = 8  # pixels, where a configuration has larger ones
 _DEPTHS = ("depths", "depth", "num_block_repeats", "stage_num_blocks")
 _CHANNELS = ("conv_dim", "conv_channels", "tdnn_dim")
@@ -92,7 +94,8 @@ def shrunk(default: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
         elif name in _CHANNELS and isinstance(value, list):
             values[name] = [32] * len(value)
         elif name in _ROTARY and isinstance(value, dict) and "rope_type" in value:
-            values[name] = value | _SECTIONS
+            if "mrope_section" in value or "partial_rotary_factor" not in value:
+                values[name] = value | _SECTIONS
         elif name in _RANDOM:
             values[name] = 0.0
         elif "drop" in name and isinstance(value, list):
@@ -258,35 +261,80 @@ def _tiled(model: Any, rows: int, chance: torch.Generator) -> Batch:
 
 
 def _features(model: Any, shown: Batch) -> int:
-    """How many features a model makes of images."""
-    owner = model if hasattr(model, "get_image_features") else model.model
+    """How many features a model makes of images, or of a video."""
+    both = [(o, n) for o in (model, model.base_model) for n in _FEATURES if hasattr(o, n)]
+    owner, name = next(iter(both), (model, _FEATURES[0]))
     with torch.no_grad():
-        found = owner.get_image_features(**shown)
+        found = getattr(owner, name)(**shown)
+    whole = getattr(found, "last_hidden_state", None)
     found = getattr(found, "pooler_output", found)
+    found = whole if found is None else found
     parts = found if isinstance(found, (list, tuple)) else [found]
     return sum(part.numel() // part.shape[-1] for part in parts)
 
 
-def _gridded(typed: bool = False) -> Form:
+def _gridded(typed: bool = False, square: bool = False) -> Form:
     """Patches one after the other and a grid for each image, as Qwen2-VL has it.
 
     Args:
         typed: Beside the tokens goes what each stands for.
+        square: A patch has axes for its channels, rows and columns.
     """
 
     def form(model: Any, rows: int, chance: torch.Generator) -> Batch:
         patch, merge = setting(model, "patch_size"), setting(model, "spatial_merge_size", 1)
         side = 4 * merge
-        width = setting(model, "in_channels", 3) * setting(model, "temporal_patch_size", 1)
-        patches = torch.randn(rows * side * side, width * patch * patch, generator=chance)
+        frames = setting(model, "temporal_patch_size") or setting(model, "patch_temporal", 1)
+        width = setting(model, "in_channels", 3) * frames
+        shape = (width, patch, patch) if square else (width * patch * patch,)
+        patches = torch.randn(rows * side * side, *shape, generator=chance)
         grid = torch.tensor([[1, side, side]] * rows)
         shown = {"pixel_values": patches, "image_grid_thw": grid}
+        if "image_merge_sizes" in inspect.signature(model.forward).parameters:
+            shown["image_merge_sizes"] = torch.tensor([merge] * rows)
         found = _with_images(rows, _features(model, shown) // rows, chance)
         if typed:
             found["mm_token_type_ids"] = (found["input_ids"] == IMAGE_TOKEN).long()
         return {**shown, **found}
 
     return form
+
+
+def _pooled(model: Any, rows: int, chance: torch.Generator) -> Batch:
+    """Patches of which four make a token, by their numbers, as Molmo 2 has it."""
+    patch, side = setting(model, "patch_size"), SIDE // setting(model, "patch_size")
+    numbers = (
+        torch.arange(side * side).view(side // 2, 2, side // 2, 2).transpose(1, 2).reshape(-1, 4)
+    )
+    count = len(numbers)
+    shown = {
+        "pixel_values": torch.randn(rows, side * side, 3 * patch * patch, generator=chance),
+        "image_token_pooling": torch.cat([numbers + i * side * side for i in range(rows)]),
+        "image_grids": torch.tensor([[side // 2, side // 2, 0, 0]] * rows),
+    }
+    found = _with_images(rows, count, chance)
+    return {**shown, **found, "mm_token_type_ids": (found["input_ids"] == IMAGE_TOKEN).long()}
+
+
+def _asked(video: bool = False) -> Form:
+    """An image, or a video, and a text that the model reads with it, as InstructBLIP has it."""
+
+    def form(model: Any, rows: int, chance: torch.Generator) -> Batch:
+        images = pixels(model, rows, chance)
+        shown = {"pixel_values": torch.stack([images] * 4, 1) if video else images}
+        shown["qformer_input_ids"] = words(rows, chance)
+        return {**shown, **_with_images(rows, _features(model, shown) // rows, chance)}
+
+    return form
+
+
+def _boxed(model: Any, rows: int, chance: torch.Generator) -> Batch:
+    """Words with their places in an image, as UDOP has it."""
+    ids = words(rows, chance)
+    corners = torch.rand(*ids.shape, 2, generator=chance) / 2
+    boxes = torch.cat([corners, corners + 0.25], -1)
+    shown = {"pixel_values": pixels(model, rows, chance), "input_ids": ids, "bbox": boxes}
+    return {**shown, "attention_mask": torch.ones_like(ids), "labels": words(rows, chance)}
 
 
 def _caption_only(model: Any, rows: int, chance: torch.Generator) -> Batch:
@@ -317,6 +365,7 @@ _FORMS: dict[str, tuple[Form, ...]] = {
     "contrastive": (_contrastive, _contrastive_patches, _contrastive_video),
     "image_text": (
         *(_captioned(deep=deep, sized=sized) for sized in (False, True) for deep in (False, True)),
-        *(_gridded(typed=True), _gridded(), _tiled, _caption_only, _decoded),
+        *(_gridded(typed=True), _gridded(), _gridded(typed=True, square=True), _tiled),
+        *(_pooled, _asked(), _asked(video=True), _caption_only, _boxed, _decoded),
     ),
 }

@@ -57,27 +57,68 @@ _NEVER_NONE = {
     *("moe_intermediate_size", "n_routed_experts", "num_experts"),
 }
 _DROPOUT = "drop"
+_DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 _NEVER_DROPPED = ("layerdrop", "drop_path", "jitter")  # whole layers, in Python; noise
-# What one family wants beyond the sizes above.
+_PART = "_config"  # ends the names of a configuration's parts
+# What one family wants beyond the sizes above; a part of its configuration is a dictionary.
 OWN: dict[str, dict[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {64: 4}},
     "beit": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "blip-2": {"image_token_index": families_media.IMAGE_TOKEN},
     "data2vec-vision": {"num_hidden_layers": 4, "out_indices": [0, 1, 2, 3]},
     "dots1": {"n_shared_experts": 1},
-    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [1, 2, 3, 4]},
+    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "gemma3n_text": {
         **{"num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": 128},
         **{"layer_types": ["sliding_attention", "full_attention"] * 2},
         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "instructblip": {"image_token_index": families_media.IMAGE_TOKEN},
+    "instructblipvideo": {
+        **{"video_token_index": families_media.IMAGE_TOKEN, "num_query_tokens": 8},
+    },
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16, "visual_embed": False},
+    "kimi_k25": {"projection_hidden_size": 64, "vision_config": {"projection_hidden_size": 64}},
     "lfm2": {"layer_types": ["conv", "full_attention"]},  # its default has attention only
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lilt": {"hidden_size": 96},  # a multiple of six
+    "llama4": {
+        "vision_config": {
+            **{"intermediate_size": 256, "projector_input_dim": 64, "projector_output_dim": 64},
+            "vision_output_dim": 64,
+        }
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16},  # twice the hidden size
+    "molmo2": {
+        "image_patch_id": families_media.IMAGE_TOKEN,
+        "adapter_config": {"vision_feature_layer": [1, 0]},
+    },
     "mistral4": {"head_dim": 24},  # of which a third is turned: qk_rope_head_dim
+    "muse_glimmer": {"out_hidden_size": 256},
+    "pp_formulanet": {
+        "vision_config": {
+            **{"output_channels": 64, "post_conv_in_channels": 64, "post_conv_mid_channels": 64},
+            **{"post_conv_out_channels": 64, "decoder_hidden_size": 64},
+            "global_attn_indexes": [1],
+        }
+    },
+    **dict.fromkeys(
+        ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"),
+        {"vision_start_token_id": families_media.IMAGE_TOKEN - 1, "audio_start_token_id": 300},
+    ),
     "reformer": {"axial_pos_embds": False},  # else one length only
+    "sapiens2": {
+        **{"image_size": families_media.SIDE, "pos_embed_rescale": None},  # which draws
+        "head_config": {"upsample_out_channels": [32, 32], "conv_out_channels": [32]},
+    },
+    "step3p7": {"text_config": {"sliding_window": 8}},
+    "tipsv2_dpt": {
+        "backbone_config": {
+            **{"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "apply_layernorm": True},
+            "reshape_hidden_states": False,
+        }
+    },
     "vipllava": {"vision_feature_layers": [-2, -1]},
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
@@ -175,6 +216,9 @@ def candidates(family: Family, dropout: float = 0.0) -> Iterator[torch.nn.Module
             check_size(model_class, config)
             torch.manual_seed(0)
             model = model_class(config).train()
+            for module in model.modules() if not dropout else ():
+                if isinstance(module, _DROPOUTS):  # DPT names no rate in its configuration
+                    module.p = 0.0
         except Exception as error:  # of any kind: the code is the family's
             problem = problem or error
             continue
@@ -211,7 +255,8 @@ def configuration_values(
     values = shrunk(default.to_dict(), dropout)
     if family.task in families_media.TASKS:
         values = families_media.shrunk(default.to_dict(), values)
-    values |= OWN.get(family.name, {})
+    own = OWN.get(family.name, {})
+    values |= {name: value for name, value in own.items() if not name.endswith(_PART)}
     for name in getattr(config_class, "sub_configs", {}):
         part = getattr(default, name, None)
         if part is not None and hasattr(part, "to_dict"):
@@ -220,6 +265,7 @@ def configuration_values(
                 values[name] = families_media.shrunk(part.to_dict(), values[name])
             if "model_type" in part.to_dict():
                 values[name]["model_type"] = part.model_type
+            values[name] |= own.get(name, {})
     return {name: value for name, value in values.items() if name not in left_out}
 
 

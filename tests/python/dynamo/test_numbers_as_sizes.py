@@ -291,6 +291,28 @@ class Windows(nn.Module):
         return y.sum() + y[: int(grid.max())].pow(2).sum()
 
 
+class Merged(nn.Module):
+    """Images of a sequence, whose sizes stay tensors, as Pixtral and Mistral 3 have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        grids = [(size[0] // 2, size[1] // 2) for size in sizes]
+        found = []
+        for i, part in enumerate(self.first(x).split([a * b for a, b in grids])):
+            high, wide = grids[i]
+            grid = part.view(high, wide, 8).permute(2, 0, 1)
+            larger = F.interpolate(grid[None], size=(high + 1, wide)).flatten(2)[0].t()
+            places = torch.reshape(torch.arange(high * wide), (high, wide))[: high - 1, :wide]
+            found += [
+                larger.repeat(high, 1),
+                grid[:, 1:high].flatten(1).t() * places.reshape(-1, 1),
+            ]
+        return self.last(torch.cat(found)).square().mean()
+
+
 class Chosen(nn.Module):
     """What is computed depends on a number in an argument."""
 
@@ -343,6 +365,16 @@ def test_lengths_of_parts_break_no_graph() -> None:
     assert found["breaks"] == 0
     assert not found["in_torch"]
     assert found["graphs"] <= 4, "the first lengths, any two, any three"
+
+
+def test_tensors_as_sizes_break_no_graph() -> None:
+    calls = []
+    for sizes in ([[4, 6], [8, 4]], [[6, 4], [4, 6]], [[8, 8], [10, 4]], [[12, 6], [10, 8]]):
+        rows = sum(a * b for a, b in sizes) // 4
+        calls.append((torch.randn(rows, 4), torch.tensor(sizes)))
+    found = steps(Merged(), calls)
+    assert found["breaks"] == 0
+    assert not found["in_torch"]
 
 
 @pytest.mark.parametrize("read", [lambda x: x.item(), int, lambda x: x.tolist()[0]])
@@ -477,6 +509,33 @@ def test_a_grid_that_fractions_choose_breaks_no_graph(monkeypatch: pytest.Monkey
     found = steps(Tiles(), [(torch.randn(32, 4), torch.tensor(sizes)) for sizes in given])
     assert found["breaks"] == 0
     assert not found["in_torch"]
+
+
+class Rescaled(nn.Module):
+    """A factor that Sapiens 2 draws in training, here from a range of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        most = np.log(2.0)
+        drawn = torch.empty(1).uniform_(most, most).exp()
+        return (self.layer(x) / np.sqrt(3) * drawn).square().mean()
+
+
+def test_functions_of_numpy_of_constants_break_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readings, "_LIBRARY", __name__)  # as above
+    module = Rescaled()
+    theirs = copy.deepcopy(module)
+    ours = ORTModule(module, strict=True)
+    for _ in range(3):
+        x, found = torch.randn(3, 4), []
+        for each in (ours, theirs):
+            found.append(each(x))
+            found[-1].backward()
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(module.layer.weight.grad, theirs.layer.weight.grad)
 
 
 PRODUCTS = {

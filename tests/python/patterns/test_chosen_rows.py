@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.utils import torch_compilable_check
 
 from gradd import ORTModule
 from gradd.spec import CaptureError
@@ -160,6 +161,85 @@ def test_rows_that_are_not_chosen_may_hold_anything() -> None:
     x, y, m = torch.randn(6, 4), torch.randint(4, (6,)), torch.arange(6) % 2 == 1
     x[0], x[2] = NAN, float("inf")
     _compare(ours, theirs, (x, y, m), {"rtol": 1e-4, "atol": 1e-5})
+
+
+def _added(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Visual features of Qwen3-VL."""
+    x = h.clone()
+    x[m, :] = x[m, :] + v
+    return net.head(x).square().sum()
+
+
+def _scattered(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Image features of transformers, counted in front."""
+    over = m[:, None].expand_as(h)
+    torch_compilable_check(h[over].numel() == v.numel(), f"tokens: {m.sum()}")
+    return net.head(h.masked_scatter(over, v)).square().sum()
+
+
+def _put(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    x = h * 1
+    x[m] = net.head(v)
+    return x.square().sum()
+
+
+def _put_among_others(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Numbers, one row for all, and a mask that an empty tensor has."""
+    x = h.clone()
+    x[m] = v
+    x[~m] = 0.5
+    x[x > 1] = net.head.bias.sum()
+    x[torch.ones(len(x)).bool()] = net.head.bias + x.detach().mean(0)
+    empty = h[:0].clone()
+    empty[m[:0]] = 1.0
+    return x.square().sum() + empty.sum() + h.square().mean()
+
+
+def _put_in_pairs(net: Any, h: torch.Tensor, v: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """A mask of two axes."""
+    x = torch.stack([h, h], 1)
+    x[torch.stack([m, torch.zeros_like(m)], 1)] = v
+    return net.head(x).square().sum()
+
+
+COUNTED: dict[str, Callable] = {
+    "added": _added,
+    "scattered": _scattered,
+    "put": _put,
+    "in pairs": _put_in_pairs,
+    "among others": _put_among_others,
+    "sorted": lambda net, h, v, m: (h[m] * v).sort(0)[0].cumsum(0).square().mean(),
+    "twice as long": lambda net, h, v, m: (
+        (torch.cat([h, h])[torch.cat([m, m])] * v.repeat(2, 1)).view(2, -1, 4).mean(1).square()
+    ).sum(),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_another_operand_says_how_many_rows_are_chosen(name: str) -> None:
+    theirs = Net(COUNTED[name]).double()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    generator = torch.Generator().manual_seed(1)
+    for rows, count in ((6, 3), (9, 4), (9, 9), (6, 2)):
+        m = torch.randperm(rows, generator=generator) < count
+        x = torch.randn(rows, 4, generator=generator, dtype=torch.float64)
+        v = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+        _compare(ours, theirs, (x, v, m), {"rtol": 1e-9, "atol": 1e-9})
+    stats = ours.gradd_stats()
+    assert stats["in_torch"] == {} and stats["breaks"] == 0
+    assert stats["captures"] == 1 or (name == "scattered" and stats["captures"] <= 3)
+
+
+@pytest.mark.parametrize("name", ["added", "put", "scattered"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_another_number_of_rows_is_an_error(name: str, count: int) -> None:
+    ours = ORTModule(Net(COUNTED[name]), strict=True)
+    x, v = torch.randn(6, 4), torch.randn(3, 4)
+    ours(x, v, torch.arange(6) < 3).backward()
+    # Of v, masked_scatter() may leave rows.
+    text = "as many rows under a mask" if (name, count) == ("scattered", 2) else "out of range"
+    with pytest.raises(RuntimeError, match=text):
+        ours(x, v, torch.arange(6) < count).item()
 
 
 OPEN: dict[str, Callable] = {

@@ -102,7 +102,7 @@ def compiled(
     owner.compiled += 1
     owner.follow(examples)
     graph = _copied(graph)
-    if masked_rows.has_open_sizes(graph.graph):
+    if masked_rows.has_choices(graph.graph):
         graph, error = _in_places(graph)
         if error is not None and owner.keeps_places:
             run, amounts = _open(owner, graph, error, begins(code))

@@ -7,14 +7,20 @@ records such sizes, this pass lets `h[m]` be all rows of `h`, of which those tha
 repeat a chosen one: what a row-wise function makes of them is as finite as what it makes of that.
 Where rows meet (in a sum, a mean, a loss) the mask takes the others out, in a loss over classes as
 ignored labels; an assignment puts them back. Gradients go to chosen rows alone.
+
+Where another operand says how many rows are chosen, as v does in `h[m] + v` and in `h[m] = v`, they
+are gathered, and put back by their numbers; another number of them is an index out of range.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import sympy
 import torch
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -26,6 +32,7 @@ from gradd.graph.locations import location_of
 from gradd.spec import CaptureError
 
 Node = torch.fx.Node
+_NOWHERE = 1 << 40  # behind the last row of any tensor
 _COMPARING = ("ge", "le", "gt", "lt", "eq", "ne", "_assert_scalar")
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "truediv")},
@@ -38,9 +45,9 @@ class AgainError(Exception):
     """A call has to be traced again, before anything of it has run."""
 
 
-def has_open_sizes(graph: torch.fx.Graph) -> bool:
-    """Whether a graph of Dynamo has tensors whose sizes depend on data."""
-    return any(map(_is_open, graph.nodes))
+def has_choices(graph: torch.fx.Graph) -> bool:
+    """Whether a graph of Dynamo has tensors whose sizes depend on data, or rows that it chooses."""
+    return any(_is_open(node) or _mask_of(node) is not None for node in graph.nodes)
 
 
 def keep_places(graph: torch.fx.Graph) -> CaptureError | None:
@@ -71,6 +78,25 @@ def _is_open(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and bool(free_unbacked_symbols(value.shape))
 
 
+def _is_only_counted(node: Node) -> bool:
+    """Whether nothing but the number of its rows is asked for."""
+    one = isinstance(value_of(node), torch.Tensor) and value_of(node).dim() == 1
+    names = ("sym_size.int", "size", *(["numel"] if one else []))
+    return node.target is operator.getitem and all(name_of(user) in names for user in node.users)
+
+
+def _mask_of(node: Node) -> Node | None:
+    """The mask in x[mask], x[mask, :] and assignments to these."""
+    if node.target not in (operator.getitem, operator.setitem):
+        return None
+    mask = node.args[1]
+    if isinstance(mask, (tuple, list)) and mask:
+        mask = mask[0] if all(part == slice(None, None, None) for part in mask[1:]) else None
+    value = value_of(mask) if isinstance(mask, Node) else None
+    found = isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.dim() > 0
+    return mask if found else None  # type: ignore[return-value]
+
+
 class _Mask(NamedTuple):
     """A mask of rows."""
 
@@ -97,6 +123,7 @@ class _Walk(Rewriter):
         self.masks: dict[Any, _Mask] = {}
         self.over: dict[tuple[Node, int], Node] = {}
         self.writes: dict[Node, int] = {}  # in front of each node
+        self.asserted: set[tuple] = set()
         self.gone: list[Node] = []
 
     def run(self) -> None:
@@ -112,6 +139,16 @@ class _Walk(Rewriter):
                 self.at = node
                 self.rows[node] = self._chosen(node)
                 self.gone.append(node)
+            elif (mask := _mask_of(node)) is not None and _is_only_counted(node):
+                self.at = node
+                with contextlib.suppress(RewriteError):
+                    self.numbers[node] = self._mask(mask).count
+                    self.gone.append(node)
+            elif mask is not None:
+                self.at = node
+                with contextlib.suppress(RewriteError):  # then it stays as it is
+                    self._counted(node, mask)
+                    self.gone.append(node)
         for node in reversed(self.gone):
             if not node.users:
                 self.graph.erase_node(node)
@@ -140,15 +177,69 @@ class _Walk(Rewriter):
         row = self._call("detach", row)
         return self._call(torch.where, self._over(mask.flat, rank), flat, row), mask
 
+    def _counted(self, node: Node, given: Node) -> None:
+        """x[mask], x[mask] = rows, where it is known how many rows there are."""
+        x, told = node.args[0], node if node.target is operator.getitem else node.args[2]
+        if not isinstance(x, Node) or not isinstance(told, Node):
+            raise RewriteError(node)
+        rows, chosen, value = map(value_of, (told, given, x))
+        if not isinstance(rows, torch.Tensor) or not isinstance(value, torch.Tensor):
+            raise RewriteError(node)
+        rank = value.dim() - chosen.dim() + 1
+        if rows.dim() != rank or 0 in value.shape or value.is_complex():
+            raise RewriteError(node)
+        if isinstance(rows.shape[0], int) and rows.shape[0] < 2:  # of one, all may be copies
+            raise RewriteError(node)
+        mask = self._mask(given)
+        count = self._number(rows.shape[0])
+        before = self._call("sub", self._call("cumsum", self._call("long", mask.flat), 0), 1)
+        other = self._call("mul", self._call("ne", mask.count, count), _NOWHERE)
+        if node.target is operator.setitem:
+            at = self._call("add", self._call("clamp_min", before, 0), other)
+            self._put(x, given, self._call(torch.index_select, node.args[2], 0, at))
+            return
+        flat = x if chosen.dim() == 1 else self._call("flatten", x, 0, chosen.dim() - 1)
+        # One place more takes those that are not chosen.
+        slots = self._call(torch.where, mask.flat, before, count)
+        slots = self._call("add", slots, other)
+        own = {"dtype": torch.int64, "device": chosen.device}
+        numbers = self._call(torch.arange, self._sizes(mask.flat)[0], **own)
+        places = self._call(torch.zeros, self._call(operator.add, count, 1), **own)
+        places = self._call(torch.scatter, places, 0, slots, numbers)
+        places = self._call(torch.narrow, places, 0, 0, count)
+        self._stand_in(node, self._call(torch.index_select, flat, 0, places))
+
+    def _number(self, size: Any) -> Any:
+        """A node that tells a size in front of the present one, or the number itself."""
+        return size if isinstance(size, int) else self._computed(size.node.expr)
+
+    def _computed(self, size: sympy.Expr) -> Any:
+        """The same for sums and products of sizes."""
+        if size.is_Integer:
+            return int(size)
+        for node in self.graph.nodes:
+            if node is self.at:
+                break
+            value = value_of(node)
+            if isinstance(value, torch.SymInt) and value.node.expr == size:
+                return node
+            if isinstance(value, torch.Tensor) and node not in self.rows:
+                for axis, known in enumerate(value.shape):
+                    if not isinstance(known, int) and known.node.expr == size:
+                        return self._call(torch.ops.aten.sym_size.int, node, axis)
+        function = operator.add if size.is_Add else operator.mul
+        if not (size.is_Add or size.is_Mul):
+            raise RewriteError(self.at)  # type: ignore[arg-type]
+        return functools.reduce(
+            functools.partial(self._call, function), map(self._computed, size.args)
+        )
+
     def _source(self, node: Node) -> tuple[Node, Node]:
         name = name_of(node)
         x = node.args[0] if node.args else None
-        mask = node.args[1] if len(node.args) > 1 else None
-        if node.target is operator.getitem and isinstance(mask, (tuple, list)):
-            rest = mask[1:]
-            mask = mask[0] if all(part == slice(None, None, None) for part in rest) else None
-        if node.target is not operator.getitem and name != "masked_select":
-            raise RewriteError(node)
+        mask = _mask_of(node)
+        if name == "masked_select" and len(node.args) > 1:
+            mask = node.args[1]  # type: ignore[assignment]
         if not isinstance(x, Node) or not isinstance(mask, Node):
             raise RewriteError(node)
         value, chosen = value_of(x), value_of(mask)
@@ -230,17 +321,22 @@ class _Walk(Rewriter):
 
     def _take_number(self, node: Node, name: str, rows: list[Node]) -> None:
         """Sizes, what is computed of them, and Dynamo's assertions about them, which hold."""
-        if rows:
+        first = node.args[0] if node.args else None
+        if rows or (first in self.numbers and isinstance(value_of(first), torch.Tensor)):
             axis = node.args[1] if len(node.args) > 1 else None
-            if name not in ("sym_size.int", "size") or rows != [node.args[0]] or axis != 0:
+            if axis != 0 and (name != "numel" or value_of(first).dim() > 1):  # type: ignore[arg-type]
                 raise RewriteError(node)
-            self.numbers[node] = self.rows[rows[0]][1].count
+            if name not in ("sym_size.int", "size", "numel") or node.all_input_nodes != [first]:
+                raise RewriteError(node)
+            self.numbers[node] = self.rows[first][1].count if rows else self.numbers[first]  # type: ignore[index]
         elif name.partition(".")[0] in _COMPARING:
             both = {self.numbers[n] for n in node.all_input_nodes if n in self.numbers}
             readers = {name_of(user).partition(".")[0] for user in node.users}
             if len(both) > 1 or readers - {"_assert_scalar"}:
                 raise RewriteError(node)
             self.numbers[node] = next(iter(both))
+            if name == "eq":
+                self._assert(node)
         elif name in _ARITHMETIC and isinstance(value_of(node), SYMBOLIC):
             args = torch.fx.map_arg(node.args, lambda n: self.numbers.get(n, n))
             if name == "sym_max" and not isinstance(args[0], Node):
@@ -248,6 +344,16 @@ class _Walk(Rewriter):
             self.numbers[node] = self._call(_ARITHMETIC[name], *args)
         else:
             raise RewriteError(node)
+
+    def _assert(self, node: Node) -> None:
+        """That a number of rows equals one that does not depend on data."""
+        known = [self.numbers.get(n, n) if isinstance(n, Node) else n for n in node.args]
+        others = [n for n in node.args if n not in self.numbers]
+        if not others or (key := (known[0], known[1])) in self.asserted:
+            return
+        self.asserted.add(key)
+        equal = self._call("eq", *known[:: 1 if node.args[0] in self.numbers else -1])
+        self._call(torch.ops.aten._assert_async, equal, "as many rows under a mask as elsewhere")
 
     def _repeated(self, node: Node) -> Node:
         """The same call, of all rows and of numbers that are tensors."""
@@ -360,21 +466,24 @@ class _Walk(Rewriter):
 
     def _assign(self, node: Node, mask: _Mask) -> None:
         """x[mask] = rows chosen by the same mask."""
-        x, index, source = node.args
-        if isinstance(index, (tuple, list)) and len(index) == 1:
-            (index,) = index
-        here = isinstance(index, Node) and value_of(index).dtype is torch.bool
-        if not here or x in self.rows or source not in self.rows:
+        x, _, source = node.args
+        index = _mask_of(node)
+        if index is None or x in self.rows or source not in self.rows:
             raise RewriteError(node)
         if self._key(index) != mask.key:
             raise RewriteError(node)
-        rows, value = self.rows[source][0], value_of(x)  # type: ignore[index]
+        self._put(x, index, self.rows[source][0])  # type: ignore[arg-type,index]
+
+    def _put(self, x: Node, index: Node, rows: Node) -> None:
+        """x[index] = what stands in its places, of all rows."""
+        node, value = self.at, value_of(x)
+        assert node is not None
         rank = value.dim()
         if value_of(rows).dim() != rank - value_of(index).dim() + 1:
             raise RewriteError(node)
         if value_of(rows).dtype is not value.dtype:
             rows = self._call("to", rows, value.dtype)
-        rows = self._call("reshape", rows, *self._sizes(x))  # type: ignore[arg-type]
+        rows = self._call("reshape", rows, *self._sizes(x))
         over = index
         if value_of(index).dim() < rank:
             over = self._call(

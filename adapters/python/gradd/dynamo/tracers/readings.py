@@ -4,11 +4,12 @@ Dynamo breaks its graph there. Where such a number follows from the arguments of
 becomes an argument itself: see `derived.py`. So do results of functions that compute indices with
 such numbers: those of `transformers.vision_utils`, which transformers asks to compute in front of a
 trace, and the positions of its models for images with text. So do arguments of which a mask chooses
-pictures (`pixels[used]`).
+pictures (`pixels[used]`), and tensors in place of numbers: in slices, and as sizes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import math
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd.dynamo import derived, partition
 from gradd.dynamo.derived import UnknownError
@@ -30,7 +32,9 @@ from gradd.memory.watch import address
 _READS = ("tolist", "item")
 _FUNCTIONS = (int, bool)
 _MOST = 64  # numbers that one reading has
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _SUBSCRIPTS = [dis.opmap[name] for name in ("BINARY_SUBSCR",) if name in dis.opmap]
+_SLICES = [dis.opmap[name] for name in ("BUILD_SLICE", "BINARY_SLICE") if name in dis.opmap]
 _PICTURE = 2  # axes that a row has at least; with fewer, rows keep their places (masked_rows.py)
 # Of libraries, by module: functions whose results follow from their arguments.
 _INDICES = {
@@ -51,6 +55,12 @@ _PLAIN = frozenset(
     ("view", "reshape", "flatten", "contiguous", "getitem", "to", "type", "float", "squeeze")
     + ("unsqueeze", "transpose", "permute", "unbind", "expand", "detach")
 )
+# Methods whose numbers are sizes, and functions with as many operands in front of them.
+_SIZED_METHODS = ("split", "view", "reshape", "expand", "repeat", "unflatten")
+_SIZED = (
+    *((torch.split, 1), (torch.reshape, 1), (torch.nn.functional.interpolate, 1)),
+    *((torch.arange, 0), (torch.zeros, 0), (torch.ones, 0)),
+)
 _DRAWING = ("rand", "bernoulli", "multinomial", "normal", "dropout")
 
 
@@ -60,6 +70,8 @@ def substitute(wanted: Callable[[], bool]) -> None:
     for table in membership.tables():
         for code in _SUBSCRIPTS:
             table[code] = functools.partial(_subscript, wanted, table[code])
+        for code in _SLICES:
+            table[code] = functools.partial(_bounds, wanted, table[code])
 
 
 def _subscript(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
@@ -96,6 +108,38 @@ def _chosen(tracer: Any, x: Any, key: Any) -> Any:
         return reader.taken(step, reader.derived.result(step))
 
 
+def _bounds(wanted: Callable[[], bool], usual: Callable, tracer: Any, instruction: Any) -> None:
+    """Makes a slice, of numbers for tensors."""
+    count = instruction.argval if instruction.opname == "BUILD_SLICE" else 2
+    if wanted():
+        with contextlib.suppress(Exception):  # other names in another version of torch
+            if (made := _as_numbers(tracer, tracer.stack[-count:])) is not None:
+                tracer.popn(count)
+                for value in made:
+                    tracer.push(value)
+    usual(tracer, instruction)
+
+
+def _as_numbers(tracer: Any, values: list[Any]) -> list[Any] | None:
+    """Arguments with numbers for tensors of one whole number, in lists too; None = has none.
+
+    Raises:
+        UnknownError: One follows from something else than the arguments of the call.
+    """
+    made = []
+    for value in values:
+        known = value.realize()
+        items = vars(known).get("items")
+        if isinstance(items, (list, tuple)) and (inner := _as_numbers(tracer, list(items))):
+            value = known.clone(items=inner)
+        elif _is_tensor(known):
+            fake = value_of(known.as_proxy().node)
+            if fake.dim() == 0 and fake.dtype in _WHOLE:
+                (value,) = _numbers(_Reader(tracer), known, False)[1]
+        made.append(value)
+    return None if all(x is y for x, y in zip(made, values, strict=True)) else made
+
+
 def _safely(*call: Any) -> tuple[Any, list[Any], dict[str, Any]] | None:
     try:
         return _instead(*call)
@@ -114,27 +158,68 @@ def _instead(
     owner, name = membership.method(fn)
     if name in _READS and not args and not kwargs:
         return _numbers(_Reader(tracer), owner, name == "tolist")
+    if name in _SIZED_METHODS and owner is not None and _is_tensor(owner):
+        made = _as_numbers(tracer, args)
+        return None if made is None else (fn, made, kwargs)
     value = membership.value_of(fn)
+    for function, count in _SIZED:
+        if value is function:
+            return _sized(tracer, fn, args, kwargs, count)
     if any(value is f for f in _FUNCTIONS) and len(args) == 1 and _is_tensor(args[0]):
         _, numbers, _ = _numbers(_Reader(tracer), args[0], False)
         return fn, numbers, {}
-    if value is np.prod and len(args) == 1 and not kwargs and _are_numbers(args[0]):
-        # Dynamo makes a tensor of it. Other libraries may take it for a number of NumPy.
-        if tracer.f_globals.get("__name__", "").startswith(_LIBRARY):
-            return type(fn.realize()).build(tracer, product), args, {}
-        return None
+    if isinstance(value, np.ufunc) or value is np.prod:
+        return _of_numbers(tracer, fn, value, args) if len(args) == 1 and not kwargs else None
     if value is None or not hasattr(value, "__code__"):
         return None
     if value is getattr(sys.modules.get(_CHECK[0]), _CHECK[1], None):
-        return type(fn.realize()).build(tracer, check), args, kwargs
+        instead = check_count if args and _counts(args[0]) else check
+        return type(fn.realize()).build(tracer, instead), args, kwargs
     if _gives_indices(value):
         return _results(_Reader(tracer), fn, args, kwargs)
     return None
 
 
+def _of_numbers(tracer: Any, fn: Any, function: Any, args: list[Any]) -> Any:
+    """For np.log(2.0) and np.prod(shape), of which Dynamo makes a tensor.
+
+    Other libraries may take the result for a number of NumPy.
+    """
+    (x,) = args
+    if not tracer.f_globals.get("__name__", "").startswith(_LIBRARY):
+        return None
+    build = type(fn.realize()).build
+    if function is np.prod:
+        return (build(tracer, product), args, {}) if _are_numbers(x) else None
+    if not x.is_python_constant() or type(x.as_python_constant()) not in (int, float):
+        return None
+    found = function(x.as_python_constant())
+    if not isinstance(found, np.float64):
+        return None
+    return build(tracer, number), [build(tracer, float(found))], {}
+
+
+def _sized(
+    tracer: Any, fn: Any, args: list[Any], kwargs: dict[str, Any], count: int
+) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    given = [*args[count:], *kwargs.values()]
+    made = _as_numbers(tracer, given)
+    if made is None:
+        return None
+    rest = len(args) - count
+    return fn, [*args[:count], *made[:rest]], dict(zip(kwargs, made[rest:], strict=True))
+
+
 def _is_tensor(variable: Any) -> bool:
     proxy = vars(variable.realize()).get("proxy")
     return proxy is not None and isinstance(value_of(proxy.node), torch.Tensor)
+
+
+def _counts(variable: Any) -> bool:
+    """Whether it is a comparison of a number that depends on data."""
+    proxy = vars(variable.realize()).get("proxy")
+    value = None if proxy is None else value_of(proxy.node)
+    return isinstance(value, SYMBOLIC) and bool(free_unbacked_symbols(value))
 
 
 def _are_numbers(variable: Any) -> bool:
@@ -163,6 +248,11 @@ def check(cond: Any, msg: Any, error_type: Any = ValueError) -> None:
         assert cond.all(), "torch_compilable_check: inputs of the call do not fit together"
     elif not cond:
         raise error_type(msg() if callable(msg) else msg)
+
+
+def check_count(cond: Any, msg: Any, error_type: Any = ValueError) -> None:
+    """The same of how many rows a mask chooses; masked_rows.py makes an assertion of it."""
+    assert cond, "torch_compilable_check: inputs of the call do not fit together"
 
 
 def number(x: Any) -> Any:
