@@ -137,3 +137,16 @@ TEST(errors_name_the_path) {
     CHECK_ERROR_HAS("checkpoint: the file is not of kind ODTC");
     unlink(path);
 }
+
+TEST(more_elements_than_moments_have_bytes_are_refused) {
+    gradd_train_state_t *state;
+    gradd_type_t type = {
+        .dtype = GRADD_DT_BOOL, .rank = 2, .dims = {INT64_C(1) << 31, INT64_C(1) << 31}
+    };
+    CHECK_OK(gradd_train_state_create(&state));
+    CHECK_STATUS(GRADD_E_LIMIT, gradd_train_state_add(state, "w", &type, NULL, false));
+    CHECK_ERROR_HAS("'w' has 4611686018427387904 elements");
+    type.dims[0] = INT64_C(1) << 29;
+    CHECK_OK(gradd_train_state_add(state, "w", &type, NULL, false)); /* it has no memory yet */
+    gradd_train_state_destroy(state);
+}

@@ -567,17 +567,6 @@ TEST(a_nominal_state_gets_its_values_later) {
     close_all(session, state);
 }
 
-TEST(more_elements_than_moments_have_bytes_are_refused) {
-    gradd_train_state_t *state;
-    const gradd_type_t types[] = {type_of(GRADD_DT_BOOL, 2, INT64_C(1) << 31, INT64_C(1) << 31),
-                                  type_of(GRADD_DT_BOOL, 2, INT64_C(1) << 30, INT64_C(1) << 30)};
-    CHECK_OK(gradd_train_state_create(&state));
-    CHECK_STATUS(GRADD_E_LIMIT, gradd_train_state_add(state, "w", &types[0], NULL, false));
-    CHECK_ERROR_HAS("'w' has 4611686018427387904 elements");
-    CHECK_OK(gradd_train_state_add(state, "v", &types[1], NULL, false)); /* it has no memory yet */
-    gradd_train_state_destroy(state);
-}
-
 /* ---- shapes, memory, failures ---------------------------------------------------------------- */
 
 TEST(batch_sizes_are_free_and_plans_are_few) {
