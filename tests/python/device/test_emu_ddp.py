@@ -35,8 +35,8 @@ def test_two_gpus_have_the_gradient_of_one_process(daemon: Any, tmp_path: Path) 
         pairs = zip(*(rank[case]["True"]["gradients"] for case in _CASES[:2]), strict=True)
         for by_ddp, by_daemons in pairs:
             torch.testing.assert_close(by_daemons, by_ddp, rtol=1e-6, atol=1e-7)
-    # A daemon that had done all of its groups is not needed again.
-    assert max(rank["killed"]["True"]["recoveries"] for rank in found) == 1
+    # A daemon that had done all of its groups is not needed again: on an idle machine both may.
+    assert max(rank["killed"]["True"]["recoveries"] for rank in found) <= 1
     stop = [str(conftest.BINARY), "stop", "--dir", str(daemon.root)]
     subprocess.run(stop, check=True, timeout=60, capture_output=True)
     for folder in conftest.gpu_directories(daemon.root):  # of such a daemon, which was killed
