@@ -163,7 +163,6 @@ static gradd_status_t need_node(exported_t *exported, proto_span_t node, bool *o
     return *out_needed ? node_visit_bodies(whole, need_name, exported) : GRADD_OK;
 }
 
-/* Takes out the nodes that are not needed: their id becomes 0. */
 /* An output is the result of a node, and is named once. */
 static gradd_status_t check_outputs(const exported_t *exported, const char *const *outputs,
                                     int n_outputs) {
@@ -186,6 +185,7 @@ static gradd_status_t check_outputs(const exported_t *exported, const char *cons
     return GRADD_OK;
 }
 
+/* Takes out the nodes that are not needed: their id becomes 0. */
 static gradd_status_t need_outputs(exported_t *exported, const char *const *outputs,
                                    int n_outputs) {
     for (int i = 0; i < n_outputs; i++) {
