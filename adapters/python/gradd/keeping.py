@@ -77,7 +77,7 @@ class Kept:
         self.random_state: torch.Tensor | None = None
         self._seconds = seconds
         self.client = client
-        self._model = weakref.ref(model)
+        self._model = weakref.ref(_inner(model))
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._packed = b"\x80"  # the user's values
         self._slot = 0  # bytes of one
@@ -96,7 +96,7 @@ class Kept:
         model = self._model()
         rows = [
             ("kept session", self.name),
-            ("model", "gone" if model is None else type(_inner(model)).__name__),
+            ("model", "gone" if model is None else type(model).__name__),
             ("steps", str(self.steps)),
             *((f"note {name}", str(value)[:200]) for name, value in self.notes.items()),
             ("kept for", "ever" if self._seconds < 0 else f"{self._seconds:g} s"),
@@ -299,7 +299,7 @@ class Kept:
         _kept.pop(self.name, None)
 
     def _before(self) -> None:
-        if self.client.closed:
+        if self.client.closed or self._model() is None:
             return
         self._find()
         self._write(self.steps + 1, begun=True)
@@ -314,7 +314,7 @@ class Kept:
 
     def _loaded(self) -> None:
         """The optimizer has another state: what is kept is this one, from now on."""
-        if not self.client.closed:
+        if not self.client.closed and self._model() is not None:
             self._find()
             self._write(self.steps)
 
@@ -651,7 +651,7 @@ def keep(
     made._move()
     former = _own(name, client)
     if former is not None:
-        if former._model() not in (None, model):
+        if former._model() not in (None, _inner(model)):
             logger.warning(
                 "session '%s' was that of another model of this process, which is kept no longer",
                 name,

@@ -526,6 +526,22 @@ def test_a_scheduler_goes_on_behind_reattach(daemon: Daemon, kind: str) -> None:
         gradd.forget(name)
 
 
+def test_the_wrapper_need_not_stay(daemon: Daemon) -> None:
+    net, optimizer = _net()
+    kept = gradd.keep("net", ORTModule(net, strict=True), optimizer)
+    gc.collect()
+    model = ORTModule(net, strict=True)
+    for seed in range(2):
+        _step(model, optimizer, seed)
+    assert kept.steps == 2
+    expected = {name: value.clone() for name, value in net.state_dict().items()}
+    _leave()
+    fresh, other = _net()
+    assert gradd.reattach("net", ORTModule(fresh), other).steps == 2
+    assert all(map(torch.equal, fresh.state_dict().values(), expected.values()))
+    gradd.forget("net")
+
+
 def test_a_name_that_is_given_again_is_named(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
