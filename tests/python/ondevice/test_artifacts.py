@@ -642,7 +642,8 @@ def test_bounds_of_a_clip_are_trained(tmp_path: Path) -> None:
     }
     made = models.model(nodes, {"x": ["batch", 3]}, {"y": ["batch", 3]}, values)
     models.generate(tmp_path, made, loss=artifacts.LossType.MSELoss, requires_grad=[*values])
-    x = np.array([[0.7, 2, 3], [-0.5, -9, 0.1], [5, 0.2, -4]], np.float32)  # equal to a bound, too
+    # Nothing is equal to a bound: there versions of torch differ.
+    x = np.array([[0.6, 2, 3], [-0.4, -9, 0.1], [5, 0.2, -4]], np.float32)
     step_of(tmp_path, x, np.zeros_like(x))
     state, module = models.load(tmp_path)
     module(x, np.zeros_like(x))
