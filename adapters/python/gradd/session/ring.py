@@ -339,15 +339,17 @@ class Pool:
         self.merge()
         _, starts, free = self._free[segment.id]
         wanted = {at: round_up(max(size, 1)) for at, size in sorted(sizes.items())}
+        end = segment.start
         for offset, size in wanted.items():
             known = self.busy.get((segment.id, offset))
             i = bisect.bisect_right(starts, offset) - 1
             room = starts[i] + free[starts[i]] - offset if i >= 0 else 0
-            is_free = room >= size and offset % ALIGN == 0
-            if known.size != size if known is not None else not is_free:
+            fits = known.size == size if known is not None else room >= size
+            if not fits or offset % ALIGN or offset < end:
                 raise errors.SharedMemoryError(
                     f"{size} bytes at {offset} of a kept segment of {segment.size} overlap others"
                 )
+            end = offset + size
         blocks = []
         for offset, size in wanted.items():
             known = self.busy.get((segment.id, offset))
