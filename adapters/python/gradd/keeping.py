@@ -88,6 +88,7 @@ class Kept:
         self._last: torch.Tensor | None = None  # the words of the journal that it names
         self._handles: list[Any] = []
         self._held: list[Any] = []  # what the name says stays, even if the script lets go of it
+        self._ids: set[int] = set()  # of these
 
     def __repr__(self) -> str:
         return f"Kept({self.name!r}, steps={self.steps}, notes={self.notes})"
@@ -274,6 +275,7 @@ class Kept:
         self.client.names.say(self.client, self.name, self._seconds, manifest)
         self._told, self._last = manifest.content, self._journal()
         self._held = [self._of_optimizer(), *(tensor for _, tensor in self._shared())]
+        self._ids = set(map(id, self._held))
         self._key = self._places()
 
     def start(self) -> None:
@@ -295,7 +297,7 @@ class Kept:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._held = []
+        self._held, self._ids = [], set()
         _kept.pop(self.name, None)
 
     def _before(self) -> None:
@@ -337,8 +339,7 @@ class Kept:
             return
         if int(words[_OTHERS]):
             return
-        mine = set(map(id, self._held))
-        if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+        if any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"]):
             words[_OTHERS] = 1
             logger.warning(
                 "session '%s': a %s has stepped parameters, which is not the optimizer that keep() "
