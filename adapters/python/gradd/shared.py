@@ -33,6 +33,11 @@ _F_ADD_SEALS = 1033
 _WRITE_BYTES = 1 << 30  # at once: Linux takes 2 GiB at most
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return on_cpu and tensor.dtype in DTYPE_CODES
+
+
 def _frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters that are not trained, under all their names."""
     if not isinstance(model, torch.nn.Module):
@@ -42,7 +47,7 @@ def _frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     if not found:
         raise ValueError("share: no parameter is frozen: call model.requires_grad_(False) first")
     for name, p in found.items():
-        if p.device.type != "cpu" or p.layout is not torch.strided or p.dtype not in DTYPE_CODES:
+        if not _is_plain(p):
             raise errors.UnsupportedError(
                 f"share: {name} is a {p.dtype} tensor on {p.device}; a base has plain tensors of "
                 "the CPU only"
@@ -54,7 +59,7 @@ def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Buffers, under all their names, of the kinds that a base can have."""
     found = {n: b for n, b in model.named_buffers(remove_duplicate=False) if b.numel()}
     for name, b in list(found.items()):
-        if b.device.type != "cpu" or b.layout is not torch.strided or b.dtype not in DTYPE_CODES:
+        if not _is_plain(b):
             logger.warning(
                 "share: the buffer %s, a %s tensor on %s, is not in the base: each process has its "
                 "own values",
@@ -121,7 +126,7 @@ def share(model: torch.nn.Module, name: str, *, keep_alive: str | float = "10m")
     frozen, saved = _frozen(model), model.state_dict(keep_vars=True)
     fd, rows = _written(frozen | _buffers(model))
     tensors = [row for row in rows if row["name"] in frozen]
-    buffers = [{**row, "saved": row["name"] in saved} for row in rows if row not in tensors]
+    buffers = [{**row, "saved": row["name"] in saved} for row in rows if row["name"] not in frozen]
     fields = {"name": name, "seconds": seconds}
     try:
         manifest = Manifest({"tensors": tensors, "buffers": buffers}).file()
