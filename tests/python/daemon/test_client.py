@@ -96,6 +96,37 @@ def test_blocks_come_back_when_their_tensors_are_gone() -> None:
 
 
 @pytest.mark.quick
+def test_blocks_of_a_known_segment_may_not_overlap() -> None:
+    pool = ring.Pool(_NoDaemon(), "state")
+    segment = shm.Segment(1, 1 << 16)
+    at = segment.start
+    (first,) = pool.adopt(segment, {at + 1024: 256})
+    assert pool.segment_of(segment.fd) is segment
+    (again,) = pool.adopt_more(segment, {at + 1024: 256})
+    assert again is first and first.pins == 2
+    busy = pool.busy_bytes
+    for wrong in (
+        {at + 1024: 512},  # another size
+        {at + 960: 128},  # into the first
+        {at + 1088: 64},  # within the first
+        {at + 2048: 256, at + 2176: 64},  # each other
+        {at + 1024: 256, at + 1088: 64},
+        {at + 2080: 64},  # not aligned
+        {segment.size - 64: 128},  # beyond the end
+        {segment.size + 4096: 64},
+    ):
+        with pytest.raises(errors.SharedMemoryError, match="overlap others"):
+            pool.adopt_more(segment, wrong)
+        assert pool.busy_bytes == busy, "nothing is taken"
+    more = pool.adopt_more(segment, {at: 1024, at + 1280: 64, segment.size - 64: 64})
+    assert pool.busy_bytes == busy + 1024 + 64 + 64
+    for block in (first, again, *more):
+        block.drop()
+    pool.drain()
+    assert pool.busy_bytes == 0 and pool.client.dropped == 1
+
+
+@pytest.mark.quick
 def test_many_blocks_do_not_take_many_segments() -> None:
     pool = ring.Pool(_NoDaemon(), "ring")
     blocks = [pool.allocate(4096) for _ in range(10)]
