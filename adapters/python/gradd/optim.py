@@ -382,13 +382,14 @@ class FusedAdam(torch.optim.Optimizer):
             self._norm = None
             self.skipped = True
         elif entries:
-            if not self._are_placed(entries):
+            sized = [(k, p) for k, p in entries if p.numel()]
+            if not self._are_placed([p for _, p in sized]):
                 self._check(entries)
             client = self._session([p for _, p in entries])
             with client.lock, interrupts.deferred:
                 if self._doubtful is not None:
                     self._settle_doubt(client, self._doubtful)
-                self._send(client, entries, scale)
+                self._send(client, sized, scale)
         return loss
 
     @property
@@ -404,13 +405,12 @@ class FusedAdam(torch.optim.Optimizer):
 
     # ---- memory ----
 
-    def _are_placed(self, entries: list[tuple[int, torch.Tensor]]) -> bool:
+    def _are_placed(self, params: list[torch.Tensor]) -> bool:
         """Whether everything lies where it lay at the last step; forgets where it does not."""
         client, placed, gradients = self._client, self._placed, self._gradients
         if client is None or client.closed:
             self._placed = self._gradients = None
             return False
-        params = [p for _, p in entries if p.numel()]
         if placed is not None and not placed.hold(params, self.state, self.master_weights):
             self._placed = None
         if gradients is not None and not gradients.hold(client, [p.grad for p in params]):
@@ -672,7 +672,6 @@ class FusedAdam(torch.optim.Optimizer):
     def _send(
         self, client: Client, entries: list[tuple[int, torch.Tensor]], scale: float | None
     ) -> None:
-        entries = [(k, p) for k, p in entries if p.numel()]
         params = [p for _, p in entries]
         grads = [p.grad for p in params]
         placed, gradients = self._placed, self._gradients
